@@ -36,14 +36,12 @@ if TYPE_CHECKING:
     from .frontends.trace import Trace, Tracer, trace
     from .options import Options
     from .partition.min_cut import MinCut
-    from .partition.offload import Offload
     from .tape import compiled_autograd
 
 #: where the names are that are loaded when somebody asks for them: the tracer needs torch's symbols, and these sympy
 _LAZY = {
     "HandOverWarning": ".frontends.hand_over",
     "MinCut": ".partition.min_cut",
-    "Offload": ".partition.offload",
     "Options": ".options",
     "Region": ".frontends.region",
     "Specialization": ".frontends.specialization",
@@ -64,7 +62,6 @@ __all__ = [
     "GuardError",
     "HandOverWarning",
     "MinCut",
-    "Offload",
     "OptionError",
     "Options",
     "ProtocolError",

@@ -38,7 +38,6 @@ class Options:
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
         decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
             an overload (``torch.ops.aten.gelu.default``), or a packet (``torch.ops.aten.gelu``) for all its overloads.
-        keep_inference_input_mutations: without a backward, in-place changes of inputs stay in the graph as ``copy_``.
         max_specializations: more of them raise a GuardError that says which guard kept failing.
     """
 
@@ -53,7 +52,6 @@ class Options:
     partitioner: str | Callable[..., Any] = "min_cut"
     activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
-    keep_inference_input_mutations: bool = False
     max_specializations: int = 64
 
     def __post_init__(self) -> None:
@@ -67,7 +65,7 @@ class Options:
 
         resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
-        for name in ("fullgraph", "automatic_dynamic", "keep_inference_input_mutations"):
+        for name in ("fullgraph", "automatic_dynamic"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise OptionError(f"{name} is neither True nor False", expected="a bool", got=repr(value))

@@ -363,32 +363,10 @@ def test_a_result_that_escapes_by_a_side_effect_is_not_silent() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"store": 3},
-        {"store": ["int8"]},
-        {"store": "int3"},
-        {"store": {torch.ops.aten.tanh.default: "int3"}},
-        {"store": {3: "int8"}},
-        {"price": "x"},
-        {"price": True},
-        {"fusion": 3},
-        {"offload": None},
-    ],
-    ids=str,
-)
-def test_options_of_min_cut_of_the_wrong_kind(options) -> None:
-    with pytest.raises(st.OptionError) as caught:
-        st.MinCut(**options)
-    assert caught.value.expected and caught.value.got and "MinCut." in caught.value.path
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
         {"max_specializations": "x"},
         {"max_specializations": True},
         {"max_specializations": 0},
         {"automatic_dynamic": "x"},
-        {"keep_inference_input_mutations": "x"},
         {"decompositions": {torch.ops.aten.sin.default: 3}},
         {"partitioner": st.MinCut(budget=0.5), "activation_memory_budget": 0.5},
     ],

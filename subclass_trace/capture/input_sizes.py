@@ -40,10 +40,6 @@ class DynamicDims:
         """What each size of the value at a path becomes: see `Dim`."""
         return [Dim.STATIC] * (0 if t.is_nested else t.dim())
 
-    def strides(self, path: Path) -> Sequence[int]:
-        """What the strides become; empty where they follow from the sizes or are numbers."""
-        return ()
-
     def parts(self, path: Path) -> Mapping[Steps, int]:
         """Which values of a wrapper's context are which outer size."""
         return {}
@@ -75,9 +71,6 @@ class SizeSymbols:
         if any(dims):
             size = self.session.outer_size(value, path, dims)
             stride = symbolic_strides(spec.size, spec.stride, size)
-        loose = self.dynamic.strides(path)
-        if any(loose):
-            stride = _strides_of_leaves(stride, loose, inners)
         parts = {part: size[d] for part, d in self.dynamic.parts(path).items()}
         rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
         return WrapperSpec(spec.cls, spec.names, inners, with_parts(spec.context, parts), size, stride, *rest)
@@ -208,12 +201,6 @@ def _numbers_of(fake: Tensor) -> tuple[Any, ...]:
 
 def _like(spec: LeafSpec) -> Tensor:
     return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
-
-
-def _strides_of_leaves(stride: Sequence[Any], loose: Sequence[int], inners: Sequence[Spec]) -> tuple[Any, ...]:
-    """Outer strides that differ between calls, as the symbols that equal ones of dense leaves have; else numbers."""
-    known = {n.node.hint: n for s in inners for leaf in spec_leaves(s) for n in leaf.stride if torch_api.size_symbol(n)}
-    return tuple(known.get(n, n) if free and type(n) is int else n for n, free in zip(stride, loose, strict=True))
 
 
 def symbolic_strides(size: Sequence[int], stride: Sequence[int], symbolic: Sequence[Any]) -> tuple[Any, ...]:

@@ -158,7 +158,7 @@ class Inputs:
                 self._real_leaves.append(leaf)
                 if leaf.is_inference():
                     self.inference_leaves.add(len(self.originals))
-                fake = self.session.fake(alias, str(path), dynamic.sizes(path, leaf), dynamic.strides(path))
+                fake = self.session.fake(alias, str(path), dynamic.sizes(path, leaf))
                 self.originals.append(fake)
                 self.leaf_paths.append(path)
                 self.leaf_primals.append(self.session.recorder.primal(fake, untouched=True))

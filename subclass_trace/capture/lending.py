@@ -13,7 +13,7 @@ from ..errors import ProtocolError
 from ..subclass.arguments import has_own_equality
 from ..subclass.context import Lent, Part, has_sizes, is_atom, is_buffer, is_copied, map_parts, parts_of
 from ..subclass.flatten import wrappers_inside
-from ..subclass.kept import is_looked_inside
+from ..subclass.kept import is_object
 from ..subclass.protocol import flattens_alike, is_traceable
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
 from ..subclass.visit import inner_values
@@ -102,4 +102,4 @@ def _may_be_another(value: Any) -> bool:
     if is_copied(value) or is_buffer(value) or type(value) is Tensor or torch_api.is_opaque(value):
         return True
     other = is_atom(value) or isinstance(value, (tuple, frozenset, Tensor))
-    return not other and is_looked_inside(value) and has_own_equality(type(value))
+    return not other and is_object(value) and has_own_equality(type(value))

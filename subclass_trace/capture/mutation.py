@@ -14,7 +14,7 @@ from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import numbers_in, same_context, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
-from ..subclass.kept import kept_spec, remembers_more
+from ..subclass.kept import kept_spec
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
@@ -239,7 +239,7 @@ def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mappi
     assign it when views of the input have been made, which take it over."""
     numbers = {k: v for k, v in assigned.items() if isinstance(v, torch_api.SYM_TYPES)}
     plain = any(not isinstance(v, (Tensor, *torch_api.SYM_TYPES)) for v in assigned.values())
-    if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after), remembers_more):
+    if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after)):
         return
     for name, number in numbers.items():
         if any(number is n for n in _numbers_in_contexts(after)):
@@ -273,7 +273,7 @@ def check_contexts(before: Contexts, what: str, fix: str) -> None:
     """
     with torch_api.plain_dispatch():
         for path, value, known in before:
-            if not same_contexts(known, now := flatten(value)[1], remembers_more):
+            if not same_contexts(known, now := flatten(value)[1]):
                 got = f"{getattr(now, 'context', None)!r:.200}"
                 raise UnsupportedError(what, path=path, expected="the context as it was before", got=got, fix=fix)
 
@@ -322,15 +322,15 @@ def _escapes(path: Path, name: str, value: Any) -> UnsupportedError:
     )
 
 
-def same_contexts(a: Spec, b: Spec, same: Callable[[Any, Any], bool] = same_context) -> bool:
+def same_contexts(a: Spec, b: Spec) -> bool:
     """Are the contexts of two specs of one structure the same, at every level?"""
     if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
         return True
-    if not same(a.context, b.context):
-        size = (a.size, a.stride)
-        if not same(without_outer(a.context, *size), without_outer(b.context, b.size, b.stride)):
+    if not same_context(a.context, b.context):
+        now = without_outer(b.context, b.size, b.stride)
+        if not same_context(without_outer(a.context, a.size, a.stride), now):
             return False
-    return all(same_contexts(x, y, same) for x, y in zip(a.inners, b.inners, strict=True))
+    return all(map(same_contexts, a.inners, b.inners))
 
 
 def same_layout(a: Spec, b: Spec) -> bool:

@@ -135,10 +135,10 @@ class Session:
         finally:
             self.recorder.tag = tag
 
-    def fake(self, real: torch.Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> torch.Tensor:
-        """A fake dense leaf; those of one storage share a fake storage. Sizes (``dims``) and strides become `Dim`."""
+    def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
+        """A fake dense leaf; those of one storage share a fake storage. Its sizes become `Dim`."""
         source = torch_api.input_source(name)
-        if not any(dims) and not any(strides):
+        if not any(dims):
             return self.mode.from_tensor(real, static_shapes=True, source=source)
         if Dim.NUMBER in dims:
             sizes = [
@@ -147,10 +147,7 @@ class Session:
             ]
             with torch_api.without_tracing():
                 return torch.empty(sizes, dtype=real.dtype, device=real.device)
-        rows = (dims, strides or [Dim.STATIC] * len(dims))
-        context = torch_api.dynamic_context(
-            *([bool(d) for d in row] for row in rows), *([d == Dim.ALIKE for d in row] for row in rows)
-        )
+        context = torch_api.dynamic_context([bool(d) for d in dims], [d == Dim.ALIKE for d in dims])
         return self.mode.from_tensor(real, static_shapes=False, source=source, symbolic_context=context)
 
     def outer_size(self, wrapper: torch.Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """Which sizes are symbols: all of them on request, marked ones, and those that changed between calls.
 
-Strides become symbols where they changed and do not follow from the sizes (``buffer[:, -16:]`` of a growing buffer).
+Strides follow from sizes, or are numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ..capture.input_sizes import DynamicDims
 from ..capture.inputs import Argument
 from ..capture.session import Dim
 from ..errors import ProtocolError
-from ..subclass.context import same_context, without_outer
 from ..subclass.parts import Steps, integers_in
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
@@ -24,7 +23,7 @@ from ..subclass.visit import visit
 
 Tensor = torch.Tensor
 Sizes = dict[str, tuple[int, ...]]
-#: stands for all sizes and strides where the trace of a region failed with symbols for them
+#: stands for all sizes where the trace of a region failed with symbols for them
 SIZES = "the sizes of its tensors"
 _LARGEST = 2**31
 
@@ -32,15 +31,13 @@ _LARGEST = 2**31
 def sizes_of(arguments: Sequence[Argument]) -> Sizes:
     """path -> size, for each argument and each value inside it (a jagged tensor's own size follows from those).
 
-    The numbers at the top of a wrapper's context stand among them, and strides that do not follow from sizes.
+    The numbers at the top of a wrapper's context stand among them.
     """
     out: Sizes = {}
 
     def note(t: Tensor, path: Path) -> None:
         if not t.is_nested:
             out[str(path)] = tuple(t.shape)
-            if t.layout is torch.strided:
-                out[_stride_path(path)] = _loose_strides(t)
 
     def note_wrapper(t: Tensor, names: Any, inners: Any, context: Any, path: Path) -> None:
         note(t, path)
@@ -61,20 +58,6 @@ def _context_path(path: Path) -> str:
     return f"the context of {path}"
 
 
-def _stride_path(path: Path) -> str:
-    return f"the strides of {path}"
-
-
-def _loose_strides(t: Tensor) -> tuple[int, ...]:
-    """The strides that do not follow from the sizes; 0 for those that do."""
-    out, follows = [0] * t.dim(), {0, 1}
-    for stride, d in sorted(((s, -d) for d, s in enumerate(t.stride()))):
-        if stride not in follows:
-            out[-d] = stride
-        follows.add(stride * t.shape[-d])
-    return tuple(out)
-
-
 class SizeHistory:
     """Remembers the sizes that a region was specialised for, and which dimensions differed between them."""
 
@@ -82,7 +65,6 @@ class SizeHistory:
         self.seen: list[Sizes] = []
         self.varying: dict[str, frozenset[int]] = {}
         self.varying_numbers: set[str] = set()
-        self.fixed_strides = False  # a class hashes the strides in its contexts, whatever the sizes are
         self.has_symbols = False  # had the last trace any?
         self.fixed: dict[str, str] = {}  # path of a number that is no symbol, or `SIZES` -> why
 
@@ -135,9 +117,6 @@ class _Choice(DynamicDims):
         self.history = history
         self.chosen: dict[str, list[int]] = {}
         self._parts: dict[str, dict[Steps, int]] = {}
-        self._strides: dict[str, list[int]] = {}
-        self.frees_sizes = False  # sizes became symbols so that strides could
-        self._shapes: dict[str, tuple[int, ...]] = {}
         self._alike: dict[int, tuple[int | None, ...]] = {}  # size -> how the dimensions went that share its symbol
 
     def note(self, t: Tensor, path: Path, extra: frozenset[int], whole: bool) -> None:
@@ -145,22 +124,10 @@ class _Choice(DynamicDims):
         if t.is_nested:
             return
         name = str(path)
-        self._shapes[name] = tuple(t.shape)
         dims = self.history.varying.get(name, frozenset()) | marked_dims(t) | extra
         self.chosen[name] = [
             self._kind(name, d, n) if whole or d in dims else Dim.STATIC for d, n in enumerate(t.shape)
         ]
-
-        loose = self.history.varying.get(_stride_path(path), frozenset())
-        if loose and t.layout is torch.strided:
-            where = _stride_path(path)
-            self._strides[name] = [
-                self._kind(where, d, n) if d in loose else Dim.STATIC for d, n in enumerate(t.stride())
-            ]
-
-    def strides(self, path: Path) -> Sequence[int]:
-        """What the strides of the value at a path become; empty where they follow from the sizes or are numbers."""
-        return self._strides.get(str(path), ())
 
     def _kind(self, path: str, dim: int, size: int) -> Dim:
         """Equal sizes are one symbol, unless they differed in an earlier call."""
@@ -169,8 +136,6 @@ class _Choice(DynamicDims):
 
     def note_context(self, t: Tensor, context: Any, path: Path) -> None:
         """Numbers of a context that were an outer size in each call so far, and differed: they are that size."""
-        if self._strides and not same_context(context, without_outer(context, (), tuple(t.stride()))):
-            self._free_sizes(str(path))
         where = _context_path(path)
         dims = self.chosen.get(str(path), [])
         for k, (part, n) in enumerate(integers_in(context).items()):
@@ -181,25 +146,6 @@ class _Choice(DynamicDims):
             if found and len(set(went)) > 1:
                 self._parts.setdefault(str(path), {})[part] = found[0]
 
-    def _free_sizes(self, name: str) -> None:
-        """A context that repeats the outer stride is one that its class may hash, as DTensor does. Where a size is a
-        symbol too, it does not.
-
-        Sizes that are the same outside and inside alone: how a class splits others would become a part of the trace.
-        Where there is none, strides are numbers.
-        """
-        inside = [p for p in self._strides if p.startswith(f"{name}.")]
-        outer = self._shapes[name]
-        same = [d for d, n in enumerate(outer) if n > 1 and all(self._shapes[p][d : d + 1] == (n,) for p in inside)]
-        if self.history.fixed_strides or not same:
-            for p in (name, *inside):
-                self._strides.pop(p, None)
-            return
-        for p in (name, *inside):
-            self.frees_sizes = True
-            for d in same:
-                self.chosen[p][d] = self._kind(p, d, outer[d])
-
     def parts(self, path: Path) -> Mapping[Steps, int]:
         """Which values of a wrapper's context are which outer size."""
         return self._parts.get(str(path), {})
@@ -209,14 +155,13 @@ class _Choice(DynamicDims):
         return self.chosen.get(str(path)) or super().sizes(path, t)
 
     def clear(self) -> None:
-        """All sizes and strides are numbers."""
+        """All sizes are numbers."""
         self.chosen.clear()
-        self._strides.clear()
         self._parts.clear()
 
     def any(self) -> bool:
-        """Is any size or stride a symbol?"""
-        return any(any(dims) for dims in (*self.chosen.values(), *self._strides.values()))
+        """Is any size a symbol?"""
+        return any(map(any, self.chosen.values()))
 
     def note_inside_jagged(self, t: Tensor, path: Path, whole: bool) -> None:
         """A dense tensor inside a jagged one. Its sizes (sum and number of lengths) are equal to others by chance only.

@@ -36,7 +36,7 @@ from ..runtime.backward import TRACE_LOCK
 from ..runtime.planning import FlatArguments
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import alias_guard, build_program
-from ..runtime.trusted import generate_trusted, interpret_trusted
+from ..runtime.trusted import generate_trusted
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
@@ -177,7 +177,7 @@ class _DynamoSession(Session):
         """Dynamo has left what the code entered before its graph is captured, and guards nothing of it: nor do we."""
         return None
 
-    def fake(self, real: Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> Tensor:
+    def fake(self, real: Tensor, name: str, dims: Sequence[int]) -> Tensor:
         """A fake dense leaf with Dynamo's symbols; those of one storage share a fake storage."""
         origin = self.origins.get(name)
         if origin is None or origin.context is None:
@@ -307,12 +307,11 @@ class _Compilation:
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         env = context.fake_mode.shape_env
-        keep = options.keep_inference_input_mutations
         try:
             captured, recipe = self._capture(context, flat, sources, options.table(backend))
             numbers = {a.position: k for k, a in enumerate(flat.arguments)}
             plan = FlatArguments(tuple(map(numbers.get, range(len(flat.values)))), recipe)
-            program, _ = build_program(captured, plan, backend, partitioner, keep_input_mutations=keep)
+            program, _ = build_program(captured, plan, backend, partitioner)
         except NeedsEager:
             return self.graph
         except Exception:  # some kernels take a float only as a number
@@ -327,8 +326,7 @@ class _Compilation:
         others = (self.region, self.graph)
         with torch.no_grad():
             examples = Examples(captured.session.mode, hint_of)
-            entry = generate_trusted(program, alias, flat.values, flat.count, examples, *others)
-        return interpret_trusted(program, alias, self.module.held, *others) if entry is None else entry.call
+            return generate_trusted(program, alias, flat.values, flat.count, examples, *others).call
 
     def _capture(
         self, context: Any, flat: _Flat, sources: Mapping[int, Any], table: dict[Any, Callable[..., Any]]

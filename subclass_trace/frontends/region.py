@@ -13,7 +13,6 @@ import gc
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,11 +22,11 @@ from .. import torch_api
 from ..errors import ArgumentsError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
-from ..runtime.entry_code import MISS
+from ..runtime.call_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..state.guards import changed_numbers
 from ..torch_api.dynamo import never_compiled
-from .dynamic import SizeHistory
+from .dynamic import SIZES, SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, Untraced, hands_over
 from .specialization import Specialization, compile_call
@@ -86,7 +85,7 @@ class Region:
                 if len(fast) > _FEW and serve not in fast[:_FEW]:
                     self.__move_to_front(serve)
                 return result
-        return self.__slow_call(args, kwargs)
+        return self.__slow_call(args, kwargs, fast)
 
     def __move_to_front(self, serve: Callable[..., Any]) -> None:
         """Ask the one that served this call first next time: any that serves a call is right, and most calls repeat."""
@@ -98,17 +97,15 @@ class Region:
             finally:
                 TRACE_LOCK.release()
 
-    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], fast: tuple[Callable[..., Any], ...]) -> Any:
+        """A call that none of these serves."""
         if self.__dynamo is not None:
             return self.__dynamo(args, kwargs)
         reason = eager_reason() or self.__eagerly.reason(args, kwargs)
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
-        for entry in self.__entries:
-            if entry.entry is None and (result := entry.run(args, kwargs)) is not MISS:
-                return result
         try:
-            entry = self.__specialize(args, kwargs)
+            entry = self.__specialize(args, kwargs, fast)
         except NeedsEager as refused:
             return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
         except Untraced as untraced:
@@ -118,8 +115,6 @@ class Region:
             return self.__dynamo.first(args, kwargs)
         # As later calls: the engine shall meet one kind of backward from the first step on.
         result = entry.run(args, kwargs)
-        if result is MISS:
-            result = entry.interpret(args, kwargs)
         if result is MISS:
             raise GuardError(
                 "a specialization does not serve the call that it was made for", got=entry.failed(args, kwargs)
@@ -143,8 +138,10 @@ class Region:
         with torch_api.dynamo_lock(), TRACE_LOCK:
             return self.__compiled(args, kwargs)
 
-    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
-        """The specialization for a call.
+    def __specialize(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Callable[..., Any], ...]
+    ) -> Specialization:
+        """The specialization for a call, which is none of these that were tried.
 
         Raises:
             Untraced: Dynamo serves the region from now on; or the function has raised, and ran once eagerly.
@@ -153,7 +150,7 @@ class Region:
             if self.__dynamo is not None:  # another thread has handed over meanwhile
                 raise Untraced(MISS)
             try:
-                return self.__compiled(args, kwargs)
+                return self.__compiled(args, kwargs, tried)
             except NeedsEager:
                 raise
             except SubclassTraceError as refused:
@@ -176,12 +173,14 @@ class Region:
         name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
         self.__dynamo = HandOver(self.__function, self.__options, refused, name)
 
-    def __compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
+    def __compiled(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Callable[..., Any], ...] = ()
+    ) -> Specialization:
         self.__check_arguments(args, kwargs)
         with _no_garbage_collection():
             call, ambient = (args, kwargs), Ambient.now()
             for entry in self.__entries:  # another thread may have made it meanwhile
-                if entry.failed(args, kwargs, ambient) is None:
+                if entry.entry.call not in tried and entry.failed(args, kwargs, ambient) is None:
                     return entry
             reason = self.__reason(args, kwargs, ambient)
             self.__check_count(reason)
@@ -192,7 +191,7 @@ class Region:
                 self.__function, call, ambient, self.__options, self.__history, reason, keep_joint=self.__keep_joint
             )
             self.__entries = (*(e for e in self.__entries if not e.guards.state.is_stale()), entry)
-            self.__fast = tuple(e.entry.call for e in self.__entries if e.entry is not None)
+            self.__fast = tuple(e.entry.call for e in self.__entries)
             if entry.program.backwards is not None:
                 entry.program.backwards.narrow = functools.partial(self.__narrow, entry.program)
             if len(self.__entries) == _MANY:
@@ -223,17 +222,13 @@ class Region:
             stacklevel=2,
         )
 
-    def __narrow(self, program: Any, conditions: tuple[Any, ...]) -> None:
-        """A backward of this specialization, made to be differentiated, fixes sizes: it serves no others from now on."""
+    def __narrow(self, program: Any) -> None:
+        """A backward of this specialization, made to be differentiated, fixes sizes: later calls have numbers."""
         with TRACE_LOCK:
-            calls = {id(e.entry.call) for e in self.__entries if e.program is program and e.entry is not None}
-            self.__fast = tuple(serve for serve in self.__fast if id(serve) not in calls)
-            self.__entries = tuple(
-                replace(e, entry=None, plan=replace(e.plan, conditions=(*e.plan.conditions, *conditions)))
-                if e.program is program
-                else e
-                for e in self.__entries
-            )
+            why = "a backward that is differentiated again fixes them"
+            self.__history.fix_all([*self.__history.varying_numbers, SIZES], why)
+            self.__entries = tuple(e for e in self.__entries if e.program is not program)
+            self.__fast = tuple(e.entry.call for e in self.__entries)
 
     def __check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         function = self.__function.forward if isinstance(self.__function, torch.nn.Module) else self.__function
@@ -254,7 +249,8 @@ class Region:
     def __reason(self, args: Any, kwargs: Any, ambient: Ambient) -> str:
         if not self.__entries:
             return "first call"
-        rows = [e.failed(args, kwargs, ambient) for e in self.__entries]
+        other = "dispatch keys of a tensor: expected those of the trace (a tensor of inference mode has others)"
+        rows = [e.failed(args, kwargs, ambient) or other for e in self.__entries]
         return "; ".join(f"[{k}] {row}" for k, row in enumerate(rows))
 
     # ---------------------------------------------------------------- looking at it

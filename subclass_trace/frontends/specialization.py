@@ -21,12 +21,11 @@ from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..plan.side_effects import Set as SetPlan
-from ..plan.side_effects import deliver
-from ..plan.values import Given, build
-from ..runtime.entry_code import MISS, Entry, generate, own_writes
-from ..runtime.guards import Ambient, Guards, failed_guard, failed_tensor_guard
+from ..runtime.call_code import Entry
+from ..runtime.entry_code import generate
+from ..runtime.finish import Program
+from ..runtime.guards import Ambient, Guards, failed_guard
 from ..runtime.planning import FlatArguments
-from ..runtime.reference import Program
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..state.code_names import asks_for_number_types
@@ -34,7 +33,6 @@ from ..state.guard_code import Reader
 from ..state.guards import StateGuards
 from ..state.run import Outcome, StateRun
 from ..state.source import Call, Source
-from ..state.values import MISSING
 from ..subclass.context import parts_of
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable, look_again
@@ -61,13 +59,13 @@ class Specialization:
     guards: Guards
     program: Program
     graphs: Graphs
-    entry: Entry | None
+    entry: Entry
     made_numbers: tuple[str, ...] = ()
 
     @property
-    def source(self) -> str | None:
-        """The generated entry; None where the reference interpreter serves the calls."""
-        return None if self.entry is None else self.entry.source
+    def source(self) -> str:
+        """The generated entry."""
+        return self.entry.source
 
     @property
     def saved(self) -> tuple[SavedValue, ...]:
@@ -80,22 +78,7 @@ class Specialization:
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """The result of a call, or `MISS`."""
-        return self.interpret(args, kwargs) if self.entry is None else self.entry.call(args, kwargs)
-
-    def interpret(self, args: Any, kwargs: Any) -> Any:
-        """The same by the reference interpreter, whose guards are no stricter than needed: torch's compare dispatch keys."""
-        if self.guards.ambient != (now := Ambient.now()) or self.guards.state.failed((args, kwargs)) is not None:
-            return MISS
-        del now
-        flat = [source.read((args, kwargs)) for source in self.guards.state.flat]
-        if failed_tensor_guard(self.plan, self.guards.alias, flat) is not None:
-            return MISS
-        entries = [source.read((args, kwargs)) for source in self.guards.state.entries]
-        given = Given(self.program(flat), entries)
-        result = build(self.plan.result, given)
-        deliver(self.plan.side_effects, (args, kwargs), given, MISSING)
-        self.guards.reader.pin_own(own_writes(self.guards, self.plan.side_effects))
-        return result
+        return self.entry.call(args, kwargs)
 
     def report(self) -> str:
         """A readable table: inputs and their leaves, outputs and how they are rewrapped, saved activations."""
@@ -354,7 +337,6 @@ def compile_call(
             backend,
             partitioner,
             keep_joint=keep_joint,
-            keep_input_mutations=options.keep_inference_input_mutations,
         )
         captured.session.no_branch_on_floats()
         history.has_symbols = (

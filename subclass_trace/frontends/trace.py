@@ -33,7 +33,6 @@ from ..report.code import graph_code
 from ..report.html import page
 from ..report.tables import input_names, leaf_paths, output_names, result_paths, saved_name, value_names
 from ..report.text import describe, gradient_text, plan_tables
-from ..runtime.specialize import suited
 from ..subclass.spec import Spec
 from .compile import make_options
 from .region import Region
@@ -124,7 +123,7 @@ class Tracer:
         chosen = make_options(options)
         backend = resolve_backend(chosen.backend, fw_compiler=chosen.fw_compiler, bw_compiler=chosen.bw_compiler)
         graphs_only = Backend("trace", _as_it_is, _as_it_is, _as_it_is, backend.decompositions)
-        partitioner = suited(resolve_partitioner(chosen.partitioner, chosen.activation_memory_budget), backend)
+        partitioner = resolve_partitioner(chosen.partitioner, chosen.activation_memory_budget)
         self.options = dataclasses.replace(
             chosen,
             backend=graphs_only,

@@ -28,6 +28,7 @@ def cut(
     banned: Sequence[bool],
     again: Sequence[bool],
     needed: Sequence[bool],
+    cost: Sequence[float] | None = None,
 ) -> list[int]:
     """The rows to save, in order.
 
@@ -35,6 +36,7 @@ def cut(
         rows: numbers of the rows, in topological order.
         weight: price of saving a row; infinite if it cannot be saved.
         banned: computed in the forward alone; ``again``: computed in the backward; ``needed``: available in it.
+        cost: price of computing a row again; None: nothing.
 
     Raises:
         Infeasible: no cut of finite weight.
@@ -58,55 +60,34 @@ def cut(
             if source_in[i]:
                 raise Infeasible
             sink_in[i] = True
+    reached, reaching = [False] * count, [False] * count
+    for i in rows:
+        if not sink_in[i]:
+            priced = cost is not None and cost[i] > 0
+            reached[i] = source_in[i] or priced or any(reached[x] and not sink_out[x] for x in ins[i])
+    for i in reversed(rows):
+        reaching[i] = sink_out[i] or any(reaching[u] and not source_in[u] for u in users[i])
     saved = [i for i in rows if source_in[i] and sink_out[i] and not sink_in[i]]
-    network = _Network(rows, ins, users, weight, (source_in, sink_in, sink_out))
-    return sorted(saved + network.cut()) if network.open else saved
-
-
-class _Network:
-    """What is still open: rows that a source reaches and that reach a sink."""
-
-    def __init__(
-        self,
-        rows: Sequence[int],
-        ins: Sequence[Sequence[int]],
-        users: Sequence[Sequence[int]],
-        weight: Sequence[float],
-        decided: tuple[list[bool], list[bool], list[bool]],
-    ) -> None:
-        self.users, self.weight = users, weight
-        self.source_in, self.sink_in, self.sink_out = source_in, sink_in, sink_out = decided
-        reached, reaching = [False] * len(weight), [False] * len(weight)
-        for i in rows:
-            if not sink_in[i]:
-                reached[i] = source_in[i] or any(reached[x] and not sink_out[x] for x in ins[i])
-        for i in reversed(rows):
-            reaching[i] = sink_out[i] or any(reaching[u] and not source_in[u] for u in users[i])
-        self.open = [
-            i for i in rows if reached[i] and reaching[i] and not sink_in[i] and not (source_in[i] and sink_out[i])
-        ]
-
-    def cut(self) -> list[int]:
-        place = {i: k for k, i in enumerate(self.open)}
-        count = len(self.open)
-        source, sink = 2 * count, 2 * count + 1
-        flow = Flow(2 * count + 2, source, sink)
-        for i, k in place.items():
-            start = source if self.source_in[i] else 2 * k
-            end = sink if self.sink_out[i] else 2 * k + 1
-            flow.edge(start, end, self.weight[i])
-            if not self.sink_out[i]:
-                for u in self.users[i]:
-                    if u in place and not self.source_in[u]:
-                        flow.edge(2 * k + 1, 2 * place[u], INF)
-        side = flow.sink_side()
-        saved = []
-        for i, k in place.items():
-            into = not self.source_in[i] and side[2 * k]
-            out = self.sink_out[i] or side[2 * k + 1]
-            if out and not into:
-                saved.append(i)
+    open_ = [i for i in rows if reached[i] and reaching[i] and not sink_in[i] and not (source_in[i] and sink_out[i])]
+    if not open_:
         return saved
+
+    place = {i: k for k, i in enumerate(open_)}
+    source, sink = 2 * len(open_), 2 * len(open_) + 1
+    flow = Flow(sink + 1, source, sink)
+    for i, k in place.items():
+        if cost is not None and cost[i] > 0 and not source_in[i]:
+            flow.edge(source, 2 * k, cost[i])
+        flow.edge(source if source_in[i] else 2 * k, sink if sink_out[i] else 2 * k + 1, weight[i])
+        if not sink_out[i]:
+            for u in users[i]:
+                if u in place and not source_in[u]:
+                    flow.edge(2 * k + 1, 2 * place[u], INF)
+    side = flow.sink_side()
+    for i, k in place.items():
+        if (sink_out[i] or side[2 * k + 1]) and (source_in[i] or not side[2 * k]):
+            saved.append(i)
+    return sorted(saved)
 
 
 class Flow:

@@ -6,19 +6,16 @@ demand (`Half.module`). A graph module that another partitioner made is a half a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 import torch.fx as fx
 
 from .. import torch_api
 from ..capture.graphs import output_args, placeholders
-from .packing import Packing
-
-#: appends nodes to a graph: (graph, outputs as nodes of it) -> outputs; or the same for inputs
-Edit = Callable[[fx.Graph, list[Any]], list[Any]]
 
 
 class Half:
@@ -30,8 +27,7 @@ class Half:
         body: what is computed, in order.
         outputs: nodes, and constants.
         merged: a node of the joint graph that was found equal to an earlier one -> that one.
-        before, after: what a graph module does besides, with its inputs and with its outputs (clones, compression).
-        finish: what is done to its graph at the end.
+        cloned: places of outputs of which a clone is returned.
     """
 
     def __init__(
@@ -41,13 +37,10 @@ class Half:
         body: Sequence[fx.Node],
         outputs: Sequence[Any],
         merged: Mapping[fx.Node, fx.Node],
-        *,
-        before: Edit | None = None,
-        after: Edit | None = None,
-        finish: Callable[[fx.Graph], None] | None = None,
+        cloned: Collection[int] = (),
     ) -> None:
         self.owner, self.inputs, self.body, self.outputs = owner, list(inputs), list(body), list(outputs)
-        self.merged, self.before, self.after, self.finish = merged, before, after, finish
+        self.merged, self.cloned = merged, cloned
 
     @classmethod
     def of_module(cls, module: fx.GraphModule) -> Half:
@@ -60,17 +53,16 @@ class Half:
     @property
     def is_plain(self) -> bool:
         """Is the list all there is to run? Else the graph module says more."""
-        return self.before is None and self.after is None
+        return not self.cloned
 
     @cached_property
     def module(self) -> fx.GraphModule:
         """A graph module of its own, with the names, values and other metadata of the joint graph."""
         graph = fx.Graph()
-        given = []
+        values = {}
         for node in self.inputs:
-            given.append(graph.placeholder(node.name))
-            given[-1].meta = dict(node.meta)
-        values = dict(zip(self.inputs, self.before(graph, given) if self.before else given, strict=True))
+            values[node] = graph.placeholder(node.name)
+            values[node].meta = dict(node.meta)
         merged = self.merged
 
         def value(node: fx.Node) -> fx.Node:
@@ -80,9 +72,7 @@ class Half:
         for node in self.body:
             values[node] = graph.node_copy(node, value)
         outputs = [value(o) if isinstance(o, fx.Node) else o for o in self.outputs]
-        graph.output(self.after(graph, outputs) if self.after else outputs)
-        if self.finish is not None:
-            self.finish(graph)
+        graph.output([clone_of(graph, o) if k in self.cloned else o for k, o in enumerate(outputs)])
         return torch_api.graph_module(self.owner, graph)
 
     @property
@@ -93,12 +83,16 @@ class Half:
     @property
     def examples(self) -> list[Any]:
         """The example values of the inputs."""
-        return [n.meta.get("val") for n in self.parameters]
+        return [n.meta.get("val") for n in self.inputs]
 
-    @property
-    def parameters(self) -> list[fx.Node]:
-        """The inputs as nodes: of the joint graph, or of the module where that changes their metadata."""
-        return self.inputs if self.before is None else placeholders(self.module.graph)
+
+def clone_of(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A clone of a node's value, inserted where the graph inserts."""
+    clone = graph.call_function(torch.ops.aten.clone.default, (node,))
+    clone.meta.update(node.meta)
+    with node.meta["val"].fake_mode:
+        clone.meta["val"] = torch.ops.aten.clone.default(node.meta["val"])
+    return clone
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +104,6 @@ class Partitioned:
         second: the backward; its inputs are named after saved values and tangents.
         saved: name of each saved value, in the order of the forward's outputs.
         backward_inputs: for each backward placeholder the name of the saved value or tangent that it takes.
-        packed: name of a saved value that is kept in another form -> that form.
         twins: name of a value that is not saved -> a saved one that is equal to it.
         extra: names among ``saved`` that the partitioner did not ask for (docs/notes/tangents.md).
     """
@@ -120,7 +113,6 @@ class Partitioned:
     saved: tuple[str, ...]
     backward_inputs: tuple[str, ...]
     extra: frozenset[str]
-    packed: Mapping[str, Packing] = field(default_factory=dict)
     twins: Mapping[str, str] = field(default_factory=dict)
 
     @property

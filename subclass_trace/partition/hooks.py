@@ -7,14 +7,13 @@ so at most the values of one autograd node are unpacked at a time, whatever orde
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import torch_api
 from ..capture.effects import is_kept
-from ..capture.graphs import is_draw, is_random
+from ..capture.graphs import is_random
 
 
 def tag_packed(graph: fx.Graph) -> None:
@@ -34,22 +33,6 @@ def _save(node: fx.Node) -> None:
     if node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward":
         node.meta["packed"] = True  # for our partitioner
         node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)  # for torch's
-
-
-def twins_of_packed(graph: fx.Graph) -> dict[str, str]:
-    """Name of a packed value -> an earlier one that is computed in the same way, with which partitioners merge it.
-
-    A result is packed once where it is saved and once where the next operation saves it.
-    """
-    packed = {n for n in graph.nodes if n.meta.get("packed") and n.op == "call_function"}
-    first: dict[Any, fx.Node] = {}
-    same: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes if packed else ():
-        same[node] = node
-        if node.op == "call_function" and not is_draw(node):
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), same.__getitem__)
-            same[node] = first.setdefault((node.target, repr(args), repr(kwargs)), node)
-    return {n.name: same[n].name for n in packed if same[n] is not n and same[n] in packed}
 
 
 def merge_twins(graph: fx.Graph, twins: Mapping[str, str]) -> None:

@@ -17,20 +17,18 @@ from ..errors import OptionError
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Partitioned
-from .hooks import tag_packed, twins_of_packed
+from .hooks import tag_packed
 from .min_cut import MinCut, check_budget
-from .modules import Partitioner, by_modules, clone_of, save_all
-from .packing import packing_edits, packings
+from .modules import Partitioner, by_modules, has_gradient, save_all
 from .rules import Facts, written_storages
 from .split import Split, halves, make_split
+from .table import Table
 
 __all__ = ["BY_NAME", "Partitioned", "Partitioner", "partition", "resolve_partitioner", "save_all"]
 
-#: "torch_default" and "default" are the same
 BY_NAME: dict[str, Partitioner] = {
     "min_cut": MinCut(),
-    "default": torch_partitioners.default,
-    "torch_default": torch_partitioners.default,
+    "default": MinCut(recompute=False),
     "torch_min_cut": torch_partitioners.min_cut,
 }
 
@@ -56,7 +54,7 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | int | None) -
         )
     if budget is None:
         return found
-    if isinstance(found, MinCut):
+    if isinstance(found, MinCut) and found.recompute:
         if found.budget is not None:
             raise OptionError(
                 "there are two memory budgets",
@@ -66,11 +64,9 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | int | None) -
                 fix="leave one of them out",
             )
         return replace(found, budget=budget)
-    if found is torch_partitioners.min_cut and budget <= 1:
-        return torch_partitioners.min_cut_with_budget(budget)
     raise OptionError(
         "activation_memory_budget needs the min_cut partitioner",
-        expected="min_cut, a MinCut, or torch_min_cut with a share from 0 to 1",
+        expected="min_cut, or a MinCut",
         got=repr(choice),
     )
 
@@ -101,41 +97,40 @@ def partition(
         copied: results that are only copied into inputs.
     """
     tag_packed(joint.graph)
-    twins = twins_of_packed(joint.graph)
-    serve = frozenset(serve) - twins.keys()
+    serve = frozenset(serve)
+    if not has_gradient(joint, num_forward):  # every gradient is a constant: torch's partitioners expect a tangent
+        partitioner = MinCut()
     if isinstance(partitioner, MinCut):
         fixed = frozenset(f"primals_{n + 1}" for n in static)
         facts = Facts(frozenset(written), fixed, serve, frozenset(copied))
         parts = _by_rows(joint, num_forward - draws, num_forward, partitioner, facts)
         if late:
             del parts.second.outputs[-late:]
-    else:
-        parts = by_modules(joint, num_forward, draws, late, tangents, partitioner, serve, written, static)
-    saved = set(parts.saved)
-    return replace(parts, twins={a: b for a, b in twins.items() if a not in saved and b in saved}) if twins else parts
+        return parts
+    return by_modules(joint, num_forward, draws, late, tangents, partitioner, serve, written, static)
 
 
 def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner: MinCut, facts: Facts) -> Partitioned:
     """Our own partitioner: everything is decided on a table, and the joint stays as it is."""
     serve = facts.kept or frozenset()
+    packed = {n.name for n in joint.graph.nodes if n.meta.get("packed")}
     # A value that is wanted in a backward which is traced later keeps its own name where it may have to be saved itself.
-    table = partitioner.table(joint, num_forward, apart=serve if facts.written else ())
-    chosen, packed = partitioner.decide(table, facts)
-    split = make_split(table, chosen)
+    table = Table(joint, num_forward, apart=serve - packed if facts.written else ())
+    # What a result is packed to is packed again where the next operation saves it.
+    twins = {n.name: table.name(s) for n, s in zip(table.nodes, table.same, strict=True) if n.name in packed}
+    twins = {a: b for a, b in twins.items() if a != b}
+    serve -= twins.keys()
+    split = make_split(table, partitioner.choose(table, facts))
     have = {table.name(i) for i in (*split.saved, *split.sizes)}
     ancestry = ancestry_of(joint.graph)
     extra = also_saved(ancestry, serve, have, facts.written, {n.name: n for n in table.nodes})
     if extra:
         rows = sorted({table.same[i] for i, n in enumerate(table.nodes) if n.name in extra})
         split = make_split(table, [*split.saved, *split.sizes, *rows], also=rows)
-    kept = packings(table, {i: how for i, how in packed.items() if i in split.saved}, partitioner.offload)
-    edits = packing_edits(kept)
-    edits.hand_over.update(dict.fromkeys(_written_rows(split, facts), clone_of))
-    forward, backward = halves(split, results, edits.hand_over, edits.take, edits.finish)
+    forward, backward = halves(split, results, _written_rows(split, facts))
     names = tuple(table.name(i) for i in (*split.saved, *split.sizes))
-    taken = tuple(n.name for n in backward.inputs)
-    by_name = {table.name(i): packing for i, packing in kept.items()}
-    return Partitioned(forward, backward, names, taken, frozenset(names) - have, by_name)
+    twins = {a: b for a, b in twins.items() if b in names}
+    return Partitioned(forward, backward, names, tuple(n.name for n in backward.inputs), frozenset(names) - have, twins)
 
 
 def _written_rows(split: Split, facts: Facts) -> list[int]:

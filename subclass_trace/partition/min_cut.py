@@ -9,19 +9,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch.fx as fx
 
 from ..capture.graphs import where
 from ..errors import OptionError, UnsupportedError
 from .budget import Hull
-from .costs import FLOPS_PER_SECOND, work
 from .flow import Infeasible, cut
-from .offload import ONE_AHEAD, Offload
-from .packing import Store, check_store, forms, packed_share, packing_edits, packings
 from .rules import (
     AGAIN,
     INF,
@@ -34,161 +31,58 @@ from .rules import (
     recompute_tags,
     storage_weights,
 )
-from .split import backward_needs, halves, make_split
-from .table import PRIMAL, Table, input_kind
-
-_MODELS = ("storage", "seconds")
-_OBJECTIVES = ("seconds", "flops")
+from .split import halves, make_split
+from .table import Table
 
 
 @dataclass(frozen=True)
 class MinCut:
-    """Options of our partitioner. It is callable as the partitioners of ``functorch.compile`` are.
+    """Our partitioner. It is callable as the partitioners of ``functorch.compile`` are.
 
     Attributes:
-        model: ``"storage"`` counts what memory really holds; ``"seconds"`` weighs that against the time to compute again,
-            for eager execution, where nothing that is computed again is fused away.
-        fusion: use the rules that suit a compiler which fuses kernels. None: where the back end is inductor.
         budget: a limit on what is saved. A whole number above 1: bytes (of unique storages, beyond inputs). A number
-            from 0 to 1: share between the least possible and what the model saves without a limit.
-        objective: what a budget minimises: ``"seconds"``, or ``"flops"`` as torch's solver does.
-        price: for ``model="seconds"``, nanoseconds that a saved byte is worth.
-        store: keep activations in another form, where the backward reads them directly: ``"int8"``, ``"fp8"`` (rounded
-            by rows, so that gradients are not exact; what the backward divides by is not), or ``"cpu"``. One form for
-            all, a form by operation (``{torch.ops.aten.gelu.default: "int8"}``, or by its name), or a function of the
-            node that returns one or None.
-        offload: how ``"cpu"`` overlaps with the computation.
+            from 0 to 1: share between the least possible and what is saved without a limit.
+        recompute: compute again what is cheap. False (``partitioner="default"``): save what the backward reads.
     """
 
-    model: Literal["storage", "seconds"] = "storage"
-    fusion: bool | None = None
     budget: float | int | None = None
-    objective: Literal["seconds", "flops"] = "seconds"
-    price: float = 0.01
-    store: Store | None = None
-    offload: Offload = ONE_AHEAD
+    recompute: bool = True
 
     def __post_init__(self) -> None:
-        """Check the options.
+        """Check the budget.
 
         Raises:
-            OptionError: a value out of range.
+            OptionError: it is out of range.
         """
-        price = self.price
-        self._check("model", self.model in _MODELS, f"one of {_MODELS}")
-        self._check("objective", self.objective in _OBJECTIVES, f"one of {_OBJECTIVES}")
-        self._check("fusion", self.fusion in (True, False, None), "True, False or None")
-        self._check("offload", isinstance(self.offload, Offload), "an Offload")
-        number = isinstance(price, (int, float)) and not isinstance(price, bool)
-        self._check("price", number and price > 0, "a number above 0")
         check_budget(self.budget)
-        check_store(self.store)
-
-    def _check(self, name: str, right: bool, expected: str) -> None:
-        if not right:
-            raise OptionError(
-                f"{name} is out of range", path=f"MinCut.{name}", expected=expected, got=repr(getattr(self, name))
-            )
-
-    def for_backend(self, fuses: bool) -> MinCut:
-        """The same with ``fusion`` decided: by whether a back end fuses."""
-        return self if self.fusion is not None else replace(self, fusion=fuses)
-
-    def table(self, joint: fx.GraphModule, num_forward: int, apart: Collection[str] = ()) -> Table:
-        """The joint graph as a table."""
-        return Table(joint, num_forward, apart)
 
     def choose(self, table: Table, facts: Facts) -> list[int]:
-        """The rows to save: `decide` without the forms."""
-        return self.decide(table, facts)[0]
-
-    def decide(self, table: Table, facts: Facts) -> tuple[list[int], dict[int, str]]:
-        """The rows to save, and the form of those that are kept in another one.
-
-        A row that may be kept in another form weighs what that takes. What the forward computed is computed again from exact
-        values only, so that errors do not compound: where a partition would not, these rows stay exact, and it is cut anew.
+        """The rows to save.
 
         Raises:
             UnsupportedError: the tags of checkpointing contradict each other.
         """
         tags, weights = recompute_tags(table, facts), storage_weights(table, facts)
-        allowed = forms(table, self.store, weights, self.offload) if self.store is not None else {}
-        limit = None
-        while True:
-            lighter = list(weights)
-            for i, form in allowed.items():
-                lighter[i] = max(weights[i] * packed_share(table.val[i], form), 1.0)
-            rounded = [i for i, form in allowed.items() if form != "cpu"]
-            rows, limit = self._rows(table, facts, tags, lighter, rounded, limit)
-            packed = {i: allowed[i] for i in rows if i in allowed}
-            exactly = _read_exactly(table, rows, packed)
-            if not exactly:
-                return rows, packed
-            allowed = {i: form for i, form in allowed.items() if i not in exactly}
-
-    def _rows(
-        self,
-        table: Table,
-        facts: Facts,
-        tags: Sequence[Any],
-        weights: Sequence[float],
-        rounded: Collection[int],
-        limit: int | None,
-    ) -> tuple[list[int], int | None]:
-        """The rows to save at these weights, when these ones are rounded if they are saved, and the limit in bytes.
-
-        ``limit``: what a share came to when this was first asked.
-        """
-        if self.model == "storage" and self.budget in (None, 1):
-            return self._unlimited(table, facts, tags, weights, rounded), None
-        hull = self._hull(table, tags, weights)
         if self.budget is None or self.budget == 1:
-            return list(hull.cut(1e-9 * self.price).saved), None
+            return self._unlimited(table, facts, tags, weights)
+        hull = _hull(table, tags, weights)
         least = hull.ends[1].bytes
-        if limit is None or self.budget > 1:
-            full = hull.bytes(self._unlimited(table, facts, tags, weights, rounded)) if self.budget < 1 else 0
-            limit = self._limit(full, least)
-        return list(hull.within(max(limit, least)).saved), limit
+        full = hull.bytes(self._unlimited(table, facts, tags, weights)) if self.budget < 1 else 0
+        return list(hull.within(self._limit(full, least)).saved)
 
-    def _unlimited(
-        self, table: Table, facts: Facts, tags: Sequence[Any], weights: Sequence[float], rounded: Collection[int]
-    ) -> list[int]:
-        banned = bans(table, tags, bool(self.fusion))
+    def _unlimited(self, table: Table, facts: Facts, tags: Sequence[Any], weights: Sequence[float]) -> list[int]:
+        banned = bans(table, tags, cheap_too=not self.recompute)
         for i in absolute_views(table, facts):
             banned[i] = True
         if facts.kept is not None:
             for i in kept_results(table, facts):
                 banned[i] |= tags[i] not in AGAIN
-        near = set(rounded)
-        for i in table.rows if rounded else ():  # saving both packed takes less than one of them exact
-            if near.isdisjoint(table.ins[i]) or not table.early[i]:
-                continue
-            if table.view[i]:
-                near.add(i)
-            else:
-                banned[i] |= tags[i] not in AGAIN
-        return solve(table, tags, banned, weights)
-
-    def _hull(self, table: Table, tags: Sequence[Any], weights: Sequence[float]) -> Hull:
-        """Everything between saving most and saving least; costs in seconds, or in floating-point operations.
-
-        Raises:
-            UnsupportedError: the tags of checkpointing contradict each other.
-        """
+        late = table.late if self.recompute else [tag == "is_backward" for tag in table.tag]
+        again = [table.late[i] or late[i] or tags[i] in AGAIN for i in range(len(late))]
         try:
-            hull = Hull(table, tags, weights, self.cost_of)
-            assert len(hull.ends) == 2  # found now, so that what is wrong with the tags is explained
-            return hull
+            return cut(table.rows, table.ins, table.users, weights, banned, again, table.needed_late)
         except Infeasible:
-            banned = [never_again(table, i) or tags[i] is MUST_SAVE for i in range(len(table.nodes))]
             raise _infeasible(table, tags, banned, weights) from None
-
-    def cost_of(self, table: Table, i: int) -> float:
-        """What the objective says of computing a row again."""
-        count, seconds = work(table, i)
-        if self.objective == "seconds":
-            return seconds
-        return count + 1e-6 * seconds * FLOPS_PER_SECOND  # among equals the faster
 
     def _limit(self, full: int, least: int) -> int:
         """The budget in bytes, when so much is saved without one, and at least so much is necessary.
@@ -221,13 +115,10 @@ class MinCut:
 
         Returns: forward and backward; the forward's outputs are ``(*outputs, *saved tensors, *saved sizes)``.
         """
-        table = self.table(joint, num_fwd_outputs)
+        table = Table(joint, num_fwd_outputs)
         static = frozenset(table.name(table.primals[k]) for k in static_lifetime_input_indices or ())
-        chosen, packed = self.decide(table, Facts(static=static))
-        split = make_split(table, chosen)
-        packed = {i: form for i, form in packed.items() if i in split.saved}
-        edits = packing_edits(packings(table, packed, self.offload))
-        forward, backward = halves(split, num_fwd_outputs, edits.hand_over, edits.take, edits.finish)
+        split = make_split(table, self.choose(table, Facts(static=static)))
+        forward, backward = halves(split, num_fwd_outputs)
         return forward.module, backward.module
 
 
@@ -247,43 +138,17 @@ def check_budget(budget: object) -> None:
     )
 
 
-def solve(t: Table, tags: Sequence[Any], banned: Sequence[bool], weights: Sequence[float]) -> list[int]:
-    """The rows to save: a minimum cut.
+def _hull(table: Table, tags: Sequence[Any], weights: Sequence[float]) -> Hull:
+    """Everything between saving most and saving least.
 
     Raises:
-        UnsupportedError: there is none of finite weight; the message shows a path.
+        UnsupportedError: the tags of checkpointing contradict each other.
     """
-    again, needed = _demands(t, tags)
     try:
-        return cut(t.rows, t.ins, t.users, weights, banned, again, needed)
+        return Hull(table, tags, weights)
     except Infeasible:
-        raise _infeasible(t, tags, banned, weights) from None
-
-
-def _demands(t: Table, tags: Sequence[Any]) -> tuple[list[bool], list[bool]]:
-    """Rows that the backward computes whatever the cut, and rows that it must have."""
-    again = [late or tag in AGAIN for late, tag in zip(t.late, tags, strict=True)]
-    return again, [wanted and not late for wanted, late in zip(t.needed_late, t.late, strict=True)]
-
-
-def _read_exactly(t: Table, saved: Sequence[int], packed: Mapping[int, str]) -> set[int]:
-    """Rounded rows that something of the forward is computed from again, perhaps through views, or that are gradients."""
-    rounded = {i for i, form in packed.items() if form != "cpu"}
-    if not rounded:
-        return set()
-    again, _ = backward_needs(t, saved)
-    todo = [i for u in again if t.early[u] and not t.view[u] for i in t.ins[u]]
-    todo += [o for o in t.backward_out if type(o) is int]
-    found: set[int] = set()
-    seen: set[int] = set()
-    while todo:
-        i = todo.pop()
-        if i in rounded:
-            found.add(i)
-        elif i not in seen and t.view[i]:
-            seen.add(i)
-            todo.extend(t.ins[i])
-    return found
+        banned = [never_again(table, i) or tags[i] is MUST_SAVE for i in range(len(table.nodes))]
+        raise _infeasible(table, tags, banned, weights) from None
 
 
 # ---------------------------------------------------------------------------------------------- when there is no cut
@@ -328,8 +193,9 @@ def _why(t: Table, tags: Sequence[Any], banned: Sequence[bool], weights: Sequenc
     if tags[i] in AGAIN:
         return f"tagged {tags[i].name}"
     if banned[i]:
-        kind = input_kind(str(t.nodes[i].target)) == PRIMAL if t.is_placeholder(i) else False
-        reason = "an input" if kind else "tagged MUST_SAVE" if tags[i] is MUST_SAVE else "must not run twice"
+        reason = (
+            "an input" if t.is_placeholder(i) else "tagged MUST_SAVE" if tags[i] is MUST_SAVE else "must not run twice"
+        )
         return reason + (", and no tensor that can be saved" if weights[i] == INF else "")
     return "cannot be saved"
 

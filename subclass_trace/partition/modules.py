@@ -12,11 +12,11 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..capture.graphs import drop_outputs, extract, is_draw, needed, output_args, placeholders, where
+from ..capture.graphs import drop_outputs, is_draw, output_args, placeholders, where
 from ..errors import VerificationError
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
-from .half import Half, Partitioned
+from .half import Half, Partitioned, clone_of
 from .hooks import unpack_late
 from .rules import AGAIN, MUST_SAVE
 
@@ -42,16 +42,13 @@ def by_modules(
     ancestry = ancestry_of(joint.graph)
     promised, primals = output_args(joint.graph), [n.name for n in _primals(joint.graph)]
     inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
-    whole = _copy(joint) if any(is_draw(n) for n in joint.graph.nodes) else None
-    if _has_gradient(joint, num_forward):
-        forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
-        _check_form(forward, backward)
-    else:  # every gradient is a constant: torch's partitioners expect one that depends on a tangent
-        whole = whole or _copy(joint)
-        nothing = extract(whole, output_args(whole.graph)[:num_forward], [n.name for n in _primals(whole.graph)])
-        forward, backward = _draw_once(whole, nothing, num_forward, tangents)
-    if whole is not None and any(is_draw(n) for n in backward.graph.nodes):
-        forward, backward = _draw_once(whole, forward, num_forward, tangents)
+    forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
+    _check_form(forward, backward)
+    drawn = next((n for n in backward.graph.nodes if is_draw(n)), None)
+    if drawn is not None:
+        raise _error(
+            "backward draws the forward's random numbers again", _named(drawn), "what is drawn is saved", drawn.name
+        )
     unpack_late(backward.graph)
     outputs = output_args(forward.graph)
     saved = [getattr(n, "name", repr(n)) for n in outputs[num_forward:]]
@@ -83,7 +80,7 @@ def _primals(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in placeholders(graph) if not n.name.startswith("tangents")]
 
 
-def _has_gradient(joint: fx.GraphModule, num_forward: int) -> bool:
+def has_gradient(joint: fx.GraphModule, num_forward: int) -> bool:
     """Does a gradient depend on a tangent?"""
     todo = [n for n in output_args(joint.graph)[num_forward:] if isinstance(n, fx.Node)]
     seen: set[fx.Node] = set()
@@ -103,32 +100,6 @@ def _save_draws(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if is_draw(node) and node.meta.get("recompute") in AGAIN:
             node.meta["recompute"] = MUST_SAVE
-
-
-def _draw_once(
-    joint: fx.GraphModule, forward: fx.GraphModule, num_forward: int, tangents: Sequence[str]
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The partitioner recomputes random numbers in the backward, which would draw others: save them instead."""
-    by_name = {n.name: n for n in joint.graph.nodes}
-    saved = [n.name for n in output_args(forward.graph)[num_forward:]]
-    outputs = output_args(joint.graph)
-    for _ in by_name:
-        _, missing = needed(outputs[num_forward:], {*saved, *tangents})
-        if not missing:
-            break
-        saved += sorted(missing)
-    primals = [n.name for n in _primals(joint.graph)]
-    nodes, _ = needed(outputs[num_forward:], {*saved, *tangents})
-    saved = [n for n in saved if by_name[n] in nodes]  # with the draws at hand, some of the rest is not needed
-    first = extract(joint, [*outputs[:num_forward], *[by_name[n] for n in saved]], primals)
-    taken = [n for n in [*saved, *tangents] if by_name.get(n) in nodes]
-    return first, extract(joint, outputs[num_forward:], taken)
-
-
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    return torch_api.graph_module(module, graph)
 
 
 def _bind(nodes: Sequence[fx.Node], saved: Sequence[str], tangents: Sequence[str]) -> list[str]:
@@ -164,14 +135,6 @@ def _protected(forward: fx.GraphModule, saved: Sequence[fx.Node], written: Colle
         else:
             out.append(node)
     return out
-
-
-def clone_of(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    clone = graph.call_function(torch.ops.aten.clone.default, (node,))
-    clone.meta.update(node.meta)
-    with node.meta["val"].fake_mode:
-        clone.meta["val"] = torch.ops.aten.clone.default(node.meta["val"])
-    return clone
 
 
 def _storage(node: fx.Node) -> Any:

@@ -9,7 +9,6 @@ into is saved as a clone, which is paid for.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +18,10 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import torch_api
-from ..torch_api import partition as _private
 from .table import (
     BUILTIN,
-    CAT,
     CHEAP,
     COLLECTIVE,
-    FUSIBLE,
     GETITEM,
     HIDDEN,
     LIFT,
@@ -80,11 +76,6 @@ def recompute_tags(t: Table, facts: Facts | None = None) -> list[Any]:
                 tags[i] = MUST_SAVE
         elif t.bits[i] & COLLECTIVE:
             tags[i] = MUST_SAVE
-        elif t.bits[i] & GETITEM and not t.late[i]:
-            parent = t.ins[i][0]
-            if _private.is_effect_token_call(t.nodes[parent].target) and tags[parent] not in AGAIN:
-                tags[i] = MUST_SAVE
-    _keep_sources_of_two_writes(t, tags)
     for i in absolute_views(t, facts or Facts()):
         tags[i] = MUST_SAVE
     return tags
@@ -111,141 +102,43 @@ def _keep_boundaries(t: Table, tags: list[Any]) -> None:
             continue
         users = [u for u in t.users[i] if tags[u] in AGAIN]
         mine = number[i]
-        crosses = mine is not None and any(number[u] is not None and number[u] > mine for u in users)
-        if crosses or (t.nodes[i].meta.get("has_backward_hook") and not users):
+        if mine is not None and any(number[u] is not None and number[u] > mine for u in users):
             tags[i] = MUST_SAVE
 
 
-def _keep_sources_of_two_writes(t: Table, tags: list[Any]) -> None:
-    """The same primal written in forward and backward: the source of the first write is never computed again."""
-    copies = [i for i in t.rows if t.nodes[i].target is aten.copy_.default]
-    again = {t.ins[i][0] for i in copies if t.tag[i] == "must_be_in_backward"}
-    for i in copies:
-        if t.tag[i] == "must_be_in_forward" and t.ins[i][0] in again:
-            tags[t.ins[i][1]] = MUST_SAVE
-
-
 # ---------------------------------------------------------------------------------------------- bans
-def bans(t: Table, tags: Sequence[Any], fusion: bool) -> list[bool]:
-    """Rows that are never computed again.
-
-    Args:
-        fusion: with the rules that suit a fusing compiler (what the backward materializes, uses far apart, chains).
-    """
-    rule = _Bans(t, tags, fusion)
+def bans(t: Table, tags: Sequence[Any], cheap_too: bool) -> list[bool]:
+    """Rows that are never computed again; with ``cheap_too`` all but views."""
+    banned = [False] * len(t.nodes)
     for i in t.rows:
-        rule.decide(i)
-    if fusion:
-        _ban_far_uses(rule)
-        _ban_long_chains(rule)
-    return rule.banned
+        if not (t.late[i] or tags[i] in AGAIN or t.view[i] or t.bits[i] & VIEW):
+            banned[i] = _is_banned(t, tags, i, cheap_too)
+    return banned
 
 
-class _Bans:
-    def __init__(self, t: Table, tags: Sequence[Any], fusion: bool) -> None:
-        self.t, self.tags = t, tags
-        self.banned = [False] * len(t.nodes)
-        self._unfused = _materialized_late(self) if fusion else [False] * len(t.nodes)
-
-    def fusible(self, a: int, b: int) -> bool:
-        """Would a fusing compiler compute ``b`` in the kernel of ``a``?"""
-        bits = self.t.bits
-        return bool(bits[b] & CAT or bits[a] & bits[b] & FUSIBLE)
-
-    def ban(self, i: int) -> None:
-        # Torch computes floats again, from tensors that hold them; one that is an input has nothing to be computed of.
-        again = isinstance(self.t.val[i], torch.SymFloat) and not self.t.is_placeholder(i)
-        if not (self.t.bits[i] & VIEW or self.t.view[i] or self.tags[i] in AGAIN or again):
-            self.banned[i] = True
-
-    def decide(self, i: int) -> None:
-        t, bits = self.t, self.t.bits[i]
-        if t.late[i] or self.tags[i] in AGAIN:
-            return
-        if t.nodes[i].op == "placeholder":
-            if t.allowed_early[i]:
-                self.ban(i)
-        elif t.nodes[i].op == "call_function":
-            # What hooks packed is saved, also where no result of the forward needs it.
-            wanted = t.nodes[i].meta.get("packed") and t.allowed_early[i]
-            if wanted or (t.early[i] and not bits & GETITEM and self._is_dear(i, bits)):
-                self.ban(i)
-
-    def _is_dear(self, i: int, bits: int) -> bool:
-        if self.tags[i] is MUST_SAVE or bits & HIDDEN:
-            return True
-        if bits & LIFT:
-            return False
-        if not bits & CHEAP or (self._unfused[i] and not bits & VIEW):
-            return True
-        t = self.t  # a reduction is much smaller than what it reads
-        read = sum([t.size[t.same[t.row[a]]] for a in t.nodes[i].args if isinstance(a, torch.fx.Node)])
-        return t.size[i] * 4 < read
+def _is_banned(t: Table, tags: Sequence[Any], i: int, cheap_too: bool) -> bool:
+    if t.is_placeholder(i):
+        return t.allowed_early[i]
+    # Torch computes floats again, from tensors that hold them.
+    if t.nodes[i].op != "call_function" or isinstance(t.val[i], torch.SymFloat):
+        return False
+    # What hooks packed is saved, also where no result of the forward needs it.
+    if t.nodes[i].meta.get("packed") and t.allowed_early[i]:
+        return True
+    return t.early[i] and not t.bits[i] & GETITEM and (cheap_too or _is_dear(t, tags, i))
 
 
-def _materialized_late(rule: _Bans) -> list[bool]:
-    """Rows that an operation of the backward which cannot be fused reads, perhaps through views; results as well."""
-    t = rule.t
-    found = [False] * len(t.nodes)
-    for i in reversed(t.rows):
-        found[i] = i in t.outputs or any(
-            (not t.early[u] and not rule.fusible(i, u)) or (t.bits[u] & VIEW and found[u]) for u in t.users[i]
-        )
-    return found
-
-
-def _ban_far_uses(rule: _Bans) -> None:
-    """A value with near and far users is not worth recomputing the far ones for: they would not be fused together."""
-    t, order = rule.t, rule.t.order
-    for i in order:
-        users = [u for u in t.users[i] if t.early[u]]
-        if len(users) < 2:
-            continue
-        limit = max([order[u] for u in users])
-        first = _first_unfusible(rule, users, limit)
-        for u in users:
-            if order[u] > first and not rule.banned[u] and rule.fusible(i, u):
-                rule.ban(u)
-
-
-def _first_unfusible(rule: _Bans, start: Sequence[int], limit: int) -> int:
-    """The place of the first step below ``start`` that cannot be fused, ``limit`` if there is none before."""
-    t, order = rule.t, rule.t.order
-    first, seen = limit, set(start)
-    heap = [(order[u], u) for u in start]
-    heapq.heapify(heap)
-    while heap:
-        place, x = heapq.heappop(heap)
-        if place >= first:
-            break
-        for u in t.users[x]:
-            if not t.early[u] or order[u] > limit:
-                continue
-            if not rule.fusible(x, u):
-                first = min(first, order[u])
-            elif u not in seen:
-                seen.add(u)
-                heapq.heappush(heap, (order[u], u))
-    return first
-
-
-def _ban_long_chains(rule: _Bans, length: int = 100) -> None:
-    """No chain of fusible rows through the whole model, such as residual connections, is recomputed from its start."""
-    t, order = rule.t, rule.t.order
-    seen: set[int] = set()
-    for start, first in order.items():
-        heap = [(first, start)]
-        while heap:
-            place, x = heapq.heappop(heap)
-            if x in seen:
-                continue
-            seen.add(x)
-            if place > first + length and not heap:
-                rule.ban(x)
-                break
-            for u in t.users[x]:
-                if t.early[u] and not rule.banned[u] and rule.fusible(x, u):
-                    heapq.heappush(heap, (order[u], u))
+def _is_dear(t: Table, tags: Sequence[Any], i: int) -> bool:
+    bits = t.bits[i]
+    if tags[i] is MUST_SAVE or bits & HIDDEN:
+        return True
+    if bits & LIFT:
+        return False
+    if not bits & CHEAP:
+        return True
+    # a reduction is much smaller than what it reads
+    read = sum([t.size[t.same[t.row[a]]] for a in t.nodes[i].args if isinstance(a, torch.fx.Node)])
+    return t.size[i] * 4 < read
 
 
 # ---------------------------------------------------------------------------------------------- weights

@@ -38,9 +38,6 @@ def saved_table(parts: Partitioned, paths: Mapping[str, str], copied: Collection
             size = 0 if key in seen or key in inputs else _hint(val.untyped_storage().nbytes())
             seen.add(key)
         reason = "other tangents" if name in parts.extra else "partition"
-        if name in parts.packed:
-            reason += f", as {parts.packed[name].form}"
-            size = 0 if parts.packed[name].form == "cpu" else size
         operation = _operation(node)
         shape = tuple(map(_number, val.shape)) if tensor else ()
         dtype = str(val.dtype).removeprefix("torch.") if tensor else "int"

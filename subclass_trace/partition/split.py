@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch.fx as fx
 
@@ -59,8 +58,7 @@ def make_split(t: Table, chosen: Sequence[int], also: Sequence[int] = ()) -> Spl
     """
     run, taken = backward_needs(t, chosen)
     keep = sorted({i for i in chosen if i in taken} | set(also))
-    unchecked = [bool(t.nodes[i].meta.get("saved_tensor_with_no_vc_check")) for i in range(len(t.nodes))]
-    tensors = sorted([i for i in keep if not isinstance(t.val[i], torch_api.SYM_TYPES)], key=lambda i: unchecked[i])
+    tensors = [i for i in keep if not isinstance(t.val[i], torch_api.SYM_TYPES)]
     sizes = [i for i in keep if isinstance(t.val[i], torch_api.SYM_TYPES)]
     sizes = _with_bindings(t, sizes, tensors)
     return Split(t, tensors, sizes, _forward_rows(t, [*tensors, *sizes]), _backward_rows(t, run))
@@ -158,23 +156,8 @@ def _parts_first(t: Table, rows: Sequence[int]) -> list[int]:
 
 
 # ---------------------------------------------------------------------------------------------- as programs
-Edit = Callable[[fx.Graph, fx.Node], fx.Node]
-
-
-def halves(
-    split: Split,
-    results: int,
-    hand_over: Mapping[int, Edit] | None = None,
-    take: Mapping[int, Edit] | None = None,
-    finish: Callable[[fx.Graph], None] | None = None,
-) -> tuple[Half, Half]:
-    """The two programs; the forward returns its first ``results`` outputs, then what is saved.
-
-    Args:
-        hand_over: saved row -> what the forward appends to the value that it hands over (a clone, a packed form).
-        take: saved row -> what the backward does with what it gets before it uses it.
-        finish: what is done to the graph of either at the end.
-    """
+def halves(split: Split, results: int, cloned: Collection[int] = ()) -> tuple[Half, Half]:
+    """The two programs; the forward returns its first ``results`` outputs, then what is saved, of ``cloned`` rows a clone."""
     t = split.table
     merged = {n: t.nodes[t.same[i]] for i, n in enumerate(t.nodes) if t.same[i] != i}
 
@@ -185,29 +168,8 @@ def halves(
         return [t.nodes[i] for i in rows]
 
     saved = [*split.saved, *split.sizes]
-    forward = Half(
-        t.joint,
-        pick([*t.primals, *t.seeds]),
-        pick(split.forward),
-        nodes([*t.forward_out[:results], *saved]),
-        merged,
-        after=_edited([-1] * results + saved, hand_over),
-        finish=finish,
-    )
-    taken = [*split.sizes, *split.saved, *t.tangents, *t.backward_seeds]
-    before = _edited(taken, take)
-    backward = Half(
-        t.joint, pick(taken), pick(split.backward), nodes(t.backward_out), merged, before=before, finish=finish
-    )
-    return forward, backward
-
-
-def _edited(rows: Sequence[int], edits: Mapping[int, Edit] | None) -> Callable[[fx.Graph, list[Any]], list[Any]] | None:
-    """What a `Half` does to a list of nodes that stand for these rows."""
-    if not edits:
-        return None
-
-    def edit(graph: fx.Graph, nodes: list[Any]) -> list[Any]:
-        return [edits[i](graph, n) if i in edits else n for i, n in zip(rows, nodes, strict=True)]
-
-    return edit
+    places = frozenset(results + k for k, i in enumerate(saved) if i in cloned)
+    outputs = nodes([*t.forward_out[:results], *saved])
+    forward = Half(t.joint, pick(t.primals), pick(split.forward), outputs, merged, places)
+    taken = [*split.sizes, *split.saved, *t.tangents]
+    return forward, Half(t.joint, pick(taken), pick(split.backward), nodes(t.backward_out), merged)

@@ -27,13 +27,11 @@ aten = torch.ops.aten
 # ---------------------------------------------------------------------------------------------- classes of operations
 (
     VIEW,
-    FUSIBLE,
     RANDOM,
     CHEAP,
     MUTABLE,
     IMPURE,
     COLLECTIVE,
-    CAT,
     GETITEM,
     LIFT,
     SEEDED,
@@ -41,7 +39,7 @@ aten = torch.ops.aten
     BUILTIN,
     MERGEABLE,
     LOUD,
-) = (1 << k for k in range(15))
+) = (1 << k for k in range(13))
 #: LOUD: called for what it does; BUILTIN: what the operation does is known; MERGEABLE: and two equal calls give equal results
 #: rows that run although nobody reads them
 EFFECTS = MUTABLE | IMPURE | SEEDED
@@ -51,13 +49,11 @@ ONCE = EFFECTS | RANDOM | HIDDEN
 #: these write running statistics, which their schemas do not say
 _HIDDEN_STATE = (aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm)
 _LIFTS = (aten.lift_fresh_copy, aten.lift_fresh)
-#: placeholders that are not primals
-PRIMAL, TANGENT, SEED, BACKWARD_SEED = range(4)
 
 
 @functools.cache
 def _op_sets() -> tuple[tuple[int, frozenset[Any]], ...]:
-    return tuple(zip((VIEW, FUSIBLE, RANDOM, CHEAP), _private.op_table(), strict=True))
+    return tuple(zip((VIEW, RANDOM, CHEAP), _private.op_table(), strict=True))
 
 
 @functools.cache
@@ -74,7 +70,7 @@ def classify(target: Any) -> int:
         bits |= (BUILTIN | MERGEABLE) * (getattr(target, "__module__", None) in ("_operator", "math", "torch"))
     bits |= (IMPURE | LOUD) * has_effects(target)
     bits |= IMPURE * _private.is_impure_target(target) | HIDDEN * (packet in _HIDDEN_STATE)
-    bits |= CAT * (packet is aten.cat) | GETITEM * (target is operator.getitem) | LIFT * (packet in _LIFTS)
+    bits |= GETITEM * (target is operator.getitem) | LIFT * (packet in _LIFTS)
     if bits & (MUTABLE | IMPURE | SEEDED | RANDOM) or target is aten.empty.memory_format:
         bits &= ~MERGEABLE
     if bits & (IMPURE | SEEDED):
@@ -126,17 +122,6 @@ def storage_key(value: Any) -> int | None:
     return None
 
 
-def input_kind(target: str) -> int:
-    """What a placeholder is, by its name: PRIMAL, TANGENT, SEED or BACKWARD_SEED."""
-    if "tangents" in target:
-        return TANGENT
-    if any(s in target for s in ("fwd_seed_offset", "fwd_base_offset", "fwd_rng_state")):
-        return SEED
-    if any(s in target for s in ("bwd_seed_offset", "bwd_base_offset", "bwd_rng_state")):
-        return BACKWARD_SEED
-    return PRIMAL
-
-
 # ---------------------------------------------------------------------------------------------- the table
 @dataclass(frozen=True, eq=False)
 class Constant:
@@ -163,7 +148,7 @@ class Table:
         tag, recompute: what ``meta`` says of the side it belongs to, and of checkpointing.
         rows: the live rows in order.
         forward_out, backward_out: the outputs; ``outputs``: the rows among them.
-        primals, seeds, tangents, backward_seeds: the placeholders by kind.
+        primals, tangents: the placeholders by kind.
         late: depends on a tangent, or has to run in the backward.
         needed_late: late, or an output of the backward.
         allowed_early: may run in the forward; ``early``: the forward's outputs need it.
@@ -194,11 +179,9 @@ class Table:
         for i in self.rows:
             for x in self.ins[i]:
                 self.users[x].append(i)
-        kinds: tuple[list[int], ...] = ([], [], [], [])
-        for i in self.rows:
-            if self.is_placeholder(i):
-                kinds[input_kind(str(self.nodes[i].target))].append(i)
-        self.primals, self.tangents, self.seeds, self.backward_seeds = kinds
+        given = [i for i in self.rows if self.is_placeholder(i)]
+        self.tangents = [i for i in given if "tangents" in str(self.nodes[i].target)]
+        self.primals = [i for i in given if i not in self.tangents]
         self.late, self.allowed_early = self._sides()
         wanted = {o for o in self.backward_out if type(o) is int}
         self.needed_late = [is_late or i in wanted for i, is_late in enumerate(self.late)]
@@ -206,11 +189,6 @@ class Table:
         self.view = [False] * len(self.nodes)
         for i in self.rows:
             self.view[i] = self._is_view(i)
-
-    @functools.cached_property
-    def order(self) -> dict[int, int]:
-        """Place of each early row among them."""
-        return {i: k for k, i in enumerate(i for i in self.rows if self.early[i])}
 
     def name(self, i: int) -> str:
         """The name of a row's node."""
@@ -280,7 +258,7 @@ class Table:
         late, allowed = [False] * len(self.nodes), [False] * len(self.nodes)
         for i in self.tangents:
             late[i] = True
-        for i in (*self.primals, *self.seeds):
+        for i in self.primals:
             allowed[i] = True
         for i in self.rows:
             if self.is_placeholder(i):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..capture.effects import has_effects, is_kept
-from ..capture.graphs import is_random
+from ..capture.effects import is_kept
 from ..errors import BackendError, OptionError
 
 Partition = tuple[fx.GraphModule, fx.GraphModule]
@@ -23,25 +21,7 @@ def min_cut(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Pa
     """``functorch.compile.min_cut_rematerialization_partition``: recompute what is cheap, save a minimum cut."""
     from functorch.compile import min_cut_rematerialization_partition
 
-    with _separate_draws(joint):
-        return min_cut_rematerialization_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
-
-
-def default(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Partition:
-    """``functorch.compile.default_partition``: save what the backward reads of the forward."""
-    from functorch.compile import default_partition
-
-    return default_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
-
-
-def min_cut_with_budget(budget: float) -> Callable[..., Partition]:
-    """`min_cut` under an activation memory budget: 1 saves what `min_cut` saves, 0 only the graph inputs."""
-
-    def partitioner(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Partition:
-        with torch_api.functorch_config(activation_memory_budget=budget):
-            return min_cut(joint, inputs, **keywords)
-
-    return partitioner
+    return min_cut_rematerialization_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
 
 
 def call(
@@ -51,7 +31,11 @@ def call(
     num_forward: int,
     static: Sequence[int],
 ) -> Partition:
-    """Call a partitioner with the keywords that it takes."""
+    """Call a partitioner with the keywords that it takes.
+
+    Torch's merge equal nodes, and by that two draws of random numbers that their list does not name (``randn_like(x) -
+    randn_like(x)`` becomes 0): here they merge none.
+    """
     keywords: dict[str, Any] = {"num_fwd_outputs": num_forward}
     try:
         parameters = inspect.signature(partitioner).parameters
@@ -61,7 +45,7 @@ def call(
     if named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         keywords["static_lifetime_input_indices"] = list(static)
     _check_call(partitioner, joint, inputs, keywords)
-    with torch_api.lazy_graph_modules(), _as_tensors(joint.graph) as restore:
+    with torch_api.lazy_graph_modules(), torch_api.functorch_config(cse=False), _as_tensors(joint.graph) as restore:
         result = restore(partitioner(joint, inputs, **keywords))
     if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(g, fx.GraphModule) for g in result)):
         raise BackendError(
@@ -115,18 +99,3 @@ def _as_tensors(graph: fx.Graph) -> Iterator[Callable[[Any], Any]]:
         return result
 
     yield restore
-
-
-@contextlib.contextmanager
-def _separate_draws(joint: fx.GraphModule) -> Any:
-    """Torch merges equal nodes, and by that two draws of random numbers (``randn_like(x) - randn_like(x)`` becomes 0).
-
-    Its list of random operations is incomplete; merging is off when an operation draws twice, or has effects twice.
-    """
-    calls = (n for n in joint.graph.nodes if n.op == "call_function")
-    draws = Counter(n.target for n in calls if is_random(n) or has_effects(n.target))
-    if any(count > 1 for count in draws.values()):
-        with torch_api.functorch_config(cse=False):
-            yield
-    else:
-        yield

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from .values import Given, Recipe, build
+from .values import Recipe
 
 
 class Place(Protocol):
@@ -67,25 +67,3 @@ def recipes_of(effect: SideEffect) -> list[Recipe]:
     if isinstance(effect, Fill):
         return [recipe for _, recipe in effect.rows]
     return [] if effect.value is None else [effect.value]
-
-
-def deliver(effects: Sequence[SideEffect], call: Any, given: Given, missing: Any) -> None:
-    """Do to the sources of a call what the region did to those of its trace: all values first, one may be read by another."""
-    made: list[tuple[SideEffect, Any, Any]] = []
-    for effect in effects:
-        thing = None if isinstance(effect, Set) else effect.holder.now(call)
-        if isinstance(effect, Extend):
-            made.append((effect, thing, [build(v, given) for v in effect.values]))
-        elif isinstance(effect, Fill):
-            made.append((effect, thing, {key: build(v, given) for key, v in effect.rows}))
-        else:
-            made.append((effect, thing, missing if effect.value is None else build(effect.value, given)))
-    for effect, thing, value in made:
-        if isinstance(effect, Put):
-            effect.holder.put(thing, effect.key, value)
-        elif isinstance(effect, Extend):
-            effect.holder.base.extend(thing, value)  # type: ignore[attr-defined]
-        elif isinstance(effect, Fill):
-            effect.holder.fill(thing, value)
-        else:
-            effect.function(value)

@@ -1,8 +1,6 @@
 """Recipes: how a value of Python's, the result of a call or one that is put into a source, is made in each call.
 
->>> recipe = Make(tuple, (Output(0), Constant(3)))
->>> build(recipe, Given(outputs=["y"]))
-('y', 3)
+``Make(tuple, (Output(0), Constant(3)))`` is a tuple of the first flat output and 3; `runtime.value_code` writes it as source.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -83,55 +81,12 @@ class New:
 Recipe: TypeAlias = Constant | Output | Entry | Again | Make | Method | New
 
 
-@dataclass(eq=False)
-class Given:
-    """What the recipes of one call are made of: its flat outputs, the objects from its arguments, the objects made so far."""
-
-    outputs: Sequence[Any] = ()
-    entries: Sequence[Any] = ()
-    made: dict[int, Any] = field(default_factory=dict)
-
-
-def build(recipe: Recipe, given: Given) -> Any:
-    """The value of a recipe. (Generated code does the same; see `runtime.value_code`.)"""
-    if isinstance(recipe, Constant):
-        return recipe.value
-    if isinstance(recipe, Output):
-        return given.outputs[recipe.index]
-    if isinstance(recipe, Entry):
-        return given.entries[recipe.number]
-    if isinstance(recipe, Again):
-        return given.made[recipe.number]
-    if isinstance(recipe, Make):
-        return make(recipe.cls, [build(item, given) for item in recipe.items])
-    if isinstance(recipe, Method):
-        return types.MethodType(recipe.function, build(recipe.of, given))
-    return _new(recipe, given)
-
-
 def make(cls: type, items: Sequence[Any]) -> Any:
     """An immutable thing: a named tuple past its own ``__new__``, which may take other arguments."""
     if issubclass(cls, tuple) and cls is not torch.Size and not hasattr(cls, "n_sequence_fields"):
         return tuple(items) if cls is tuple else tuple.__new__(cls, items)
     made: Any = cls
     return made(*items) if cls is slice else made(items)
-
-
-def _new(recipe: New, given: Given) -> Any:
-    value = given.made[recipe.number] = empty(recipe.cls, recipe.args)
-    if recipe.pairs is not None:
-        put = dict_setter(recipe.cls)
-        for key, item in recipe.pairs:
-            put(value, build(key, given), build(item, given))
-    elif recipe.items is not None:
-        base: Any = next(c for c in (list, set, collections.deque) if issubclass(recipe.cls, c))
-        add: Callable[..., Any] = base.update if base is set else base.extend
-        add(value, [build(item, given) for item in recipe.items])
-    for name, item in recipe.fields:
-        value.__dict__[name] = build(item, given)
-    for member, item in recipe.slots:
-        member.__set__(value, build(item, given))
-    return value
 
 
 def dict_setter(cls: type) -> Callable[[Any, Any, Any], None]:

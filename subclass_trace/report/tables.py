@@ -383,8 +383,6 @@ def _changes(plan: Plan, m: MutationPlan) -> list[str]:
     out = []
     if m.leaves:
         out.append("data" if paths == [""] else f"data of {', '.join(paths[k] for k in m.leaves)}")
-    elif m.value is not None and not m.differentiable:
-        out.append("data, written by the graph itself")
     if m.metadata is not None:
         before, after = shape_text(spec.size), shape_text(m.metadata.size)  # type: ignore[union-attr]
         out.append(f"shape {before} -> {after}" if before != after else "strides or offset")

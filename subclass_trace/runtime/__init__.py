@@ -1,1 +1,1 @@
-"""Run time: guards, unwrap, call, rewrap. `reference` is the readable interpreter, `codegen` emits the same as source."""
+"""Run time: guards, unwrap, call, rewrap, as generated source. `finish` does what is rare."""

@@ -125,9 +125,11 @@ class Backwards:
         self.symbols, self.twins = symbols, twins
         self.tape = tape
         self.inputs, self.saved = len(tape.edges), saved
-        self.narrow: Callable[[tuple[Any, ...]], None] | None = None
+        self.narrow: Callable[[], None] | None = None
         self.of_backward = False
-        self.row_by_row = any(map(is_traceable, (*tape.outputs, *tape.inputs)))  # for batched tangents: see `batched`
+        self.takes_batches = not any(
+            map(is_traceable, (*tape.outputs, *tape.inputs))
+        )  # of tangents, by `is_grads_batched`
         self.is_freed = False  # the region itself ran backwards that free what these would need
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
@@ -177,7 +179,7 @@ class Backwards:
                 raise
             cause = error
         if self.narrow is not None:
-            self.narrow((failed,))
+            self.narrow()
         raise self._other_sizes(failed, env) from cause
 
     def _trace_of(
@@ -212,7 +214,7 @@ class Backwards:
             and self.narrow is not None
             and any(torch_api.is_equality(c) for c in conditions)
         ):
-            self.narrow(conditions)
+            self.narrow()
         modes = tape.session.dtensor_modes()
         return replace(entry, conditions=conditions, autocast=torch_api.autocast_state(), dtensor=modes)
 
@@ -225,7 +227,7 @@ class Backwards:
             got=str(values),
             fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)"
             if self.narrow is None
-            else "call the region again with these sizes (they have a specialization of their own from now on), or compile "
+            else "call the region again with these sizes (from now on each has a specialization of its own), or compile "
             "with automatic_dynamic=False",
         )
 
@@ -255,7 +257,7 @@ class Backwards:
         if traced.next is not None:
             rest = (self.compile_backward, (), self.symbols, self.twins)
             following = Backwards(traced.next, frozenset(have), *rest)
-            following.narrow, following.of_backward, following.row_by_row = self.narrow, True, self.row_by_row
+            following.narrow, following.of_backward, following.takes_batches = self.narrow, True, self.takes_batches
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)
         return CompiledBackward(

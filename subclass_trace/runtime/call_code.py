@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from ..plan import (
     GradientOutput,
     InputOutput,
     LeafPrimal,
+    RaggedOutput,
     SameOutput,
     SizeOutput,
     SymbolicView,
@@ -24,26 +24,28 @@ from ..plan import (
     ViewOutput,
     gradient_of,
 )
-from ..subclass.context import Lent
 from ..subclass.parts import mark_source, marks_in, with_lent
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .changed_contexts import changeable, watch_contexts
 from .delivery_code import Delivery, is_plain
 from .emit import (
-    NotGenerated,
     Unwrapper,
     Wrapper,
     detached_outputs,
     expression_code,
     failed_metadata_code,
+    graph_call,
     size_code,
+    sizes_of_outputs,
+    tuple_code,
     wrapped,
 )
-from .function_code import FunctionEmitter, needs_extra
+from .finish import Call, Program, base_value, finish, share_values
+from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
 from .rebuild import replay_view
-from .reference import Call, Program, base_value, finish, share_values
+from .sizes import evaluate
 from .source import Source
 
 Tensor = torch.Tensor
@@ -66,13 +68,6 @@ class Entry:
     source: str
 
 
-def _shortcut_value(values: Mapping[str, Tensor], variable: str) -> Any:
-    value = values[variable]
-    attribute = torch_api.context_shortcut(type(value))
-    assert attribute is not None
-    return getattr(value, attribute)
-
-
 class EntryEmitter:
     """What entries have in common: from flat arguments by local names to flat outputs by expressions."""
 
@@ -83,18 +78,15 @@ class EntryEmitter:
         alias: tuple[Any, ...] | None,
         flat: Sequence[Any],
         examples: Examples,
-        use_cpp: bool,
     ) -> None:
         self.program, self.plan, self.ambient, self.alias = program, program.plan, ambient, alias
-        self.flat, self.examples, self.use_cpp = flat, examples, use_cpp
+        self.flat, self.examples = flat, examples
         self.source = Source()
         self.source.bind("MISS", MISS)
-        self.unwrapper = Unwrapper(self.source, "return MISS")
         self.values: dict[str, Tensor] = {}
-        self.unwrapper.shortcut_value = functools.partial(_shortcut_value, self.values)
+        self.unwrapper = Unwrapper(self.source, "return MISS", self.values)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs]
         self.simple = self._is_simple()
-        self.lent: dict[Lent, str] = {}  # local names of what results have from inputs
 
     def _inputs(self, flat: Sequence[str]) -> list[str]:
         """A local name for each distinct input; other positions must hold the same tensor."""
@@ -177,19 +169,6 @@ class EntryEmitter:
             failed.append(f"not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))")
         return failed
 
-    def _constant(self, value: Any) -> str:
-        """A result that is no tensor, with the objects of the call in the place of marks."""
-        s = self.source
-        if isinstance(value, Lent):
-            return self.lent[value]
-        known = s.constant(value, "result")
-        return f"{s.bind('with_lent', with_lent)}({known}, {marks})" if (marks := self._marks_in(value)) else known
-
-    def _marks_in(self, value: Any) -> str:
-        """The objects of the call for the marks in a value, as a dict; empty where there are none."""
-        rows = [f"{self.source.constant(m, 'lent')}: {self.lent[m]}" for m in marks_in((), [value])]
-        return f"{{{', '.join(rows)}}}" if rows else ""
-
     # ---------------------------------------------------------------- running
     def _run(
         self, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]
@@ -200,35 +179,29 @@ class EntryEmitter:
             if m.starts_grad:
                 s.line(f"{inputs[m.input]}.requires_grad_()")
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.primals)}]")
-        items = [f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
-        for mark in plan.lent:
-            self.lent[mark] = s.name("k")
-            value = mark_source(mark, inputs[mark.place[1]], s.constant)
-            s.line(f"{self.lent[mark]} = {value}")
-            items.append(f"{s.constant(mark, 'lent')}: {self.lent[mark]}")
-        env = "{" + ", ".join(items) + "}" if items else "None"
-        if plan.trains:
-            values, sizes = self._train(inputs, env)
-        else:
-            values, sizes = self._infer(symbols)
+        if plan.lent:
+            s.line(f"env = {self._env(symbols)}")
+            for mark in plan.lent:
+                s.line(f"env[{s.constant(mark, 'lent')}] = {mark_source(mark, inputs[mark.place[1]], s.constant)}")
+        env = "env" if plan.lent else self._env(symbols)
+        state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
+        if needs_call(plan) or not self.simple or plan.aliases:
+            s.line(f"call = {state}")
+            env = "call.env"
+        values = self._train(inputs) if plan.trains else self._infer(symbols, env)
         if not self.simple:
-            s.bind("finish", finish)
-            s.bind("Call", Call)
-            state = f"[{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'}, [{', '.join(sizes)}]"
-            call = f"Call({state})"
-            s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
+            known = f"{s.constant(plan, 'plan')}, call"
+            s.line(f"results = {s.bind('finish', finish)}({known}, [{', '.join(values)}], [{', '.join(flat)}])")
             return [f"results[{k}]" for k in range(len(plan.outputs))]
         if plan.aliases:
             s.bind("share_values", share_values)
-            s.bind("Call", Call)
             s.line(f"w = [{', '.join(values)}]")
-            call = f"Call([{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'})"
-            s.line(f"share_values({s.constant(plan, 'plan')}, {call}, w, within=False)")
+            s.line(f"share_values({s.constant(plan, 'plan')}, call, w, within=False)")
             values = [f"w[{k}]" for k in range(len(values))]
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.write(values, grad=self.ambient.grad)
         results = []
-        for result in self._results(flat, inputs, values, sizes, env):  # each is made once
+        for result in self._results(flat, inputs, values, env):  # each is made once
             results.append(s.name("r"))
             s.line(f"{results[-1]} = {result}")
         delivery.assign(results)
@@ -239,13 +212,14 @@ class EntryEmitter:
         flat: Sequence[str],
         inputs: Sequence[str],
         values: Sequence[str],
-        sizes: Sequence[str],
         env: str,
     ) -> list[str]:
         results: list[str] = []
         for o in self.plan.outputs:
             if isinstance(o, ConstantOutput):
-                results.append(self._constant(o.value))
+                known = self.source.constant(o.value, "result")
+                lent = self.source.bind("with_lent", with_lent) if marks_in((), [o.value]) else None
+                results.append(known if lent is None else f"{lent}({known}, {env})")
             elif isinstance(o, InputOutput):
                 results.append(flat[o.position])
             elif isinstance(o, GradientOutput):
@@ -255,9 +229,10 @@ class EntryEmitter:
             elif isinstance(o, ValueOutput):
                 results.append(values[o.value])
             elif isinstance(o, SizeOutput):
-                results.append(sizes[o.index])
+                results.append(f"call.sizes[{o.index}]")
             else:
-                raise NotGenerated(f"a result {o!r}")
+                assert isinstance(o, RaggedOutput)
+                results.append(f"{self.source.bind('evaluate', evaluate)}({self.source.constant(o.size)}, {env})")
         return results
 
     def _view(self, o: Any, bases: Sequence[str], env: str) -> str:
@@ -287,7 +262,11 @@ class EntryEmitter:
             return f"{base}({known}, [{', '.join(leaves)}], {size_code(primal.numel, symbols)})"
         return size_code(primal.size, symbols)
 
-    def _infer(self, symbols: dict[Any, str]) -> tuple[list[str], list[str]]:
+    def _env(self, symbols: dict[Any, str]) -> str:
+        rows = [f"{self.source.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
+        return f"{{{', '.join(rows)}}}"
+
+    def _infer(self, symbols: dict[Any, str], env: str) -> list[str]:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
         s.bind("forward", self.program.forward)
@@ -298,55 +277,34 @@ class EntryEmitter:
             s.line("set_grad(False)")
             s.line("try:")
             s.depth += 1
-        if self.ambient.autocast:
-            s.bind("no_autocast", torch_api.disable_autocast)
-            s.line("with no_autocast():")
-            s.depth += 1
-        s.line("o = forward(p)")
-        if self.ambient.autocast:
-            s.depth -= 1
-        flat = detached_outputs(s, plan, plan.forward_leaves + plan.size_outputs, self._left_out())
-        parts = iter(flat[: plan.forward_leaves])
-        values = wrapped(
-            Wrapper(s, self.examples, symbols, self.lent.__getitem__), plan.values, parts, self._left_out()
-        )
+        s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))
+        symbols = symbols | sizes_of_outputs(s, plan)
+        flat = detached_outputs(s, plan, self._left_out())
+        wrapper = Wrapper(s, self.examples, symbols, env)
+        values = wrapped(wrapper, plan.values, iter(flat), self._left_out())
         if guarded:
             s.line("pass")
             s.depth -= 1
             s.line("finally: set_grad(True)")
-        return values, flat[plan.forward_leaves :]
+        return values
 
     def _left_out(self) -> Collection[int]:
         """Values that nobody asks for: their contents are where they belong."""
         return self.plan.spent_values if self.simple else ()
 
-    def _train(self, inputs: Sequence[str], env: str) -> tuple[list[str], list[str]]:
+    def _train(self, inputs: Sequence[str]) -> list[str]:
         """Apply the generated autograd.Function."""
         s, plan = self.source, self.plan
-        if any(row.within for row in plan.aliases):
-            raise NotGenerated("a value with a history in memory that is written")
-        emitter = FunctionEmitter(self.program, self.ambient, self.examples, self.use_cpp, self._left_out())
-        function = emitter.emit()
-        s.bind("apply", torch_api.base_apply(function))
+        emitter = FunctionEmitter(self.program, self.ambient, self.examples, self._left_out())
+        s.bind("apply", torch_api.base_apply(emitter.emit()))
         given = [inputs[i] for i in plan.differentiated]
-        args = ["p", *given]
-        if needs_extra(plan):
-            s.line(f"extra = [{env}, ({tuple_code([inputs[i] for i in plan.watched_beside])}), None]")
-            args.insert(1, "extra")
-        made = f"apply({', '.join(args)})"
-        call = f"v = {made}"
+        made = f"apply(p, {', '.join(['call', *given] if needs_call(plan) else given)})"
         if self.ambient.grad:
-            s.line(call)
+            s.line(f"v = {made}")
         else:  # the region enables gradients itself
             s.bind("enable_grad", torch.enable_grad)
-            s.line(f"with enable_grad(): {call}")
+            s.line(f"with enable_grad(): v = {made}")
         if watched := changeable(plan):
             watch = s.bind("watch_contexts", watch_contexts)
             s.line(f"{watch}({s.constant(plan, 'plan')}, {watched}, ({tuple_code(inputs)}), v)")
-        values = [f"v[{k}]" for k in range(len(plan.values))] if len(plan.values) != 1 else ["v"]
-        return values, [f"extra[2][{k}]" for k in range(plan.size_outputs)]
-
-
-def tuple_code(names: Sequence[str]) -> str:
-    """The items of a tuple display."""
-    return "".join(f"{n}, " for n in names)
+        return [f"v[{k}]" for k in range(len(plan.values))] if len(plan.values) != 1 else ["v"]

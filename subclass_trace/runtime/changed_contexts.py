@@ -10,8 +10,8 @@ import torch
 from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import Plan
-from ..subclass.context import Kept, KeptPlain, has_sizes, is_buffer, is_copied, parts_of
-from ..subclass.kept import difference, remembers_more
+from ..subclass.context import Kept, KeptPlain, has_sizes, is_buffer, is_copied, parts_of, same_context
+from ..subclass.kept import difference
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import inner_values
@@ -33,7 +33,7 @@ def watch_contexts(
 
     def check(_: Any) -> None:
         for path, known, context in rows:
-            if not remembers_more(known, context):
+            if not same_context(known, context):
                 raise UnsupportedError(
                     "a flatten context was changed between forward and backward",
                     path=path,

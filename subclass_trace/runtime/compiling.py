@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,6 @@ from ..backends.eager import compile_eager
 from ..backends.eager.blame import blame_of_compiled
 from ..backends.eager.graph_code import Listing, compile_listing
 from ..partition.half import Half
-from ..partition.packing import Packing, unpack_inputs
 from ..plan import Plan
 from .delivered import delivered_by_program, targets_of, version_moves
 
@@ -56,14 +55,6 @@ def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: 
     )
 
 
-def backward_compiler(
-    backend: Backend, packed: Mapping[str, Packing] | None = None
-) -> Callable[[fx.GraphModule], Compiled]:
-    """For backwards that are traced later: they take what is saved, packed as it is."""
-
-    def compile_backward(graph: fx.GraphModule) -> Compiled:
-        if packed:
-            unpack_inputs(graph, packed)
-        return compile_half(backend, backend.backward, Half.of_module(graph), is_backward=True)
-
-    return compile_backward
+def backward_compiler(backend: Backend) -> Callable[[fx.GraphModule], Compiled]:
+    """For backwards that are traced later."""
+    return lambda graph: compile_half(backend, backend.backward, Half.of_module(graph), is_backward=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,12 +13,16 @@ import torch
 from .. import torch_api
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
+from ..errors import UnsupportedError
 from ..plan import InputPlan, Plan
 from ..subclass.context import KeptPlain, Lent, has_sizes, same_context, with_outer, without_outer
 from ..subclass.parts import marks_in
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
 from ..subclass.template import Examples
+from ..subclass.visit import rebuild
+from .guards import failed_value
+from .sizes import evaluator
 from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
@@ -26,26 +30,23 @@ _NAMES = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _KNOWN_NAMES = {*EXPRESSION_GLOBALS, *keyword.kwlist, "abs", "float", "int", "max", "min", "round"}
 
 
-class NotGenerated(Exception):
-    """This plan holds something that the generator does not emit; the reference interpreter serves it."""
-
-
 def expression_code(expr: Any, symbols: dict[Any, str]) -> str:
     """An expression over size symbols as source, with no names but the symbols' and what each module can call."""
     text = torch_api.expression_source(expr, symbols)
     unknown = {*_NAMES.findall(text)} - {*symbols.values()} - _KNOWN_NAMES
     if unknown:  # sympy prints some functions by names of its own
-        raise NotGenerated(f"{', '.join(sorted(unknown))} in {text}")
+        raise UnsupportedError(
+            "a size is computed by a function that cannot be written as Python",
+            expected="sums, products, quotients and roots of sizes",
+            got=f"{', '.join(sorted(unknown))} in {text}",
+            fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)",
+        )
     return text
 
 
 def size_code(size: Any, symbols: dict[Any, str]) -> str:
     """A size as source: a number, or an expression over the symbols' local names."""
-    if isinstance(size, SizeExpr):
-        return expression_code(size.expr, symbols)
-    if not isinstance(size, int):
-        raise NotGenerated(f"a size {size!r}")
-    return repr(size)
+    return expression_code(size.expr, symbols) if isinstance(size, SizeExpr) else repr(size)
 
 
 def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
@@ -62,6 +63,7 @@ class Checks:
     """What is still to be checked after taking values apart."""
 
     tensors: list[tuple[str, Spec]] = field(default_factory=list)  # distinct tensors, for the tensor guard
+    sized: list[tuple[str, WrapperSpec]] = field(default_factory=list)  # jagged ones, and those with sizes in contexts
     conditions: list[str] = field(default_factory=list)
 
 
@@ -79,20 +81,29 @@ def same_code(source: Source, now: str, known: Any) -> str:
     return same if type(known) is tuple else f"({now} is {constant} or {same})"
 
 
+def is_sized(spec: WrapperSpec) -> bool:
+    """Is it compared, and built, with the sizes of the call: a jagged tensor, or one with sizes in its context?"""
+    return spec.layout is torch.jagged or has_sizes(spec.context)
+
+
+def attribute_code(variable: str, name: str) -> str:
+    """An attribute as source."""
+    return f"{variable}.{name}" if name.isidentifier() else f"getattr({variable}, {name!r})"
+
+
 class Unwrapper:
     """Emits taking inputs apart, and collects the checks of each value."""
 
-    def __init__(self, source: Source, miss: str) -> None:
-        self.source, self.miss = source, miss
+    def __init__(self, source: Source, miss: str, examples: Mapping[str, Any]) -> None:
+        """``examples``: values of the specs, by local names."""
+        self.source, self.miss, self.examples = source, miss, examples
         self.checks = Checks()
 
     def unwrap(self, variable: str, spec: Spec) -> list[str]:
         """Local names of the leaves of ``variable``; call inside a ``try`` for missing attributes."""
-        if isinstance(spec, OpaqueSpec):
-            raise NotGenerated("an opaque value by itself")
-        if spec.layout is torch.jagged:
-            raise NotGenerated("a jagged tensor")
-        self.checks.tensors.append((variable, spec))
+        assert not isinstance(spec, OpaqueSpec)
+        if spec.layout is not torch.jagged:
+            self.checks.tensors.append((variable, spec))
         if isinstance(spec, LeafSpec):
             return [variable]
         leaves: list[str] = []
@@ -100,21 +111,22 @@ class Unwrapper:
         for name, inner in zip(spec.names, spec.inners, strict=True):
             if isinstance(inner, OpaqueSpec):
                 continue
-            if not name.isidentifier():
-                raise NotGenerated(f"an attribute named {name!r}")
             local = self.source.name("u")
-            self.source.line(f"{local} = {variable}.{name}")
+            self.source.line(f"{local} = {attribute_code(variable, name)}")
             leaves += self.unwrap(local, inner)
         return leaves
 
     def _check_context(self, variable: str, spec: WrapperSpec) -> None:
-        if has_sizes(spec.context):
-            raise NotGenerated("sizes in a context")
         source = self.source
+        if is_sized(spec):
+            source.line(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}: {self.miss}")
+            self.checks.sized.append((variable, spec))
+            return
         shortcut = torch_api.context_shortcut(spec.cls)
         dynamic = spec.has_dynamic_size
-        if shortcut is not None and not dynamic and self.shortcut_value is not None:
-            known = source.constant(self.shortcut_value(variable), "spec")
+        value = None if shortcut is None or dynamic else self.shortcut_value(variable)
+        if value is not None:
+            known = source.constant(value, "spec")
             source.line(f"c = {variable}.{shortcut}")
             source.line(f"if c is not {known} and c != {known}: {self.miss}")
             return
@@ -135,31 +147,36 @@ class Unwrapper:
                     f"if {variable}.{name} is not {value} and not same_context({value}, {variable}.{name}): {self.miss}"
                 )
 
-    #: maps a local name to the real value's shortcut attribute; set by the entry emitter, which has real inputs
-    shortcut_value: Callable[[str], Any] | None = None
+    def shortcut_value(self, variable: str) -> Any:
+        """What the shortcut attribute of the value with this local name is; None where that is not known."""
+        value = self.examples.get(variable)
+        attribute = None if value is None else torch_api.context_shortcut(type(value))
+        return None if attribute is None else getattr(value, attribute)
 
 
 class Wrapper:
     """Emits rewrapping: by a verified template, by DTensor's constructor, or by ``__tensor_unflatten__``."""
 
-    def __init__(
-        self, source: Source, examples: Examples, symbols: dict[Any, str], lent: Callable[[Lent], str] | None = None
-    ) -> None:
-        """``lent``: the expression of what a result has from an input."""
-        self.source, self.examples, self.symbols, self.lent = source, examples, symbols, lent
+    def __init__(self, source: Source, examples: Examples, symbols: dict[Any, str], env: str) -> None:
+        """``env``: the expression of a dict with the values of symbols, and with what results have from inputs."""
+        self.source, self.examples, self.symbols, self.env = source, examples, symbols, env
+
+    def _lent(self, mark: Lent) -> str:
+        return f"{self.env}[{self.source.constant(mark, 'lent')}]"
 
     def wrap(self, spec: Spec, leaves: Iterator[str]) -> str:
         """The expression (a local name) of a value made of the next leaves."""
         if isinstance(spec, LeafSpec):
             return next(leaves)
         if isinstance(spec, OpaqueSpec):
-            if isinstance(spec.value, Lent) and self.lent is not None:
-                return self.lent(spec.value)
+            if isinstance(spec.value, Lent):
+                return self._lent(spec.value)
             return self.source.constant(spec.value, "opaque")
-        if spec.layout is torch.jagged:
-            raise NotGenerated("a jagged tensor")
-        if has_sizes(spec.context):
-            raise NotGenerated("sizes in a context")
+        if is_sized(spec):
+            out, bind, own = self.source.name("w"), self.source.bind, [next(leaves) for _ in range(leaf_count(spec))]
+            made = f"{bind('rebuild', rebuild)}({self.source.constant(spec, 'spec')}, iter(({tuple_code(own)})), "
+            self.source.line(f"{out} = {made}{bind('evaluator', evaluator)}({self.env}))")
+            return out
         inner = [(n, self.wrap(s, leaves)) for n, s in zip(spec.names, spec.inners, strict=True)]
         out = self.source.name("w")
         if not self._by_shortcut(out, spec, dict(inner)) and not self._by_template(out, spec, inner):
@@ -203,26 +220,39 @@ class Wrapper:
         parts = ", ".join(f"{name!r}: {local}" for name, local in inner)
         size, stride = sizes_code(spec.size, self.symbols), sizes_code(spec.stride, self.symbols)
         plain, marks = KeptPlain.of(spec.context), marks_in([replace(spec, inners=())])
-        if isinstance(spec.context, Lent) and self.lent is not None:
-            context = self.lent(spec.context)
+        if isinstance(spec.context, Lent):
+            context = self._lent(spec.context)
         elif plain is not None:
             context = f"{source.constant(plain.fresh, 'fresh_context')}()"
         else:
             context = source.constant(spec.context, "context")
             if not isinstance(spec.context, _IDENTITY):
-                lend = ""
-                if marks and self.lent is not None:
-                    rows = [f"{source.constant(mark, 'lent')}: {self.lent(mark)}" for mark in marks]
-                    lend = f", {{{', '.join(rows)}}}.__getitem__"
+                lend = f", {self.env}.__getitem__" if marks else ""
                 context = f"with_outer({context}, {size}, {stride}{lend})"
         unflatten = source.constant(unflatten_of(spec.cls), "unflatten")
         source.line(f"{out} = {unflatten}({{{parts}}}, {context}, Size({size}), {stride})")
 
 
-def detached_outputs(source: Source, plan: Plan, count: int, left_out: Collection[int]) -> list[str]:
-    """Expressions for the first ``count`` outputs of the forward, made objects of their own where they are none; not those
-    of values that are left out."""
-    flat, asked, place = [f"o[{k}]" for k in range(count)], set[int](), 0
+def graph_call(source: Source, call: str, autocast: Any) -> str:
+    """The line that runs a graph: the casts of autocast are in it."""
+    return f"with {source.bind('no_autocast', torch_api.disable_autocast)}(): {call}" if autocast else call
+
+
+def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
+    """Emit keeping the numbers among the outputs of the forward graph in ``call``; returns the symbols that they tell."""
+    first, symbols = plan.forward_leaves, dict[Any, str]()
+    if plan.size_outputs:
+        source.line(f"call.sizes = o[{first}:{first + plan.size_outputs}]")
+    for symbol, k in plan.unbacked:
+        symbols[symbol] = f"z_{symbol}"
+        source.line(f"z_{symbol} = call.env[{source.constant(symbol, 'symbol')}] = o[{first + k}]")
+    return symbols
+
+
+def detached_outputs(source: Source, plan: Plan, left_out: Collection[int]) -> list[str]:
+    """Expressions for the leaves that the forward returns, made objects of their own where they are none; not those of
+    values that are left out."""
+    flat, asked, place = [f"o[{k}]" for k in range(plan.forward_leaves)], set[int](), 0
     for k, spec in enumerate(plan.values):
         asked |= set() if k in left_out else {*range(place, place + leaf_count(spec))}
         place += leaf_count(spec)
@@ -241,31 +271,28 @@ def wrapped(wrapper: Wrapper, specs: Sequence[Spec], parts: Iterator[str], left_
     return values
 
 
-def tensor_checks(
-    source: Source, checks: Checks, values: dict[str, Tensor] | None, symbols: dict[Any, str], use_cpp: bool
-) -> str:
+def tensor_checks(source: Source, checks: Checks, values: dict[str, Tensor], symbols: dict[Any, str], env: str) -> str:
     """An expression that is true when all tensors are as their specs say.
 
-    ``values``: a real tensor for each local name, from which the C++ guard is made; without them, or without
-    ``use_cpp``, the comparison is emitted in Python.
+    ``values``: a real tensor for each local name, from which the C++ guard is made; ``env``: see `Wrapper`.
     """
-    rows, conditions = _once(checks.tensors, values or {})
+    rows, conditions = _once(checks.tensors, values)
     conditions += checks.conditions
     for name, spec in rows:
         conditions += dynamic_checks(name, spec, symbols)
-    if not rows:
-        return " and ".join(conditions) or "True"
-    guard = None
-    if use_cpp and values is not None:
+    conditions += sized_checks(source, checks, env)
+    if rows:
         sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec in rows]  # type: ignore[union-attr]
         strides = [[s if isinstance(s, int) else None for s in spec.stride] for _, spec in rows]  # type: ignore[union-attr]
-        guard = torch_api.tensor_guard([values[name] for name, _ in rows], sizes, strides)
-    if guard is not None:
-        check = source.constant(guard, "check")
-        return " and ".join([f"{check}({', '.join(name for name, _ in rows)})", *conditions])
-    python = [c for name, spec in rows for c in _python_checks(source, name, spec)]
-    distinct = f"len({{{', '.join(f'id({name})' for name, _ in rows)}}}) == {len(rows)}"
-    return " and ".join([*python, distinct, *conditions])
+        check = source.constant(torch_api.tensor_guard([values[name] for name, _ in rows], sizes, strides), "check")
+        conditions.insert(0, f"{check}({', '.join(name for name, _ in rows)})")
+    return " and ".join(conditions) or "True"
+
+
+def sized_checks(source: Source, checks: Checks, env: str) -> list[str]:
+    """Conditions that values whose contexts or sizes are those of the call are as their specs say."""
+    failed = source.bind("failed_value", failed_value) if checks.sized else ""
+    return [f"{failed}({source.constant(spec, 'sized')}, {name}, {env}) is None" for name, spec in checks.sized]
 
 
 def _once(rows: Sequence[tuple[str, Spec]], values: Mapping[str, Tensor]) -> tuple[list[tuple[str, Spec]], list[str]]:
@@ -273,7 +300,7 @@ def _once(rows: Sequence[tuple[str, Spec]], values: Mapping[str, Tensor]) -> tup
     names: dict[int, str] = {}
     out, conditions = [], []
     for name, spec in rows:
-        first = names.setdefault(id(values.get(name, name)), name)
+        first = names.setdefault(id(values[name]), name)
         if first == name:
             out.append((name, spec))
         else:
@@ -290,24 +317,6 @@ def dynamic_checks(name: str, spec: Spec, symbols: dict[Any, str], strides: bool
             if isinstance(n, SizeExpr):
                 code = size_code(n, symbols)
                 out.append(f"{name}.{attribute.format(d)} == {code}")
-    return out
-
-
-def _python_checks(source: Source, name: str, spec: Spec) -> list[str]:
-    """The checks of the C++ guard in Python: the tested fallback."""
-    assert not isinstance(spec, OpaqueSpec)
-    kind = f"type({name}) in {source.constant((Tensor, torch.nn.Parameter), 'dense')}"
-    if spec.cls is not Tensor:
-        kind = f"type({name}) is {source.constant(spec.cls, 'cls')}"
-    out = [kind]
-    for attribute in ("dtype", "device", "layout"):
-        out.append(f"{name}.{attribute} == {source.constant(getattr(spec, attribute))}")
-    out.append(f"{name}.requires_grad is {spec.requires_grad}")
-    if isinstance(spec, LeafSpec):
-        out.append(f"({name}.is_conj(), {name}.is_neg()) == {spec.lazy}")
-    out.append(f"{name}.dim() == {len(spec.size)}")
-    for attribute, sizes in (("shape[{}]", spec.size), ("stride({})", spec.stride)):
-        out += [f"{name}.{attribute.format(d)} == {n}" for d, n in enumerate(sizes) if isinstance(n, int)]
     return out
 
 
@@ -350,3 +359,8 @@ def symbol_lines(
         what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
         source.line(f"{local} = {leaf}.{what.get(row.kind, 'item()')}")
     return symbols
+
+
+def tuple_code(names: Sequence[str]) -> str:
+    """The items of a tuple display."""
+    return "".join(f"{n}, " for n in names)

@@ -1,7 +1,7 @@
 """Generated source for one specialization: guard, unwrap, call, rewrap, straight down.
 
-`generate` returns an entry ``(args, kwargs) -> result``, or `MISS` when a guard fails. It does what `guards.failed_guard`
-and `reference.Program` do together; tests compare them. Print ``specialization.source`` to read it.
+`generate` returns an entry ``(args, kwargs) -> result``, or `MISS` when a guard fails: where `guards.failed_guard` finds a
+reason. Print ``specialization.source`` to read it.
 """
 
 from __future__ import annotations
@@ -16,47 +16,30 @@ from ..plan.side_effects import Put
 from ..state.guards import Exact, Identity
 from ..state.values import MISSING
 from ..subclass.template import Examples
-from .call_code import MISS as MISS
-from .call_code import Entry as Entry
-from .call_code import EntryEmitter, tuple_code
-from .delivery_code import Delivery
-from .emit import (
-    NotGenerated,
-    symbol_lines,
-    tensor_checks,
-)
+from .call_code import Entry, EntryEmitter
+from .emit import symbol_lines, tensor_checks, tuple_code
+from .finish import Program
 from .guards import Guards
-from .reference import Program
 from .value_code import ValueEmitter, emit_effects
 
 Tensor = torch.Tensor
 
 
-def generate(
-    program: Program, guards: Guards, flat: Sequence[Any], examples: Examples, use_cpp: bool = True
-) -> Entry | None:
-    """The entry for a specialization, or None where the reference interpreter has to serve it.
+def generate(program: Program, guards: Guards, flat: Sequence[Any], examples: Examples) -> Entry:
+    """The entry for a specialization.
 
     Args:
         flat: the flat arguments of the call that it was made for.
         examples: makes fake values of specs, to verify template constructors.
-        use_cpp: use torch's C++ tensor guard (private API) where there is one.
     """
-    if program.plan.unbacked:  # sizes that the graph itself tells
-        return None
-    try:
-        return _GuardedEmitter(program, guards, flat, examples, use_cpp).emit()
-    except NotGenerated:
-        return None
+    return _GuardedEmitter(program, guards, flat, examples).emit()
 
 
 class _GuardedEmitter(EntryEmitter):
     """The entry of a region: Python state and thread state are compared first."""
 
-    def __init__(
-        self, program: Program, guards: Guards, flat: Sequence[Any], examples: Examples, use_cpp: bool
-    ) -> None:
-        super().__init__(program, guards.ambient, guards.alias, flat, examples, use_cpp)
+    def __init__(self, program: Program, guards: Guards, flat: Sequence[Any], examples: Examples) -> None:
+        super().__init__(program, guards.ambient, guards.alias, flat, examples)
         self.guards = guards
 
     def emit(self) -> Entry:
@@ -79,9 +62,7 @@ class _GuardedEmitter(EntryEmitter):
         if symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
             s.line("try:")
             s.depth = 2
-        if self.simple and not self.use_cpp:
-            self.unwrapper.checks.conditions += Delivery(s, self.plan, inputs, leaves).conditions()
-        checks = tensor_checks(s, self.unwrapper.checks, self.values, symbols, self.use_cpp)
+        checks = tensor_checks(s, self.unwrapper.checks, self.values, symbols, self._env(symbols))
         s.line(f"if not ({checks}): return MISS")
         self._rest_of_guards(inputs, leaves, symbols)
         if symbols:

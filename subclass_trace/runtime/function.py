@@ -1,7 +1,6 @@
 """The region as an autograd.Function, and the backward as one (for double backward of any order).
 
-`run_backward` is what both the reference interpreter and the generated code fall back to when tangents are not the
-expected ones.
+`run_backward` is what generated code falls back to when tangents are not the expected ones.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from ..plan import Plan, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from ..torch_api.dynamo import never_compiled
-from ..torch_api.tape import saves_for_torch
 from .backward import Backwards, CompiledBackward
-from .batched import row_by_row
 from .sizes import Env
 
 Tensor = torch.Tensor
@@ -40,8 +37,13 @@ def run_backward(
     if all(t is None for t in tangents):
         return [None] * backwards.inputs
     batched = any(map(torch_api.is_batched, tangents))
-    if batched and backwards.row_by_row:
-        return row_by_row(lambda own: run_backward(backwards, ctx, dict(saved), own), tangents)
+    if batched and not backwards.takes_batches:
+        raise UnsupportedError(
+            "the backward of a region with wrappers, or of a compiler, gets several gradients at once",
+            expected="one gradient, or a region of dense tensors with backend='eager'",
+            got="is_grads_batched=True, or a vectorized jacobian",
+            fix="call the backward once for each",
+        )
     create_graph, env = torch.is_grad_enabled(), getattr(ctx, "env", None) or {}
     rows = [None if t is None else flatten(t) for t in tangents]
     with torch_api.outside_of_vmap() if batched else contextlib.nullcontext():
@@ -132,24 +134,11 @@ def edges_of(ctx: Any) -> list[Tensor]:
 # ``ctx.saved`` is the list of the dense tensors that the backward reads, ``ctx.versions`` has the versions of them then, and
 # ``ctx.watched`` those of the wrappers that they are leaves of, behind weak references: operations on a wrapper do not move
 # the counters of its leaves, and one that nobody holds is not written. That is half of what ``save_for_backward`` costs.
-# Autograd's own variables serve where they do more, and then ``ctx.saved`` is None: where saved-tensor hooks are active,
-# where torch's compiled autograd is to see them, and for what has no version. A result that is saved is kept as an alias,
+# Autograd's own variables serve where they do more, and then ``ctx.saved`` is None: where saved-tensor hooks are active, and
+# for what has no version. A result that is saved is kept as an alias,
 # which shares its version: itself it would be a cycle.
-def save(ctx: Any, plan: Plan, tensors: Sequence[Tensor | None]) -> None:
-    """Keep saved activations on a node."""
-    ctx.saved = None
-    if not (saves_for_torch or torch_api.saved_tensor_hooks_active()):
-        with contextlib.suppress(RuntimeError, AttributeError):  # an inference tensor, or None from a kernel
-            ctx.versions = tuple([t._version for t in tensors])  # type: ignore[union-attr]
-            places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
-            rows = zip(places, tensors, strict=True)
-            ctx.saved = [t.detach() if k in plan.saved_results else t for k, t in rows]  # type: ignore[union-attr]
-            return
-    ctx.save_for_backward(*tensors)
-
-
 def saved_of(ctx: Any, plan: Plan) -> list[Any]:
-    """What `save` has kept, as a list that is free for its reader; gone from the node, unless the graph is retained.
+    """What the forward has kept, as a list that is free for its reader; gone from the node, unless the graph is retained.
 
     Raises:
         RuntimeError: autograd's, for a second backward; or something was written since.
@@ -169,7 +158,13 @@ def saved_of(ctx: Any, plan: Plan) -> list[Any]:
 def release(ctx: Any) -> None:
     """Let go of what is saved, unless the graph is retained. (Where that is nothing, a second backward is none too many.)"""
     if ctx.saved and not torch_api.keeps_graph():
-        ctx.saved, ctx.watched = None, ()
+        let_go(ctx)
+
+
+def let_go(ctx: Any) -> None:
+    """Let go of what is saved. (Torch's compiled autograd hands a backward an object that stands for the node.)"""
+    node = getattr(ctx, "real", ctx)
+    node.saved, node.watched = None, ()
 
 
 def watch(values: Sequence[Tensor]) -> tuple[tuple[Any, int], ...]:
@@ -265,34 +260,3 @@ class Protected(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         """It all belongs to the value."""
         return grad
-
-
-class RegionFunction(torch.autograd.Function):
-    """The forward of a specialization with a backward: the reference, which `codegen` specialises."""
-
-    @staticmethod
-    def forward(ctx: Any, program: Any, call: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """``inputs`` are the differentiated inputs; ``call`` carries the graph's inputs in and its sizes out."""
-        plan = program.plan
-        values, call.sizes, saved = program.run_forward(call)
-        ctx.program, ctx.env = program, call.env
-        ctx.set_materialize_grads(False)
-        # A kernel may give no tensor where its signature has one (mkldnn's workspace): None is saved like a tensor.
-        ctx.numbers = [None if row.is_tensor else s for s, row in zip(saved, plan.saved, strict=True)]
-        ctx.edges = edges(inputs)
-        ctx.watched = watch([*(call.inputs[i] for i in plan.watched_inputs), *(values[k] for k in plan.watched_values)])
-        save(ctx, plan, [s for s, row in zip(saved, plan.saved, strict=True) if row.is_tensor])
-        ctx.mark_non_differentiable(*[v for k, v in enumerate(values) if k not in plan.differentiable])
-        return tuple(values)
-
-    @staticmethod
-    @never_compiled
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Gradients of the differentiated inputs."""
-        program, plan = ctx.program, ctx.program.plan
-        saved = saved_of(ctx, plan)
-        saved.reverse()
-        rows = zip(plan.saved, ctx.numbers, strict=True)
-        named = {row.name: saved.pop() if row.is_tensor else n for row, n in rows}
-        result = run_backward(program.backwards, ctx, named, [grads[k] for k in plan.differentiable])
-        return (None, None, *result)

@@ -1,8 +1,7 @@
 """Generated ``autograd.Function`` of one specialization: straight-line forward and backward.
 
-The backward serves the tangents that the first backward was traced for; every other case (another type or context, a
-missing tangent, double backward) goes to `function.run_backward`, as does the first call, which arms the fast path with
-a tensor guard made from tangents that really came.
+The straight-line backward is written when tangents have come, for such ones. Every other case (another type or context, a
+missing tangent, double backward) goes to `function.run_backward`, as does the first call.
 """
 
 from __future__ import annotations
@@ -15,92 +14,51 @@ import torch
 from .. import torch_api
 from ..plan import Plan
 from ..subclass.flatten import flatten, leaves_of
-from ..subclass.spec import Spec, WrapperSpec, leaf_count, spec_leaves
+from ..subclass.spec import SizeExpr, Spec, WrapperSpec, leaf_count, sizes_in, spec_leaves
 from ..subclass.template import Examples
-from ..torch_api.tape import saves_for_torch
 from .backward import CompiledBackward
 from .emit import (
-    NotGenerated,
     Unwrapper,
     Wrapper,
     detached_outputs,
     dynamic_checks,
     expression_code,
+    graph_call,
+    sized_checks,
     sizes_code,
+    sizes_of_outputs,
+    tuple_code,
     wrapped,
 )
-from .function import check_watched, edges, run_backward, saved_of, watch, written_since
+from .finish import Program, share_values
+from .function import check_watched, edges, let_go, run_backward, saved_of, watch, written_since
 from .guards import Ambient
-from .inlined import make_inlinable
 from .rebuild import fit_strides, is_lazy
-from .reference import Program
 from .sizes import Env
 from .source import Source
-from .tangent_sizes import matches
 
 Tensor = torch.Tensor
 
 
-def needs_extra(plan: Plan) -> bool:
-    """Does `apply` take ``extra``, the list ``[env, watched inputs, None]`` whose last item receives the sizes?"""
-    return bool(plan.symbols or plan.lent or plan.watched_beside or plan.size_outputs)
+def needs_call(plan: Plan) -> bool:
+    """Does `apply` take the `Call`, too?"""
+    beside = set(plan.watched_inputs) - set(plan.differentiated)
+    return bool(plan.symbols or plan.lent or beside or plan.size_outputs or any(row.within for row in plan.aliases))
 
 
-#: how many sets of tangents get a straight-line backward of their own, beside those that came first
-MOST_PATHS = 4
+class FastBackward:
+    """The straight-line backward of a specialization: for tangents of the kind that came first.
 
-
-class FastPath:
-    """Whether the generated code of one backward may run: ``check`` compares the tangents and their inner tensors.
-
-    ``same``: for each tangent the place of an earlier one that is the same tensor, or None (the loss is a sum of results).
+    Others that come twice in a row get it instead.
     """
 
-    def __init__(self, entry: CompiledBackward | None, same: Sequence[int | None] = ()) -> None:
-        self.entry, self.same = entry, tuple(same)
-        self.expected = () if entry is None else entry.tangents
-        self.check: Callable[..., bool] | None = None
-
-    def arm(self, tangents: Sequence[Tensor | None], env: Env) -> None:
-        """From now on it serves tangents like these, if they are of the kind that it is for."""
-        rows: list[tuple[Tensor, Spec]] = []
-        if len(tangents) != len(self.expected):
-            return
-        for k, (t, spec) in enumerate(zip(tangents, self.expected, strict=True)):
-            if (t is None and spec is None) or (self.same and self.same[k] is not None):
-                continue
-            if t is None or spec is None or t.requires_grad or not matches(spec, flatten(t)[1], env):
-                return
-            rows.append((t, spec))
-            if isinstance(spec, WrapperSpec):
-                rows += zip(leaves_of(t), spec_leaves(spec), strict=True)
-        if len({id(t) for t, _ in rows}) != len(rows):
-            return
-        sizes = [[n if type(n) is int else None for n in s.size] for _, s in rows]  # type: ignore[union-attr]
-        self.check = torch_api.tensor_guard([t for t, _ in rows], sizes, [[None] * t.dim() for t, _ in rows])
-
-
-class FastBackward(FastPath):
-    """The straight-line backwards of one specialization.
-
-    The generated method serves tangents of the kind that the first backward was traced for. Others that come twice (an
-    absent one, one that comes for two results) get a function of their own in ``others``.
-    """
-
-    def __init__(self, program: Program, use_cpp: bool, write: Callable[[FastPath], Callable[..., Any] | None]) -> None:
-        assert program.backwards is not None
-        compiled = program.backwards.compiled
-        super().__init__(compiled[0] if compiled else None)
-        self.program, self.use_cpp, self.write = program, use_cpp, write
-        self.others: tuple[Callable[..., Any], ...] = ()
-        self._seen: set[Any] = set()
+    def __init__(self, program: Program, write: Callable[[CompiledBackward, Callable[..., bool]], Callable[..., Any]]):
+        self.program, self.write = program, write
+        self.path: Callable[..., Any] | None = None
+        self._last: CompiledBackward | None = None
 
     def slow(self, ctx: Any, saved: list[Any], grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-        """The general backward; arms a fast one when these are tangents that it can be made for."""
-        for other in self.others:
-            found = other(ctx, saved, *grads)
-            if found is not None:
-                return found  # type: ignore[no-any-return]
+        """The general backward."""
         plan, backwards = self.program.plan, self.program.backwards
         assert backwards is not None
         values = saved[::-1]
@@ -109,82 +67,81 @@ class FastBackward(FastPath):
         named = {row.name: values.pop() if row.is_tensor else n for row, n in zip(plan.saved, numbers, strict=True)}
         tangents = [grads[k] for k in plan.differentiable]
         result = run_backward(backwards, ctx, named, tangents)
-        if self.use_cpp and not torch.is_grad_enabled() and not any(map(_is_odd, tangents)):
-            self._arm_for(tangents, getattr(ctx, "env", None) or {})
-        return (None, None, *result) if needs_extra(plan) else (None, *result)
+        if not torch.is_grad_enabled() and not any(map(_is_odd, tangents)):
+            self._arm(tangents, getattr(ctx, "env", None) or {})
+        return (None, None, *result) if needs_call(plan) else (None, *result)
 
-    def _arm_for(self, tangents: Sequence[Tensor | None], env: Env) -> None:
+    def _arm(self, tangents: Sequence[Tensor | None], env: Env) -> None:
         assert self.program.backwards is not None
         entry = self.program.backwards.served([None if t is None else flatten(t)[1] for t in tangents], env)
-        if entry is None or len(self._seen) >= 4 * MOST_PATHS:
-            return
-        if entry is self.entry and self.check is None:
-            self.arm(tangents, env)
-            if self.check is not None:
-                return
-        same = _same_objects(tangents)
-        key = (id(entry), same)
-        if key in self._seen and len(self.others) < MOST_PATHS:
-            path = FastPath(entry, same)
-            path.arm(tangents, env)
-            written = None if path.check is None else self.write(path)
-            self.others = self.others if written is None else (*self.others, written)
-        self._seen.add(key)
+        wanted = entry is not None and not entry.autocast and (self.path is None or entry is self._last)
+        if entry is not None and wanted and not _unknown_sizes(self.program.plan, entry):
+            check = _tangent_check(entry, tangents)
+            self.path = self.path if check is None else self.write(entry, check)
+        self._last = entry
+
+
+def _unknown_sizes(plan: Plan, entry: CompiledBackward) -> set[Any]:
+    """Symbols that nothing but the tangents tells."""
+    known = {row.symbol for row in plan.symbols} | {symbol for symbol, _ in plan.unbacked}
+    sizes = (n for spec in (*entry.tangents, *entry.grads) if spec is not None for n in sizes_in(spec))
+    return {s for n in sizes if isinstance(n, SizeExpr) for s in n.expr.free_symbols} - known
+
+
+def _tangent_check(entry: CompiledBackward, tangents: Sequence[Tensor | None]) -> Callable[..., bool] | None:
+    """Compares tangents and their inner tensors with these; None where two of them are one tensor."""
+    rows: list[tuple[Tensor, Spec]] = []
+    for t, spec in zip(tangents, entry.tangents, strict=True):
+        if t is not None and spec is not None:
+            rows.append((t, spec))
+            rows += zip(leaves_of(t), spec_leaves(spec), strict=True) if isinstance(spec, WrapperSpec) else ()
+    tensors = [t for t, _ in rows if not t.is_nested]
+    if len(set(map(id, tensors))) != len(tensors) or any(t.requires_grad for t in tensors):
+        return None
+    sizes = [[n if type(n) is int else None for n in s.size] for t, s in rows if not t.is_nested]  # type: ignore[union-attr]
+    return torch_api.tensor_guard(tensors, sizes, [[None] * t.dim() for t in tensors])
 
 
 class FunctionEmitter:
     """Writes the two methods and makes the class."""
 
-    def __init__(
-        self, program: Program, ambient: Ambient, examples: Examples, use_cpp: bool, left_out: Collection[int] = ()
-    ) -> None:
+    def __init__(self, program: Program, ambient: Ambient, examples: Examples, left_out: Collection[int] = ()) -> None:
         """``left_out``: values that nobody asks for; the Function returns None for them."""
         assert program.backwards is not None
         self.program, self.plan, self.ambient, self.examples = program, program.plan, ambient, examples
-        self.use_cpp, self.left_out = use_cpp, left_out
-        self.dynamic = bool(self.plan.symbols)
-        self._nones = "None, None, " if needs_extra(self.plan) else "None, "
+        self.left_out, self.takes_call = left_out, needs_call(self.plan)
 
     def emit(self) -> type[torch.autograd.Function]:
-        """The Function: ``apply(graph inputs, extra, *differentiated inputs)``; ``extra`` as in `needs_extra`."""
-        # It holds this emitter, to write more; so this one does not hold it.
-        fast = FastBackward(self.program, self.use_cpp, self._other)
-        forward, backward = self._forward(), self._backward(fast)
+        """The Function: ``apply(graph inputs, *differentiated inputs)``, after the first the `Call` if `needs_call`."""
+        forward, backward = self._forward(), self._backward(FastBackward(self.program, self._path))
         members: dict[str, Any] = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         members["program"] = self.program  # compiled autograd finds the backward graph there
         function = type("RegionFunction", (torch.autograd.Function,), members)
         torch_api.call_backward_directly(function)
-        program = self.program
-        make_inlinable(function, lambda ctx: program, 2 if needs_extra(self.plan) else 1)
         return function
 
     # ---------------------------------------------------------------- forward
     def _forward(self) -> Callable[..., Any]:
         s, plan = Source(), self.plan
         s.bind("graph", self.program.forward)
-        s.line(f"def forward(ctx, p, {'extra, ' if needs_extra(plan) else ''}*inputs):")
+        s.line(f"def forward(ctx, p, {'call, ' if self.takes_call else ''}*inputs):")
         s.depth = 1
-        if self.ambient.autocast:
-            s.bind("no_autocast", torch_api.disable_autocast)
-            s.line("with no_autocast(): o = graph(p)")
-        else:
-            s.line("o = graph(p)")
-        symbols: dict[Any, str] = {}
-        if self.dynamic:
-            s.line("env = extra[0]")
-            for row in plan.symbols:
-                symbols[row.symbol] = str(row.symbol)
-                s.line(f"{row.symbol} = env[{s.constant(row.symbol, 'symbol')}]")
-        count = plan.forward_leaves
-        flat = detached_outputs(s, plan, count, self.left_out)
-        self._save(s, count + plan.size_outputs)
-        if plan.size_outputs:
-            s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
+        s.line(graph_call(s, "o = graph(p)", self.ambient.autocast))
+        symbols = {row.symbol: str(row.symbol) for row in plan.symbols}
+        for symbol, name in symbols.items():
+            s.line(f"{name} = call.env[{s.constant(symbol, 'symbol')}]")
+        symbols |= sizes_of_outputs(s, plan)
+        flat = detached_outputs(s, plan, self.left_out)
+        self._save(s, plan.forward_leaves + plan.size_outputs)
         s.line(f"ctx.edges = {s.bind('edges', edges)}(inputs)")
-        if self.dynamic:
-            s.line("ctx.env = extra[0]")
-        wrapper = Wrapper(s, self.examples, symbols, lambda mark: f"extra[0][{s.constant(mark, 'lent')}]")
+        if symbols:
+            s.line("ctx.env = call.env")
+        wrapper = Wrapper(s, self.examples, symbols, "call.env" if self.takes_call else "{}")
         values = wrapped(wrapper, plan.values, iter(flat), self.left_out)
+        if any(row.within for row in plan.aliases):
+            s.line(f"v = [{', '.join(values)}]")
+            s.line(f"{s.bind('share_values', share_values)}({s.constant(plan, 'plan')}, call, v, within=True)")
+            values = [f"v[{k}]" for k in range(len(values))]
         fixed = [f"v{k}" for k in range(len(values)) if k not in plan.differentiable and k not in self.left_out]
         for k, value in enumerate(values):
             if value != f"v{k}" and k not in self.left_out:
@@ -204,15 +161,14 @@ class FunctionEmitter:
         tensors = [f"o[{first + k}]" for k in places]
         if len(tensors) != len(plan.saved):
             numbers = ["None" if row.is_tensor else f"o[{first + k}]" for k, row in enumerate(plan.saved)]
-            s.line(f"ctx.numbers = ({_tuple(numbers)})")
+            s.line(f"ctx.numbers = ({tuple_code(numbers)})")
         if not tensors:
             s.line("ctx.saved = []")
             return
         kept = [f"{t}.detach()" if k in plan.saved_results else t for k, t in zip(places, tensors, strict=True)]
         s.bind("saved_tensor_hooks_active", torch_api.saved_tensor_hooks_active)
-        s.bind("saves_for_torch", saves_for_torch)
         s.line("ctx.saved = None")
-        s.line("if not (saves_for_torch or saved_tensor_hooks_active()):")
+        s.line("if not saved_tensor_hooks_active():")
         s.line("    try:")
         s.line(f"        ctx.versions = ({_versions(tensors)})")
         s.line(f"        ctx.saved = [{', '.join(kept)}]")
@@ -223,10 +179,9 @@ class FunctionEmitter:
         """Note the versions of wrappers of which a leaf is saved."""
         plan = self.plan
         place = {number: f"inputs[{k}]" for k, number in enumerate(plan.differentiated)}
-        place |= {number: f"extra[1][{k}]" for k, number in enumerate(plan.watched_beside)}
-        names = [place[i] for i in plan.watched_inputs]
+        names = [place.get(i, f"call.inputs[{i}]") for i in plan.watched_inputs]
         names += [f"v{k}" for k in plan.watched_values if k not in self.left_out]
-        s.line(f"ctx.watched = {s.bind('watch', watch)}(({_tuple(names)}))" if names else "ctx.watched = ()")
+        s.line(f"ctx.watched = {s.bind('watch', watch)}(({tuple_code(names)}))" if names else "ctx.watched = ()")
 
     def _unsave(self, s: Source) -> None:
         """``saved``: the saved activations as a list, compared with the forward's versions and released."""
@@ -245,48 +200,32 @@ class FunctionEmitter:
         )
         s.line(f"    if ctx.watched: {s.bind('check_watched', check_watched)}(ctx)")
         s.line("    if keeps(): saved = [*saved]")
-        s.line("    else: ctx.saved, ctx.watched = None, ()  # a second backward is for saved_tensors to refuse")
+        s.line(f"    else: {s.bind('let_go', let_go)}(ctx)  # a second backward is for saved_tensors to refuse")
 
     # ---------------------------------------------------------------- backward
     def _backward(self, fast: FastBackward) -> Callable[..., Any]:
         s = Source()
         s.bind("fast", fast)
-        names = [f"g{k}" for k in range(len(self.plan.values))]
-        s.line(f"def backward(ctx, {', '.join(names)}):")
+        names = "".join(f"g{k}, " for k in range(len(self.plan.values)))
+        s.line(f"def backward(ctx, {names}):")
         s.depth = 1
         self._unsave(s)
-        slow = f"return fast.slow(ctx, saved, ({''.join(f'{n}, ' for n in names)}))"
-        assert self.program.backwards is not None
-        prologue = len(s.lines)
-        if not self.program.backwards.compiled:
-            s.line(slow)
-        else:
-            try:
-                self._fast_path(s, self.program.backwards.compiled[0], slow)
-            except NotGenerated:
-                del s.lines[prologue:]
-                s.depth = 1
-                s.line(slow)
+        s.line("if fast.path is not None:")
+        s.line(f"    grads = fast.path(ctx, saved, {names})")
+        s.line("    if grads is not None: return grads")
+        s.line(f"return fast.slow(ctx, saved, ({names}))")
         return s.build("backward", "backward")
 
-    def _other(self, path: FastPath) -> Callable[..., Any] | None:
-        """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not of this kind."""
-        s = Source()
-        s.bind("fast", path)
-        s.line(f"def backward(ctx, saved, {', '.join(f'g{k}' for k in range(len(self.plan.values)))}):")
+    def _path(self, entry: CompiledBackward, check: Callable[..., bool]) -> Callable[..., Any]:
+        """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not those of ``entry``."""
+        s, slow = Source(), "return None"
+        s.line(f"def backward(ctx, saved, {''.join(f'g{k}, ' for k in range(len(self.plan.values)))}):")
         s.depth = 1
-        assert path.entry is not None
-        try:
-            self._fast_path(s, path.entry, "return None", path.same)
-        except NotGenerated:
-            return None
-        return s.build("backward", "backward")
-
-    def _fast_path(self, s: Source, entry: CompiledBackward, slow: str, same: Sequence[int | None] = ()) -> None:
         symbols = self._conditions(s, entry, slow)
-        unwrapper = Unwrapper(s, slow)
         tangents = [(f"g{k}", t) for k, t in zip(self.plan.differentiable, entry.tangents, strict=True)]
-        unwrapper.shortcut_value = _shortcut_of({g: t for g, t in tangents if t is not None}, self.examples)
+        unwrapper = Unwrapper(
+            s, slow, {g: self.examples.make(t) for g, t in tangents if t is not None and _has_shortcut(t)}
+        )
         leaves: list[str] = []
         s.line("try:")
         s.depth = 2
@@ -298,26 +237,26 @@ class FunctionEmitter:
         s.line("pass")
         s.depth = 1
         s.line(f"except AttributeError: {slow}")
-        first = {k: place for k, place in enumerate(same) if place is not None}
-        for k, place in first.items():
-            s.line(f"if {tangents[k][0]} is not {tangents[place][0]}: {slow}")
-        checks = [f"check({', '.join(self._checked(entry.tangents, leaves, first))})"]
+        s.bind("check", check)
+        env = "ctx.env" if symbols else "{}"
+        checks = [f"check({', '.join(self._checked(entry.tangents, leaves))})"]
         for name, spec in unwrapper.checks.tensors:
             checks += dynamic_checks(name, spec, symbols, strides=False)
+        checks += sized_checks(s, unwrapper.checks, env)
         s.line(f"if not ({' and '.join(checks)}): {slow}")
         # Under names of their own: a dense leaf may be brought to other strides, and its name goes before the graph runs.
         handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] == "tangent"}
         for (_, place), name in handed.items():
-            s.line(f"{name} = {self._tangent_names()[place]}")
+            s.line(f"{name} = {tangents[place][0]}")
         self._fit(s, entry, leaves, symbols)
         args = self._arguments(entry, leaves, symbols)
         s.line(f"p = [{', '.join(args)}]")
-        s.line("saved.clear()")  # who called may hold the list
-        s.line(f"del saved{''.join(f', {n}' for n in dict.fromkeys([*leaves, *self._tangent_names()]))}")
+        s.line("saved.clear()")  # who called holds the list
+        s.line(f"del {', '.join(dict.fromkeys([*leaves, *(name for name, _ in tangents)]))}")
         s.bind("graph", entry.call)
         s.line("r = graph(p)")
         parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
-        wrapper = Wrapper(s, self.examples, symbols)
+        wrapper = Wrapper(s, self.examples, symbols, env)
         grads: list[str] = []
         for made, source in zip(entry.grads, entry.passed, strict=True):
             own = [next(parts) for _ in range(0 if made is None else leaf_count(made))]
@@ -325,16 +264,14 @@ class FunctionEmitter:
                 grads.append(grads[source[1]] if source[0] == "gradient" else handed[source])
             else:
                 grads.append("None" if made is None else wrapper.wrap(made, iter(own)))
-        s.line(f"return {self._nones}{''.join(f'{g}, ' for g in grads)}")
+        s.line(f"return None, {'None, ' if self.takes_call else ''}{tuple_code(grads)}")
+        return s.build("backward", "backward")
 
     def _conditions(self, s: Source, entry: CompiledBackward, slow: str) -> dict[Any, str]:
         """Emit what is compared beside the tangents; returns the local names of symbols."""
         s.bind("grad_enabled", torch_api.grad_enabled)
         s.bind("any_autocast", torch_api.any_autocast)
-        s.line("check = fast.check")
-        state = ["check is None", "grad_enabled()", "any_autocast()"]
-        if entry.create_graph or entry.autocast:
-            raise NotGenerated("a backward that is differentiated again, or that runs under autocast")
+        state = ["grad_enabled()", "any_autocast()"]
         if entry.guards is not None:
             state.append(f"not {s.constant(entry.guards.still_holds, 'state')}()")
         if entry.dtensor is not None:
@@ -343,6 +280,7 @@ class FunctionEmitter:
             )
         s.line(f"if {' or '.join(state)}: {slow}")
         symbols = {row.symbol: str(row.symbol) for row in self.plan.symbols}
+        symbols |= {symbol: f"z_{symbol}" for symbol, _ in self.plan.unbacked}
         for symbol, name in symbols.items():
             s.line(f"{name} = ctx.env[{s.constant(symbol, 'symbol')}]")
         if entry.conditions:
@@ -374,16 +312,13 @@ class FunctionEmitter:
             args[: len(number)] = ["*saved"]
         return args
 
-    def _tangent_names(self) -> list[str]:
-        return [f"g{k}" for k in self.plan.differentiable]
-
-    def _checked(self, tangents: Any, leaves: list[str], skip: Collection[int]) -> list[str]:
-        """The names that `FastPath.check` takes, in the order in which it was armed; none of tangents number ``skip``."""
+    def _checked(self, tangents: Any, leaves: list[str]) -> list[str]:
+        """The names that `_tangent_check` takes, in its order."""
         rows, parts = [], iter(leaves)
-        for place, (k, spec) in enumerate(zip(self.plan.differentiable, tangents, strict=True)):
+        for k, spec in zip(self.plan.differentiable, tangents, strict=True):
             own = [next(parts) for _ in range(0 if spec is None else leaf_count(spec))]
-            if place not in skip:
-                rows += [f"g{k}", *own] if isinstance(spec, WrapperSpec) else own
+            outer = isinstance(spec, WrapperSpec) and spec.layout is not torch.jagged
+            rows += [f"g{k}", *own] if outer else own
         return rows
 
 
@@ -392,32 +327,10 @@ def _is_odd(t: Tensor | None) -> bool:
     return t is not None and (torch_api.is_batched(t) or any(map(is_lazy, leaves_of(t))))
 
 
-def _same_objects(tangents: Sequence[Tensor | None]) -> tuple[int | None, ...]:
-    """For each tangent the place of an earlier one that is the same tensor."""
-    places: dict[int, int] = {}
-    found = [places.setdefault(id(t), k) for k, t in enumerate(tangents)]
-    return tuple(
-        None if t is None or first == k else first for k, (t, first) in enumerate(zip(tangents, found, strict=True))
-    )
-
-
-def _shortcut_of(specs: dict[str, Spec], examples: Examples) -> Callable[[str], Any]:
-    """The one attribute that tells a class's context (DTensor's ``_spec``), for tangents by their local names."""
-
-    def shortcut(variable: str) -> Any:
-        spec = specs.get(variable)
-        if not isinstance(spec, WrapperSpec):
-            raise NotGenerated("a wrapper with a shortcut inside another one")
-        attribute = torch_api.context_shortcut(spec.cls)
-        assert attribute is not None
-        return getattr(examples.make(spec), attribute)
-
-    return shortcut
-
-
-def _tuple(names: Sequence[str]) -> str:
-    return "".join(f"{n}, " for n in names)
+def _has_shortcut(spec: Spec) -> bool:
+    """Does one attribute tell the context of a value (DTensor's ``_spec``)?"""
+    return isinstance(spec, WrapperSpec) and torch_api.context_shortcut(spec.cls) is not None
 
 
 def _versions(names: Sequence[str]) -> str:
-    return _tuple([f"{n}._version" for n in names])
+    return tuple_code([f"{n}._version" for n in names])

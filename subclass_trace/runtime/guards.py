@@ -26,7 +26,7 @@ from ..subclass.kept import difference
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
-from ..subclass.visit import inner_values
+from ..subclass.visit import VALUE, inner_values
 from .sizes import bind, evaluate, holds
 
 Tensor = torch.Tensor
@@ -197,6 +197,11 @@ def _failed_leaf_guard(
     if alias is not None and alias_pattern(inputs, leaves) != alias:
         return "the inputs share memory in another way"
     return None
+
+
+def failed_value(spec: Spec, value: Any, env: Mapping[Any, Any]) -> str | None:
+    """What of one value is not as its spec says, with the sizes of this call."""
+    return _structure(spec, value, VALUE) or _sizes(spec, value, VALUE, env, offsets=False)
 
 
 def _structure(spec: Spec, value: Any, path: Path) -> str | None:

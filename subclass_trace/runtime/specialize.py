@@ -12,7 +12,6 @@ import torch.fx as fx
 from .. import torch_api, verify
 from ..backends import Backend, Compiled
 from ..backends.eager import compile_eager
-from ..backends.inductor import compile_forward
 from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import is_drawn, output_args, placeholders
@@ -24,7 +23,6 @@ from ..partition.min_cut import MinCut
 from ..partition.rules import Facts
 from ..partition.saved import saved_table
 from ..plan import (
-    MutationPlan,
     Plan,
     ValueOutput,
 )
@@ -32,8 +30,8 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count
 from .backward import Backwards, CompiledBackward
 from .compiling import backward_compiler, compile_half, program_as_recorded
-from .planning import FlatArguments, conditions_of, make_plan, memory_of, number_symbols
-from .reference import Program
+from .finish import Program
+from .planning import FlatArguments, conditions_of, make_plan, number_symbols
 from .sizes import freeze
 
 Tensor = torch.Tensor
@@ -67,14 +65,12 @@ def build_program(
     backend: Backend,
     partitioner: Partitioner,
     keep_joint: bool = False,
-    keep_input_mutations: bool = False,
 ) -> tuple[Program, Graphs]:
     """Partition and compile a capture.
 
     Args:
         flat: the flat arguments, and what a call does with the flat outputs.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
-        keep_input_mutations: without a backward, data is written back inside the graph, by ``copy_`` on its inputs.
     """
     if captured.tape is None:
         own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
@@ -82,13 +78,11 @@ def build_program(
             half, call, plan = own
             return Program(plan, call, None), Graphs(None, half, None)
         forward = captured.forward_graph()
-        if keep_input_mutations:
-            captured = replace(captured, mutations=write_back_in_graph(captured, forward))
         half = Half.of_module(forward)
         _name_inputs(half, captured)
         plan = make_plan(captured, flat, half, ())
         if verify.ENABLED:
-            verify.verify_forward(forward, write_back=keep_input_mutations)
+            verify.verify_forward(forward)
             verify.verify_plan(plan)
         call = compile_half(backend, backend.inference, half)
         plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
@@ -112,7 +106,6 @@ def build_program(
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
     ours = isinstance(partitioner, MinCut)
     kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
-    partitioner = suited(partitioner, backend)
     parts = partition(
         traced.joint,
         num_forward=traced.num_forward,
@@ -134,14 +127,14 @@ def build_program(
         verify.verify_inputs(parts.forward, plan)
     _name_inputs(parts.first, captured)
     call = compile_half(backend, backend.forward, parts.first)
-    compile_backward = backward_compiler(backend, parts.packed)
+    compile_backward = backward_compiler(backend)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
     plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
     known = number_symbols(plan.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known, parts.twins)
-    backwards.row_by_row |= backend.backward is not compile_eager
+    backwards.takes_batches &= backend.backward is compile_eager
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
 
@@ -175,13 +168,6 @@ def _look_at_each(tape: Tape, guess: Sequence[Spec]) -> None:
             torch_api.restore_assumptions(tape.session.shape_env, assumed)
 
 
-def suited(partitioner: Partitioner, backend: Backend) -> Partitioner:
-    """A `MinCut` with what the back end decides decided."""
-    if not isinstance(partitioner, MinCut):
-        return partitioner
-    return partitioner.for_backend(backend.forward is compile_forward)
-
-
 def _without_backward(
     captured: Captured,
     flat: FlatArguments,
@@ -199,7 +185,7 @@ def _without_backward(
     known = number_symbols(plan.symbols)
     names = frozenset(v.name for v in plan.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
-    backwards.row_by_row |= backend.backward is not compile_eager
+    backwards.takes_batches &= backend.backward is compile_eager
     return Program(plan, call, backwards), Graphs(None, first, None)
 
 
@@ -262,45 +248,6 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     return torch_api.graph_module(module, graph)
-
-
-def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[MutationPlan, ...]:
-    """Append ``copy_`` nodes for the data that inputs get, where nothing but data changes; returns what is left to do.
-
-    An input that shares written memory with another one is one graph input together with it, and stays outside.
-    """
-    graph, outputs = forward.graph, output_args(forward.graph)
-    inputs = {str(n.target): n for n in placeholders(graph) if "alias_base" not in n.meta}
-    starts = [0]
-    for spec in captured.values:
-        starts.append(starts[-1] + leaf_count(spec))
-    held = {memory_of(n.meta["val"]) for n in placeholders(graph) if isinstance(n.meta["val"], Tensor)}
-    rows = []
-    end = next(iter(reversed(graph.nodes)))
-    for m in captured.mutations:
-        leaves = captured.inputs[m.input].leaves
-        names = [f"primals_{captured.leaf_primals[leaves[k]] + 1}" for k in m.leaves]
-        only_data = m.value is not None and m.metadata is None and not m.differentiable
-        values = [outputs[starts[m.value or 0] + k] for k in m.leaves]
-        if (
-            not only_data
-            or not all(n in inputs for n in names)
-            or any(memory_of(v.meta["val"]) in held for v in values)
-        ):
-            rows.append(m)
-            continue
-        for k, name in zip(m.leaves, names, strict=True):
-            place = starts[m.value or 0] + k
-            with graph.inserting_before(end):
-                copy = graph.call_function(torch.ops.aten.copy_.default, (inputs[name], outputs[place]))
-            copy.meta.update(inputs[name].meta)
-            outputs[place] = copy
-        # copy_ moves the version counter of a dense input by one itself; of a wrapper it sees the leaves only.
-        bumps = None if m.leaf_bumps is None else {k: n - 1 for k, n in m.leaf_bumps.items()}
-        rows.append(replace(m, leaves=(), version_bumps=m.version_bumps - (bumps is None), leaf_bumps=bumps))
-    end.args = (outputs,)
-    forward.recompile()
-    return tuple(rows)
 
 
 # ---------------------------------------------------------------------------------------------- what is saved

@@ -12,17 +12,13 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..capture.aliasing import alias_check
-from ..plan.values import Given, build
-from ..subclass.flatten import leaves_of
-from ..subclass.spec import WrapperSpec, spec_leaves
+from ..subclass.spec import WrapperSpec
 from ..subclass.template import Examples
 from .call_code import Entry, EntryEmitter
 from .delivery_code import Delivery
-from .emit import NotGenerated, Unwrapper, symbol_lines
-from .guards import Ambient, eager_reason, failed_metadata
-from .reference import Program
-from .sizes import Env, bind, evaluate
+from .emit import Unwrapper, sized_checks, symbol_lines
+from .finish import Program
+from .guards import Ambient
 from .value_code import ValueEmitter
 
 #: called with the arguments of a call that the specialization does not serve
@@ -37,8 +33,8 @@ def generate_trusted(
     examples: Examples,
     other: Other,
     eager: Other,
-) -> Entry | None:
-    """The entry ``(*arguments) -> results``, or None where the reference interpreter has to serve it.
+) -> Entry:
+    """The entry ``(*arguments) -> results``.
 
     Args:
         alias: how the inputs share memory, where that decided the trace.
@@ -46,10 +42,7 @@ def generate_trusted(
         other: serves calls whose inputs share memory in another way.
         eager: serves calls inside a transform or a dispatch mode.
     """
-    try:
-        return _TrustedEmitter(program, alias, flat, count, examples, other, eager).emit()
-    except NotGenerated:
-        return None
+    return _TrustedEmitter(program, alias, flat, count, examples, other, eager).emit()
 
 
 class _TrustedUnwrapper(Unwrapper):
@@ -71,12 +64,12 @@ class _TrustedEmitter(EntryEmitter):
         other: Other,
         eager: Other,
     ) -> None:
-        super().__init__(program, Ambient.now(), alias, flat, examples, use_cpp=True)
+        super().__init__(program, Ambient.now(), alias, flat, examples)
         self.names = [f"x{k}" for k in range(count)]
         self.miss = f"return other({', '.join(self.names)})"
         self.source.bind("other", other)
         self.source.bind("eager", eager)
-        self.unwrapper = _TrustedUnwrapper(self.source, self.miss)
+        self.unwrapper = _TrustedUnwrapper(self.source, self.miss, self.values)
 
     def emit(self) -> Entry:
         """Write the entry from top to bottom."""
@@ -99,10 +92,10 @@ class _TrustedEmitter(EntryEmitter):
         return Entry(s.build("entry", "entry"), s.text())
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
-        s = self.source
+        s, checks = self.source, self.unwrapper.checks
         # The caller sees no inner tensors.
         known = Delivery(s, self.plan, inputs, leaves).conditions() if self.simple else []
-        failed = [f"not ({c})" for c in (*self.unwrapper.checks.conditions, *known)]
+        failed = [f"not ({c})" for c in (*checks.conditions, *known, *sized_checks(s, checks, self._env(symbols)))]
         failed += self._other_conditions(inputs, leaves, symbols, conditions=False)
         if failed and symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
             s.line(f"try: other_call = {' or '.join(failed)}")
@@ -119,47 +112,3 @@ def _compared_by_equality(context: Any) -> bool:
     if isinstance(context, dict):
         return all(map(_compared_by_equality, context.values()))
     return not isinstance(context, torch.Tensor) and type(context).__module__ != "numpy"
-
-
-def _known(size: Any, env: Env) -> Any:
-    """The value of a size in this call; None where there is none (a division by 0)."""
-    try:
-        return evaluate(size, env)
-    except ArithmeticError:
-        return None
-
-
-def interpret_trusted(
-    program: Program, alias: tuple[Any, ...] | None, held: Sequence[Any], other: Other, eager: Other
-) -> Other:
-    """The same entry read from the plan, step by step: where it is not generated, and as its meaning."""
-    plan = program.plan
-    same_memory = None if alias is None else alias_check(alias)
-
-    def serves(flat: Sequence[Any]) -> bool:
-        inputs = [row.of(flat) for row in plan.inputs]
-        table: dict[int, Any] = {}
-        for row, value in zip(plan.inputs, inputs, strict=True):
-            if failed_metadata(row, value) is not None:
-                return False
-            for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
-                if table.setdefault(place, leaf) is not leaf:
-                    return False
-        leaves = [table[k] for k in range(plan.leaf_count)]
-        if plan.offsets_matter:
-            env = bind(plan, inputs, leaves, flat)
-            for row in plan.inputs:
-                for place, spec in zip(row.leaves, spec_leaves(row.spec), strict=True):
-                    if leaves[place].storage_offset() != _known(spec.storage_offset, env):
-                        return False
-        return same_memory is None or same_memory(inputs, leaves)
-
-    def entry(*args: Any) -> Any:
-        if eager_reason() is not None:
-            return eager(*args)
-        flat = [*args, *held]
-        if not serves(flat):
-            return other(*args)
-        return build(plan.result, Given(program(flat)))
-
-    return entry

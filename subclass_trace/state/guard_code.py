@@ -138,16 +138,19 @@ class Reader:
     def _still_hold(self) -> bool:
         """Some dicts were written: compare what is named there, and pin their versions anew."""
         now = list(map(torch_api.dict_version, self._full))
-        changed = [self.dicts[k] for k, a, b in zip(self._of_full, now, self._versions, strict=True) if a != b]
-        full = set(self._of_full)
-        filled = [h for k, h in enumerate(self.dicts) if k not in full and h.thing] if any(self._empty) else []
-        for holder in (*changed, *filled):
+        written = [self.dicts[k] for k, a, b in zip(self._of_full, now, self._versions, strict=True) if a != b]
+        filled = [h for h in {*self.dicts} - {*written} if h.thing] if any(self._empty) else []
+        for holder in (*written, *filled):
             if not all(map(_holds, self.guards.by_holder[holder])):
                 return False
-        if not self._fixed_pattern():
+        if self._fixed_sources and not self._fixed_pattern():
             return False
-        self._pin()
-        self._fetch()
+        if filled:
+            self._pin()
+        else:
+            self._versions = now
+        if self._fixed_sources:
+            self._fetch()
         return True
 
     def _fixed_pattern(self) -> bool:

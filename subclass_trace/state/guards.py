@@ -114,13 +114,14 @@ class NoNewNames:
 
     holder: Holder
     known: frozenset[Any]
-    names: Collection[str]
+    absent: frozenset[str]
 
     def failed(self, call: Call) -> str | None:
         """Why it does not hold."""
-        table = self.holder.table(self.holder.now(call))
-        new = next((key for key in table if key not in self.known and key in self.names), None)
-        return None if new is None else f"{self.holder.text(new)} is new"
+        table = self.holder.now(call)
+        if table.keys().isdisjoint(self.absent):
+            return None
+        return f"{self.holder.text(next(key for key in table if key in self.absent))} is new"
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +253,8 @@ class StateGuards:
         if type(holder) is Mapping:
             yield Keys(holder, tuple(holder.table(thing)), factory_of(thing))
         elif isinstance(holder, Names):
-            yield NoNewNames(holder, frozenset(holder.table(thing)) | holder.left_out, self.walk.names)
+            known = frozenset(holder.table(thing)) | holder.left_out
+            yield NoNewNames(holder, known, frozenset(self.walk.names_in(holder) - known))
 
     def _of_place(self, holder: Holder, source: Source, value: Any) -> Guard:
         if value is MISSING:

@@ -521,6 +521,12 @@ class Walk:
         rows = [self._uses.get(name, [1, 0]) for name in last]
         return sum(n for n, _ in rows) > 0 and all(n == adds for n, adds in rows)
 
+    def names_in(self, holder: Names) -> set[str]:
+        """The names by which code that ran may read from a namespace: of globals that no module leads to, its own code's."""
+        if holder.opened or holder.owner is not None:
+            return self.names
+        return set().union(*[names_of(code) for code, space in self.entered.items() if space is holder.thing])
+
     def by_object(self) -> dict[int, Holder]:
         """The id of each object that was met -> its holder."""
         return {id(h.thing if h.owner is None else h.owner): h for h in self.holders.values()}

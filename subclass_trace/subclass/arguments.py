@@ -44,14 +44,6 @@ class ObjectIdentity(Kept):
         """Is ``now`` that object?"""
         return now is self.value
 
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-def is_iterator(value: Any) -> bool:
-    """Is it an iterator of Python's own? Those of classes of the user's run code that is looked at."""
-    return type(value).__module__ in ("builtins", "itertools") and isinstance(value, Iterator)
-
 
 def has_own_equality(cls: type) -> bool:
     """Does a class say itself which of its objects are equal?"""

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 
 _ATOMS = (
     int,
@@ -36,8 +35,6 @@ _ATOMS = (
     type,
     enum.Enum,
 )
-#: of these the same object is the same value
-PLAIN = frozenset({int, str, bytes, bool, float, complex, type(None), torch.dtype, torch.device})
 #: what is written by value; bytes are written as an array of them is
 _WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
 #: the version of the format that does not tell one object twice from two equal ones
@@ -45,27 +42,27 @@ _BY_VALUE = 2
 _MAX_DEPTH = 60
 
 
-class StandIn:
-    """Stands in what a guard keeps for a value that is not simply compared with another one."""
+class Kept:
+    """Stands in what a guard keeps for a value that is not simply compared with another one.
 
-    __slots__ = ()
+    Attributes:
+        value: what a wrapper that is built again is given.
+        copied: does it have a copy of what a call has?
+    """
+
+    value: Any
+    copied = False
 
     def holds(self, now: Any) -> bool:
         """May ``now`` be in the place of that value? Never raises and never dispatches."""
         raise NotImplementedError
 
-
-class Kept(StandIn):
-    """A `StandIn` for an object, of which a wrapper that is built again is given ``value``."""
-
-    __slots__ = ("copied", "value")
-
-    value: Any
-    copied: bool  # is a wrapper given a copy?
-
     def fresh(self) -> Any:
         """What a wrapper is given."""
         return self.value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 class Lent(Kept):
@@ -77,8 +74,6 @@ class Lent(Kept):
         place: "input" (or what `made` has), the number of the input, the attributes that lead from it to the wrapper, and
             the parts of the context that lead to the object (None: the attributes lead to it); see `parts`.
     """
-
-    __slots__ = ("place",)
 
     def __init__(self, number: int, names: tuple[str, ...], steps: tuple[Any, ...] | None, value: Any) -> None:
         self.place: tuple[Any, ...] = ("input", number, names, steps)
@@ -98,9 +93,6 @@ class Lent(Kept):
         """A copy of the one that was traced."""
         return snapshot(self.value)
 
-    def __repr__(self) -> str:
-        return repr(self.value)
-
 
 class KeptPlain(Kept):
     """A list, tuple or dict of numbers and strings: compared as a whole, by the bytes that Python writes for it.
@@ -108,10 +100,10 @@ class KeptPlain(Kept):
     These tell types and signs of zero apart, and one NaN is like another; other values may have the same ones as bytes alone.
     """
 
-    __slots__ = ("written",)
+    copied = True
 
     def __init__(self, value: Any) -> None:
-        self.written, self.copied = marshal.dumps(value, _BY_VALUE), True
+        self.written = marshal.dumps(value, _BY_VALUE)
         self.value = self.fresh()
 
     @staticmethod
@@ -131,9 +123,6 @@ class KeptPlain(Kept):
     def fresh(self) -> Any:
         """A copy that nobody else has."""
         return marshal.loads(self.written)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -240,7 +229,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(size_key(a) == size_key(b))
     if type(a) is not type(b) or _depth > _MAX_DEPTH:
-        return isinstance(a, StandIn) and a.holds(b)
+        return isinstance(a, Kept) and a.holds(b)
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
     if isinstance(a, _ATOMS):
@@ -250,7 +239,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if isinstance(a, dict):
         return list(a) == list(b) and all(same_context(v, b[k], _depth + 1) for k, v in a.items())
     if isinstance(a, torch.Tensor):
-        return _same_tensor(a, b, _depth)
+        return _same_tensor(a, b)
     if type(a).__module__ == "numpy" and hasattr(a, "tobytes"):
         return (getattr(a, "dtype", None), getattr(a, "shape", None)) == (
             getattr(b, "dtype", None),
@@ -298,34 +287,14 @@ def snapshot(context: Any, mark: Callable[[Any], Any] | None = None) -> Any:
 
 
 def _twin(t: torch.Tensor) -> torch.Tensor:
-    """A copy of a plain tensor with the same facts."""
+    """A copy of a plain tensor."""
     with torch_api.no_modes(), torch.no_grad():
-        bits = t.is_conj(), t.is_neg()
-        memory = t.detach()
-        if any(bits):  # which a clone resolves
-            torch_api.set_lazy_bits(memory, False, False)
-        made = memory.clone()
-        if (
-            t.layout is torch.strided and made.stride() != t.stride()
-        ):  # there are gaps in its memory, or it repeats itself
-            extent = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-            all_of_it = memory.as_strided((extent,), (1,)).clone()
-            made = made.new_empty(0).set_(all_of_it.untyped_storage(), 0, t.shape, t.stride())
-        if any(bits):
-            torch_api.set_lazy_bits(made, *bits)
-        if t.requires_grad:
-            made.requires_grad_()
-    return made
+        return t.detach().clone().requires_grad_(t.requires_grad)
 
 
 def is_copied(value: Any) -> bool:
     """Is it a container or a dataclass that can be changed in place, of which wrappers are given copies?"""
     return type(value) in (list, dict, set) or _is_mutable_dataclass(value)
-
-
-def is_frozen(value: Any) -> bool:
-    """Is it a frozen dataclass with generated equality?"""
-    return has_generated_equality(value) and not _is_mutable_dataclass(value)
 
 
 def is_buffer(value: Any) -> bool:
@@ -418,14 +387,18 @@ def _same_number(a: complex, b: complex) -> bool:
     return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
 
 
-def _same_tensor(a: torch.Tensor, b: torch.Tensor, depth: int) -> bool:
-    """Are two tensors of one class the same in all that can be compared?"""
-    try:
-        if torch_api.is_fake(a) or torch_api.is_fake(b) or torch_api.is_functorch_wrapped(a):
-            return a is b
-        if why_not_comparable(a) or why_not_comparable(b) or facts_of(a) != facts_of(b):
-            return False
-        inside = parts_of_tensor(a)
-        return same_bytes(a, b) if inside is None else same_context(inside, parts_of_tensor(b), depth + 1)
-    except Exception:  # a class's own code, or a kernel that a backend lacks
+def facts_of(t: torch.Tensor) -> tuple[Any, ...]:
+    """The metadata of a strided tensor."""
+    return t.dtype, t.device, tuple(t.shape), t.stride(), t.requires_grad, t.is_conj(), t.is_neg()
+
+
+def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two plain dense tensors hold the same?"""
+    if a is b and torch_api.is_fake(a):
+        return True
+    plain = all(type(t) is torch.Tensor and t.layout is torch.strided and not t.is_quantized for t in (a, b))
+    if not plain or torch_api.is_functorch_wrapped(a) or facts_of(a) != facts_of(b):
         return False
+    with torch_api.no_modes():
+        x, y = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+        return bool(torch.equal(x, y))

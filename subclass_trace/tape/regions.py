@@ -18,9 +18,9 @@ import torch
 from .. import torch_api
 from ..errors import SubclassTraceError
 from ..runtime.backward import CompiledBackward
+from ..runtime.finish import Program
 from ..runtime.function import check_watched, release, written_since
 from ..runtime.rebuild import fit_strides
-from ..runtime.reference import Program
 from ..runtime.sizes import concrete
 from ..runtime.tangent_layouts import contiguous
 from ..runtime.tangent_sizes import known_value

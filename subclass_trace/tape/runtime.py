@@ -130,14 +130,13 @@ class Engine:
                     return self.real.run_backward(roots, grads, keep_graph, create_graph, inputs, *args, **kwargs)
                 finally:
                     thread.callbacks.pop()
-            outer, threads, asked = thread.call, _door.set_multithreading(False), _door.asking.ours
+            outer, threads = thread.call, _door.set_multithreading(False)
             thread.call = Call(tuple(roots), tuple(inputs) if inputs else None, any(map(is_batched, grads)))
             found = _door.set_tape_compiler(None)
-            captures = thread.runners and not _door.asking.tracing and not torch.is_anomaly_enabled()
+            captures = thread.runners and not _door.capturing.tracing and not torch.is_anomaly_enabled()
             if captures:
                 if found[0] is FACTORY[0]:
                     self._part_from_foreign_tapes()
-                    _door.asking.ours = True
                 _door.set_tape_compiler(*found)
             try:
                 return self.real.run_backward(roots, grads, keep_graph, create_graph, inputs, *args, **kwargs)
@@ -147,7 +146,7 @@ class Engine:
                     raise
                 raise refusal from error
             finally:
-                thread.call, _door.asking.ours = outer, asked
+                thread.call = outer
                 _door.set_multithreading(threads)
                 if not captures:
                     _door.set_tape_compiler(*found)

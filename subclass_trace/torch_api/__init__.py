@@ -58,8 +58,6 @@ from .autograd import watched_engine as watched_engine
 from .autograd import writes_told as writes_told
 from .batched import is_batched as is_batched
 from .batched import outside_of_vmap as outside_of_vmap
-from .batched import with_batch as with_batch
-from .batched import without_batch as without_batch
 from .compiled_inside import compiled_functions_run_eagerly as compiled_functions_run_eagerly
 from .compiling import compiling_in_this_thread as compiling_in_this_thread
 from .dtensor_modes import DTensorModes as DTensorModes

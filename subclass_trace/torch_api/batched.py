@@ -19,20 +19,10 @@ def is_batched(grad: Tensor | None) -> bool:
 
 
 @contextlib.contextmanager
-def outside_of_vmap() -> Iterator[int]:
-    """Inside, the innermost vmap around is none; that has this level."""
-    nesting = torch._C._vmapmode_decrement_nesting()
+def outside_of_vmap() -> Iterator[None]:
+    """Inside, the innermost vmap around is none."""
+    torch._C._vmapmode_decrement_nesting()
     try:
-        yield nesting + 1
+        yield
     finally:
         torch._C._vmapmode_increment_nesting()
-
-
-def without_batch(t: Tensor, level: int) -> Tensor:
-    """What a tensor of the vmap of this level stands for, with the hidden dimension first."""
-    return torch._remove_batch_dim(t, level, 1, 0)
-
-
-def with_batch(t: Tensor, level: int) -> Tensor:
-    """A tensor of the vmap of this level that hides the first dimension."""
-    return torch._add_batch_dim(t, 0, level)

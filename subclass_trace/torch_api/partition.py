@@ -9,13 +9,13 @@ import torch.fx as fx
 
 
 def op_table() -> tuple[frozenset[Any], ...]:
-    """Views, fusible, random and cheap operations (overload packets), as torch's partitioners sort them: our rules stay in
+    """Views, random and cheap operations (overload packets), as torch's partitioners sort them: our rules stay in
     step with torch's table.
     """
     from torch._functorch.partitioners import get_default_op_list
 
     t = get_default_op_list()
-    return tuple(map(frozenset, (t.view_ops, t.fusible_ops, t.random_ops, t.recomputable_ops)))
+    return tuple(map(frozenset, (t.view_ops, t.random_ops, t.recomputable_ops)))
 
 
 def is_impure_target(target: Any) -> bool:
@@ -23,11 +23,6 @@ def is_impure_target(target: Any) -> bool:
     from torch._library.utils import is_impure
 
     return bool(is_impure(target, impure_random=False))
-
-
-def is_effect_token_call(target: Any) -> bool:
-    """Is this the higher order operator that orders effects by tokens?"""
-    return getattr(target, "_name", "") == "with_effects"
 
 
 def symbols_of(value: Any) -> list[Any]:

@@ -52,21 +52,13 @@ def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
     return env.create_symfloatnode(symbol, hint=hint, source=source)
 
 
-def dynamic_context(
-    sizes: Sequence[bool], strides: Sequence[bool], alike: Sequence[bool], alike_strides: Sequence[bool]
-) -> StatelessSymbolicContext[Any, Any]:
-    """Which sizes and strides of a dense tensor become symbols; where ``alike``, equal ones share one.
-
-    Other strides follow from the sizes, if they can.
-    """
-
-    def kinds(dynamic: Sequence[bool], same: Sequence[bool], other: DimDynamic) -> list[DimDynamic]:
-        rows = zip(dynamic, same, strict=True)
-        return [(DimDynamic.DUCK if s else DimDynamic.DYNAMIC) if d else other for d, s in rows]
-
+def dynamic_context(sizes: Sequence[bool], alike: Sequence[bool]) -> StatelessSymbolicContext[Any, Any]:
+    """Which sizes of a dense tensor become symbols; where ``alike``, equal ones share one. Strides follow from the sizes, if
+    they can."""
+    rows = zip(sizes, alike, strict=True)
     return StatelessSymbolicContext(
-        dynamic_sizes=kinds(sizes, alike, DimDynamic.STATIC),
-        dynamic_strides=kinds(strides, alike_strides, DimDynamic.INFER_STRIDE),
+        dynamic_sizes=[(DimDynamic.DUCK if s else DimDynamic.DYNAMIC) if d else DimDynamic.STATIC for d, s in rows],
+        dynamic_strides=[DimDynamic.INFER_STRIDE] * len(sizes),
     )
 
 

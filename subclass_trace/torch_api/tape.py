@@ -10,10 +10,8 @@ imported (with Dynamo) when compiled autograd is first switched on.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -224,68 +222,22 @@ def unusual_state() -> bool:
     )
 
 
-# ---------------------------------------------------------------------------------------------- torch's own tapes
-class _Asking(threading.local):
-    """Whose compiler is in the slot for the backward of this thread? And is a capture under way, which backwards are part
-    of?"""
+# ---------------------------------------------------------------------------------------------- captures
+class _Capturing(threading.local):
+    """Is a capture under way in this thread, which backwards are part of?"""
 
     def __init__(self) -> None:
-        self.ours, self.tracing = False, False
+        self.tracing = False
 
 
-asking = _Asking()
+capturing = _Capturing()
 
 
 @contextlib.contextmanager
 def backwards_are_traced() -> Iterator[None]:
     """Inside, backwards of this thread are run by the plain engine, operation by operation: somebody records those."""
-    outer, asking.tracing = asking.tracing, True
+    outer, capturing.tracing = capturing.tracing, True
     try:
         yield
     finally:
-        asking.tracing = outer
-
-
-#: not empty: regions save their activations as autograd's own variables, which torch's compiled autograd can take
-saves_for_torch: list[bool] = []
-
-
-def torch_captures_tapes() -> bool:
-    """Is torch's own compiled autograd on, and not ours, in this backward? To be asked by a node that is being captured.
-
-    Torch's flag alone says too much: ``_disable()`` while our compiler is in the slot leaves it set.
-    """
-    module = sys.modules.get("torch._dynamo.compiled_autograd")
-    return module is not None and module.compiled_autograd_enabled and not asking.ours
-
-
-def torch_will_capture_tapes() -> bool:
-    """Is torch's own compiled autograd switched on for all that torch compiles?"""
-    config = sys.modules.get("torch._dynamo.config")
-    return config is not None and bool(config.compiled_autograd)
-
-
-#: torch 2.11 and 2.12 look for other attributes: there a region stays one call
-TORCH_CAN_INLINE = hasattr(torch.autograd.Function, "boxed_grads_call")
-
-
-def inlined_attributes(graph: torch.fx.GraphModule, prologue: Any, epilogue: Any, subclasses: Any) -> dict[str, Any]:
-    """What torch's compiled autograd looks for in the class of a Function whose backward it pastes into its graph.
-
-    Args:
-        prologue: (saved tensors, sizes, opaque objects, gradients) -> inputs of ``graph``; one call in torch's graph.
-        epilogue: (outputs of ``graph``) -> gradients; runs during the capture.
-        subclasses: not None where the epilogue makes wrappers.
-    """
-    from torch._functorch._aot_autograd.runtime_wrappers import AutogradLazyBackwardCompileInfo
-    from torch._functorch.aot_autograd import AOT_COUNTER
-
-    return {
-        "_aot_id": next(AOT_COUNTER),
-        "_lazy_backward_info": AutogradLazyBackwardCompileInfo(graph, [], None, None),
-        "_bw_prologue_fn": staticmethod(prologue),
-        "_bw_epilogue_fn": staticmethod(epilogue),
-        "maybe_subclass_metadata": subclasses,
-        # it asks whether the outputs require grad, and then refuses a backward with create_graph
-        "metadata": SimpleNamespace(output_info=[SimpleNamespace(requires_grad=True)]),
-    }
+        capturing.tracing = outer

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch.utils._pytree import tree_map
 
 import subclass_trace as st
-from subclass_trace.zoo import TwoTensor
 
 
 def test_the_last_one_is_asked_first():
@@ -75,29 +73,3 @@ def test_a_size_that_became_a_constant_does_not_specialize_for_ever():
         x = Checked(torch.linspace(0, 1, n))
         assert torch.equal(region(x).a, x.a.sin() * 2)
     assert len(region.specializations) == 2
-
-
-def _tail(n: int) -> torch.Tensor:
-    return torch.arange(3.0 * n).reshape(3, n)[:, -8:]
-
-
-PARTS = {
-    "dense": _tail,
-    "inner": lambda n: TwoTensor(_tail(n), _tail(n)),
-    "outer": lambda n: TwoTensor(torch.ones(3, n), torch.ones(3, n))[:, -8:],
-    "permuted": lambda n: torch.arange(24.0 * n).reshape(8, n, 3)[:, 2:5].permute(2, 0, 1),
-}
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_parts_of_a_growing_buffer_need_one_more_specialization(name) -> None:
-    """Their sizes stay, their strides are those of the buffer."""
-
-    def f(x):
-        return x.sin().sum(0), x[0], x * x.stride(0)
-
-    region = st.compile(f)
-    for n in (20, 21, 22, 30, 40):
-        for want, got in zip(f(PARTS[name](n)), region(PARTS[name](n)), strict=True):
-            assert str(want) == str(got) and want.stride() == got.stride()
-    assert len(region.specializations) == 2, region.explain()

@@ -1,7 +1,6 @@
 """What needs a CUDA GPU: FP8 products, Triton by inductor and by hand, DTensor over nccl. Skipped where there is none.
 
-More tests with the marker ``cuda``: the real 2:4 kernels (`torch_classes/test_semi_structured.py`), and copies of saved
-activations that overlap with kernels (`partition/test_offload.py`).
+More tests with the marker ``cuda``: the real 2:4 kernels (`torch_classes/test_semi_structured.py`).
 """
 
 from __future__ import annotations

@@ -10,13 +10,6 @@ import torch
 from programs import program
 
 import subclass_trace as st
-from subclass_trace.partition.min_cut import MinCut
-
-aten = torch.ops.aten
-PARTITIONERS: dict[str, dict[str, Any]] = {
-    "storage": {"partitioner": MinCut()},
-    "fusion": {"partitioner": MinCut(fusion=True)},
-}
 
 
 def step(call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -33,15 +26,11 @@ SLOW = [pytest.param(seeds, marks=pytest.mark.slow) for seeds in (range(7, 15), 
 
 
 @pytest.mark.parametrize("seeds", [range(7), *SLOW], ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param(o, id=k, marks=[] if k == "storage" else pytest.mark.slow) for k, o in PARTITIONERS.items()],
-)
-def test_generated_programs(options: dict[str, Any], seeds: range) -> None:
+def test_generated_programs(seeds: range) -> None:
     """Bit for bit as with torch's default partitioner, which computes nothing twice; close to eager mode."""
     for seed in seeds:
         function, make = program(seed)
-        calls = (st.compile(function, **options), st.compile(function, partitioner="default"), function)
+        calls = (st.compile(function), st.compile(function, partitioner="default"), function)
         for a, b, c in zip(*[step(call, make()) for call in calls], strict=True):
             assert (a is None) == (b is None) == (c is None)
             if c is not None:

@@ -175,12 +175,6 @@ def test_mutations() -> None:
     )
 
 
-def test_mutation_inside_the_graph() -> None:
-    backend = lambda graph, _: graph  # ours writes to inputs by itself
-    plan = plan_of(lambda x: x.mul_(2), two(2), backend=backend, keep_inference_input_mutations=True)
-    assert column(tables.mutation_table(plan), "change") == ["data, written by the graph itself"]
-
-
 def test_kinds_of_results() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> Any:
         y = x * w

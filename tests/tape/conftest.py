@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from subclass_trace.tape import compiled_autograd
-from subclass_trace.torch_api import tape as door
 
 
 @pytest.fixture(autouse=True)
 def _empty_cache() -> Iterator[None]:
     engine = torch.autograd.Variable._execution_engine
     compiled_autograd.reset()
-    saves = door.saves_for_torch[:]
     yield
-    door.saves_for_torch[:] = saves  # set for good as soon as torch's compiled autograd meets a region
     assert not compiled_autograd.enabled
     assert torch.autograd.Variable._execution_engine is engine, "the engine was left replaced"
     assert torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False)[0] is None, "a compiler was left"

@@ -132,7 +132,7 @@ def is_view(node: fx.Node) -> bool:
 
 @functools.cache
 def _views(target: torch_api.OpOverload) -> bool:
-    """Is it a view operation of torch's? One of somebody else's may do more (`wait` of partition/offload.py does)."""
+    """Is it a view operation of torch's? One of somebody else's may do more."""
     if torch_api.op_schema(target).is_mutable:
         return False
     return (target.is_view and target.namespace in ("aten", "prims")) or target is aten._unsafe_view.default

@@ -1,12 +1,10 @@
-"""The reference interpreter: what a specialization does in one call, step by step, read from its plan.
-
-It is the oracle for the generated code (`codegen`), and what runs when a plan uses something that is not generated.
-"""
+"""What a call does after its forward, read from the plan: mutations, then results. Generated code (`delivery_code`) does the
+usual part of it straight down."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,26 +16,22 @@ from ..plan import (
     ConstantOutput,
     GradientOutput,
     InputOutput,
-    LeafPrimal,
     MutationPlan,
     OutputPlan,
     Plan,
-    Primal,
     RaggedOutput,
     SameOutput,
     SizeOutput,
     ViewOutput,
 )
 from ..subclass.flatten import leaves_of
-from ..subclass.parts import marks_in, read_lent, with_lent
+from ..subclass.parts import marks_in, with_lent
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
-from ..subclass.visit import rebuild
 from .backward import Backwards
-from .changed_contexts import changeable, watch_contexts
-from .function import Protected, RegionFunction
+from .function import Protected
 from .rebuild import replay_view, share
-from .sizes import bind, evaluate, evaluator
+from .sizes import evaluate
 from .writeback import deliver, set_version
 
 Tensor = torch.Tensor
@@ -46,12 +40,12 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(eq=False)
 class Call:
-    """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward."""
+    """The state of one call: inputs, their dense leaves, values of symbols; the forward fills in sizes."""
 
     inputs: list[Tensor]
     leaves: list[Tensor]
-    env: dict[Any, int]
-    sizes: list[Any] = field(default_factory=list)
+    env: dict[Any, Any]
+    sizes: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,60 +55,6 @@ class Program:
     plan: Plan
     forward: Boxed
     backwards: Backwards | None
-
-    def __call__(self, flat: Sequence[Any]) -> list[Any]:
-        """Flat outputs for flat arguments. The guards must hold."""
-        call = self.prepare(flat)
-        for m in self.plan.mutations:
-            if m.starts_grad:
-                call.inputs[m.input].requires_grad_()
-        if self.plan.trains:  # also under no_grad: the region may enable gradients itself
-            differentiated = [call.inputs[i] for i in self.plan.differentiated]
-            with torch.enable_grad():
-                values = list(torch_api.apply_function(RegionFunction, self, call, *differentiated))
-            watch_contexts(self.plan, changeable(self.plan), call.inputs, values)
-        else:
-            with torch.no_grad():
-                values, call.sizes, _ = self.run_forward(call)
-        return finish(self.plan, call, values, flat)
-
-    def prepare(self, flat: Sequence[Any]) -> Call:
-        """Take the inputs apart."""
-        plan = self.plan
-        inputs = [row.of(flat) for row in plan.inputs]
-        table: list[Any] = [None] * plan.leaf_count
-        for row, value in zip(plan.inputs, inputs, strict=True):
-            for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
-                table[place] = leaf
-        env = bind(plan, inputs, table, flat)
-        env.update({mark: read_lent(mark, inputs) for mark in plan.lent})
-        return Call(inputs, table, env)
-
-    def run_forward(self, call: Call) -> tuple[list[Tensor], list[Any], list[Any]]:
-        """Values (rewrapped), symbolic sizes, saved activations (dense)."""
-        plan = self.plan
-        args = [primal_value(p, call) for p in plan.primals]
-        with torch_api.disable_autocast():
-            flat = list(self.forward(args))
-        for k in plan.detach_values:
-            flat[k] = flat[k].detach()
-        count = plan.forward_leaves
-        if plan.unbacked:
-            call.env = {**call.env, **{symbol: flat[count + k] for symbol, k in plan.unbacked}}
-        parts, sizes = iter(flat[:count]), evaluator(call.env)
-        values = [rebuild(spec, parts, sizes) for spec in plan.values]
-        share_values(plan, call, values, within=True)
-        return values, flat[count : count + plan.size_outputs], flat[count + plan.size_outputs :]
-
-
-def primal_value(primal: Primal, call: Call) -> Any:
-    """The value of one graph input."""
-    if isinstance(primal, LeafPrimal):
-        leaf = call.leaves[primal.leaf]
-        return leaf
-    if isinstance(primal, BasePrimal):
-        return base_value(primal, call.leaves, evaluate(primal.numel, call.env))
-    return evaluate(primal.size, call.env)
 
 
 def base_value(primal: BasePrimal, leaves: Sequence[Tensor], numel: int) -> Tensor:

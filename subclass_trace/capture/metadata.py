@@ -8,7 +8,6 @@ stand-in answers.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -47,8 +46,8 @@ class Asked:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, addresses are refused, and stand-ins of parameters are instances of the user's class of parameters."""
-        with torch_api.addresses_of_storages(_refuse_address), torch_api.parameter_classes(self._class_of):
+        """Inside, stand-ins of parameters are instances of the user's class of parameters."""
+        with torch_api.parameter_classes(self._class_of):
             yield
 
     def _class_of(self, stand_in: Tensor) -> type:
@@ -121,8 +120,6 @@ class Asked:
             return
         if name == "_version" and not numbers and not self._lies_in_input(traced):
             return
-        if name in _STORAGES and row is None:
-            return
         where = recorder.user_line() or (None if row is None else row.path)
         raise _unanswerable(f"asks for {name} of an input, which differs between calls", where)
 
@@ -169,13 +166,3 @@ def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region")
         got="a traced tensor, which does not know",
         fix=fix,
     )
-
-
-def _refuse_address() -> None:
-    """The address of a traced tensor's storage: torch's own code may have it."""
-    frame: Any = sys._getframe(3)
-    while frame.f_globals.get("__name__") == "torch.storage":  # TypedStorage asks its untyped one
-        frame = frame.f_back
-    if is_user_code(frame.f_code):
-        line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        raise _unanswerable("asks for the address of a tensor's memory, which differs in each call", line)

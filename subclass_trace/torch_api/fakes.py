@@ -181,20 +181,6 @@ def parameter_classes(cls_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def addresses_of_storages(asked: Callable[[], None]) -> Iterator[None]:
-    """While inside, ``asked`` is told when Python asks for the address of a storage without memory, such as a fake one."""
-    own = torch.UntypedStorage.data_ptr
-
-    def data_ptr(self: torch.UntypedStorage) -> int:
-        if self.device.type == "meta":
-            asked()
-        return own(self)
-
-    with replaced_here(torch.UntypedStorage, "data_ptr", data_ptr):
-        yield
-
-
 NO_FAKE_KERNEL = UnsupportedOperatorException
 
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)

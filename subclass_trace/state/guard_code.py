@@ -19,7 +19,7 @@ from .. import torch_api
 from .guards import Exact, Guard, Identity, IsTensor, ItemsOf, Keys, NoNewNames, OfType, StateGuards, alike
 from .source import Arguments, Bag, Cell, Holder, Items, Mapping, Names, Source, Variable
 from .source import Sequence as ListLike
-from .values import MISSING, is_a
+from .values import MISSING, factory_of, is_a
 
 _EXPECTED = "(AttributeError, IndexError, KeyError, TypeError, ValueError)"
 _LONG = 32
@@ -275,7 +275,8 @@ class _Emitter:
         elif isinstance(guard, Keys):
             same = f"[*{self._name(guard.holder)}] == {self._const(list(guard.keys))}"
             if is_a(guard.holder.thing, collections.defaultdict):
-                same = "False"  # what it makes of other keys counts as well
+                factory = f"{self._const(factory_of)}({self._name(guard.holder)})"
+                same = f"({same} and {factory} is {self._const(guard.factory)})"
             self._unless(f"{same} or {self._const(guard.failed)}((args, kwargs)) is None")
         elif isinstance(guard, NoNewNames):
             known = self._name(guard.holder)

@@ -60,7 +60,7 @@ class SizeSymbols:
             strided = fake.layout is torch.strided
             stride, offset = (tuple(fake.stride()), fake.storage_offset()) if strided else ((), 0)
             meta = (tuple(fake.shape), stride, offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-            return LeafSpec(*meta, spec.cls, spec.lazy)
+            return LeafSpec(*meta, spec.lazy)
         inners = tuple(
             self.spec(getattr(value, n), s, path.attr(n), fakes) for n, s in zip(spec.names, spec.inners, strict=True)
         )

@@ -47,13 +47,9 @@ class Asked:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, addresses are refused, and stand-ins of parameters are instances of the user's class of parameters."""
-        with torch_api.addresses_of_storages(_refuse_address), torch_api.parameter_classes(self._class_of):
+        """Inside, addresses are refused."""
+        with torch_api.addresses_of_storages(_refuse_address):
             yield
-
-    def _class_of(self, stand_in: Tensor) -> type:
-        row = self.inputs.row_of(stand_in)
-        return Tensor if row is None else row.spec.cls  # type: ignore[union-attr]
 
     def note(self, number: int, name: str) -> None:
         """``name`` of `AskedOf` was asked of an input."""

@@ -35,7 +35,7 @@ from ..state.run import Outcome, StateRun
 from ..state.source import Call, Source
 from ..subclass.context import parts_of
 from ..subclass.paths import Path
-from ..subclass.protocol import is_traceable, look_again
+from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
 from ..subclass.visit import inner_values
 from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic, sizes_of
@@ -125,7 +125,6 @@ class _Maker:
         return self.handed[first:]
 
     def _arguments(self, found: Sequence[tuple[Source, Tensor]]) -> list[Argument]:
-        look_again({type(t) for _, t in found})
         new = []
         for source, real in found:
             if id(real) not in self._number:
@@ -137,9 +136,6 @@ class _Maker:
 
     def class_of(self, traced: Tensor) -> type:
         """The class of the tensor that a dense traced one stands for."""
-        row = None if self.inputs is None else self.inputs.row_of(traced)
-        if row is not None and row.spec.cls is not Tensor:  # type: ignore[union-attr]
-            return row.spec.cls  # type: ignore[union-attr]
         return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else Tensor
 
     def _renumbered(self, made: Sequence[Tensor]) -> None:

@@ -25,7 +25,7 @@ from ..plan import (
     gradient_of,
 )
 from ..subclass.parts import mark_source, marks_in, with_lent
-from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
+from ..subclass.spec import spec_leaves
 from ..subclass.template import Examples
 from .changed_contexts import changeable, watch_contexts
 from .delivery_code import Delivery, is_plain
@@ -111,9 +111,8 @@ class EntryEmitter:
         """A local name for each dense leaf; a leaf in several places must be one tensor."""
         table: dict[int, str] = {}
         checks = self.unwrapper.checks
-        for row, name, value in zip(self.plan.inputs, inputs, self.real_inputs, strict=True):
+        for row, name in zip(self.plan.inputs, inputs, strict=True):
             start = len(checks.tensors)
-            self._register_values(name, row.spec, value)
             leaves = self.unwrapper.unwrap(name, row.spec)
             for place, leaf in zip(row.leaves, leaves, strict=True):
                 known = table.setdefault(place, leaf)
@@ -121,19 +120,6 @@ class EntryEmitter:
                     checks.conditions.append(f"{leaf} is {known}")
                     checks.tensors[start:] = [t for t in checks.tensors[start:] if t[0] != leaf]
         return [table[k] for k in range(self.plan.leaf_count)]
-
-    def _register_values(self, name: str, spec: Spec, value: Any) -> None:
-        """Real values for the names that the unwrapper will make for ``value``, in the same order."""
-        self.values[name] = value
-        self._register_inner(spec, value, self.source._count.get("u", 0))
-
-    def _register_inner(self, spec: Spec, value: Any, counter: int) -> int:
-        for attribute, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
-            if isinstance(inner, OpaqueSpec):
-                continue
-            child = self.values[f"u{counter}"] = getattr(value, attribute)
-            counter = self._register_inner(inner, child, counter + 1)
-        return counter
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s = self.source

@@ -154,13 +154,6 @@ def typed_errors(recorder: Any) -> Iterator[None]:
     except (RuntimeError, AssertionError) as error:
         if isinstance(error.__cause__, torch_api.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
             raise refusal_of_data(error) from error
-        if isinstance(error, NotImplementedError) and _raised_by_torch(error, "storage.py"):
-            raise DataDependentError(
-                "the region reads the values inside a tensor (its storage)",
-                path=user_line(error),
-                expected="operations on whole tensors, whose results are tensors",
-                fix=_OUTSIDE,
-            ) from error
         # Of fake tensors, of operators of the user's, and of collectives that cannot be traced.
         if _raised_by_torch(error, "_subclasses", "_library", os.path.join("distributed", "nn")):
             raise _has_no_fake_kernel(error) from error

@@ -37,8 +37,8 @@ _KEEP_LAYOUT = frozenset(
         aten.put_.default,
     }
 )
-#: operations with a place in the storage among their arguments, and its number there
-PLACED = {aten.as_strided_.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
+#: operations with a place in the storage among their arguments
+PLACED = frozenset({aten.as_strided_.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
 _COPIED = ("recompute", "ac_graph_id")
 
 
@@ -60,18 +60,6 @@ def functionalize(
     return _Replay(recorder, groups).run(forward, backward, boundary, also)
 
 
-def functionalize_branch(recorder: Any) -> fx.GraphModule:
-    """The same for a branch of a higher order operator, whose output node is in the graph."""
-    output = next(iter(reversed(recorder.graph.nodes))).args[0]
-    results = list(output) if isinstance(output, (list, tuple)) else [output]
-    module = _Replay(recorder, ()).run([], results, None)
-    if not isinstance(output, (list, tuple)):
-        last = next(iter(reversed(module.graph.nodes)))
-        last.args = (last.args[0][0],)
-        module.recompile()
-    return module
-
-
 def refuse_overlapping(graph: fx.Graph) -> None:
     """Refuse writes through views with several elements in one place (``unfold``, ``expand``), or through a part of one.
 
@@ -83,7 +71,7 @@ def refuse_overlapping(graph: fx.Graph) -> None:
     for node, target in written_nodes(graph):
         for view in (target, *view_chain(target)[1]):
             if view.target is aten.unfold.default or _overlaps_itself(view.meta["val"]):
-                raise UnsupportedError(
+                raise NeedsEager(
                     "the region writes through a tensor with several elements in one place",
                     path=frames_text(node),
                     expected="in-place operations on tensors without overlap",
@@ -190,7 +178,7 @@ class _Replay:
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
         inputs = self._place_inputs(graph)
         refuse_overlapping(graph)
-        self.by_place = strided_views(graph)
+        self.by_place = {n: root for n, root in strided_views(graph).items() if str(root.target) not in self.group_of}
         forward_nodes: list[Any] | None = None
         kept: dict[str, Any] = {}
         # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
@@ -310,11 +298,12 @@ class _Replay:
             return self.functional.adopt_number(node.meta["val"], read)
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
-        if node.target in PLACED:
-            args = self._placed(node, args)
+        if node.target in PLACED and str(view_chain(node.args[0])[0].target) in self.group_of:  # type: ignore[arg-type]
+            raise _not_functional(node, RuntimeError("it counts from the start of memory that several inputs share"))
         try:
             if node in self.by_place:
-                return self._view_by_place(self.by_place[node], node.meta["val"])
+                view = node.meta["val"]
+                return self.env[self.by_place[node]].as_strided(view.shape, view.stride(), view.storage_offset())
             if node.target is aten.bernoulli_.float:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
                 return args[0]
@@ -343,23 +332,6 @@ class _Replay:
         node.target(new, *args[1:], **kwargs)  # type: ignore[operator]
         args[0].copy_(new)
         return args[0]
-
-    def _view_by_place(self, root: fx.Node, view: Tensor) -> Any:
-        group = self.group_of.get(str(root.target)) if root.op == "placeholder" else None
-        if group is None:
-            return self.env[root].as_strided(view.shape, view.stride(), view.storage_offset())
-        _, start, dtype = self.bases[group]
-        return self.wrapped[group].as_strided(view.shape, view.stride(), _offset_after(start, dtype, view))
-
-    def _placed(self, node: fx.Node, args: Any) -> Any:
-        """The arguments of an operation that counts from the start of the storage, which a group's base cuts off."""
-        root, _ = view_chain(node.args[0])  # type: ignore[arg-type]
-        group = self.group_of.get(str(root.target)) if root.op == "placeholder" else None
-        k = PLACED[node.target]  # type: ignore[index]
-        if group is None or len(args) <= k or args[k] is None:
-            return args
-        _, start, dtype = self.bases[group]
-        return *args[:k], _elements_after(start, dtype, args[k]), *args[k + 1 :]
 
     def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
         """Copied as it is: an operation with effects, or a higher order operator, whose branches are functional."""

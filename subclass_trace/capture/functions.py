@@ -24,9 +24,9 @@ from .inner_backward import InnerBackward
 from .library_functions import FUNCTIONS
 from .lift import StandIns
 from .metadata import ASIDE, ASKING, Asked
+from .outputs import lost_history
 from .recorder import Recorder
 from .user_code import asking_frame
-from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
 _HOOK_METHODS = ("register_hook", "register_post_accumulate_grad_hook")
@@ -40,7 +40,6 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
     def __init__(self, recorder: Recorder, asked: Asked, stand_ins: StandIns) -> None:
         super().__init__()
         self.recorder, self.asked, self.stand_ins = recorder, asked, stand_ins
-        self.views = recorder.views
         self.gradients = InnerBackward(recorder, stand_ins, asked)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -92,11 +91,12 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
         if name in RESHAPES and args:
             self._refuse_view_of_leaf(args[0])
-        if self.views.reshaped and name != "__get__":
+        if self.recorder.reshaped and name != "__get__":
             self.check_histories((*args, *kwargs.values()))
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
-        self.views.note(func, args, out)
+        if name in RESHAPES and args and out is args[0]:
+            self.recorder.reshaped.update(torch_api.storage_ref(t) for t in leaves_of(out) if t.layout is torch.strided)
         if name in _MAY_COPY and args:
             self.recorder.note_copy(args[0], out)
         return torch_api.as_numbers(back.get(id(out), out) if back else out)
@@ -147,7 +147,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         for value in values:
             if type(value) in (tuple, list):
                 self.check_histories(value, path)
-            elif isinstance(value, Tensor) and value.requires_grad and self.views.loses_history(value):
+            elif isinstance(value, Tensor) and value.requires_grad and _loses_history(value, self.recorder):
                 raise lost_history(value, path or self.recorder.user_line())
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -178,13 +178,24 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         recorder.node_of(x)
         recorder.keep_metadata([x])
         func(x, value)
-        self.views.forget(x)
         recorder.alias(x, value)
         return None
 
 
+#: operations that change the shape of a tensor in place
+RESHAPES = ("t_", "transpose_", "unsqueeze_", "squeeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_as_")
 #: methods and functions, by name, that copy only where they have to
 _MAY_COPY = frozenset(("contiguous", "reshape", "reshape_as", "flatten", "ravel"))
+
+
+def _loses_history(view: Tensor, recorder: Recorder) -> bool:
+    """May autograd make the history of this dense view anew, and wrongly?
+
+    It does so when anything has written to the memory, also when the shape of the base was changed in place. In eager it
+    goes by the strides of the view. For a traced tensor it repeats the calls that made the view, on a base that has another
+    shape now, or without the change of its own shape.
+    """
+    return torch_api.is_fake(view) and view._is_view() and torch_api.storage_ref(view) in recorder.reshaped
 
 
 def _numbered(hook: Any, recorder: Recorder) -> Any:

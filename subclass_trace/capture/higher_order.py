@@ -17,7 +17,6 @@ import torch.fx as fx
 from .. import torch_api
 from ..errors import UnsupportedError
 from ..torch_api import pytree
-from .functionalize import functionalize_branch
 
 Tensor = torch.Tensor
 #: these take graph modules and read them; they must not be wrapped
@@ -39,7 +38,7 @@ class _Branches:
         self.operands: list[tuple[Any, ...]] = []
 
     def wrap(self, function: Any) -> Any:
-        if isinstance(function, fx.GraphModule) and self.func.name() in _READS_GRAPHS and not _is_mutable(function):
+        if isinstance(function, fx.GraphModule) and self.func.name() in _READS_GRAPHS:
             self.modules[id(function)] = function
             return function
 
@@ -67,7 +66,9 @@ class _Branches:
         inner.graph.output(pytree.tree_unflatten([inner.node_of(o) for o in results], out_spec))
         module = fx.GraphModule(inner.root, inner.graph)
         if inner.mutable:
-            module = functionalize_branch(inner)
+            raise UnsupportedError(
+                f"a branch of {self.func.name()} writes in place", path=outer.user_line(), fix="write out of place"
+            )
         self.modules[id(function)] = module
         self.operands.append(operands)
         return out
@@ -77,11 +78,6 @@ class _Branches:
         for key, function in list(self.wrapped.items()):
             if key not in self.modules and self.operands:
                 function(*self.operands[0])
-
-
-def _is_mutable(module: fx.GraphModule) -> bool:
-    calls = [n.target for n in module.graph.nodes if n.op == "call_function"]
-    return any(isinstance(t, torch_api.OpOverload) and t._schema.is_mutable for t in calls)
 
 
 def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:

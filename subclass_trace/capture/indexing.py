@@ -38,6 +38,8 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
             del items[k]
         elif isinstance(items[k], slice) and any(map(_is_unknown, _bounds(items[k]))):
             items[k], taken = _part(recorder, x, items[k]), True
+    if type(args[1]) is tuple and _has_symbolic_sizes(x):
+        items, taken = [_whole(x, items, k) for k in range(len(items))], True
     if not taken:
         return func, args
     if items or func is Tensor.__setitem__:
@@ -75,6 +77,15 @@ def _as_tensor(place: Any) -> Tensor:
     return place.reshape(()).long() if isinstance(place, Tensor) else torch.scalar_tensor(place, dtype=torch.int64)
 
 
+def _whole(x: Tensor, items: list[Any], k: int) -> Any:
+    """An item of an index; a slice of all there is as one that torch leaves out as eager does, which a class would see."""
+    item = items[k]
+    if not isinstance(item, slice) or item.step not in (None, 1) or item.start:
+        return item
+    size = x.shape[_dim_of(x, items, k)]
+    return slice(0, size, 1) if item.stop is None or (item.stop >= 0 and item.stop >= size) else item
+
+
 class PlacesInside(torch_api.TorchFunctionMode):
     """The same for the calls of a wrapper class's own code."""
 
@@ -97,6 +108,11 @@ def _is_unknown(bound: Any) -> bool:
     return isinstance(bound, Tensor) or (isinstance(bound, torch.SymInt) and torch_api.is_data_dependent(bound))
 
 
+def _has_symbolic_sizes(x: Tensor) -> bool:
+    """Is it a wrapper whose sizes are symbols?"""
+    return kind_of(type(x)) is Kind.WRAPPER and any(isinstance(n, torch.SymInt) for n in x.shape)
+
+
 def _itself(x: Tensor) -> Tensor:
     return x
 
@@ -109,9 +125,7 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
     if not inside:
         if not -size <= place < size:
             raise IndexError(text)
-        made = x.select(dim, place)
-        recorder.views.note(Tensor.select, (x, dim, place), made)
-        return made
+        return x.select(dim, place)
     recorder.symbols.require(place < size, text)
     recorder.symbols.require(place >= -size, text)
     try:

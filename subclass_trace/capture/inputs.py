@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import ProtocolError, UnsupportedError
+from ..errors import NeedsEager, ProtocolError, UnsupportedError
 from ..plan import gradient_of
 from ..state.kinds import set_by_class, values_of
 from ..state.values import ATOMS, is_walked, members_of, same
@@ -213,7 +213,7 @@ class Inputs:
             for names, inner in wrappers_inside(real):
                 other = self._number_of_real.get(id(inner))
                 if other is not None and max(number, other) >= first and not inner.requires_grad:
-                    raise UnsupportedError(
+                    raise NeedsEager(
                         "a wrapper is an input, and is inside of another input",
                         path=row.path.attr(".".join(names)),
                         expected="one of them",

@@ -1,4 +1,4 @@
-"""Numbers inside tensors: symbols, but of constants (``torch.tensor(3).item()``)."""
+"""Numbers inside tensors: symbols, but where they follow from constants (``torch.tensor(3).item()``, DTensor's offsets)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,47 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import DataDependentError
+from .graphs import is_random, is_write
 from .user_code import quoted
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-_MOST = 100_000
+_MOST_NODES, _MOST_ELEMENTS = 100, 100_000
+
+
+class _Unknown(Exception):
+    """The value depends on a call."""
 
 
 def known_value(recorder: Any, t: Tensor) -> Tensor | None:
-    """The value of a traced tensor that is a small constant of the region's own making; else None."""
+    """The value of a traced tensor that is computed of small constants alone; else None."""
     node = recorder.node_of(t)
-    if not isinstance(node, fx.Node) or node.op != "get_attr" or recorder.was_written(t):
+    try:
+        with torch_api.no_modes(), torch.no_grad():
+            return _value(recorder, node, {}) if isinstance(node, fx.Node) else None
+    except _Unknown:
         return None
-    held = getattr(recorder.root, str(node.target))
-    return held if isinstance(held, Tensor) and held.layout is torch.strided and held.numel() <= _MOST else None
+
+
+def _value(recorder: Any, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+    if node not in known:
+        held = node.meta.get("val")
+        tensors = [v for v in (held if isinstance(held, (list, tuple)) else [held]) if isinstance(v, Tensor)]
+        fixed = node.op == "get_attr" or (node.op == "call_function" and not is_random(node) and not is_write(node))
+        small = all(_is_small(v) and not recorder.was_written(v) for v in tensors)
+        if len(known) > _MOST_NODES or not (fixed and small and tensors):
+            raise _Unknown
+        if node.op == "get_attr":
+            known[node] = getattr(recorder.root, str(node.target))
+        else:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _value(recorder, n, known))
+            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return known[node]
+
+
+def _is_small(t: Tensor) -> bool:
+    static = all(type(n) is int for n in t.shape)
+    return static and t.layout is torch.strided and t.numel() <= _MOST_ELEMENTS and t.device.type != "meta"
 
 
 def known_answer(recorder: Any, func: Any, args: Sequence[Any]) -> Any:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from .. import torch_api
+from ..errors import NeedsEager
 from ..subclass.protocol import is_traceable
 from .operators import Rule
 
@@ -19,32 +19,17 @@ aten = torch.ops.aten
 
 
 def _one_hot(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """With eager's checks of the values: torch leaves them out for tensors without data."""
-    index = (*args, *kwargs.values())[0]
-    return _checked_one_hot(*args, **kwargs) if torch_api.is_fake(index) else func(*args, **kwargs)
-
-
-def _checked_one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
-    if input.dtype is not torch.int64:
-        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
-    if math.prod(input.shape) == 0:
-        if num_classes <= 0:
-            raise RuntimeError("Can not infer total number of classes from empty tensor.")
-        return input.new_empty((*input.shape, num_classes))
-    on_gpu = input.device.type == "cuda"  # there the kernel asserts
-    if not on_gpu:
-        torch_api.assert_async((input >= 0).all(), "Class values must be non-negative.")
-    if num_classes == -1:
-        num_classes = input.max().item() + 1  # type: ignore[assignment]
-    elif not on_gpu:
-        if num_classes < 0:
-            raise RuntimeError("Class values must be smaller than num_classes.")
-        torch_api.assert_async((input < num_classes).all(), "Class values must be smaller than num_classes.")
-    elif num_classes < 1:
-        raise RuntimeError("num_classes should be positive")
-    if on_gpu:
-        return input.new_zeros((*input.shape, num_classes)).scatter(-1, input.unsqueeze(-1), 1)
-    return (input.unsqueeze(-1) == torch.arange(num_classes, device=input.device)).to(torch.int64)
+    """With eager's check of the values, which torch leaves out for tensors without data."""
+    index, classes = (*args, *kwargs.values(), -1)[:2]
+    if torch_api.is_fake(index):
+        if index.dtype is not torch.int64 or classes <= 0:
+            raise NeedsEager("one_hot whose values tell the number of classes, or that eager refuses", got=classes)
+        if index.device.type != "cuda":  # there the kernel asserts
+            torch_api.assert_async(
+                ((index >= 0) & (index < classes)).all(),
+                "Class values must be non-negative and smaller than num_classes.",
+            )
+    return func(*args, **kwargs)
 
 
 def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:

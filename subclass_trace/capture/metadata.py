@@ -7,9 +7,7 @@ stand-in answers.
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -44,12 +42,6 @@ class Asked:
         facts = tuple((name, answer) for (n, name), answer in self._facts.items() if n == number)
         is_leaf, gradient = ((number, n) in self._asked for n in ("is_leaf", "gradient"))
         return AskedOf(is_leaf, gradient, facts)
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, addresses are refused."""
-        with torch_api.addresses_of_storages(_refuse_address):
-            yield
 
     def note(self, number: int, name: str) -> None:
         """``name`` of `AskedOf` was asked of an input."""
@@ -117,8 +109,6 @@ class Asked:
             return
         if name == "_version" and not numbers and not self._lies_in_input(traced):
             return
-        if name in _STORAGES and row is None:
-            return
         where = recorder.user_line() or (None if row is None else row.path)
         raise _unanswerable(f"asks for {name} of an input, which differs between calls", where)
 
@@ -165,13 +155,3 @@ def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region")
         got="a traced tensor, which does not know",
         fix=fix,
     )
-
-
-def _refuse_address() -> None:
-    """The address of a traced tensor's storage: torch's own code may have it."""
-    frame: Any = sys._getframe(3)
-    while frame.f_globals.get("__name__") == "torch.storage":  # TypedStorage asks its untyped one
-        frame = frame.f_back
-    if is_user_code(frame.f_code):
-        line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        raise _unanswerable("asks for the address of a tensor's memory, which differs in each call", line)

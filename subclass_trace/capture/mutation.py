@@ -1,4 +1,4 @@
-"""Mutations, read off the live inputs after the run: data, metadata, replaced inner tensors, Python attributes."""
+"""Mutations, read off the live inputs after the run: data, metadata, Python attributes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,6 @@ from .inputs import Inputs, TracedInput
 from .recorder import Recorder
 
 Tensor = torch.Tensor
-
-
-def _written_family(path: Path) -> NeedsEager:
-    """One view of an autograd base is changed, and another one is an input as well: a gradient of the one flows through the
-    other, which only a traced base could tell."""
-    return NeedsEager(
-        "the region changes one of several views of a tensor under autograd",
-        path=path,
-        expected="one of them among its inputs, or writes under torch.no_grad()",
-        fix="pass the tensor itself, and make the views inside of the region",
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +96,7 @@ def read_mutations(
         if row.edge is not None and (is_leaf or not row.traced.requires_grad):
             raise detached_in_place(row.path)
         bumps = 0 if was.version is None else row.traced._version - was.version
-        changed = change.data or change.replaced or change.metadata or change.attributes
+        changed = change.data or change.metadata or change.attributes
         inner = _inner_bumps(row, was)
         if not (
             changed or differentiable or starts or bumps or inner
@@ -119,15 +108,19 @@ def read_mutations(
             _refuse_without_derivative(row)
         of_views = starts and real is family(real)  # its views require grad as well from now on
         if related and (differentiable or of_views):
-            raise _written_family(row.path)
-        _refuse_lost_memory(row, [*change.replaced, *_laid_out_anew(was, change, recorder)], inputs, recorder)
-        value = emit(row.traced) if change.data or change.replaced or differentiable else None
+            raise NeedsEager(
+                "the region changes a view under autograd, and another tensor of its base is an input as well",
+                path=row.path,
+                expected="one tensor of a base among the inputs, or writes under no_grad",
+                fix="pass the base, and make the views inside of the region",
+            )
+        _refuse_lost_elements(row, was, change, recorder)
+        value = emit(row.traced) if change.data or differentiable else None
         plans.append(
             MutationPlan(
                 number,
                 value,
                 change.data,
-                change.replaced,
                 differentiable,
                 change.metadata,
                 change.attributes,
@@ -157,7 +150,7 @@ def _with_counts(plans: Sequence[MutationPlan], inputs: Inputs) -> list[Mutation
         if m.metadata is not None:
             moved = zip(row.leaves, spec_leaves(was.spec), spec_leaves(m.metadata), strict=True)
             if not laid_out.isdisjoint(row.leaves):
-                raise UnsupportedError("the region changes the shape of two inputs over one tensor", path=row.path)
+                raise NeedsEager("the region changes the shape of two inputs over one tensor", path=row.path)
             laid_out.update(place for place, a, b in moved if _place(a) != _place(b))
         if isinstance(row.spec, WrapperSpec):
             counts = {}
@@ -177,16 +170,22 @@ def _written_below(was: Before, change: _Change) -> tuple[int, ...]:
     return tuple(k for k in change.data if inner and _version(was.leaves[k]) == was.versions[k])
 
 
-def _laid_out_anew(was: Before, change: _Change, recorder: Recorder) -> list[int]:
+def _refuse_lost_elements(row: TracedInput, was: Before, change: _Change, recorder: Recorder) -> None:
     """Leaves that were written and then got another layout: that may leave out some of what was written.
 
     (Of an ``out=`` argument that gets another size, the graph knows no more than that.)
     """
     if change.metadata is None:
-        return []
+        return
     rows = list(zip(spec_leaves(was.spec), spec_leaves(change.metadata), strict=True))
     kept = [k for k in change.data if was.memory[k] not in recorder.resized]
-    return [k for k in kept if not _covers(rows[k][1], rows[k][0])]
+    if not all(_covers(rows[k][1], rows[k][0]) for k in kept):
+        raise NeedsEager(
+            "the region writes to an input, and gives it another layout afterwards",
+            path=row.path,
+            expected="a write, or another layout",
+            fix="write to it last, or return the new tensor",
+        )
 
 
 def _covers(after: LeafSpec, before: LeafSpec) -> bool:
@@ -198,40 +197,9 @@ def _covers(after: LeafSpec, before: LeafSpec) -> bool:
     return dims[0] == dims[1] and after.storage_offset == before.storage_offset
 
 
-def _refuse_lost_memory(row: TracedInput, replaced: Sequence[int], inputs: Inputs, recorder: Recorder) -> None:
-    """Others may look at the memory that a leaf had, which the region has written to before."""
-    if any(recorder.was_written(inputs.originals[row.leaves[k]]) for k in replaced):
-        raise UnsupportedError(
-            "the region writes to an input, and gives it other memory or another layout afterwards",
-            path=row.path,
-            expected="a write, or another layout",
-            fix="write to it last, or return the new tensor",
-        )
-
-
-def check_members(results: Sequence[Any], mutations: Sequence[MutationPlan], inputs: Inputs) -> None:
-    """A member of a split may be stale: its argument was written through another argument of the same autograd base.
-
-    Eager mode refuses whatever autograd would do with it. Only a traced base knows that.
-
-    Raises:
-        NeedsEager: there is such a result.
-    """
-    values = real_values(inputs)
-    written = {m.input for m in mutations if m.leaves}
-    for o in results if written else ():
-        n = inputs.number_of(o._base) if isinstance(o, Tensor) and o.requires_grad else None
-        if n is None or not torch_api.is_multi_output_view(o):
-            continue
-        mine = family(values[n])
-        if any(family(values[k]) is mine for k in written - {n}):
-            raise _written_family(inputs.inputs[n].path)
-
-
 @dataclass(frozen=True, eq=False)
 class _Change:
     data: tuple[int, ...]
-    replaced: dict[int, str]
     metadata: Spec | None
     attributes: dict[str, Any]
 
@@ -240,15 +208,19 @@ def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, m
     leaves, after = flatten(row.traced, row.path)
     originals = [inputs.leaf_values[k] for k in row.leaves]
     _check_inner_names(row, was.spec, after)
-    replaced: dict[int, str] = {}
     for k, (now, place) in enumerate(zip(leaves, row.leaves, strict=True)):
-        if isinstance(row.spec, WrapperSpec) and now is not was.leaves[k]:
-            replaced[k] = "attribute"
-        elif now.layout is torch.strided and not _same_storage(now, inputs.originals[place]):
-            if torch_api.storage_ref(now) != was.memory[k] or recorder.was_written(now):  # else an untouched copy
-                replaced[k] = "data"
+        other = isinstance(row.spec, WrapperSpec) and now is not was.leaves[k]
+        if not other and now.layout is torch.strided and not _same_storage(now, inputs.originals[place]):
+            other = torch_api.storage_ref(now) != was.memory[k] or recorder.was_written(now)  # else an untouched copy
+        if other:
+            raise NeedsEager(
+                "the region gives an input other memory (x.data = y), or another inner tensor (x.inner = y)",
+                path=row.path,
+                expected="writes to the memory that it has",
+                fix="x.copy_(y), or return a new tensor",
+            )
     written = [recorder.was_written(t) or recorder.was_written(now) for t, now in zip(originals, leaves, strict=True)]
-    data = tuple(k for k, was_written in enumerate(written) if k not in replaced and was_written)
+    data = tuple(k for k, was_written in enumerate(written) if was_written)
     # What the class does not set by itself is Python state, which is looked after as such.
     state = attributes_of_wrapper(row.traced, after) if isinstance(row.spec, WrapperSpec) else {}
     assigned = {k: v for k, v in state.items() if was.attributes.get(k, was) is not v}
@@ -259,7 +231,7 @@ def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, m
             raise _escapes(row.path, name, value)
     _check_contexts(row, was.spec, after, assigned)
     metadata = None if same_layout(after, was.spec) else after
-    return _Change(data, replaced, metadata, attributes)
+    return _Change(data, metadata, attributes)
 
 
 def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mapping[str, Any]) -> None:
@@ -412,7 +384,7 @@ def _refuse_without_derivative(row: TracedInput) -> None:
 
 def detached_in_place(path: Path) -> UnsupportedError:
     """The region takes the history of an input."""
-    return UnsupportedError(
+    return NeedsEager(
         "the region detaches an input in place, by detach_() or requires_grad_(False)",
         path=path,
         expected="x.detach(), which is another tensor",

@@ -26,7 +26,7 @@ def _refuse(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 _REFUSED: dict[Any, tuple[type[UnsupportedError], str, str]] = {
     **dict.fromkeys(
         (aten.set_.default, aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset),
-        (UnsupportedError, "the region gives a tensor other memory with set_()", "write x.data = y"),
+        (NeedsEager, "the region gives a tensor other memory with set_()", "write x.data = y"),
     ),
     # torch can neither make all of them functional nor run them on fake tensors
     **dict.fromkeys(
@@ -53,7 +53,7 @@ def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Masks of bytes are deprecated, and fake kernels do not know them."""
     if any(isinstance(i, Tensor) and i.dtype is torch.uint8 for i in args[1]):
-        raise UnsupportedError(
+        raise NeedsEager(
             "the region indexes by a mask of bytes",
             path=recorder.user_line(),
             expected="masks of booleans",

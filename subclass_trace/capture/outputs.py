@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import UnsupportedError
+from ..errors import NeedsEager, UnsupportedError
 from ..plan import (
     ConstantOutput,
     GradientOutput,
@@ -39,7 +39,6 @@ from .facts import SIMPLE, holds_traced
 from .inputs import Inputs
 from .recorder import Recorder
 from .replays import aside, fresh, gives, share_memory, tried, unseen
-from .views import lost_history
 
 Tensor = torch.Tensor
 
@@ -51,6 +50,17 @@ def leaf_inside(t: Tensor) -> UnsupportedError:
         expected="requires_grad_() on arguments, or on values that are not returned",
         got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
         fix="call requires_grad_() on the result",
+    )
+
+
+def lost_history(view: Tensor, line: str | None) -> NeedsEager:
+    """What to say of a view whose history, or whose way from its base, is not that of the traced one."""
+    return NeedsEager(
+        "the region uses a view that requires grad after the shape of its base, or its own, was changed in place",
+        path=line,
+        expected="views that are made after the change, or not used after it",
+        got=f"a view of shape {tuple(view.shape)}",
+        fix="change the shape out of place: y = x.t() instead of x.t_()",
     )
 
 
@@ -126,7 +136,8 @@ class OutputClassifier:
         self._input_of = {id(i.traced): n for n, i in enumerate(inputs.inputs)}
         self._gradients = {id(i.traced): n for n, i in enumerate(inputs.inputs) if i.gradient_of is not None}
         self._position_of = {id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)}
-        self._reshaped = {m.input for m in mutations if m.metadata is not None or m.replaced}
+        self._reshaped = {m.input for m in mutations if m.metadata is not None}
+        self._assigned = {m.input for m in mutations if m.attributes}
         tensors = [o for o in results if isinstance(o, Tensor)]
         self._ragged = {_ragged_symbol(n) for i in inputs.inputs for n in i.spec.size if is_ragged(n)}  # type: ignore[union-attr]
         self._edges = {id(i.traced): i.edge.node for i in inputs.inputs if i.edge is not None}
@@ -145,7 +156,7 @@ class OutputClassifier:
         """The plan of one output. Call it for the outputs in order."""
         plan = self._classify(o)
         if isinstance(plan, ViewOutput) and isinstance(plan.spec, WrapperSpec):
-            plan = self._with_own_context(plan, o)
+            self._check_handed_on(plan, o)
         if isinstance(plan, (ViewOutput, ValueOutput)):
             first = self._result_of.setdefault(id(o), self._count)
             if first != self._count:
@@ -181,10 +192,9 @@ class OutputClassifier:
         if base is None:
             return self._value(o, leaves, spec)
         number = self._input_of.get(id(base))
-        moved = not share_memory(leaves, leaves_of(base))
-        if moved and not (number is not None and share_memory(leaves, self._as_they_came(number))):
+        if not share_memory(leaves, leaves_of(base)):
             return self._protected(o, leaves, spec)  # its data was set, or the class has gathered what it shows
-        if not moved and self._goes_through_custom(o, base):
+        if self._goes_through_custom(o, base):
             return self._protected(o, leaves, spec)
         if is_traceable(o) and o.grad_fn is not None and torch_api.is_multi_output_view(o) and self._refuses_zeros(o):
             return self._protected(o, leaves, spec)
@@ -192,7 +202,7 @@ class OutputClassifier:
             raise leaf_inside(o)
         if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
             return self._protected(o, leaves, spec)
-        return self._view(o, number, leaves, spec, self._replay(o, base, number, spec, moved))
+        return self._view(o, number, leaves, spec, self._replay(o, base, number, spec))
 
     def need(self, sizes: Iterable[Any]) -> None:
         """The run time needs these numbers: symbols of data-dependent ones become size outputs."""
@@ -215,15 +225,13 @@ class OutputClassifier:
                 continue
             if source is root or number in self._reshaped or not share_counter(root, source):
                 continue
-            if not share_memory(leaves, leaves_of(source)):  # an inner tensor of one of them was replaced
-                continue
             alike = laid_out_alike(o, source)
             way: Replay = Tensor.detach if alike else operator.methodcaller("view", o.dtype)  # of another kind, here
             if alike or (o.dtype != source.dtype and gives(way, source, spec, self.recorder)):
                 rest = (self._attributes(o, leaves, spec), torch_api.is_multi_output_view(o))
                 return ViewOutput(self._place(source, number), number is not None, way, False, spec, *rest)
             if is_traceable(o):
-                raise UnsupportedError(
+                raise NeedsEager(
                     "a result is a part of a detached wrapper, with which it shares a version counter",
                     path=str(Path("result").item(self._count)),
                     expected="x.detach() itself, or a part of x",
@@ -231,45 +239,39 @@ class OutputClassifier:
                 )
         return None
 
-    def _with_own_context(self, plan: ViewOutput, o: Tensor) -> ViewOutput:
-        """The plan, which sets what the replay of a view would not take from its base.
+    def _check_handed_on(self, plan: ViewOutput, o: Tensor) -> None:
+        """A view that is made again takes attributes from its base as that is then.
 
-        Of an input both count, as it came and as the region leaves it: some of its attributes are written when results exist.
+        Raises:
+            NeedsEager: the region has changed them before or after it made the view.
         """
-        mine, live = attributes_of_wrapper(o, plan.spec), self._live(plan)
-        with unseen(self.recorder):
-            # It may be the very object of the base, of which a fresh one has a copy.
-            found = self._not_handed_on(plan, mine, fresh(live, self.recorder), live)
-            if plan.of_input:
-                came = self._as_it_came(plan.base)
-                found.update(self._not_handed_on(plan, mine, came, came))
-        return replace(plan, attributes={**self._without_traced(found), **plan.attributes}) if found else plan
-
-    @staticmethod
-    def _not_handed_on(plan: ViewOutput, mine: dict[str, Any], base: Tensor, live: Tensor) -> dict[str, Any]:
+        mine, base = attributes_of_wrapper(o, plan.spec), self._live(plan)
         theirs = attributes_of_wrapper(base, flatten(base)[1])
-        if all(k in theirs and v is theirs[k] for k, v in mine.items()):
-            return {}  # nothing that a view would take differs
-        again = tried(plan.replay, base)
-        known = {} if again is None else attributes_of_wrapper(again, flatten(again)[1])
-        held = attributes_of_wrapper(live, flatten(live)[1])
-        return {
-            k: v
-            for k, v in mine.items()
-            if k in known and _is_handed_on(v, known[k], theirs.get(k, known)) and held.get(k, known) is not v
-        }
+        if all(k in theirs and v is theirs[k] for k, v in mine.items()) and plan.base not in self._assigned:
+            return
+        with unseen(self.recorder):
+            again = tried(plan.replay, fresh(base, self.recorder))
+            known = {} if again is None else attributes_of_wrapper(again, flatten(again)[1])
+        other = any(_is_another(v, known[k]) for k, v in mine.items() if k in known and k not in plan.attributes)
+        if other or (plan.of_input and plan.base in self._assigned):
+            raise NeedsEager(
+                "a result is a view of a wrapper whose attributes the region changes",
+                path=str(Path("result").item(self._count)),
+                expected="attributes that are set before the region",
+                fix="set the attribute outside of the region",
+            )
 
     def _live(self, plan: ViewOutput) -> Tensor:
         return self.inputs.inputs[plan.base].traced if plan.of_input else self._value_of[plan.base]
 
-    def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec, moved: bool) -> Replay:
-        """How ``o`` is made of ``base``. ``moved``: of the memory that an input came with, which has other memory now.
+    def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec) -> Replay:
+        """How ``o`` is made of ``base``.
 
         Raises:
             UnsupportedError: autograd does not know how it is made of the base as that is now.
         """
-        way, reshaped = torch_api.view_function(o), self.recorder.views.reshaped
-        known = self._leads_to(o, base) and not moved and number not in self._reshaped
+        way, reshaped = torch_api.view_function(o), bool(self.recorder.reshaped)
+        known = self._leads_to(o, base) and number not in self._reshaped
         if known and reshaped:  # a member of a split is taken unseen, though there may be fewer members now
             known = not torch_api.is_multi_output_view(o) and gives(way, base, spec, self.recorder)
         if not known or (o.grad_fn is None and base.requires_grad and torch_api.is_tracked_view(o)):
@@ -321,15 +323,6 @@ class OutputClassifier:
         """The autograd nodes at which the history of a base begins."""
         return {base.grad_fn, self._edges.get(id(base))} - {None}
 
-    def _as_they_came(self, number: int) -> list[Tensor]:
-        """The leaves of an input at the start of the call."""
-        return [self.recorder.bare(self.inputs.originals[k]) for k in self.inputs.inputs[number].leaves]
-
-    def _as_it_came(self, number: int) -> Tensor:
-        leaves = self._as_they_came(number)
-        with torch_api.without_tracing(), torch.no_grad():
-            return rebuild(self.before[number].spec, iter(leaves))  # type: ignore[no-any-return]
-
     def _value(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
         return ValueOutput(self._emit_once(o), spec, self._attributes(o, leaves, spec))
 
@@ -374,8 +367,6 @@ class OutputClassifier:
             )
         symbolic = (Tensor, *torch_api.SYM_TYPES)
         mine = {k: v for k, v in attributes_of_wrapper(o, spec).items() if not isinstance(v, symbolic)}
-        if mine.get("_is_param") is False:
-            del mine["_is_param"]
         known = attributes_of_wrapper(fresh, spec)
         for name, value in attributes_of_wrapper(o, spec).items():
             if isinstance(value, torch_api.SYM_TYPES) and not isinstance(known.get(name), torch_api.SYM_TYPES):
@@ -438,13 +429,6 @@ def _is_another(value: Any, known: Any) -> bool:
     if isinstance(known, (Tensor, *torch_api.SYM_TYPES)) or not (type(value) in SIMPLE or type(known) in SIMPLE):
         return False
     return not same_context(value, known)
-
-
-def _is_handed_on(value: Any, known: Any, of_base: Any) -> bool:
-    """Does a view have another attribute than its base hands on to it? ``known``: what making it again gives."""
-    if type(known) in SIMPLE or isinstance(known, (Tensor, *torch_api.SYM_TYPES)):
-        return _is_another(value, known)
-    return known is of_base and value is not known and not holds_traced(value)  # a class may keep sizes in a table
 
 
 def _ragged_symbol(size: Any) -> Any:

@@ -1,21 +1,20 @@
 """Views that are made by their place in memory: ``as_strided`` counts from the start of the storage, whatever it is called on.
 
 So such a view of an input may show memory that the input does not: that of another input, or of none. What it reads there
-is what the graph is called with; what a region writes there, or has written there, is refused.
+is what the graph is called with; where a region writes, it is refused.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import UnsupportedError
-from .aliasing import ByteRange, byte_range
+from ..errors import NeedsEager
 from .user_code import frames_text
 
 Tensor = torch.Tensor
@@ -69,35 +68,19 @@ def strided_views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     return found
 
 
-def refuse_outside(originals: Sequence[Tensor], leaf_primals: Sequence[int], recorder: Any) -> None:
-    """Refuse views by their place that show written memory which is not that of the input that they are made of.
+def refuse_strided_writes(recorder: Any) -> None:
+    """Refuse views of an input by their place that show written memory: that may be another input's, or nobody's.
 
     Raises:
         UnsupportedError: there is one.
     """
-    leaf_of = {f"primals_{p + 1}": originals[k] for k, p in enumerate(leaf_primals)}
+    written = {storage for storage, _ in recorder.writes}
     for view, root in strided_views(recorder.graph).items():
-        leaf, shown = leaf_of.get(str(root.target)) if root.op == "placeholder" else None, view.meta["val"]
-        if leaf is None or _contains(leaf, shown):
-            continue
-        storage, place = torch_api.storage_ref(shown), byte_range(shown)
-        if any(s == storage and place.overlaps(r) for s, r in recorder.writes):
-            raise _outside(view, place, shown)
-
-
-def _contains(leaf: Tensor, view: Tensor) -> bool:
-    """Is each element of the view surely one of the leaf?"""
-    outer, inner = byte_range(leaf), byte_range(view)
-    inside = torch_api.surely(inner.start >= outer.start) and torch_api.surely(inner.stop <= outer.stop)
-    return (inside and torch_api.is_dense(leaf)) or torch_api.surely(inner.start == inner.stop)
-
-
-def _outside(node: fx.Node, place: ByteRange, t: Tensor) -> UnsupportedError:
-    width = t.element_size()
-    return UnsupportedError(
-        "the region writes memory that it sees outside of an input, through as_strided",
-        path=frames_text(node),
-        expected="as_strided views of the memory of the input that they are made of",
-        got=f"elements {place.start // width} to {place.stop // width - 1} of its storage",
-        fix="pass the whole tensor (the base of the view) as an argument",
-    )
+        if root.op == "placeholder" and torch_api.storage_ref(view.meta["val"]) in written:
+            raise NeedsEager(
+                "the region writes memory of an input that it sees through as_strided",
+                path=frames_text(view),
+                expected="writes to the input itself, or to views by other operations",
+                got=f"a view of shape {tuple(view.meta['val'].shape)}",
+                fix="use x[...], narrow, unfold or t() on the way to what is written",
+            )

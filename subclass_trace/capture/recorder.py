@@ -26,7 +26,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import SubclassTraceError, UnsupportedError
+from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range, refuse_overlap
@@ -37,7 +37,6 @@ from .operators import RULES
 from .results import Results
 from .traced_graph import TracedGraph
 from .user_code import line_text, user_frames
-from .views import ViewLog
 from .writes import (
     collective,
     foreach_versions,
@@ -118,7 +117,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.perhaps_shared: set[Any] = set()  # storages of copies that may be none in a call, and of what is copied
         self.sealed = False  # the user function has run: its inputs are known
-        self.views = ViewLog()
+        self.reshaped: set[Any] = set()  # storages of tensors whose shape was changed in place
         self.met: set[str] = set() if outer is None else outer.met  # "attention", whose kernels a caller may choose
         self.classes: set[type] = set() if outer is None else outer.classes  # of wrappers that operations ran on
         self._stop_frame: Any = None
@@ -320,7 +319,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             node.kwargs = arguments[1]
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
-            raise UnsupportedError(
+            raise NeedsEager(
                 "the region runs operations under a default dtype that it has set itself",
                 path=self.user_line(),
                 expected=f"the default dtype of the call, {self.default_dtype}",

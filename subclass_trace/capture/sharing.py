@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..plan import LeafAlias, MutationPlan, ValueAlias
+from ..plan import LeafAlias, ValueAlias
 from ..subclass.flatten import flatten, wrappers_inside
 from .aliasing import byte_range, share_counter
 from .inputs import Inputs
@@ -44,23 +44,15 @@ class Sharing:
         self,
         values: Sequence[Tensor],
         skip: set[int],
-        replaced: Sequence[MutationPlan],
     ) -> list[ValueAlias]:
         """One row for each value that shares memory.
 
         Args:
             skip: numbers of values that are new contents of inputs: they are copied.
-            replaced: the mutations by which inputs get leaves of these in place of their own.
         """
         flat = {n: flatten(v) for n, v in enumerate(values) if n not in skip}
         among = self._among_values([(n, k, t) for n, (leaves, _) in flat.items() for k, t in enumerate(leaves)])
         rows = []
-        for m in replaced:
-            assert m.value is not None
-            leaves, spec = flatten(values[m.value])
-            found = tuple(self._taken(t, m.replaced.get(k)) for k, t in enumerate(leaves))
-            if any(found):
-                rows.append(ValueAlias(m.value, spec, found, within=m.differentiable))
         for n, (leaves, spec) in flat.items():
             found = tuple(self._of_input(t) or among.get((n, k)) for k, t in enumerate(leaves))
             holder = self._inside.get(id(values[n]))
@@ -76,10 +68,6 @@ class Sharing:
                 row = replace(row, within=True)
             rows.append(row)
         return rows
-
-    def _taken(self, t: Tensor, how: str | None) -> LeafAlias | None:
-        """Where a leaf lies that an input got in place of its own."""
-        return self._of_input(t) if how == "attribute" else None if how is None else self._within_input(t)
 
     def _of_input(self, t: Tensor) -> LeafAlias | None:
         if id(t) in self._same:

@@ -20,7 +20,6 @@ from ..state.guard_code import Reader
 from ..state.run import backward_state
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
-from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .diagnostics import refusal_of_data
@@ -134,7 +133,7 @@ class Tape:
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)
-            flat = [None if g is None else flatten(self._own(g)) for g in grads]
+            flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             late = kept_after(recorder.graph, start)
             joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.groups, self.served, late)
@@ -164,13 +163,6 @@ class Tape:
             passed,
             state.guards,
         )
-
-    def _own(self, grad: Tensor) -> Tensor:
-        """A gradient; of one that is an input itself, a wrapper of its own: a call would make two over the same leaves."""
-        if not is_traceable(grad) or not any(grad is x for x in self.inputs):
-            return grad
-        with torch.no_grad():
-            return map_leaves(torch.clone, grad)  # type: ignore[no-any-return]
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""

@@ -120,8 +120,8 @@ class _Maker:
             if dynamic.any() and not self.session.dynamic:
                 raise _HasSymbols
         self._renumbered(self.inputs.add(new, dynamic))
-        with self.session.beside_the_trace():
-            self.handed += [self._stand_in(k) for k in range(first, len(self.flat))]
+        numbers = [n for n in self.positions[first:] if n is not None]
+        self.handed += [self.inputs.inputs[n].traced for n in numbers]
         return self.handed[first:]
 
     def _arguments(self, found: Sequence[tuple[Source, Tensor]]) -> list[Argument]:
@@ -157,12 +157,6 @@ class _Maker:
         self.flat.append(value)
         self.sources.append(source)
         self.positions.append(number)
-
-    def _stand_in(self, position: int) -> Tensor:
-        """What the function sees at a flat position."""
-        number = self.positions[position]
-        assert self.inputs is not None and number is not None
-        return self.inputs.inputs[number].traced
 
     def number(self, source: Source, value: Any) -> Any:
         """The symbol of a number that changes between calls."""

@@ -96,7 +96,6 @@ class Plan:
     offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided), or the region asks for one
     aliases: tuple[ValueAlias, ...] = ()
     unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
-    inference: tuple[tuple[int, tuple[bool, ...]], ...] = ()  # value -> is it, and each leaf, of inference mode?
     watched_inputs: tuple[int, ...] = ()  # wrappers of which a leaf is saved: a write to them shows in their version
     watched_values: tuple[int, ...] = ()  # results of that kind
     lent: tuple[Lent, ...] = ()  # objects in contexts that results have from the call's inputs

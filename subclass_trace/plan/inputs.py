@@ -60,13 +60,9 @@ def gradient_of(x: Any) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class LeafPrimal:
-    """A graph input that is dense leaf number ``leaf``.
-
-    ``detached``: the leaf gets other memory in the call (``x.data = y``), while the backward may need what it had.
-    """
+    """A graph input that is dense leaf number ``leaf``."""
 
     leaf: int
-    detached: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ class MutationPlan:
         input: number of the input.
         value: number of the forward value that holds its new contents, or None (metadata alone).
         leaves: positions (within the input) of the leaves whose data is copied back.
-        replaced: position -> "data" (new storage: ``leaf.data = new``) or "attribute" (the wrapper's attribute).
         differentiable: autograd saw it, so that the input gets a new history.
         metadata: spec after the call when sizes, strides or offsets changed.
         attributes: Python attributes of the wrapper that the region changed.
@@ -34,7 +33,6 @@ class MutationPlan:
     input: int
     value: int | None
     leaves: tuple[int, ...]
-    replaced: Mapping[int, str] = field(default_factory=dict)
     differentiable: bool = False
     metadata: Spec | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)

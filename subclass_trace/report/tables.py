@@ -308,8 +308,6 @@ def _changes(plan: Plan, m: MutationPlan) -> list[str]:
     out = []
     if m.leaves:
         out.append("data" if paths == [""] else f"data of {', '.join(paths[k] for k in m.leaves)}")
-    for k, how in m.replaced.items():
-        out.append(f"{'storage' if how == 'data' else 'attribute'} {paths[k]}".rstrip() + " replaced")
     if m.metadata is not None:
         before, after = shape_text(spec.size), shape_text(m.metadata.size)  # type: ignore[union-attr]
         out.append(f"shape {before} -> {after}" if before != after else "strides or offset")

@@ -230,7 +230,7 @@ class EntryEmitter:
     def _is_simple(self) -> bool:
         """Is no more to be delivered than is written straight down? The rest is `reference.finish`'s."""
         plan = self.plan
-        others = plan.inference or plan.grad_mode_after is not None
+        others = plan.grad_mode_after is not None
         others = others or any(row.within for row in plan.aliases)
         plain = not others and is_plain(plan, self.real_inputs, inference=self.ambient.inference)
         return plain and all(map(self._is_simple_output, plan.outputs))
@@ -241,7 +241,7 @@ class EntryEmitter:
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):
-            return f"{leaves[primal.leaf]}.detach()" if primal.detached else leaves[primal.leaf]
+            return leaves[primal.leaf]
         if isinstance(primal, BasePrimal):
             base = self.source.bind("base_value", base_value)
             known = self.source.constant(primal, "base")

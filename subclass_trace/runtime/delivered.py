@@ -30,7 +30,7 @@ def targets_of(plan: Plan, inference: Collection[int] = ()) -> dict[int, int] | 
 
     ``inference``: leaves that may not be written.
     """
-    place = {p.leaf: k for k, p in enumerate(plan.primals) if isinstance(p, LeafPrimal) and not p.detached}
+    place = {p.leaf: k for k, p in enumerate(plan.primals) if isinstance(p, LeafPrimal)}
     used, starts = _used_values(plan), [0]
     for spec in plan.values:
         starts.append(starts[-1] + leaf_count(spec))
@@ -63,7 +63,7 @@ def version_moves(half: Half) -> Mapping[int, int] | None:
 
 def _is_plain(m: MutationPlan) -> bool:
     """Does nothing but data change, without autograd's notice?"""
-    other = m.replaced or m.differentiable or m.metadata is not None or m.starts_grad
+    other = m.differentiable or m.metadata is not None or m.starts_grad
     return m.value is not None and not other
 
 
@@ -74,7 +74,6 @@ def _used_values(plan: Plan) -> set[int]:
     used |= {o.base for o in plan.outputs if isinstance(o, ViewOutput) and not o.of_input}
     used |= {a.value for row in plan.aliases for a in row.leaves if a is not None}
     used |= {*plan.differentiable}
-    used |= {k for k, _ in plan.inference}
     several = [m.value for m in plan.mutations]
     return {k for k in used if k is not None} | {k for k in several if k is not None and several.count(k) > 1}
 

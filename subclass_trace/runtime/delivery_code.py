@@ -30,7 +30,7 @@ def is_plain(plan: Plan, values: Sequence[Tensor], *, inference: bool) -> bool:
 
 
 def _is_plain_mutation(m: MutationPlan, plan: Plan, value: Tensor) -> bool:
-    other = m.replaced or m.attributes or m.inner_bumps or m.metadata is not None
+    other = m.attributes or m.inner_bumps or m.metadata is not None
     if m.value is None or other or m.differentiable or m.starts_grad:
         return False
     leaves = leaves_of(value)

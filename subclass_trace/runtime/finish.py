@@ -30,7 +30,7 @@ from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from .backward import Backwards
 from .function import Protected
-from .rebuild import of_inference, replay_view, share
+from .rebuild import replay_view, share
 from .sizes import evaluate
 from .writeback import deliver, set_version
 
@@ -74,8 +74,6 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     values = list(values)
     old = {m.input: leaves_of(call.inputs[m.input]) for m in plan.mutations if not _is_done(m, call)}
     share_values(plan, call, values, within=False)
-    for k, flags in plan.inference:
-        values[k] = of_inference(values[k], flags, call.leaves)
     for m in plan.mutations:
         new, x = None if m.value is None else values[m.value], call.inputs[m.input]
         # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).
@@ -100,7 +98,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
 def _is_done(m: MutationPlan, call: Call) -> bool:
     """Has the program written all there is, so that only the version is left? Of dense inputs alone."""
     x = call.inputs[m.input]
-    if not m.in_program or m.copied or m.replaced or m.metadata is not None or m.attributes:
+    if not m.in_program or m.copied or m.metadata is not None or m.attributes:
         return False
     plain = not m.differentiable and type(x) in REAL
     return plain and (torch.is_inference_mode_enabled() or not x.is_inference())

@@ -93,7 +93,6 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
         offsets_matter=_offsets_matter(captured),
         aliases=tuple(_freeze_alias(replace(a, spec=lending.marked(a.spec))) for a in captured.aliases),
         unbacked=captured.unbacked,
-        inference=captured.inference,
         watched_inputs=watched_inputs,
         watched_values=watched_values,
         lent=lending.in_calls(marks_in(values, attributes)),
@@ -124,8 +123,6 @@ def _inputs(captured: Captured) -> list[InputPlan]:
 
 def _primals(captured: Captured, forward: Half) -> list[Primal]:
     place = {p: k for k, p in enumerate(captured.leaf_primals)}
-    leaves = [i.leaves for i in captured.inputs]
-    moved = {leaves[m.input][k] for m in captured.mutations for k, how in m.replaced.items() if how == "data"}
     rows: list[Primal] = []
     for node in forward.inputs:
         number = int(str(node.target).rsplit("_", 1)[1]) - 1
@@ -136,7 +133,7 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
         elif number in captured.size_primals:
             rows.append(SizePrimal(to_expr(captured.size_primals[number])))
         else:
-            rows.append(LeafPrimal(place[number], detached=place[number] in moved))
+            rows.append(LeafPrimal(place[number]))
     return rows
 
 

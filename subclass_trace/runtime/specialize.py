@@ -226,7 +226,7 @@ def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     for spec in captured.values:
         starts.append(starts[-1] + leaf_count(spec))
     outputs = output_args(joint.graph)
-    copied = {m.value for m in captured.mutations if m.value is not None and not m.replaced}
+    copied = {m.value for m in captured.mutations if m.value is not None}
     copied -= {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
     return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
 

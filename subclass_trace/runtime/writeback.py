@@ -1,4 +1,4 @@
-"""Delivering mutations: data, metadata, replaced inner tensors and Python attributes of the caller's tensors.
+"""Delivering mutations: data, metadata and Python attributes of the caller's tensors.
 
 Nothing here issues an operation on a wrapper: data goes leaf by leaf, shapes are set below the class's dispatch.
 """
@@ -6,7 +6,7 @@ Nothing here issues an operation on a wrapper: data goes leaf by leaf, shapes ar
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ import torch
 from .. import torch_api
 from ..capture.aliasing import repeats
 from ..capture.mutation import multi_view_error
-from ..errors import UnsupportedError
 from ..plan import InputPlan, MutationPlan
 from ..subclass.flatten import leaves_of, map_leaves, tensors_inside
 from ..subclass.parts import with_lent
@@ -64,10 +63,6 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
     else:
         with torch.no_grad():
             _copy_leaves(plan, x, old, fresh)
-    for k, how in plan.replaced.items():
-        # An attribute may be that very tensor of another input.
-        new_leaf = fresh[k].detach() if how == "data" or fresh[k].requires_grad else fresh[k]
-        _replace(x, inp, k, how, new_leaf, old[k])
     for name, bumps in plan.inner_bumps.items():
         inner = getattr(*owner_of(x, name))
         if not inner.is_inference():
@@ -109,12 +104,12 @@ def set_version(x: Tensor, version: int) -> None:
 
 def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence[Tensor], env: Env) -> None:
     assert plan.metadata is not None
-    _lay_out(x, old, concrete(inp.spec, env), concrete(plan.metadata, env), plan.replaced)
+    _lay_out(x, old, concrete(inp.spec, env), concrete(plan.metadata, env))
 
 
-def _lay_out(x: Tensor, leaves: Sequence[Tensor], before: Spec, after: Spec, skip: Collection[int] = ()) -> None:
-    for k, (leaf, a, b) in enumerate(zip(leaves, spec_leaves(before), spec_leaves(after), strict=True)):
-        if k not in skip and _layout(a) != _layout(b):
+def _lay_out(x: Tensor, leaves: Sequence[Tensor], before: Spec, after: Spec) -> None:
+    for leaf, a, b in zip(leaves, spec_leaves(before), spec_leaves(after), strict=True):
+        if _layout(a) != _layout(b):
             with torch.no_grad():
                 _make_room(leaf, leaf.storage_offset() + b.storage_offset - a.storage_offset, b)
                 leaf.as_strided_(b.size, b.stride, leaf.storage_offset() + b.storage_offset - a.storage_offset)
@@ -160,30 +155,3 @@ def _write_outer(x: Any, before: Spec, after: Spec) -> None:
 
 def _layout(leaf: LeafSpec) -> tuple[Any, ...]:
     return leaf.size, leaf.stride, leaf.storage_offset
-
-
-def _replace(x: Tensor, inp: InputPlan, k: int, how: str, new: Tensor, old: Tensor) -> None:
-    if how == "data" or not isinstance(inp.spec, WrapperSpec):
-        with torch.no_grad():
-            old.data = new
-        return
-    owner, name = _owner_of_leaf(x, inp.spec, k)
-    try:
-        setattr(owner, name, new)
-    except AttributeError as error:
-        raise UnsupportedError(
-            "the region replaced an inner tensor, and the class does not let its attribute be set",
-            path=f"{inp.path}.{name}",
-            got=str(error),
-            fix="copy into the inner tensor (x.inner.copy_(new)) instead of replacing it",
-        ) from error
-
-
-def _owner_of_leaf(x: Tensor, spec: WrapperSpec, k: int) -> tuple[Tensor, str]:
-    """The wrapper, at any depth, that holds leaf ``k``, and the attribute."""
-    for name, inner in zip(spec.names, spec.inners, strict=True):
-        count = sum(1 for _ in spec_leaves(inner))
-        if k < count:
-            return (x, name) if isinstance(inner, LeafSpec) else _owner_of_leaf(getattr(x, name), inner, k)  # type: ignore[arg-type]
-        k -= count
-    raise IndexError(k)

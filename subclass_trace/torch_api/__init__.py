@@ -67,7 +67,6 @@ from .dtensor_modes import other_dtensor_modes_code as other_dtensor_modes_code
 from .dynamo import dynamo_lock as dynamo_lock
 from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
 from .fakes import NO_FAKE_KERNEL as NO_FAKE_KERNEL
-from .fakes import addresses_of_storages as addresses_of_storages
 from .fakes import detached as detached
 from .fakes import fake_mode as fake_mode
 from .fakes import fake_result as fake_result

@@ -21,8 +21,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
-from .this_thread import replaced_here
-
 
 @functools.cache
 def _keep_device_guard() -> None:
@@ -151,20 +149,6 @@ def _faked(mode: FakeTensorMode, data: torch.Tensor, device: torch.device) -> to
     out = torch.Tensor._make_subclass(FakeTensor, data, False, dispatch_device=True, device_for_backend_keys=device)
     vars(out).update(attributes, fake_mode=mode)
     return out
-
-
-@contextlib.contextmanager
-def addresses_of_storages(asked: Callable[[], None]) -> Iterator[None]:
-    """While inside, ``asked`` is told when Python asks for the address of a storage without memory, such as a fake one."""
-    own = torch.UntypedStorage.data_ptr
-
-    def data_ptr(self: torch.UntypedStorage) -> int:
-        if self.device.type == "meta":
-            asked()
-        return own(self)
-
-    with replaced_here(torch.UntypedStorage, "data_ptr", data_ptr):
-        yield
 
 
 NO_FAKE_KERNEL = UnsupportedOperatorException

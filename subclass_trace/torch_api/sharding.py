@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._guards import detect_fake_mode
 
-from .modes import no_modes, without_tracing
+from .modes import no_modes, no_overrides, without_tracing
 from .this_thread import replaced_here
 
 
@@ -25,12 +25,26 @@ def sharding_as_eager(below: Callable[[], contextlib.AbstractContextManager[None
     with contextlib.ExitStack() as stack:
         module: Any = sys.modules.get("torch.distributed.tensor._sharding_prop")
         if module is not None:
+            stack.enter_context(_meshes_as_outside(sys.modules["torch.distributed.device_mesh"].DeviceMesh))
             stack.enter_context(_metadata_as_eager(module.ShardingPropagator))
             stack.enter_context(_slices_as_eager(module.ShardingPropagator, below))
             stack.enter_context(_unrecorded_decompositions())
             stack.enter_context(_strides_as_numbers(module.DTensorSpec))
             stack.enter_context(_sizes_as_numbers_for_offsets())
             stack.enter_context(_paddings_as_eager())
+        yield
+
+
+@contextlib.contextmanager
+def _meshes_as_outside(cls: Any) -> Iterator[None]:
+    """A part of a mesh is made of ranks that are numbers, not traced tensors."""
+    original: Any = cls.__getitem__
+
+    def part(*args: Any) -> Any:
+        with no_overrides(), no_modes():
+            return original(*args)
+
+    with replaced_here(cls, "__getitem__", part):
         yield
 
 

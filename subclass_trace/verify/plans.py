@@ -21,7 +21,7 @@ def verify_plan(plan: Plan) -> None:
         require(right, "an input's leaves do not fit its spec", path, expected=f"{count} places", got=row.leaves)
     for k, m in enumerate(plan.mutations):
         path, count = f"mutations[{k}]", leaf_count(plan.inputs[m.input].spec)
-        needs = m.leaves or m.replaced or m.differentiable
+        needs = m.leaves or m.differentiable
         require(m.value is not None or not needs, "a mutation has no new contents", path, expected="a value", got=None)
         held = count if m.value is None else leaf_count(plan.values[m.value])
         require(held == count, "new contents do not fit the input", path, expected=f"{count} leaves", got=held)

@@ -420,20 +420,6 @@ def test_nonleaf_mutated_and_used_by_the_caller_afterwards(make) -> None:
     both(f, make, use)
 
 
-def test_view_and_base_mutated_with_gradients() -> None:
-    def f(x, v):
-        v.mul_(3)
-        return x * 2
-
-    def use(call, w):
-        x = w * 1
-        out = call(x, x[1:])
-        (out.sum() + x.sum()).backward()
-        return [w.grad, out.detach(), x.detach()]
-
-    both(f, MAKE["dense"], use)
-
-
 def test_a_refused_backward_of_dynamic_sizes_says_what_eager_says() -> None:
     """Autograd's message names the sizes of the tensor, which are symbols in the trace."""
 

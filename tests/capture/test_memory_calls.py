@@ -25,7 +25,6 @@ CALLS = {
     "share_memory_": (lambda x: x.share_memory_() * 2, "share_memory_"),
     "pin_memory": (lambda x: x.pin_memory() * 2, "pin_memory"),
     "untyped_storage": (lambda x: x * x.untyped_storage()[1], "storage of an input"),
-    "storage": (lambda x: x * x.storage()[1], "its storage"),
     "a filled storage": (lambda x: (x.untyped_storage().fill_(0), x * 1)[1], "storage of an input"),
     "format": (lambda x: f"{x.sum():.3f}", "formats the value"),
     "an array of a tensor that is closed over": (lambda x: x * float(CLOSED_OVER.numpy()[0]), r"\.numpy\(\)"),

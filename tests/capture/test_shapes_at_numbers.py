@@ -89,9 +89,3 @@ def test_a_write_to_what_may_be_a_view_is_refused(name: str) -> None:
         st.compile(lambda x, n: SHARED[name](x, n.item()))(x, torch.tensor(4))
     assert "test_shapes_at_numbers.py" in str(caught.value.path)
     assert torch.equal(x, torch.arange(12.0))
-
-
-def test_a_strided_view_whose_strides_have_no_order() -> None:
-    region = st.compile(lambda x, n: x.new_zeros(6).as_strided((2, 2), (n.item(), 1)).add_(1))
-    with pytest.raises(st.UnsupportedError, match="several elements in one place"):
-        region(torch.zeros(6), torch.tensor(2))

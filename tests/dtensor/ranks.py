@@ -365,30 +365,6 @@ def data_parallel(mesh: DeviceMesh) -> None:
 
 
 @on_each_rank
-def gradients_averaged_in_the_region(mesh: DeviceMesh) -> None:
-    """Data parallel training by hand, a whole step as one region."""
-    found = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        layer = nn.Linear(3, 2)
-
-        def step(x: torch.Tensor, layer: nn.Linear = layer) -> None:
-            grads = torch.autograd.grad(layer(x).square().mean(), list(layer.parameters()))
-            for g in grads:
-                dist.all_reduce(g)
-            with torch.no_grad():
-                for p, g in zip(layer.parameters(), grads, strict=True):
-                    p.sub_(g, alpha=0.05)
-
-        run = st.compile(step) if compiled else step
-        for k in range(3):
-            run(values(4, 3, seed=10 * k + dist.get_rank()))
-        found.append([p.detach() for p in layer.parameters()])
-    for a, b in zip(*found, strict=True):
-        close(b, a)
-
-
-@on_each_rank
 def a_rank_that_diverges_is_reported_with_the_line(mesh: DeviceMesh) -> None:
     """Graphs are per rank. Where one has a collective that the other has not, the group's time limit ends the call.
 

@@ -39,6 +39,8 @@ class Case:
         """As the table prints it."""
         if self.fault:
             return f"**fault**: {self.fault}"
+        if self.refused == "NeedsEager":
+            return "runs eagerly"
         if self.refused:
             return f"{'handed over' if self.handed else 'refused'}: `{self.refused}`"
         return f"differs: {self.differs}" if self.differs else "right"

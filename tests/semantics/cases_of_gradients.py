@@ -158,7 +158,7 @@ same(
     lambda x: no_grad(lambda: x.view(-1))().view(-1),
     root(),
     back=(0,),
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     B,
@@ -531,7 +531,7 @@ same(
     "default dtype set in the region",
     _mode(_double_by_default, lambda x: x + torch.ones(3)),
     plain(dense),
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(N, "channels_last", lambda x: x.to(memory_format=torch.channels_last) * 2, plain(two, 2, 3, 4, 4))
 same(
@@ -548,7 +548,13 @@ def _computed_in_inference_mode(x: Tensor) -> Any:
     return y, y[0]
 
 
-same(N, "a result that is computed in inference mode is an inference tensor", _computed_in_inference_mode, root())
+same(
+    N,
+    "a result that is computed in inference mode is an inference tensor",
+    _computed_in_inference_mode,
+    root(),
+    refused="NeedsEager",
+)
 
 
 @fact(N, "the address of an input's memory (`data_ptr()`, also of its storage)", refused="UnsupportedError")
@@ -584,6 +590,7 @@ same(
     "`unsafe_split` and `unsafe_chunk` of a normal tensor in inference mode: are the members views?",
     differs="they share the memory, and are no views, as outside of inference mode",
     torch="not in the survey",
+    refused="NeedsEager",
 )
 def _unsafe_members() -> None:
     x = dense(4, seed=1)
@@ -605,7 +612,7 @@ def _all_attributes() -> None:
     N,
     "a differentiable result, made with inference mode turned off inside of it",
     torch="graph break",
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 def _out_of_inference_mode() -> None:
     def f(x: Tensor) -> Tensor:

@@ -66,6 +66,7 @@ same(
     lambda c: (lambda w: (lambda v: Inputs((v[:5], v[3:]), (w,)))(w * 1))(two(8, seed=c).requires_grad_()),
     back=(0,),
     torch="refused",
+    refused="NeedsEager",
 )
 same(
     A,
@@ -127,14 +128,14 @@ same(
     "disjoint window of an overlapping view (`unfold`)",
     lambda x: (x.unfold(0, 2, 1)[:1].add_(1), x * 1)[1],
     plain(dense, 4),
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     M,
     "one row of an expanded value (`expand(3, -1)[0]`)",
     lambda x: (y := x * 2, y.expand(3, 4)[0].zero_(), y)[2],
     lambda c: torch.full((4,), float("inf")),
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     M,
@@ -164,8 +165,7 @@ same(
     lambda x: (v := x + x, w := v[:1].expand(2, 3), v.unsqueeze_(0), w[1].add_(1), w[1])[4],
     plain(dense),
     torch="not in the survey",
-    refused="UnsupportedError",
-    handed=False,
+    refused="NeedsEager",
 )
 same(
     M,
@@ -186,7 +186,7 @@ same(
     lambda x, y: (x.set_(y), x.add_(1), y * 2)[2],
     lambda c: (dense(3, seed=c), dense(3, seed=c + 7)),
     torch="graph break",
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     M,
@@ -200,8 +200,7 @@ same(
     lambda x, y: (x.as_strided((4,), (1,), 1).mul_(2), x + y)[1],
     lambda c: (lambda b: (b[3:], b[:3]))(dense(6, seed=c)),
     torch="not in the survey",
-    refused="UnsupportedError",
-    handed=False,
+    refused="NeedsEager",
 )
 same(
     M,
@@ -209,8 +208,7 @@ same(
     lambda x: x.as_strided((4,), (1,), 1).mul_(2),
     lambda c: dense(6, seed=c)[3:],
     torch="not in the survey",
-    refused="UnsupportedError",
-    handed=False,
+    refused="NeedsEager",
 )
 
 
@@ -244,8 +242,7 @@ same(
     M,
     "shape of a dense value, of which a view is used afterwards, differentiable",
     torch="not in the survey",
-    refused="UnsupportedError",
-    handed=False,
+    refused="NeedsEager",
 )
 def _reshaped_base() -> None:
     def f(x: Tensor) -> Tensor:
@@ -275,14 +272,14 @@ same(
     nonleaf(),
     back=(0,),
     torch="graph break",
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     M,
     "`requires_grad_(False)` of a leaf, which is written then",
     lambda x: x.requires_grad_(False).mul_(2),
     root(),
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     M,
@@ -290,7 +287,7 @@ same(
     lambda x: x.detach_().requires_grad_() * 2,
     nonleaf(),
     torch="graph break",
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 
 
@@ -346,6 +343,7 @@ same(
     lambda x: (setattr(x, "scale", x.scale * 2), x * 1)[1],
     plain(scaled),
     torch="silently wrong",
+    refused="NeedsEager",
 )
 same(
     M,
@@ -407,7 +405,7 @@ same(
     lambda x: (y := (x * 2).exp_(), d := y.detach(), (x.detach(), x.detach()[0], y, d))[2],
     root(),
     back=(2,),
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     M,
@@ -416,6 +414,7 @@ same(
     lambda c: (w := dense(3, seed=c).requires_grad_(), Inputs((w, dense(3, seed=9)), (w,)))[1],
     back=(0,),
     torch="graph break",
+    refused="NeedsEager",
 )
 same(P, "`x.detach().requires_grad_()`", lambda x: x.detach().requires_grad_(), root(dense), refused="UnsupportedError")
 same(P, "members of a split of an intermediate", lambda x: (x * 2).split(1), root(), back=(0, 1, 2), torch="error")
@@ -433,7 +432,7 @@ same(
     "a view of an input whose own shape was changed",
     lambda x: x.unsqueeze(0).unsqueeze_(0),
     plain(dense),
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     P,

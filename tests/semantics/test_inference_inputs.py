@@ -56,6 +56,7 @@ def _call(function: Callable[[Any], Any], x: Any) -> Any:
         return str(error).splitlines()[0]
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_then_the_other(name: str, kind: str) -> None:

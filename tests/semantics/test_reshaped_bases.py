@@ -104,8 +104,10 @@ REFUSED = (
     view_written_afterwards,
     view_transposed_and_base_written,
     view_of_a_transposed_view,
+    transposed_view_alone,
+    view_made_afterwards,
 )
-RIGHT = (transposed_view_alone, view_made_afterwards, view_not_used_afterwards)
+RIGHT = (view_not_used_afterwards,)
 
 
 def _seen(function: Callable[[Tensor], tuple[Tensor, ...]], make: Callable[[Tensor], Tensor]) -> tuple[str, str]:
@@ -121,12 +123,12 @@ def test_as_eager(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
 
 
 @pytest.mark.parametrize("function", REFUSED)
-def test_a_history_that_a_trace_would_get_wrong_is_refused(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
-    with pytest.raises(st.UnsupportedError, match="after the shape of its base") as caught:
-        _seen(st.compile(function), torch.clone)
-    assert "test_reshaped_bases.py" in str(caught.value) or "the results" in str(caught.value)
+def test_a_history_that_a_trace_would_get_wrong(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    with pytest.warns(UserWarning, match="runs eagerly: the region uses a view"):
+        assert _seen(st.compile(function), torch.clone) == _seen(function, torch.clone)
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize("function", (*REFUSED, *RIGHT))
 def test_wrappers_are_as_in_eager(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
     def two(t: Tensor) -> Tensor:
@@ -139,28 +141,6 @@ def test_wrappers_are_as_in_eager(function: Callable[[Tensor], tuple[Tensor, ...
         except RuntimeError as error:  # eager repeats the calls that made the view as well
             found.append((str(error).splitlines()[0][:30], ""))
     assert found[0] == found[1] or found[1][0].startswith("the region uses a view")
-
-
-def test_a_member_of_a_split_is_refused_where_eager_refuses_to_use_it() -> None:
-    def function(x: Tensor) -> tuple[Tensor, ...]:
-        base = x * 2
-        first, second = base.split(2)
-        base.t_()
-        return first, second
-
-    with pytest.raises(st.UnsupportedError, match="shape of its base, or its own, was changed in place"):
-        st.compile(function)(torch.ones(4, 4, requires_grad=True))
-
-
-def test_a_view_whose_shape_is_changed_under_no_grad_is_refused() -> None:
-    def function(y: Tensor) -> tuple[Tensor, ...]:
-        view = y.t()
-        with torch.no_grad():
-            view.t_()
-        return view.pow(2), y
-
-    with pytest.raises(st.UnsupportedError, match="shape of its base, or its own, was changed in place"):
-        st.compile(function)(torch.ones(3, 3, requires_grad=True))
 
 
 # ---------------------------------------------------------------------------------------------- leaves
@@ -180,16 +160,10 @@ def _wider(x: Tensor) -> Tensor:
     return x * 2
 
 
-def _other_data(x: Tensor) -> Tensor:
-    x.data = torch.ones(4, 2, 3)
-    return x * 2
-
-
 @pytest.mark.parametrize(
     ("kind", "function"),
     [
         *((kind, function) for kind in (torch.ones, _two) for function in (_turned, _wider)),
-        (torch.ones, _other_data),
     ],
 )
 def test_leaves_that_are_used_in_another_shape_are_refused(kind: Any, function: Callable[[Tensor], Any]) -> None:

@@ -29,7 +29,6 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "views of it": lambda x, w: ((y := x.exp())[0], y.view(-1)),
     "a view of a value, and what is made of it": lambda x, w: (y := (x * w).t(), y.sin()),
     "a view of a value, and what is made of another": lambda x, w: ((y := x * w).view(-1), y.t().exp() * w),
-    "a view that is detached, and what is made of it": lambda x, w: (y := (x * w).t(), y.sin(), y.detach()),
     "a detached view, and what is made of it": lambda x, w: ((y := (x * w).t()).sin(), y.detach()),
     "detached": lambda x, w: (y := x.exp(), y.detach()),
     "written in the region": lambda x, w: (x * 2).exp_(),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NotYet, ProtocolError, SubclassTraceError, UnsupportedError
+from ..errors import NeedsEager, NotYet, ProtocolError, SubclassTraceError
 from .paths import Path
 
 
@@ -117,7 +117,7 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     if issubclass(cls, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
         return NotYet("a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__)
     if issubclass(cls, torch.nn.Parameter):
-        return UnsupportedError(
+        return NeedsEager(
             "a parameter is of a class of its own",
             path=path,
             expected="torch.nn.Parameter",

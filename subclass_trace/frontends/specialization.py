@@ -22,7 +22,7 @@ from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..plan.side_effects import Set as SetPlan
 from ..runtime.call_code import Entry
-from ..runtime.entry_code import generate
+from ..runtime.entry_code import GuardedEmitter
 from ..runtime.finish import Program
 from ..runtime.guards import Ambient, Guards, failed_guard
 from ..runtime.planning import FlatArguments
@@ -341,7 +341,7 @@ def compile_call(
         guards = traced.guards(ambient)
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
-            entry = generate(program, guards, traced.values, examples)
+            entry = GuardedEmitter(program, guards, traced.values, examples).emit()
         made = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs)
         if any(map(asks_for_number_types, traced.state.walk.entered)):
             history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")

@@ -222,7 +222,6 @@ class _Capture:
                     self.gradients.backward, self.gradients.check_graphs, self.gradients.check_hooks
                 ),
                 torch_api.transformed_inputs(self.stand_ins.swapped),
-                self.asked.watching(),
             ):
                 ran = run(self.inputs)
             if recorder.reshaped:

@@ -577,7 +577,7 @@ class _Scale(torch.nn.Parameter):
 
 same(
     N,
-    "a subclass of `nn.Parameter` that overrides nothing: its class, its methods and attributes",
+    "a subclass of `nn.Parameter`, its methods and attributes: runs eagerly",
     lambda p: (p.doubled() if isinstance(p, _Scale) else p, type(p)),
     lambda call: _Scale(torch.ones(3) * call),
     torch="not in the survey",

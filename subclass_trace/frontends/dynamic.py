@@ -84,6 +84,10 @@ class SizeHistory:
             return abs(value) < _LARGEST
         return floats and math.isfinite(value) and value != 0
 
+    def of(self, path: str, dim: int) -> tuple[int | None, ...]:
+        """The sizes of one dimension in the calls so far."""
+        return tuple(s[path][dim] if path in s and dim < len(s[path]) else None for s in self.seen)
+
 
 def marked_dims(t: Tensor) -> frozenset[int]:
     """Dimensions marked with ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``."""
@@ -100,6 +104,7 @@ class _Choice(DynamicDims):
     def __init__(self, history: SizeHistory) -> None:
         self.history = history
         self.chosen: dict[str, list[int]] = {}
+        self._alike: dict[int, tuple[int | None, ...]] = {}  # size -> how the dimensions went that share its symbol
 
     def note(self, t: Tensor, path: Path, extra: frozenset[int], whole: bool) -> None:
         """A dense tensor or a wrapper. ``extra``: more dynamic dimensions; ``whole``: all are."""
@@ -107,7 +112,14 @@ class _Choice(DynamicDims):
             return
         name = str(path)
         dims = self.history.varying.get(name, frozenset()) | marked_dims(t) | extra
-        self.chosen[name] = [Dim.SYMBOL if whole or d in dims else Dim.STATIC for d in range(t.dim())]
+        self.chosen[name] = [
+            self._kind(name, d, n) if whole or d in dims else Dim.STATIC for d, n in enumerate(t.shape)
+        ]
+
+    def _kind(self, path: str, dim: int, size: int) -> Dim:
+        """Equal sizes are one symbol, unless they differed in an earlier call."""
+        went = self.history.of(path, dim)
+        return Dim.ALIKE if self._alike.setdefault(size, went) == went else Dim.OWN
 
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What the sizes of the value at a path become."""
@@ -133,7 +145,7 @@ class _Choice(DynamicDims):
             dims |= _marks(t, "_dynamo_propagated_dynamic_indices")
         number = t.dim() == 2 and t.shape[1] == 0
         self.chosen[name] = [
-            Dim.STATIC if not (whole or d in dims) else Dim.NUMBER if number and d == 0 else Dim.SYMBOL
+            Dim.STATIC if not (whole or d in dims) else Dim.NUMBER if number and d == 0 else Dim.OWN
             for d in range(t.dim())
         ]
 

@@ -235,7 +235,9 @@ class StateGuards:
                     self.by_holder[holder] = guards
                 else:
                     self.each += guards
-                if is_a(holder.thing, defaultdict):  # of which the version of the dict knows nothing
+                if isinstance(holder, Mapping) and is_a(
+                    holder.thing, defaultdict
+                ):  # of which the version of the dict knows nothing
                     self.each.append(Factory(holder, factory_of(holder.now(call))))
         self.functions = [(f, f.__code__, f.__defaults__) for f in walk.functions]
         self.objects = [(o, type(o), namespace_of(o)) for o in walk.objects]

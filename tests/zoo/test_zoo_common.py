@@ -48,7 +48,6 @@ LEAVES = {
     "bias": 2,
     "constant": 0,
     "masked": 2,
-    "diagonal": 1,
     "nested": 4,
     "two_of_fp8": 4,
     "two_of_int4": 4,

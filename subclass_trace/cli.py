@@ -5,7 +5,7 @@
     subclass-trace check pkg.mod:MyTensor --html report.html     for people
     subclass-trace check --list                                  all rules
     subclass-trace check --explain ST308                         one rule: why, and an example
-    subclass-trace new MyTensor                                  a class, its strategy and its test
+    subclass-trace new MyTensor                                  a class and its test
 
 Exit codes: 0 all rules hold, 1 some do not, 2 the command could not run (no such class, no way to build it, a fault of
 the kit).
@@ -71,10 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("--explain", metavar="ID", help="print why a rule exists, with an example, and stop")
     c.add_argument("--list", action="store_true", help="print all rules and stop")
     c.set_defaults(run=_check)
-    n = commands.add_parser("new", help="write a new wrapper class, its strategy and its test")
+    n = commands.add_parser("new", help="write a new wrapper class and its test")
     n.add_argument("name", help="name of the class")
     n.add_argument("--directory", type=Path, default=Path("."), help="where (default: here)")
-    n.add_argument("--force", action="store_true", help="overwrite files")
     n.set_defaults(run=_new)
     return parser
 
@@ -138,7 +137,7 @@ def _how_to_build(options: argparse.Namespace) -> dict[str, Any]:
 def _new(options: argparse.Namespace) -> int:
     from .authoring.scaffold import write_scaffold
 
-    for path in write_scaffold(options.name, options.directory, force=options.force):
+    for path in write_scaffold(options.name, options.directory):
         print(f"wrote {path}")
     return OK
 

@@ -103,24 +103,13 @@ def finisher(func: Any) -> Finish | None:
     In-place and out= operations return the very argument; views claim the storage of their base.
     """
     effects = effects_of(func)
-    if effects.metadata:  # torch also brings the sizes of the outer tensor up to date
-        return functools.partial(torch_api.return_and_correct_aliasing, func)
-    if all(r is None for r in effects.results):
+    if all(r is None for r in effects.results) and not effects.metadata:
         return None
-    if len(effects.results) == 1:
-        (source,), (itself,) = effects.results, effects.replaced
-        assert source is not None
-        return (lambda a, k, out: source.of(a, k)) if itself else (lambda a, k, out: _view(func, source.of(a, k), out))
-
-    def several(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        given = list(out) if isinstance(out, (list, tuple)) else [None] * len(effects.results)
-        for k, (source, itself) in enumerate(zip(effects.results, effects.replaced, strict=True)):
-            if source is not None:
-                base = source.of(args, kwargs)
-                given[k] = base if itself else _view(func, base, given[k])
-        return tuple(given)
-
-    return several
+    if effects.metadata or len(effects.results) > 1:  # torch also brings the sizes of the outer tensor up to date
+        return functools.partial(torch_api.return_and_correct_aliasing, func)
+    (source,), (itself,) = effects.results, effects.replaced
+    assert source is not None
+    return (lambda a, k, out: source.of(a, k)) if itself else (lambda a, k, out: _view(func, source.of(a, k), out))
 
 
 def _view(func: Any, base: Any, out: Any) -> Any:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import enum
 import inspect
-import re
 import sys
 import types
 import typing
@@ -124,10 +123,6 @@ def _field(cls: type, name: str, annotation: Any, keyword: bool, reserved: froze
 
 def _kind(cls: type, name: str, annotation: Any) -> FieldKind:
     if isinstance(annotation, str):  # not resolvable; what it says has to do
-        if re.fullmatch(r"[\w.]*Tensor", annotation):
-            return FieldKind.TENSOR
-        if re.fullmatch(r"([\w.]*Tensor *\| *None)|((typing\.)?Optional\[[\w.]*Tensor\])", annotation):
-            return FieldKind.OPTIONAL
         if "Tensor" in annotation:
             raise _neither(cls, name, annotation)
         return FieldKind.CONTEXT

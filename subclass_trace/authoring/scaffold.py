@@ -1,9 +1,9 @@
-"""A new wrapper class as three files that run: the class, a hypothesis strategy for it, and its test.
+"""A new wrapper class as two files that run: the class and its test.
 
 >>> import pathlib, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     [path.name for path in write_scaffold("MyTensor", folder)]
-['my_tensor.py', 'my_tensor_strategies.py', 'test_my_tensor.py']
+['my_tensor.py', 'test_my_tensor.py']
 """
 
 from __future__ import annotations
@@ -22,35 +22,25 @@ _TAKEN = frozenset(
 _MODULES = frozenset({"torch", "pytest", "hypothesis", "numpy", "subclass_trace", "conftest", "setup"})
 
 
-def write_scaffold(name: str, directory: str | os.PathLike[str], *, force: bool = False) -> list[Path]:
-    """Write a wrapper class, its hypothesis strategy and its test.
+def write_scaffold(name: str, directory: str | os.PathLike[str]) -> list[Path]:
+    """Write a wrapper class and its test.
 
     Args:
         name: of the class; the files are named after it (``MyTensor``: ``my_tensor.py``).
         directory: where; made if it does not exist.
-        force: overwrite files that exist.
 
     Returns:
-        The files, in the order class, strategy, test. ``pytest test_my_tensor.py`` passes as they are.
+        The two files. ``pytest test_my_tensor.py`` passes as they are.
 
     Raises:
-        OptionError: the name cannot be one of a class, or of a module; a file exists; ``directory`` is a file.
+        OptionError: the name cannot be one of a class, or of a module; or a file exists.
     """
     module = _module_name(name)
     folder = Path(directory)
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is a file", expected="a directory", fix="name a directory to write to")
-    texts = {f"{module}.py": _CLASS, f"{module}_strategies.py": _STRATEGIES, f"test_{module}.py": _TEST}
-    paths = {folder / file: text for file, text in texts.items()}
+    paths = {folder / f"{module}.py": _CLASS, folder / f"test_{module}.py": _TEST}
     there = [path for path in paths if path.exists()]
-    if there and not force:
-        raise OptionError(
-            f"{there[0]} exists",
-            path=there[0],
-            expected="files that are not there yet",
-            got=", ".join(path.name for path in there),
-            fix="choose another name or directory, or overwrite them with force=True (--force)",
-        )
+    if there:
+        raise OptionError(f"{there[0]} exists", path=there[0], fix="choose another name or directory")
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in paths.items():
         path.write_text(text.replace("MyTensor", name).replace("my_tensor", module), encoding="utf-8")
@@ -132,25 +122,6 @@ def _neg(func: Any, x: MyTensor) -> MyTensor:
     return x.replace(codes=func(x.codes), scale=x.scale.clone())
 '''
 
-_STRATEGIES = '''\
-"""Hypothesis strategies for `MyTensor`: how the conformance kit, and your own tests, make instances."""
-
-from __future__ import annotations
-
-from hypothesis import strategies as s
-from subclass_trace.testing import register_strategy, wrappers
-from torch import Tensor
-
-from my_tensor import MyTensor
-
-register_strategy(MyTensor, MyTensor.from_dense, to_dense=MyTensor.dequantize)
-
-
-def my_tensors() -> s.SearchStrategy[Tensor]:
-    """Instances of `MyTensor` of all shapes and floating dtypes; they shrink to the smallest."""
-    return wrappers(MyTensor)
-'''
-
 _TEST = '''\
 """`MyTensor` keeps the rules of wrapper subclasses, and does what it is for."""
 
@@ -159,10 +130,9 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from subclass_trace import compile
-from subclass_trace.testing import assert_conforms
+from subclass_trace.testing import assert_conforms, wrappers
 
 from my_tensor import MyTensor
-from my_tensor_strategies import my_tensors
 
 
 def test_conforms() -> None:
@@ -170,7 +140,7 @@ def test_conforms() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(my_tensors())
+@given(wrappers(MyTensor, floating=True))
 def test_negation_stays_wrapped(x: MyTensor) -> None:
     assert type(-x) is MyTensor
     assert torch.equal((-x).dequantize(), -x.dequantize())

@@ -213,7 +213,9 @@ class WrapperTensor(torch.Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         with torch_api.no_modes():  # printing is not part of a traced program
-            parts = [f"{name}={value!r}" for name, value in getattr(self, VALUES)().items()]
+            parts = []
+            for name, value in getattr(self, VALUES)().items():  # no comprehension: the caller asks for the text
+                parts.append(f"{name}={value!r}")
             if self.grad_fn is not None:
                 parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
             elif self.requires_grad:

@@ -24,7 +24,6 @@ from .rules import (
     INF,
     MUST_SAVE,
     Facts,
-    absolute_views,
     bans,
     kept_results,
     never_again,
@@ -62,7 +61,7 @@ class MinCut:
         Raises:
             UnsupportedError: the tags of checkpointing contradict each other.
         """
-        tags, weights = recompute_tags(table, facts), storage_weights(table, facts)
+        tags, weights = recompute_tags(table), storage_weights(table, facts)
         if self.budget is None or self.budget == 1:
             return self._unlimited(table, facts, tags, weights)
         hull = _hull(table, tags, weights)
@@ -72,8 +71,6 @@ class MinCut:
 
     def _unlimited(self, table: Table, facts: Facts, tags: Sequence[Any], weights: Sequence[float]) -> list[int]:
         banned = bans(table, tags, cheap_too=not self.recompute)
-        for i in absolute_views(table, facts):
-            banned[i] = True
         if facts.kept is not None:
             for i in kept_results(table, facts):
                 banned[i] |= tags[i] not in AGAIN

@@ -62,7 +62,7 @@ class Facts:
 
 
 # ---------------------------------------------------------------------------------------------- tags
-def recompute_tags(t: Table, facts: Facts | None = None) -> list[Any]:
+def recompute_tags(t: Table) -> list[Any]:
     """The tags of checkpointing, and those that follow from other rules: the column ``recompute``, completed.
 
     Torch's passes write these into ``node.meta``, which joint, forward and backward share; here it stays as it is.
@@ -76,18 +76,7 @@ def recompute_tags(t: Table, facts: Facts | None = None) -> list[Any]:
                 tags[i] = MUST_SAVE
         elif t.bits[i] & COLLECTIVE:
             tags[i] = MUST_SAVE
-    for i in absolute_views(t, facts or Facts()):
-        tags[i] = MUST_SAVE
     return tags
-
-
-def absolute_views(t: Table, facts: Facts) -> list[int]:
-    """``as_strided`` on the memory of an input that is saved as a clone: its offset would not fit the clone."""
-    if not facts.written:
-        return []
-    memory = written_storages(t, facts)
-    views = [i for i in t.rows if t.nodes[i].target is aten.as_strided.default and not t.late[i]]
-    return [i for i in views if t.storage[i] in memory and t.allowed_early[i]]
 
 
 def _is_drawn_part(t: Table, i: int) -> bool:

@@ -7,7 +7,7 @@ one of a result.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,15 +94,16 @@ def primal_names(plan: Plan) -> list[str]:
 
     Leaves that share a base with others have its name, which is that of the first of them.
     """
-    number = _primal_number(plan)
-    names, sizes = [], _argument_leaves(plan)
-    for primal in plan.primals:
-        if isinstance(primal, SizePrimal):
-            names.append(f"primals_{sizes + 1}")
-            sizes += 1
-        else:
-            members = primal.members if isinstance(primal, BasePrimal) else (primal.leaf,)
-            names.append(f"primals_{min(number(m) for m in members) + 1}")
+
+    def first(primal: Any) -> int:
+        return min(primal.members) if isinstance(primal, BasePrimal) else int(primal.leaf)
+
+    names, sizes = [], 0
+    for k, primal in enumerate(plan.primals):
+        is_size = isinstance(primal, SizePrimal)
+        later = [first(p) for p in plan.primals[k:] if not isinstance(p, SizePrimal)]
+        names.append(f"primals_{(min(later, default=plan.leaf_count) if is_size else first(primal)) + sizes + 1}")
+        sizes += is_size
     return names
 
 
@@ -116,20 +117,6 @@ def leaf_names(plan: Plan) -> list[str]:
             for member in primal.members:
                 names[member] = f"{name} (shared)"
     return names
-
-
-def _argument_leaves(plan: Plan) -> int:
-    return 1 + max((k for row in plan.inputs if _is_argument(row) for k in row.leaves), default=-1)
-
-
-def _is_argument(row: InputPlan) -> bool:
-    return row.position is not None and not row.of_gradient
-
-
-def _primal_number(plan: Plan) -> Callable[[int], int]:
-    first = _argument_leaves(plan)
-    sizes = sum(isinstance(p, SizePrimal) for p in plan.primals)
-    return lambda leaf: leaf if leaf < first else leaf + sizes
 
 
 def leaf_paths(spec: Spec, path: str) -> list[str]:

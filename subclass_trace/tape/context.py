@@ -78,9 +78,6 @@ class CompiledAutograd:
     SumBackward0
     """
 
-    def __init__(self) -> None:
-        self._enabled = threading.local()
-
     @contextlib.contextmanager
     def __call__(self, *, backend: Any = None, dynamic: bool = False) -> Iterator[CompiledAutograd]:
         """Switch it on for this thread, until the end of the ``with`` block. Blocks nest: the inner back end wins.
@@ -105,19 +102,6 @@ class CompiledAutograd:
             last = max((k for k, r in enumerate(runners) if r is runner), default=-1)
             del runners[last]
             _process.leave(prior)
-
-    def enable(self, *, backend: Any = None, dynamic: bool = False) -> None:
-        """The same without a block: on until `disable`, for this thread. Takes what the call takes."""
-        contexts = self._enabled.__dict__.setdefault("contexts", [])
-        context = self(backend=backend, dynamic=dynamic)
-        context.__enter__()
-        contexts.append(context)
-
-    def disable(self) -> None:
-        """Undo the last `enable` of this thread; does nothing when there is none."""
-        contexts = self._enabled.__dict__.get("contexts")
-        if contexts:
-            contexts.pop().__exit__(None, None, None)
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:

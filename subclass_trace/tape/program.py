@@ -60,7 +60,6 @@ class Validation:
     Args:
         owner: the name of the autograd node.
         short: the name of the short path, and where the program looks it up; None where there is none.
-        open_sizes: for each checked result the dimensions that the program compares itself.
     """
 
     def __init__(
@@ -68,9 +67,8 @@ class Validation:
         owner: str,
         function: Callable[..., Any],
         short: tuple[str, dict[str, Any]] | None = None,
-        open_sizes: Any = (),
     ) -> None:
-        self.owner, self.function, self.short, self.open_sizes = owner, function, short, open_sizes
+        self.owner, self.function, self.short = owner, function, short
 
     def __call__(self, outputs: list[Any], expected: Sequence[Any]) -> Any:
         try:
@@ -86,19 +84,18 @@ class Validation:
         name, namespace = self.short
         places = [i for i, e in enumerate(expected) if e is not None]
         summed = {}
-        for i, still in zip(places, self.open_sizes, strict=True):
+        for i in places:
             out, result, size = outputs[i], results[i], list(expected[i][1])
             if type(out) is not Tensor or out.dtype != result.dtype or out.device != result.device:
                 return
-            if (out is not result and still) or list(result.shape) != size:
+            if list(result.shape) != size:
                 return
             summed[i] = None if out is result else size
-        sizes = []
-        for i, still in zip(places, self.open_sizes, strict=True):
-            sizes.append([None if d in still else n for d, n in enumerate(outputs[i].shape)])
         tensors = [outputs[i] for i in places]
         namespace.update({f"{name}_sum_{i}": size for i, size in summed.items()})
-        namespace[name] = torch_api.tensor_guard(tensors, sizes, [[None] * t.dim() for t in tensors])
+        namespace[name] = torch_api.tensor_guard(
+            tensors, [list(t.shape) for t in tensors], [[None] * t.dim() for t in tensors]
+        )
 
 
 _CAPTURE = "[Compiled Autograd Tracing:]"
@@ -218,19 +215,15 @@ class _Writer:
         rows = [(o, e) for o, e in zip(outputs, expected, strict=True) if e is not None]  # type: ignore[arg-type]
         parts = self._parts.get(node, {})
         function, owner = _door.without_layer(node.target), self.names[node.meta["node"]]
-        if not rows or not parts or any(o is None for o, _ in rows):
+        dynamic = any(isinstance(n, fx.Node) for _, e in rows for n in e[1])
+        if dynamic or not rows or not parts or any(o is None for o, _ in rows):
             self._plain_call(node, self._global(Validation(owner, function), "validate"), "    ")
             return
         short = f"is_valid_{next(self._short)}"
         self.namespace[short] = never
         values = [self.variables[o] for o, _ in rows]
-        conditions, open_sizes = [f"{short}({', '.join(values)})"], []
-        for value, (_, e) in zip(values, rows, strict=True):
-            sized = {d: n for d, n in enumerate(e[1]) if isinstance(n, fx.Node)}
-            open_sizes.append(set(sized))
-            conditions += [f"{value}.size({d}) == {self.variables[n]}" for d, n in sized.items()]
-        full = Validation(owner, function, (short, self.namespace), open_sizes)
-        self._line(f"    if {' and '.join(conditions)}:")
+        full = Validation(owner, function, (short, self.namespace))
+        self._line(f"    if {short}({', '.join(values)}):")
         for i, part in parts.items():
             value, size = self._text(outputs[i]), f"{short}_sum_{i}"
             self.namespace[size] = None

@@ -180,27 +180,15 @@ def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
         )
     if not isinstance(error, NotImplementedError):
         return None
-    if "NestedTensor" in str(error):
-        what, fits = "a NestedTensor (jagged or strided)", _door.takes_nested_gradients
-    elif _NO_FORM in str(error):
-        name = str(error).splitlines()[0].split(_NO_FORM)[1].strip()
-        what, fits = f"{name}, which has no form that can be captured", lambda node: node.name() == name
-    else:
-        return None
-    for node in walk(call.roots, call.inputs).nodes[1:]:
-        if fits(node):
-            return UnsupportedError(
-                f"compiled autograd cannot capture a backward through {what}: torch's engine refuses it",
-                path=node.name(),
-                expected="tensors and wrapper subclasses, and nodes of eager operations, Functions or torch.compile",
-                got="a NestedTensor" if "NestedTensor" in what else node.name(),
-                fix="run this backward outside of compiled_autograd, or under compiled_autograd.disabled()",
-            )
-    return None
-
-
-#: what C++ says of a node type that torch wrote for another front end, as TorchScript
-_NO_FORM = "compiled_args not implemented:"
+    nested = "NestedTensor" in str(error)
+    node = next(filter(_door.takes_nested_gradients, walk(call.roots, call.inputs).nodes[1:]), None) if nested else None
+    return UnsupportedError(
+        "compiled autograd cannot capture this backward: torch's engine refuses it",
+        path=None if node is None else node.name(),
+        expected="tensors and wrapper subclasses, and nodes of eager operations, Functions or torch.compile",
+        got="a NestedTensor (jagged or strided)" if nested else str(error).splitlines()[0],
+        fix="run this backward outside of compiled_autograd, or under compiled_autograd.disabled()",
+    )
 
 
 # ---------------------------------------------------------------------------------------------- running

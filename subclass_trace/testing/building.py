@@ -49,12 +49,12 @@ def completed(subject: Subject, options: Mapping[str, Any]) -> Subject:
 
 
 # ------------------------------------------------------------------------------------------------------ one instance
-def build(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype | None = None, make: str | None = None) -> Any:
+def build(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Any:
     """What the factory gives for dense tensors of this shape. Raises what it raises."""
     dtype = subject.dtypes[0] if dtype is None else dtype
     dense = {f"_dense{k}": (torch.ones(shape) * (k + 1)).to(dtype) for k in range(subject.arity)}
     # the gaps hold names, so that whatever the author writes behind a gap means the tensor
-    made = eval((make or subject.make).format(*dense), {**subject.namespace, **dense})
+    made = eval(subject.make.format(*dense), {**subject.namespace, **dense})
     if hasattr(type(made), "__tensor_flatten__"):
         made.__tensor_flatten__()
     return made

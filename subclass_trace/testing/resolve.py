@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -62,18 +61,9 @@ def load_target(name: str) -> Any:
         for part in path.split("."):
             value = getattr(value, part)
     except Exception as error:  # importing runs the module
-        got = f"{type(error).__name__}: {error}{_place(error)}"
+        got = f"{type(error).__name__}: {error}"
         raise OptionError(f"cannot find {name!r}", expected="package.module:Class", got=got) from error
     return value
-
-
-def _place(error: BaseException) -> str:
-    """Where an import failed, if it was in a file of the user."""
-    if isinstance(error, SyntaxError):
-        return ""  # the message has it
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
-    frames = [f for f in frames if not f.filename.startswith("<frozen")]
-    return f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def resolve(target: Target, **options: Any) -> Subject:

@@ -183,41 +183,29 @@ def _gaps(text: str, option: str) -> int:
     Raises:
         OptionError: its gaps are not {0}, {1} ..., or it is no Python.
     """
-    fix = "write {0}, {1} ... for the dense tensors, and {{ }} for braces" if option == "factory" else "write {0}"
     try:
-        parts = list(string.Formatter().parse(text))
-    except ValueError as error:
-        raise OptionError(f"{option} is no expression with gaps: {text}", got=error, fix=fix) from error
-    fields = sorted({name for _, name, spec, how in parts if name is not None})
-    count = len(fields)
-    expected = [str(k) for k in range(count)]
-    if any(name not in expected for name in fields) or any(spec or how for _, _, spec, how in parts):
-        got, wanted = (", ".join(f"{{{name}}}" for name in names) for names in (fields, expected))
-        raise OptionError(f"the gaps of the {option} {text!r} are not numbered", expected=wanted, got=got, fix=fix)
-    try:
+        fields = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(text.format(*(f"_{k}" for k in range(count))), f"<{option}>", "eval")
-    except SyntaxError as error:
-        raise OptionError(f"the {option} {text!r} is no Python expression", got=error, fix=fix) from error
-    return count
-
-
-def parameters_of(factory: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a factory, without ``cls`` and ``self``; none if they cannot be seen."""
-    target: Any = factory
-    if isinstance(factory, type):
-        target = factory.__init__ if factory.__init__ is not torch.Tensor.__init__ else factory.__new__  # type: ignore[misc]
-        if not inspect.isfunction(target):
-            target = factory.__new__
-    try:
-        return list(inspect.signature(target).parameters.values())[isinstance(factory, type) :]
-    except (TypeError, ValueError):
-        return []
+            compile(text.format(*(f"_{k}" for k in range(len(fields)))), f"<{option}>", "eval")
+    except (ValueError, IndexError, KeyError, SyntaxError) as error:
+        raise OptionError(
+            f"the {option} {text!r} is no Python expression with gaps",
+            got=error,
+            fix="write {0}, {1} ... for the dense tensors (to_dense: {0} for the wrapper), and {{ }} for braces",
+        ) from error
+    return len(fields)
 
 
 def _arguments(factory: Callable[..., Any]) -> int:
-    parameters = parameters_of(factory)
+    """How many dense tensors a factory takes: its parameters without defaults, without ``cls`` and ``self``."""
+    target: Any = factory
+    if isinstance(factory, type):
+        target = factory.__init__ if inspect.isfunction(factory.__init__) else factory.__new__  # type: ignore[misc]
+    try:
+        parameters = list(inspect.signature(target).parameters.values())[isinstance(factory, type) :]
+    except (TypeError, ValueError):
+        parameters = []
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not needed:
         raise OptionError(

@@ -8,7 +8,6 @@ from .delayed_fp8 import (
     DelayedFP8Linear,  # FP8Linear with scales from the steps before
     advance_gradient_scales,  # after a backward: those of the gradients
 )
-from .diagonal import Diagonal  # (n, n) outside, (n,) inside
 from .int4 import PackedInt4  # (m, n) floating outside, (m, n // 2) bytes and row scales inside
 from .masked import Masked  # data and a bool mask, closed under pointwise operations
 from .optional_bias import OptionalBias  # an inner tensor that may be absent
@@ -24,7 +23,6 @@ from .two import TwoTensor  # every operation on both inner tensors
 __all__ = [
     "Constant",
     "DelayedFP8Linear",
-    "Diagonal",
     "FP8Linear",
     "Masked",
     "OptionalBias",

@@ -10,7 +10,7 @@ from torch_features import dynamo_reads_descriptors_of_instances
 
 import subclass_trace as st
 from subclass_trace.authoring import WrapperTensor
-from subclass_trace.zoo import Diagonal, TwoTensor
+from subclass_trace.zoo import TwoTensor
 
 #: Dynamo reads it of every tensor that it meets after a graph break
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -109,7 +109,6 @@ def _linear(func, x, w, b=None):
 
 WRAPPERS = {
     "TwoTensor": lambda: TwoTensor(torch.randn(3, 3), torch.randn(3, 3)),
-    "Diagonal": lambda: Diagonal(torch.randn(3)),
     "declared, with a torch function": lambda: Doubled(torch.randn(3, 3)),
 }
 

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
 import subclass_trace as st
-from subclass_trace.zoo import Constant, Diagonal, OptionalBias, PackedInt4, TwoTensor
+from subclass_trace.authoring import Outer
+from subclass_trace.zoo import Constant, OptionalBias, PackedInt4, TwoTensor
 
 aten = torch.ops.aten
 
@@ -176,9 +177,27 @@ def test_no_inner_tensor() -> None:
     assert len(region.specializations) == 1
 
 
+class Diagonal(st.WrapperTensor, default="dequantize"):
+    """An (n, n) matrix that holds its n diagonal elements."""
+
+    diag_: torch.Tensor
+
+    @classmethod
+    def outer_metadata(cls, fields):
+        return Outer(size=(fields.diag_.shape[0],) * 2)
+
+    def dequantize(self):
+        return torch.diag_embed(self.diag_)
+
+
+@Diagonal.implements(aten.neg.default)
+def _neg(func, x):
+    return x.replace(diag_=func(x.diag_))
+
+
 def test_outer_shape_of_another_rank() -> None:
     def f(x, v):
-        return x @ v, x.t(), x * 2
+        return x @ v, -x, x * 2
 
     region = st.compile(f)
     x, v = Diagonal(torch.tensor([1.0, 2.0, 3.0])), torch.ones(3)

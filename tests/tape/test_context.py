@@ -26,10 +26,6 @@ def backward(w: torch.Tensor | None = None, factor: float = 3.0) -> torch.Tensor
 EXPECTED = backward()
 
 
-def test_export() -> None:
-    assert st.compiled_autograd is compiled_autograd
-
-
 def test_a_block_and_what_is_left_after_it() -> None:
     with compiled_autograd() as inside:
         assert inside is compiled_autograd and compiled_autograd.enabled
@@ -37,19 +33,6 @@ def test_a_block_and_what_is_left_after_it() -> None:
     assert compiled_autograd.stats.runs == 1
     assert torch.equal(backward(), EXPECTED)
     assert compiled_autograd.stats.runs == 1, "a backward after the block went through a tape"
-
-
-def test_enable_and_disable() -> None:
-    compiled_autograd.disable()  # nothing to undo
-    compiled_autograd.enable()
-    compiled_autograd.enable()
-    compiled_autograd.disable()
-    assert compiled_autograd.enabled
-    backward()
-    compiled_autograd.disable()
-    assert not compiled_autograd.enabled
-    backward()
-    assert compiled_autograd.stats.runs == 1
 
 
 def test_disabled_inside() -> None:
@@ -179,45 +162,6 @@ def test_what_a_hook_may_not_return(bad: Any, error: type[Exception], text: str)
         y.register_hook(bad)
         with pytest.raises(error, match=text), compiled_autograd() if on else torch.enable_grad():
             y.sum().backward()
-
-
-def test_a_function_with_too_few_gradients_is_named() -> None:
-    class Short(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return x * y
-
-        @staticmethod
-        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-            return g
-
-    for on in (False, True):
-        x, y = (W.clone().requires_grad_() for _ in range(2))
-        z = Short.apply(x, y)
-        with (
-            pytest.raises(
-                RuntimeError, match=r"ShortBackward returned an incorrect number of gradients \(expected 2, got 1\)"
-            ),
-            compiled_autograd() if on else torch.enable_grad(),
-        ):
-            z.sum().backward()
-
-
-def test_a_wrong_shape_is_refused() -> None:
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-            return g[:2]
-
-    for on in (False, True):
-        z = Wrong.apply(W.clone().requires_grad_())
-        with pytest.raises(RuntimeError, match="returned an invalid gradient at index 0"):
-            with compiled_autograd() if on else torch.enable_grad():
-                z.sum().backward()
 
 
 # ---------------------------------------------------------------------------------------------- anomaly mode, refusals
@@ -393,27 +337,6 @@ def test_ours_inside_torchs(torch_ca: Any) -> None:
         assert compiled_autograd.stats.runs == 1
         assert torch.equal(backward(factor=7.0), backward(factor=7.0))
     assert compiled_autograd.stats.runs == 1
-
-
-def test_dynamo_reset_inside_the_block_is_survived() -> None:
-    with compiled_autograd():
-        backward()
-        torch._dynamo.reset()
-        assert torch.equal(backward(), EXPECTED)
-    with compiled_autograd():
-        assert torch.equal(backward(), EXPECTED)
-
-
-# ---------------------------------------------------------------------------------------------- what can be seen
-def test_a_tape_cannot_be_called() -> None:
-    with compiled_autograd():
-        backward()
-    tape = compiled_autograd.tapes[-1]
-    assert isinstance(tape, Tape)
-    with pytest.raises(TypeError, match="run by the backward calls"):
-        tape()
-    assert repr(compiled_autograd) == "<compiled autograd, off, 1 tapes>"
-    assert repr(tape) == "<tape of 6 autograd nodes, 0 hooks, 0 unpackings, 1 run>"
 
 
 def test_the_graph_of_a_tape_runs_by_itself() -> None:

@@ -79,7 +79,7 @@ def test_a_torchscript_backward_is_refused_by_name() -> None:
         loss = scripted(w).sum()
     with compiled_autograd(), pytest.raises(st.UnsupportedError) as caught:
         loss.backward()
-    assert str(caught.value.path).endswith("DifferentiableGraphBackward") and "disabled()" in str(caught.value)
+    assert "DifferentiableGraphBackward" in str(caught.value) and "disabled()" in str(caught.value)
     loss.backward()
     assert w.grad is not None
 

@@ -57,14 +57,6 @@ def ReplacesInner(cls, right, func, args, kwargs):
     return right(func, args, kwargs)
 
 
-@miscomputes("ST705", aten.neg_.default)
-def ReplacesForOne(cls, right, func, args, kwargs):
-    """While it is traced, neg_ puts a new tensor in place of the old one: other views of that do not see it."""
-    if traced(args[0]):
-        return replace(args[0], -args[0].data_)
-    return right(func, args, kwargs)
-
-
 @breaks("ST701")
 class ValueInContext(Sound):
     """The context holds a value that guards do not compare, and sinh uses it."""

@@ -47,12 +47,6 @@ _AOQ = "torchao.quantization"
 
 KNOWN: dict[str, dict[str, Any]] = {
     _OWN + "two.TwoTensor": {"factory": "TwoTensor({0}, {1})", "to_dense": "{0}.a"},
-    _OWN + "diagonal.Diagonal": {
-        "factory": "Diagonal({0})",
-        "to_dense": "torch.diag({0}.diag)",
-        "sizes": [(3,), (2,), (4,), (1,)],
-        "dtypes": _FLOATS,
-    },
     _OWN + "masked.Masked": {"factory": "Masked({0}, {0} > 1)", "dtypes": _FLOATS},
     _OWN + "optional_bias.OptionalBias": {"factory": "OptionalBias({0}, {1})", "dtypes": _FLOATS},
     _OWN + "int4.PackedInt4": {

@@ -47,8 +47,8 @@ class Scaled(WrapperTensor, default="dequantize"):
         ("lambda x: Scaled(x)", "a function"),
         ("[{0}][0]", "got:      a Tensor"),
         ("torch.zeros(3)", "there is no way to build an instance: torch.zeros\\(3\\) gives no Scaled"),
-        ("Scaled({0}, {2})", r"got:      \{0\}, \{2\}"),
-        ("Scaled({x})", "the gaps of the factory"),
+        ("Scaled({0}, {2})", "is no Python expression with gaps"),
+        ("Scaled({x})", "is no Python expression with gaps"),
     ],
 )
 def test_a_factory_that_gives_nothing_is_refused(factory: str, message: str) -> None:
@@ -273,7 +273,7 @@ def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_
         assert text in errors
     (tmp_path / "fails_on_import.py").write_text("x = 1\nraise ValueError('boom')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(OptionError, match=r"ValueError: boom \(at .*fails_on_import.py:2\)"):
+    with pytest.raises(OptionError, match="ValueError: boom"):
         load_target("fails_on_import:Thing")
 
 

@@ -1,4 +1,4 @@
-"""OptionalBias, Constant, Masked, Diagonal."""
+"""OptionalBias, Constant, Masked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import subclass_trace as st
 from subclass_trace.errors import UnsupportedError
-from subclass_trace.zoo import Constant, Diagonal, Masked, OptionalBias
+from subclass_trace.zoo import Constant, Masked, OptionalBias
 
 
 def rand(*size: int, seed: int = 0) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_classes_of_the_zoo_ask_for_numbers_that_change(numbers) -> None:
     """Their ``isinstance(y, (int, float))`` is answered as a user's is: the results keep their class."""
     product = st.compile(lambda x, k: x * k)
     for k in numbers:
-        for x in (OptionalBias(rand(3, 2)), Diagonal(rand(3)), Constant(0.5, (2, 3))):
+        for x in (OptionalBias(rand(3, 2)), Constant(0.5, (2, 3))):
             eager, compiled = x * k, product(x, k)
             assert type(compiled) is type(eager)
             torch.testing.assert_close(compiled + torch.zeros(()), eager + torch.zeros(()))
@@ -202,70 +202,3 @@ def test_masked_sum_and_gradient() -> None:
 def test_masked_refuses_what_has_no_one_answer(program) -> None:
     with pytest.raises(UnsupportedError, match=r"x\.filled"):
         program(masked(2, 2))
-
-
-# ---------------------------------------------------------------------------------------------------------- Diagonal
-CLOSED = {
-    "sum": lambda x, y: x + y,
-    "difference": lambda x, y: torch.sub(x, y, alpha=2),
-    "product": lambda x, y: x @ y.t() @ x,
-    "elementwise": lambda x, y: x * y,
-    "number": lambda x, y: -x * 2 / 3,
-}
-DENSE = {
-    "left": lambda x, y: x @ torch.arange(12.0).view(3, 4),
-    "right": lambda x, y: torch.arange(12.0).view(4, 3) @ x,
-    "linear": lambda x, y: torch.nn.functional.linear(torch.ones(2, 5, 3), x, torch.ones(3)),
-    "plus one": lambda x, y: x + 1,
-    "nan": lambda x, y: x * math.inf,
-    "quotient": lambda x, y: x / y,
-    "softmax": lambda x, y: x.softmax(0),
-    "row": lambda x, y: (x + 0.0)[1],
-}
-
-
-@pytest.mark.parametrize("name", [*CLOSED, *DENSE])
-def test_diagonal_against_dense(name) -> None:
-    program = (CLOSED | DENSE)[name]
-    x, y = Diagonal(rand(3)), Diagonal(rand(3, seed=1))
-    got, want = program(x, y), program(torch.diag(x.diag), torch.diag(y.diag))
-    assert type(got) is (Diagonal if name in CLOSED else torch.Tensor)
-    torch.testing.assert_close(torch.diag(got.diag) if name in CLOSED else got, want, equal_nan=True)
-    assert got.stride() == want.stride()
-
-
-def test_the_constructor_of_diagonal_detaches() -> None:
-    d = torch.ones(2, requires_grad=True)
-    assert not Diagonal(d).diag.requires_grad
-    m = Diagonal.of(d)
-    assert m.requires_grad and not m.diag.requires_grad
-
-
-def test_diagonal_writes() -> None:
-    x, y = Diagonal(rand(3)), Diagonal(rand(3, seed=1))
-    inner, want = x.diag, x.diag * 2 + y.diag
-    assert x.mul_(2).add_(y) is x and x.diag is inner
-    torch.testing.assert_close(inner, want)
-    assert x.t().copy_(y) is not x and torch.equal(inner, y.diag)
-    for write in (
-        lambda: x.add_(1),
-        lambda: x.copy_(torch.ones(3, 3)),
-        lambda: x.copy_(Diagonal(rand(1))),
-        lambda: x[0],
-    ):
-        with pytest.raises(UnsupportedError, match="Diagonal has no rule"):
-            write()
-    assert torch.equal(inner, y.diag)
-
-
-def test_a_diagonal_of_one_element_broadcasts_like_a_matrix() -> None:
-    got = Diagonal(rand(3)) + Diagonal(torch.ones(1))
-    torch.testing.assert_close(got, torch.diag(rand(3)) + torch.ones(1, 1))
-
-
-def test_diagonal_gradient_reaches_the_vector() -> None:
-    d, x = rand(3).requires_grad_(), rand(5, 3, seed=1)
-    (x @ Diagonal.of(d)).square().sum().backward()
-    e = rand(3).requires_grad_()
-    (x @ torch.diag(e)).square().sum().backward()
-    torch.testing.assert_close(d.grad, e.grad)

@@ -33,7 +33,6 @@ MAKERS = {
     "bias": lambda: zoo.OptionalBias(randn(4, 4), randn(4, 4, seed=1)),
     "constant": lambda: zoo.Constant(0.5, (4, 4)),
     "masked": lambda: zoo.Masked(randn(4, 4), randn(4, 4, seed=1) > 0),
-    "diagonal": lambda: zoo.Diagonal(randn(4)),
     "nested": lambda: zoo.TwoTensor(*(zoo.TwoTensor(randn(4, 4, seed=i), randn(4, 4, seed=i + 1)) for i in (0, 2))),
     "two_of_fp8": lambda: zoo.TwoTensor(zoo.to_fp8(randn(4, 4)), zoo.to_fp8(randn(4, 4, seed=1))),
     "two_of_int4": lambda: zoo.TwoTensor(
@@ -49,7 +48,6 @@ LEAVES = {
     "bias": 2,
     "constant": 0,
     "masked": 2,
-    "diagonal": 1,
     "nested": 4,
     "two_of_fp8": 4,
     "two_of_int4": 4,
@@ -73,8 +71,6 @@ def value(x: torch.Tensor) -> list[torch.Tensor]:
         return [torch.full(x.shape, x.value, dtype=x.dtype)]
     if isinstance(x, zoo.Masked):
         return [torch.where(x.mask, x.data_, torch.zeros_like(x.data_))]
-    if isinstance(x, zoo.Diagonal):
-        return [torch.diag(x.diag)]
     assert type(x) in (torch.Tensor, torch.nn.Parameter), type(x)
     return [x.detach().clone()]
 
@@ -84,7 +80,7 @@ def assert_same(got: torch.Tensor, want: list[torch.Tensor]) -> None:
         torch.testing.assert_close(g, w)
 
 
-@pytest.mark.parametrize("name", ["constant", "diagonal", "int4", "masked", "optional_bias", "scaled_fp8", "two"])
+@pytest.mark.parametrize("name", ["constant", "int4", "masked", "optional_bias", "scaled_fp8", "two"])
 def test_documentation_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"subclass_trace.zoo.{name}"))
     assert result.failed == 0 and result.attempted >= 4
@@ -211,7 +207,7 @@ def test_gradient_against_dense(make) -> None:
 @every
 def test_foreign_wrappers_are_left_alone(make) -> None:
     x = make()
-    other = zoo.Masked(randn(4, 4), randn(4, 4) > 0) if not isinstance(x, zoo.Masked) else zoo.Diagonal(randn(4))
+    other = zoo.Masked(randn(4, 4), randn(4, 4) > 0) if not isinstance(x, zoo.Masked) else zoo.OptionalBias(randn(4, 4))
     with pytest.raises(TypeError, match="Multiple dispatch failed"):
         torch.add(x, other)
     with pytest.raises(TypeError, match="Multiple dispatch failed"):

@@ -147,36 +147,6 @@ def mutation(t: Script) -> None:
         t.expect("w", "z", "the argument after the call is that of eager mode")
 
 
-@rule(
-    "ST705",
-    "a compiled view is a view",
-    cost=Cost.DEAR,
-    right="""
-    if func is aten.transpose.int:
-        return return_and_correct_aliasing(func, args, kwargs, Scaled(x.data.transpose(*args[1:]), x.scale))
-    """,
-)
-def compiled_views(t: Script) -> None:
-    """A region that returns a view of its argument returns a view, and one that gets two views of one memory and writes
-    through one sees it in the other. (torch.compile analyses the outer tensors only: PyTorch issue 114415. It is not asked.)
-    """
-    t.wrapper("x", min_dims=1, min_side=2)
-    op = _working(t, "x.transpose(0, -1)", "x[:1]", "x.view(-1)", "x.t()", "x.unsqueeze(0)")
-    t.require(f"z = {op}")
-    t.require("assert shares_memory(x, z)", "its views are not views")
-    _define(t, op)
-    _traceable(t)
-    t.run(f"y = {REGION}(x)", "what runs in eager mode runs compiled")
-    t.expect("y", "z", "the view of eager mode")
-    t.expect("shares_memory(x, y)", "True", "a view of the argument")
-    t.require("w = x.clone()\nexpected_w = x.clone()")
-    t.require(f"expected_v = {on('expected_w', op)}\nv = {on('w', op)}")
-    t.require("def f(x, y):\n    x.neg_()\n    return y * 1")
-    if t.attempt("expected_y = f(expected_w, expected_v)"):
-        t.run(f"y = {REGION}(w, v)", "what runs in eager mode runs compiled")
-        t.expect("[y, w, v]", "[expected_y, expected_w, expected_v]", "a write to one is seen in the other")
-
-
 # ------------------------------------------------------------------------------------------------------------- inside
 _LINEAR = "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)"
 

@@ -18,7 +18,6 @@ from ..plan import (
     InputOutput,
     MutationPlan,
     OutputPlan,
-    RaggedOutput,
     Replay,
     SameOutput,
     SizeOutput,
@@ -139,7 +138,6 @@ class OutputClassifier:
         self._reshaped = {m.input for m in mutations if m.metadata is not None}
         self._assigned = {m.input for m in mutations if m.attributes}
         tensors = [o for o in results if isinstance(o, Tensor)]
-        self._ragged = {_ragged_symbol(n) for i in inputs.inputs for n in i.spec.size if is_ragged(n)}  # type: ignore[union-attr]
         self._edges = {id(i.traced): i.edge.node for i in inputs.inputs if i.edge is not None}
         self._sources: dict[Any, dict[int, Tensor]] = {}  # what the call has in a storage
         for t in (*(i.traced for i in inputs.inputs), *filter(self._is_traced, tensors)):
@@ -165,8 +163,8 @@ class OutputClassifier:
         return plan
 
     def _classify(self, o: Any) -> OutputPlan:
-        if is_ragged(o) and _ragged_symbol(o) in self._ragged:
-            return RaggedOutput(o)
+        if is_ragged(o):
+            raise NeedsEager("a result is the ragged size of a jagged tensor", fix="return the tensor, or its offsets")
         if isinstance(o, torch_api.SYM_TYPES):
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
@@ -429,8 +427,3 @@ def _is_another(value: Any, known: Any) -> bool:
     if isinstance(known, (Tensor, *torch_api.SYM_TYPES)) or not (type(value) in SIMPLE or type(known) in SIMPLE):
         return False
     return not same_context(value, known)
-
-
-def _ragged_symbol(size: Any) -> Any:
-    parts = torch_api.ragged_parts(size)
-    return None if parts is None else parts[0]

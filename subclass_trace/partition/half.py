@@ -7,7 +7,7 @@ demand (`Half.module`). A graph module that another partitioner made is a half a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -104,7 +104,6 @@ class Partitioned:
         second: the backward; its inputs are named after saved values and tangents.
         saved: name of each saved value, in the order of the forward's outputs.
         backward_inputs: for each backward placeholder the name of the saved value or tangent that it takes.
-        twins: name of a value that is not saved -> a saved one that is equal to it.
         extra: names among ``saved`` that the partitioner did not ask for (docs/notes/tangents.md).
     """
 
@@ -113,7 +112,6 @@ class Partitioned:
     saved: tuple[str, ...]
     backward_inputs: tuple[str, ...]
     extra: frozenset[str]
-    twins: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def forward(self) -> fx.GraphModule:

@@ -17,7 +17,6 @@ from ..errors import OptionError
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Partitioned
-from .hooks import tag_packed
 from .min_cut import MinCut, check_budget
 from .modules import Partitioner, by_modules, has_gradient, save_all
 from .rules import Facts, written_storages
@@ -96,7 +95,6 @@ def partition(
         static: numbers of graph inputs that are alive anyway (parameters and buffers).
         copied: results that are only copied into inputs.
     """
-    tag_packed(joint.graph)
     serve = frozenset(serve)
     if not has_gradient(joint, num_forward):  # every gradient is a constant: torch's partitioners expect a tangent
         partitioner = MinCut()
@@ -113,13 +111,8 @@ def partition(
 def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner: MinCut, facts: Facts) -> Partitioned:
     """Our own partitioner: everything is decided on a table, and the joint stays as it is."""
     serve = facts.kept or frozenset()
-    packed = {n.name for n in joint.graph.nodes if n.meta.get("packed")}
     # A value that is wanted in a backward which is traced later keeps its own name where it may have to be saved itself.
-    table = Table(joint, num_forward, apart=serve - packed if facts.written else ())
-    # What a result is packed to is packed again where the next operation saves it.
-    twins = {n.name: table.name(s) for n, s in zip(table.nodes, table.same, strict=True) if n.name in packed}
-    twins = {a: b for a, b in twins.items() if a != b}
-    serve -= twins.keys()
+    table = Table(joint, num_forward, apart=serve if facts.written else ())
     split = make_split(table, partitioner.choose(table, facts))
     have = {table.name(i) for i in (*split.saved, *split.sizes)}
     ancestry = ancestry_of(joint.graph)
@@ -129,8 +122,7 @@ def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner:
         split = make_split(table, [*split.saved, *split.sizes, *rows], also=rows)
     forward, backward = halves(split, results, _written_rows(split, facts))
     names = tuple(table.name(i) for i in (*split.saved, *split.sizes))
-    twins = {a: b for a, b in twins.items() if b in names}
-    return Partitioned(forward, backward, names, tuple(n.name for n in backward.inputs), frozenset(names) - have, twins)
+    return Partitioned(forward, backward, names, tuple(n.name for n in backward.inputs), frozenset(names) - have)
 
 
 def _written_rows(split: Split, facts: Facts) -> list[int]:

@@ -17,7 +17,6 @@ from ..errors import VerificationError
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Half, Partitioned, clone_of
-from .hooks import unpack_late
 from .rules import AGAIN, MUST_SAVE
 
 Tensor = torch.Tensor
@@ -49,7 +48,6 @@ def by_modules(
         raise _error(
             "backward draws the forward's random numbers again", _named(drawn), "what is drawn is saved", drawn.name
         )
-    unpack_late(backward.graph)
     outputs = output_args(forward.graph)
     saved = [getattr(n, "name", repr(n)) for n in outputs[num_forward:]]
     _check_fit(promised, forward, backward, num_forward, primals)

@@ -122,9 +122,6 @@ def _is_banned(t: Table, tags: Sequence[Any], i: int, cheap_too: bool) -> bool:
     # Torch computes floats again, from tensors that hold them.
     if t.nodes[i].op != "call_function" or isinstance(t.val[i], torch.SymFloat):
         return False
-    # What hooks packed is saved, also where no result of the forward needs it.
-    if t.nodes[i].meta.get("packed") and t.allowed_early[i]:
-        return True
     return t.early[i] and not t.bits[i] & GETITEM and (cheap_too or _is_dear(t, tags, i))
 
 

@@ -111,7 +111,7 @@ def _forward_rows(t: Table, saved: Sequence[int]) -> list[int]:
 def _backward_rows(t: Table, run: set[int]) -> list[int]:
     """As the autograd engine would: in the order of the late rows, what is computed again right before its first use.
 
-    What unpack hooks do waits for its first use as well; but random numbers are drawn, and effects happen, in order.
+    Random numbers are drawn, and effects happen, in order.
     """
     out: list[int] = []
     done: set[int] = set()
@@ -119,7 +119,7 @@ def _backward_rows(t: Table, run: set[int]) -> list[int]:
     ordered = [i for i in sorted(run) if t.late[i] and t.bits[i] & (EFFECTS | RANDOM)]
     earlier = dict(zip(ordered[1:], ordered, strict=False))
     for i in sorted(run):
-        if not (t.late[i] or i in ends) or t.nodes[i].meta.get("unpack"):
+        if not (t.late[i] or i in ends):
             continue
         cone, todo = set(), [i]
         while todo:

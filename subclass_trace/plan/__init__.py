@@ -35,7 +35,6 @@ from .outputs import (
     InputOutput,
     LeafAlias,
     OutputPlan,
-    RaggedOutput,
     Replay,
     SameOutput,
     SizeOutput,
@@ -61,7 +60,6 @@ __all__ = [
     "OutputPlan",
     "Plan",
     "Primal",
-    "RaggedOutput",
     "Replay",
     "SameOutput",
     "SavedValue",
@@ -128,6 +126,9 @@ class Plan:
     offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided), or the region asks for one
     aliases: tuple[ValueAlias, ...] = ()
     unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
+    inference: tuple[
+        tuple[int, tuple[bool, ...]], ...
+    ] = ()  # value -> is it, and each of its leaves, of inference mode?
     watched_inputs: tuple[
         int, ...
     ] = ()  # wrappers of which a leaf is saved: what is written to them shows in their version

@@ -7,9 +7,8 @@ user function, and computed from the same saved activations. See docs/notes/tang
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from .. import torch_api, verify
 from ..capture.graphs import drop_outputs, extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
-from ..partition.hooks import merge_twins, unpack_late
 from ..state.guard_code import Reader
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
@@ -120,9 +118,8 @@ class Backwards:
         compile_backward: CompileBackward,
         output_paths: Sequence[str],
         symbols: frozenset[Any] = frozenset(),
-        twins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.symbols, self.twins = symbols, twins
+        self.symbols = symbols
         self.tape = tape
         self.inputs, self.saved = len(tape.edges), saved
         self.narrow: Callable[[], None] | None = None
@@ -233,7 +230,6 @@ class Backwards:
 
     def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
         """Compile a traced backward as a program over saved values and tangents."""
-        merge_twins(traced.joint.graph, self.twins)
         outputs = output_args(traced.joint.graph)[traced.num_forward :]
         # What the first backward computes of inputs alone may be saved as well; only that trace knows it by its name.
         late = {n.name for n in traced.joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"}
@@ -245,7 +241,6 @@ class Backwards:
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
         graph = extract(traced.joint, outputs, names)
         drop_outputs(graph.graph, traced.late)
-        unpack_late(graph.graph)
         if verify.ENABLED:
             verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=tuple(have))
             verify.verify_backward(graph, names, {*have, *sizes})
@@ -255,7 +250,7 @@ class Backwards:
         frozen = tuple(None if t is None else freeze(t) for t in tangents)
         following = None
         if traced.next is not None:
-            rest = (self.compile_backward, (), self.symbols, self.twins)
+            rest = (self.compile_backward, (), self.symbols)
             following = Backwards(traced.next, frozenset(have), *rest)
             following.narrow, following.of_backward, following.takes_batches = self.narrow, True, self.takes_batches
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)

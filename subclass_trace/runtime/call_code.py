@@ -16,7 +16,6 @@ from ..plan import (
     GradientOutput,
     InputOutput,
     LeafPrimal,
-    RaggedOutput,
     SameOutput,
     SizeOutput,
     SymbolicView,
@@ -45,7 +44,6 @@ from .finish import Call, Program, base_value, finish, share_values
 from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
 from .rebuild import replay_view
-from .sizes import evaluate
 from .source import Source
 
 Tensor = torch.Tensor
@@ -230,9 +228,6 @@ class EntryEmitter:
                 results.append(values[o.value])
             elif isinstance(o, SizeOutput):
                 results.append(f"call.sizes[{o.index}]")
-            else:
-                assert isinstance(o, RaggedOutput)
-                results.append(f"{self.source.bind('evaluate', evaluate)}({self.source.constant(o.size)}, {env})")
         return results
 
     def _view(self, o: Any, bases: Sequence[str], env: str) -> str:
@@ -244,7 +239,7 @@ class EntryEmitter:
     def _is_simple(self) -> bool:
         """Is no more to be delivered than is written straight down? The rest is `reference.finish`'s."""
         plan = self.plan
-        others = plan.grad_mode_after is not None
+        others = plan.inference or plan.grad_mode_after is not None
         others = others or any(row.within for row in plan.aliases)
         plain = not others and is_plain(plan, self.real_inputs, inference=self.ambient.inference)
         return plain and all(map(self._is_simple_output, plan.outputs))

@@ -19,7 +19,6 @@ from ..plan import (
     MutationPlan,
     OutputPlan,
     Plan,
-    RaggedOutput,
     SameOutput,
     SizeOutput,
     ViewOutput,
@@ -30,8 +29,7 @@ from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from .backward import Backwards
 from .function import Protected
-from .rebuild import replay_view, share
-from .sizes import evaluate
+from .rebuild import of_inference, replay_view, share
 from .writeback import deliver, set_version
 
 Tensor = torch.Tensor
@@ -74,6 +72,8 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     values = list(values)
     old = {m.input: leaves_of(call.inputs[m.input]) for m in plan.mutations if not _is_done(m, call)}
     share_values(plan, call, values, within=False)
+    for k, flags in plan.inference:
+        values[k] = of_inference(values[k], flags, call.leaves)
     for m in plan.mutations:
         new, x = None if m.value is None else values[m.value], call.inputs[m.input]
         # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).
@@ -108,7 +108,7 @@ def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> 
     """Put what lies in other memory there: values with a history inside the autograd function, others outside of it."""
     for row in plan.aliases:
         if row.within is within:
-            values[row.value] = share(row, values[row.value], values, call.inputs, call.leaves, call.env)
+            values[row.value] = share(row, values[row.value], values, call.leaves, call.env)
 
 
 def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> Any:
@@ -117,8 +117,6 @@ def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Seque
         return with_lent(o.value, call.env) if marks_in((), [o.value]) else o.value
     if isinstance(o, SizeOutput):
         return call.sizes[o.index]
-    if isinstance(o, RaggedOutput):
-        return evaluate(o.size, call.env)
     if isinstance(o, InputOutput):
         return flat[o.position]
     if isinstance(o, GradientOutput):

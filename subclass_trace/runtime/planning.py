@@ -24,7 +24,6 @@ from ..plan import (
     OutputPlan,
     Plan,
     Primal,
-    RaggedOutput,
     Recipe,
     Replay,
     SavedValue,
@@ -92,6 +91,7 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
         saved=saved,
         offsets_matter=_offsets_matter(captured),
         aliases=tuple(_freeze_alias(replace(a, spec=lending.marked(a.spec))) for a in captured.aliases),
+        inference=captured.inference,
         unbacked=captured.unbacked,
         watched_inputs=watched_inputs,
         watched_values=watched_values,
@@ -240,8 +240,6 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
 def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     if isinstance(o, ViewOutput):
         return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session))
-    if isinstance(o, RaggedOutput):
-        return RaggedOutput(to_expr(o.size))
     if isinstance(o, ValueOutput):
         return replace(o, spec=freeze(o.spec))
     return o

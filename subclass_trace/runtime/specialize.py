@@ -133,7 +133,7 @@ def build_program(
     plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
     known = number_symbols(plan.symbols)
     names = frozenset(parts.saved)
-    backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known, parts.twins)
+    backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
     backwards.takes_batches &= backend.backward is compile_eager
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)

@@ -555,7 +555,6 @@ same(
     "a result that is computed in inference mode is an inference tensor",
     _computed_in_inference_mode,
     root(),
-    refused="NeedsEager",
 )
 
 
@@ -591,7 +590,6 @@ same(
     "`unsafe_split` and `unsafe_chunk` of a normal tensor in inference mode: are the members views?",
     differs="they share the memory, and are no views, as outside of inference mode",
     torch="not in the survey",
-    refused="NeedsEager",
 )
 def _unsafe_members() -> None:
     x = dense(4, seed=1)
@@ -613,7 +611,7 @@ def _all_attributes() -> None:
     N,
     "a differentiable result, made with inference mode turned off inside of it",
     torch="graph break",
-    refused="NeedsEager",
+    refused="UnsupportedError",
 )
 def _out_of_inference_mode() -> None:
     def f(x: Tensor) -> Tensor:

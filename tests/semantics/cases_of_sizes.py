@@ -71,7 +71,7 @@ def _jagged_sizes() -> None:
     assert len(region.specializations) == 2
 
 
-@fact(D, "jagged tensors: a result has the offsets of its input, so that they go together")
+@fact(D, "jagged tensors: a result has the offsets of its input, so that they go together", refused="NeedsEager")
 def _jagged_offsets() -> None:
     region = st.compile(lambda x: (x.sin(), x.size(1)))
     for lengths in ((2, 1, 3), (1, 5, 3)):

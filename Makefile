@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS)
 	@$(PIP) install -q -c $(PINS) "torch==$(TORCH)" || $(FAILED)
 	@$(PIP) install -q -c $(PINS) hatchling editables || $(FAILED)
-	@$(PIP) install -q -c $(PINS) --no-build-isolation -e ".[dev,testing,report]" || $(FAILED)
+	@$(PIP) install -q -c $(PINS) --no-build-isolation -e ".[dev,testing]" || $(FAILED)
 	@touch $@
 
 # Files of tests side by side, one process per core. (PARALLEL= for one process, as a debugger needs it.)

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return TROUBLE
     except ImportError as error:
-        print(f"{error}\n  fix:      pip install 'subclass_trace[testing,report]'", file=sys.stderr)
+        print(f"{error}\n  fix:      pip install 'subclass_trace[testing]'", file=sys.stderr)
         return TROUBLE
     finally:
         sys.path.remove("")
@@ -66,9 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("--skip", nargs="+", metavar="ID", default=[], help="not these")
     c.add_argument("--profile", default="dev", choices=("dev", "ci", "thorough"))
     c.add_argument("--max-examples", type=int, metavar="N", help="examples per rule")
-    c.add_argument(
-        "--operations", nargs="?", const="common", choices=("common", "all"), help="also try torch's operations"
-    )
     c.add_argument("--json", action="store_true", help="print JSON")
     c.add_argument("--html", type=Path, metavar="FILE", help="write a page")
     c.add_argument("--explain", metavar="ID", help="print why a rule exists, with an example, and stop")
@@ -95,28 +92,21 @@ def _check(options: argparse.Namespace) -> int:
     if options.target is None:
         print("say which class: subclass-trace check package.module:Class", file=sys.stderr)
         return TROUBLE
-    from rich.console import Console
-
     from .testing import check
-    from .testing.report import progress_bar, show, write_page
+    from .testing.report import write_page
 
-    noise = Console(stderr=True)
-    bar, tell = progress_bar(noise, len(select(options.rules, options.skip)))
-    with bar:
-        report = check(
-            options.target,
-            rules=options.rules,
-            skip=options.skip,
-            profile=options.profile,
-            max_examples=options.max_examples,
-            operations=options.operations == "common" or options.operations or False,
-            progress=tell,
-            **_how_to_build(options),
-        )
+    report = check(
+        options.target,
+        rules=options.rules,
+        skip=options.skip,
+        profile=options.profile,
+        max_examples=options.max_examples,
+        **_how_to_build(options),
+    )
     if options.json:
         print(json.dumps(report.as_json(), indent=1))
     else:
-        show(report)
+        print(report, end="")
     if options.html:
         print(f"wrote {write_page(report, options.html)}", file=sys.stderr)
     return TROUBLE if report.errors else BROKEN if report.failures else OK

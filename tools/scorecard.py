@@ -5,7 +5,7 @@
     python -m tools.scorecard --page          write the page only
 
 Each class runs in a process of its own; its report, with the counterexamples, is kept in build/scorecard/. A finding counts
-only if somebody has run its program by hand and seen whose fault it is: see tests/testing/verdicts.py.
+only if somebody has run its program by hand and written whose fault it is below the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.testing.known import KNOWN
-from tests.testing.verdicts import VERDICTS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "scorecard"
@@ -42,21 +41,6 @@ report["programs"] = {r["id"]: r["failure"]["script"] for r in report["rules"] i
 report["rules"] = {r["id"]: r["outcome"] for r in report["rules"]}
 open(out, "w").write(json.dumps(report, indent=1))
 """
-_HEAD = """# Score card
-
-Written by `make scorecard`: the [conformance rules](rules.md) on wrapper classes of this package, torch, torchao and quanto.
-{versions}. Profile `dev`, CPU. The programs that show what is broken are in `build/scorecard/` afterwards.
-
-| class | holds | does not apply | breaks |
-|---|---|---|---|
-"""
-_VERDICTS = """
-## Whose fault it is
-
-Read off the programs and the classes: *class* means a fault of the class, *torch* one of torch's that the class may be able to
-avoid, *design* that the class is made so on purpose, and the rule tells what one has to live with. Where it says *run by
-hand*, a shorter program was also run outside of the kit. What was the kit's own fault was mended there.
-"""
 
 
 def run(name: str, limit: int) -> str:
@@ -74,32 +58,31 @@ def run(name: str, limit: int) -> str:
     return f"{name}: {'checked' if out.exists() else trouble[:200]}"
 
 
-def page(reports: list[dict[str, Any]]) -> str:
-    """The Markdown of the score card."""
-    versions = {v for r in reports for v in r["libraries"]}
-    text = _HEAD.format(versions=", ".join(sorted(versions, key=len)))
-    used: dict[tuple[str, str], None] = {}
+def page(text: str, reports: list[dict[str, Any]]) -> str:
+    """The score card with the table of these results; what is written behind the table stays."""
+    rows = []
     for r in reports:
         broken = [id for id, outcome in r["rules"].items() if outcome == "fail"]
-        holds, other = (list(r["rules"].values()).count(outcome) for outcome in ("pass", "not applicable"))
-        text += f"| `{r['class']}` | {holds} | {other} | {' '.join(broken) or 'none'} |\n"
-        used |= dict.fromkeys(verdict_of(r["class"], id) for id in broken)
-    text += _VERDICTS
-    for cls in sorted({cls for cls, _ in used}):
-        text += f"\n**{'Several classes' if cls == '*' else cls}**\n\n"
-        text += "".join(f"- {id}: {VERDICTS.get((c, id), 'Not judged.')}\n" for c, id in sorted(used) if c == cls)
-    return text
+        rows.append(f"| `{r['class']}` | {' '.join(broken) or 'none'} |\n")
+    versions = ", ".join(sorted({v for r in reports for v in r["libraries"]}, key=len))
+    text = re.sub(r"^torch .*?\. Profile", f"{versions}. Profile", text, flags=re.MULTILINE)
+    head, rest = text.split("|---|---|\n")
+    return head + "|---|---|\n" + "".join(rows) + rest[rest.index("\n## ") :]
 
 
-def verdict_of(cls: str, rule: str) -> tuple[str, str]:
-    """The entry of VERDICTS for a finding: classes are known by their last name, or by module and name."""
-    keys = ((cls, rule), (cls.rpartition(".")[2], rule), ("*", rule))
-    return next((key for key in keys if key in VERDICTS), keys[1])
+def judged(text: str) -> set[tuple[str, str]]:
+    """The findings that somebody has looked at: (last name of the class, rule); ``*`` stands for several classes."""
+    found = set()
+    for part in text.split("\n**")[1:]:
+        name, _, bullets = part.partition("**\n")
+        cls = "*" if name == "Several classes" else name.rpartition(".")[2]
+        found |= {(cls, id) for id in re.findall(r"^- (ST\d+)", bullets, re.MULTILINE)}
+    return found
 
 
 def findings(text: str) -> dict[str, set[str]]:
     """What a page says: class -> ids of the rules that it breaks."""
-    rows = re.findall(r"^\| `(.+?)` \| \d+ \| \d+ \| (.+) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| `(.+?)` \| (.+) \|$", text, re.MULTILINE)
     return {cls: set(re.findall(r"ST\d+", broken)) for cls, broken in rows}
 
 
@@ -116,7 +99,8 @@ def main() -> None:
         if not options.page and (not options.names or any(part in name for part in options.names)):
             print(run(name, options.limit), flush=True)
     found = [RESULTS / f"{name}.json" for name in KNOWN]
-    PAGE.write_text(page([json.loads(p.read_text()) for p in found if p.exists()]), encoding="utf-8")
+    reports = [json.loads(p.read_text()) for p in found if p.exists()]
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), reports), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 

@@ -24,14 +24,13 @@ from .recorder import Recorder
 class Dim(enum.IntEnum):
     """What a size is in a trace.
 
-    A number of this trace; a symbol, which equal sizes share; a symbol of its own; or a symbol that may be 0 or 1 too
-    (of a tensor without elements, whose size holds a number, as jagged tensors keep their longest length).
+    A number of this trace; a symbol of its own; or a symbol that may be 0 or 1 too (of a tensor without elements, whose size
+    holds a number, as jagged tensors keep their longest length).
     """
 
     STATIC = 0
-    ALIKE = 1
-    OWN = 2
-    NUMBER = 3
+    SYMBOL = 1
+    NUMBER = 2
 
 
 def _as_it_is(t: torch.Tensor) -> torch.Tensor:
@@ -147,7 +146,7 @@ class Session:
             ]
             with torch_api.without_tracing():
                 return torch.empty(sizes, dtype=real.dtype, device=real.device)
-        context = torch_api.dynamic_context([bool(d) for d in dims], [d == Dim.ALIKE for d in dims])
+        context = torch_api.dynamic_context(list(map(bool, dims)))
         return self.mode.from_tensor(real, static_shapes=False, source=source, symbolic_context=context)
 
     def outer_size(self, wrapper: torch.Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:

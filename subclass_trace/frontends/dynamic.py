@@ -117,7 +117,6 @@ class _Choice(DynamicDims):
         self.history = history
         self.chosen: dict[str, list[int]] = {}
         self._parts: dict[str, dict[Steps, int]] = {}
-        self._alike: dict[int, tuple[int | None, ...]] = {}  # size -> how the dimensions went that share its symbol
 
     def note(self, t: Tensor, path: Path, extra: frozenset[int], whole: bool) -> None:
         """A dense tensor or a wrapper. ``extra``: more dynamic dimensions; ``whole``: all are."""
@@ -125,14 +124,7 @@ class _Choice(DynamicDims):
             return
         name = str(path)
         dims = self.history.varying.get(name, frozenset()) | marked_dims(t) | extra
-        self.chosen[name] = [
-            self._kind(name, d, n) if whole or d in dims else Dim.STATIC for d, n in enumerate(t.shape)
-        ]
-
-    def _kind(self, path: str, dim: int, size: int) -> Dim:
-        """Equal sizes are one symbol, unless they differed in an earlier call."""
-        went = self.history.of(path, dim)
-        return Dim.ALIKE if self._alike.setdefault(size, went) == went else Dim.OWN
+        self.chosen[name] = [Dim.SYMBOL if whole or d in dims else Dim.STATIC for d in range(t.dim())]
 
     def note_context(self, t: Tensor, context: Any, path: Path) -> None:
         """Numbers of a context that were an outer size in each call so far, and differed: they are that size."""
@@ -175,7 +167,7 @@ class _Choice(DynamicDims):
             dims |= _marks(t, "_dynamo_propagated_dynamic_indices")
         number = t.dim() == 2 and t.shape[1] == 0
         self.chosen[name] = [
-            Dim.STATIC if not (whole or d in dims) else Dim.NUMBER if number and d == 0 else Dim.OWN
+            Dim.STATIC if not (whole or d in dims) else Dim.NUMBER if number and d == 0 else Dim.SYMBOL
             for d in range(t.dim())
         ]
 

@@ -19,7 +19,6 @@ def backward(
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +29,8 @@ from ..backends import Backend, resolve_backend
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue, ValueOutput, ViewOutput
 from ..report.code import graph_code
-from ..report.html import page
 from ..report.tables import input_names, leaf_paths, output_names, result_paths, saved_name, value_names
-from ..report.text import describe, gradient_text, plan_tables
+from ..report.text import describe
 from ..subclass.spec import Spec
 from .compile import make_options
 from .region import Region
@@ -96,18 +94,6 @@ class Trace:
     def show(self) -> None:
         """Print it."""
         print(self)
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """One self-contained web page with the tables and the graphs; written to ``path`` if that is given."""
-        graphs = {
-            name: (self.code(name), [n.name for n in graph.graph.nodes if n.op != "output"])
-            for name, graph in self.graphs.items()
-        }
-        text = page(f"trace of {self.function}", plan_tables(self.plan), gradient_text(self.plan), graphs)
-        if path is not None:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
-        return text
 
 
 class Tracer:

@@ -18,12 +18,12 @@ from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Partitioned
 from .min_cut import MinCut, check_budget
-from .modules import Partitioner, by_modules, has_gradient, save_all
+from .modules import Partitioner, by_modules, has_gradient
 from .rules import Facts, written_storages
 from .split import Split, halves, make_split
 from .table import Table
 
-__all__ = ["BY_NAME", "Partitioned", "Partitioner", "partition", "resolve_partitioner", "save_all"]
+__all__ = ["BY_NAME", "Partitioned", "Partitioner", "partition", "resolve_partitioner"]
 
 BY_NAME: dict[str, Partitioner] = {
     "min_cut": MinCut(),
@@ -112,7 +112,10 @@ def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner:
     """Our own partitioner: everything is decided on a table, and the joint stays as it is."""
     serve = facts.kept or frozenset()
     # A value that is wanted in a backward which is traced later keeps its own name where it may have to be saved itself.
-    table = Table(joint, num_forward, apart=serve if facts.written else ())
+    apart = serve if facts.written else frozenset()
+    if not partitioner.recompute:  # what a backward computes, it computes from what it reads: codes are saved as codes
+        apart |= {n.name for n in joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"}
+    table = Table(joint, num_forward, apart)
     split = make_split(table, partitioner.choose(table, facts))
     have = {table.name(i) for i in (*split.saved, *split.sizes)}
     ancestry = ancestry_of(joint.graph)

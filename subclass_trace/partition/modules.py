@@ -65,15 +65,6 @@ def by_modules(
     return Partitioned(*halves_, names, tuple(backward_inputs), frozenset(n.name for n in extra_nodes))
 
 
-def save_all(forward: fx.GraphModule, names: Collection[str], written: Collection[str]) -> Partitioned:
-    """For a forward without a traced backward: save the nodes with these names (those that the graph has)."""
-    by_name = {n.name: n for n in forward.graph.nodes}
-    saved = sorted(n for n in names if n in by_name)
-    _set_outputs(forward, [*output_args(forward.graph), *_protected(forward, [by_name[n] for n in saved], written)])
-    half = Half.of_module(forward)
-    return Partitioned(half, half, tuple(saved), (), frozenset())
-
-
 def _primals(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in placeholders(graph) if not n.name.startswith("tangents")]
 

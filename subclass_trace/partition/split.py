@@ -10,7 +10,7 @@ import torch.fx as fx
 from .. import torch_api
 from ..torch_api import partition as _private
 from .half import Half
-from .table import EFFECTS, GETITEM, RANDOM, Constant, Output, Table
+from .table import EFFECTS, GETITEM, Constant, Output, Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,15 +109,10 @@ def _forward_rows(t: Table, saved: Sequence[int]) -> list[int]:
 
 
 def _backward_rows(t: Table, run: set[int]) -> list[int]:
-    """As the autograd engine would: in the order of the late rows, what is computed again right before its first use.
-
-    Random numbers are drawn, and effects happen, in order.
-    """
+    """As the autograd engine would: in the order of the late rows, what is computed again right before its first use."""
     out: list[int] = []
     done: set[int] = set()
     ends = {o for o in t.backward_out if type(o) is int}
-    ordered = [i for i in sorted(run) if t.late[i] and t.bits[i] & (EFFECTS | RANDOM)]
-    earlier = dict(zip(ordered[1:], ordered, strict=False))
     for i in sorted(run):
         if not (t.late[i] or i in ends):
             continue
@@ -127,8 +122,6 @@ def _backward_rows(t: Table, run: set[int]) -> list[int]:
             if x in run and x not in done and x not in cone:
                 cone.add(x)
                 todo.extend(t.ins[x])
-                if x in earlier:
-                    todo.append(earlier[x])
         out += sorted(cone)
         done |= cone
     return _parts_first(t, out)

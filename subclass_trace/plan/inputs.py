@@ -43,10 +43,9 @@ class InputPlan:
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
         """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""
-        value: Any = flat[self.position]
-        if self.of_gradient:
-            value = gradient_of(value)
-        return value  # type: ignore[no-any-return]
+        value = flat[self.position]
+        found: Any = gradient_of(value) if self.of_gradient else value
+        return found  # type: ignore[no-any-return]
 
     @property
     def requires_grad(self) -> bool:

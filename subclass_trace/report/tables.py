@@ -1,14 +1,12 @@
-"""What a plan says, as tables of text. `text` and `html` render them.
+"""What a plan says, as tables of text. `text` renders them.
 
 In: a `Plan`. Out: `Table` objects. Paths name everything: ``args[0].weight.a`` is a leaf of an input, ``result[1].b``
-one of a result. Rows that differ in indices alone (the layers of a model) are one row, ``self.layers[0..5].weight``.
+one of a result.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +30,8 @@ from ..plan import (
 )
 from ..plan.side_effects import Extend, Fill, Put, recipes_of
 from ..plan.values import Recipe, accessors
-from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, leaf_count
 
-_INDEX = re.compile(r"\[\d+\]")
 _WIDEST_CONSTANT = 60
 
 
@@ -89,15 +85,6 @@ def constant_text(value: object) -> str:
     except Exception:  # an author's __repr__ may raise anything
         text = f"<{type(value).__qualname__}>"
     return text if len(text) <= _WIDEST_CONSTANT else f"{text[: _WIDEST_CONSTANT - 3]}..."
-
-
-def numbers_text(numbers: Sequence[int]) -> str:
-    """``3``, ``3, 6``, ``3..7``, ``3, 6..33`` (the same step throughout)."""
-    steps = {b - a for a, b in itertools.pairwise(numbers)}
-    if len(numbers) > 3 and len(steps) == 1:
-        step = steps.pop()
-        return f"{numbers[0]}..{numbers[-1]}" if step == 1 else f"{numbers[0]}, {numbers[1]}..{numbers[-1]}"
-    return ", ".join(map(str, numbers))
 
 
 # ---------------------------------------------------------------------------------------------- names and paths
@@ -239,20 +226,13 @@ def recipe(spec: Spec, outputs: Iterable[int]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- inputs
-def input_table(plan: Plan, *, group: bool = True) -> Table:
+def input_table(plan: Plan) -> Table:
     """One block of rows per input: its class, then its leaves, opaque attributes and contexts."""
     names = leaf_names(plan)
-    blocks = [_input_block(row, names) for row in plan.inputs]
-    paths = [row.path for row in plan.inputs]
-    if group:
-        paths_text, blocks = _grouped(paths, blocks)
-    else:
-        paths_text = list(map(str, paths))
     rows = []
-    for path, block in zip(paths_text, blocks, strict=True):
-        first = block[0]
-        rows.append((path, *first[1:-1], _places(first[-1])))
-        rows += [(name, *rest[:-1], _places(rest[-1])) for name, *rest in block[1:]]
+    for row in plan.inputs:
+        first, *rest = _input_block(row, names)
+        rows += [(str(row.path), *first[1:]), *rest]
     for primal, name in zip(plan.primals, primal_names(plan), strict=True):
         if isinstance(primal, SizePrimal):
             rows.append((f"size {primal.size}", "int", "", "", "", name))
@@ -260,79 +240,24 @@ def input_table(plan: Plan, *, group: bool = True) -> Table:
     return Table(title, ("input", "class", "shape", "dtype", "grad", "graph input"), tuple(rows))
 
 
-Block = list[tuple[Any, ...]]  # rows whose last column is the list of graph inputs
-
-
-def _input_block(row: InputPlan, names: Sequence[str]) -> Block:
+def _input_block(row: InputPlan, names: Sequence[str]) -> list[tuple[str, ...]]:
     places = iter(row.leaves)
 
-    def walk(spec: Spec, name: str, grad: str) -> Block:
+    def walk(spec: Spec, name: str, grad: str) -> list[tuple[str, ...]]:
         if isinstance(spec, OpaqueSpec):
-            return [(name, "opaque", constant_text(spec.value), "", "", [])]
-        leaf = [names[next(places)]] if isinstance(spec, LeafSpec) else []
+            return [(name, "opaque", constant_text(spec.value), "", "", "")]
+        leaf = names[next(places)] if isinstance(spec, LeafSpec) else ""
         cls = "Tensor" if isinstance(spec, LeafSpec) else spec.cls.__qualname__
-        rows: Block = [(name, cls, shape_text(spec.size), dtype_text(spec.dtype), grad, leaf)]
+        rows: list[tuple[str, ...]] = [(name, cls, shape_text(spec.size), dtype_text(spec.dtype), grad, leaf)]
         if isinstance(spec, WrapperSpec):
             indent = "  " * ((len(name) - len(name.lstrip())) // 2 + 1)
             for inner_name, inner in zip(spec.names, spec.inners, strict=True):
                 rows += walk(inner, f"{indent}.{inner_name}", "")
             if spec.context is not None and not (type(spec.context) is dict and not spec.context):
-                rows.append((f"{indent}context", "", constant_text(spec.context), "", "", []))
+                rows.append((f"{indent}context", "", constant_text(spec.context), "", "", ""))
         return rows
 
     return walk(row.spec, "", "yes" if row.requires_grad else "")
-
-
-def _places(names: Sequence[str]) -> str:
-    if len(names) < 2:
-        return "".join(names)
-    numbers = [n.rsplit("_", 1)[1] for n in names]
-    if all(n.isdigit() for n in numbers):
-        return f"primals_{numbers_text([int(n) for n in numbers])}"
-    return ", ".join(names)
-
-
-def _grouped(paths: Sequence[Path], blocks: Sequence[Block]) -> tuple[list[str], list[Block]]:
-    """Merge blocks that are equal but for the graph inputs, and whose paths differ in indices alone."""
-    groups: dict[Any, list[int]] = {}
-    for k, (path, block) in enumerate(zip(paths, blocks, strict=True)):
-        pattern = (path.root, *(_INDEX.sub("[*]", step) for step in path.steps))
-        groups.setdefault((pattern, tuple(row[:-1] for row in block)), []).append(k)
-    texts, merged = [], []
-    for members in groups.values():
-        text = merged_path([paths[k] for k in members])
-        if text is None:  # the indices are no full range: a merged path would name others as well
-            texts += [str(paths[k]) for k in members]
-            merged += [blocks[k] for k in members]
-        else:
-            texts.append(text)
-            rows = zip(*[blocks[k] for k in members], strict=True)
-            merged.append([(*same[0][:-1], [n for row in same for n in row[-1]]) for same in rows])
-    return texts, merged
-
-
-def merged_path(paths: Sequence[Path]) -> str | None:
-    """One text for paths that differ in indices: ``self.layers[0..5].weight``; None when no text says exactly these."""
-    if len(paths) == 1:
-        return str(paths[0])
-    out, count = [paths[0].root], 1
-    for steps in zip(*(p.steps for p in paths), strict=True):
-        different = sorted(set(steps), key=lambda s: (len(s), s))
-        count *= len(different)
-        if len(different) == 1:
-            out.append(different[0])
-        elif all(_INDEX.fullmatch(s) for s in different):
-            numbers = [int(s[1:-1]) for s in different]
-            whole = numbers == list(range(numbers[0], numbers[-1] + 1))
-            out.append(f"[{numbers[0]}..{numbers[-1]}]" if whole else f"[{numbers_text(numbers)}]")
-        else:
-            return None
-    return "".join(out) if count == len(paths) else None
-
-
-def merged_paths(paths: Sequence[Path]) -> list[str]:
-    """The paths as text, those that differ in indices alone as one."""
-    return _grouped(paths, [[("", [])]] * len(paths))[0]
 
 
 def symbol_table(plan: Plan) -> Table:
@@ -434,30 +359,14 @@ def _class_and_meta(spec: Spec) -> tuple[str, str, str]:
 
 
 # ---------------------------------------------------------------------------------------------- saved activations
-def saved_table(plan: Plan, *, group: bool = True) -> Table:
-    """What is kept for the backward, largest groups of equal rows merged: origin, operation, shape, bytes, reason."""
-    groups: dict[Any, list[Any]] = {}
-    for k, row in enumerate(plan.saved):
-        origin, operation = row.path or location_text(row.where or "?"), _operation(row)
-        key = (_INDEX.sub("[*]", origin) if row.path else origin, operation, row.shape, row.dtype, row.reason)
-        groups.setdefault(key if group else k, []).append((row, origin, operation))
+def saved_table(plan: Plan) -> Table:
+    """What is kept for the backward: origin, operation, shape, bytes, reason."""
     rows = []
-    for members in groups.values():
-        row, origin, operation = members[0]
-        if len(members) > 1 and row.path:
-            text = merged_path([_parsed(o) for _, o, _ in members])
-            origin = text or f"{origin} and {len(members) - 1} like it"
+    for row in plan.saved:
+        origin = row.path or location_text(row.where or "?")
         shape = shape_text(row.shape) if row.is_tensor else ""
-        size = sum(r.bytes for r, _, _ in members)
-        count = str(len(members)) if len(members) > 1 else ""
-        rows.append((origin, operation, count, shape, row.dtype, bytes_text(size) if size else "-", row.reason))
+        size = bytes_text(row.bytes) if row.bytes else "-"
+        rows.append((origin, _operation(row), shape, row.dtype, size, row.reason))
     total = bytes_text(sum(row.bytes for row in plan.saved))
     title = f"saved for the backward: {count_text(len(plan.saved), 'value')}, {total} beyond the inputs"
-    columns = ("origin", "operation", "count", "shape", "dtype", "bytes", "reason")
-    return Table(title, columns, tuple(rows), right=(2, 5))
-
-
-def _parsed(path: str) -> Path:
-    """A printed path as root and steps."""
-    root, *steps = re.findall(r"^[^.\[]+|\.[^.\[]+|\[[^\]]*\]", path)
-    return Path(root, tuple(steps))
+    return Table(title, ("origin", "operation", "shape", "dtype", "bytes", "reason"), tuple(rows), right=(4,))

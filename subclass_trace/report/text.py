@@ -33,7 +33,6 @@ from .tables import (
     constant_text,
     count_text,
     input_table,
-    merged_paths,
     mutation_table,
     result_table,
     saved_table,
@@ -51,21 +50,15 @@ def describe(plan: Plan, full: bool = False) -> str:
 
     Args:
         plan: what is described.
-        full: neither merge equal rows nor cut long tables.
+        full: do not cut long tables.
     """
-    parts = [render(t.cut(None if full else _ROWS)) for t in plan_tables(plan, full=full)]
+    parts = [render(t.cut(None if full else _ROWS)) for t in plan_tables(plan)]
     return "\n\n".join([*parts, gradient_text(plan)])
 
 
-def plan_tables(plan: Plan, *, full: bool = False) -> list[Table]:
+def plan_tables(plan: Plan) -> list[Table]:
     """The tables of a plan that have rows: inputs, dynamic sizes, changed inputs, results, saved activations."""
-    tables = [
-        input_table(plan, group=not full),
-        symbol_table(plan),
-        mutation_table(plan),
-        result_table(plan),
-        saved_table(plan, group=not full),
-    ]
+    tables = [input_table(plan), symbol_table(plan), mutation_table(plan), result_table(plan), saved_table(plan)]
     return [t for t in tables if t.rows]
 
 
@@ -74,7 +67,7 @@ def gradient_text(plan: Plan) -> str:
     if not plan.trains:
         return "no backward: no result is differentiable"
     names = value_names(plan)
-    paths = merged_paths([plan.inputs[k].path for k in plan.differentiated])
+    paths = [str(plan.inputs[k].path) for k in plan.differentiated]
     shown = [*paths[:6], *([f"{len(paths) - 6} more"] if len(paths) > 6 else [])]
     return f"backward: from {', '.join(names[k] for k in plan.differentiable)} to {', '.join(shown)}"
 

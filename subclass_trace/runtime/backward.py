@@ -127,7 +127,6 @@ class Backwards:
         self.takes_batches = not any(
             map(is_traceable, (*tape.outputs, *tape.inputs))
         )  # of tangents, by `is_grads_batched`
-        self.is_freed = False  # the region itself ran backwards that free what these would need
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
 

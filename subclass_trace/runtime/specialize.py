@@ -14,11 +14,11 @@ from ..backends import Backend, Compiled
 from ..backends.eager import compile_eager
 from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
-from ..capture.graphs import is_drawn, output_args, placeholders
+from ..capture.graphs import output_args
 from ..capture.tape import Tape
 from ..errors import NeedsEager, SideEffectError
 from ..partition.half import Half
-from ..partition.interface import Partitioned, Partitioner, partition, save_all
+from ..partition.interface import Partitioned, Partitioner, partition
 from ..partition.min_cut import MinCut
 from ..partition.rules import Facts
 from ..partition.saved import saved_table
@@ -74,18 +74,7 @@ def build_program(
     """
     if captured.tape is None:
         own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
-        if own is not None:
-            half, call, plan = own
-            return Program(plan, call, None), Graphs(None, half, None)
-        forward = captured.forward_graph()
-        half = Half.of_module(forward)
-        _name_inputs(half, captured)
-        plan = make_plan(captured, flat, half, ())
-        if verify.ENABLED:
-            verify.verify_forward(forward)
-            verify.verify_plan(plan)
-        call = compile_half(backend, backend.inference, half)
-        plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
+        half, call, plan = own or _functional(captured, flat, backend)
         return Program(plan, call, None), Graphs(None, half, None)
     guess: list[Spec] = []
     try:
@@ -93,15 +82,14 @@ def build_program(
         traced = captured.tape.trace(guess)
     except (NeedsEager, SideEffectError):
         raise
-    except Exception as error:  # whatever it is, eager would raise it in the backward, if there ever is one
-        if captured.session.dynamic:
-            _look_at_each(captured.tape, guess)
-        freed = torch_api.says_freed(error)
-        spent = freed and _all_freed(captured.tape, guess)
-        program, graphs = _without_backward(captured, flat, backend, spent)
-        assert program.backwards is not None
-        program.backwards.is_freed = freed
-        return program, graphs
+    except Exception as error:
+        if torch_api.says_spent(error) and _all_spent(captured.tape, guess):
+            return _spent(captured, flat, backend)
+        raise NeedsEager(  # whatever it is, eager would raise it in the backward, if there ever is one
+            "the backward of the region cannot be traced",
+            got=f"{type(error).__name__}: {error}",
+            fix="call the region under torch.no_grad(), or without inputs that require grad",
+        ) from error
     if verify.ENABLED:
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
     ours = isinstance(partitioner, MinCut)
@@ -139,6 +127,19 @@ def build_program(
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
 
 
+def _functional(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Half, Compiled, Plan]:
+    """The program of the forward alone."""
+    forward = captured.forward_graph()
+    half = Half.of_module(forward)
+    _name_inputs(half, captured)
+    plan = make_plan(captured, flat, half, ())
+    if verify.ENABLED:
+        verify.verify_forward(forward)
+        verify.verify_plan(plan)
+    call = compile_half(backend, backend.inference, half)
+    return half, call, replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
+
+
 def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compiled, Plan] | None:
     """The program that writes as the region does; None where the graph has to be functional."""
     forward = captured.graph_as_recorded()
@@ -155,69 +156,24 @@ def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compile
     return half, call, replace(plan, conditions=conditions_of(captured, plan.symbols))
 
 
-def _look_at_each(tape: Tape, guess: Sequence[Spec]) -> None:
-    """Where the backward of all results cannot be traced: what does that of each one assume of sizes?
-
-    That is a condition of the specialization then. A call for which it does not hold would find out in its backward alone.
-    """
-    for number, spec in enumerate(guess if len(guess) > 1 else ()):
-        assumed = torch_api.assumptions_of(tape.session.shape_env)
-        try:
-            tape.trace([spec if k == number else None for k in range(len(guess))])
-        except Exception:  # this one cannot be traced either
-            torch_api.restore_assumptions(tape.session.shape_env, assumed)
-
-
-def _without_backward(
-    captured: Captured,
-    flat: FlatArguments,
-    backend: Backend,
-    spent: bool,
-) -> tuple[Program, Graphs]:
-    """A region whose guessed backward cannot be traced: it saves what eager saves, and tries again in the backward.
-
-    ``spent``: no result has a backward left, and nothing is saved for one.
-    """
+def _spent(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Program, Graphs]:
+    """A region whose results have no backward left: nothing is saved for one, and a caller's raises what it does in eager."""
     assert captured.tape is not None
-    own = _as_recorded(captured, flat) if spent and backend.forward is compile_eager else None
-    first, call, plan = own or _saving_program(captured, flat, backend, spent)
-    compile_backward = backward_compiler(backend)
-    known = number_symbols(plan.symbols)
-    names = frozenset(v.name for v in plan.saved)
-    backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
-    backwards.takes_batches &= backend.backward is compile_eager
-    return Program(plan, call, backwards), Graphs(None, first, None)
+    own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
+    half, call, plan = own or _functional(captured, flat, backend)
+    backwards = Backwards(
+        captured.tape, frozenset(), backward_compiler(backend), _output_paths(plan), number_symbols(plan.symbols)
+    )
+    return Program(plan, call, backwards), Graphs(None, half, None)
 
 
-def _saving_program(
-    captured: Captured, flat: FlatArguments, backend: Backend, spent: bool
-) -> tuple[Half, Compiled, Plan]:
-    forward = captured.forward_graph(() if spent else sorted(captured.saved_by_autograd))
-    # Which results eager keeps cannot always be read off (an output that a node saves is unpacked as a new object), so
-    # whatever cannot be computed again is saved as well; inputs cost nothing.
-    drawn = (n for n in forward.graph.nodes if is_drawn(n) and isinstance(n.meta.get("val"), Tensor))
-    fixed = {n.name for n in (*placeholders(forward.graph), *drawn)}
-    wanted = set[str]() if spent else captured.served(forward) | fixed
-    parts = save_all(forward, wanted, _written(captured))
-    plan = make_plan(captured, flat, parts.first, saved_table(parts, _primal_paths(captured)))
-    call = compile_half(backend, backend.forward, parts.first)
-    return (
-        parts.first,
-        call,
-        replace(plan, conditions=conditions_of(captured, plan.symbols)),
-    )  # compiling may have added some
-
-
-def _all_freed(tape: Tape, guess: Sequence[Spec]) -> bool:
-    """Has the region itself gone back from each result, and freed what a second way would need?
-
-    A way back from several results meets what one of them meets.
-    """
+def _all_spent(tape: Tape, guess: Sequence[Spec]) -> bool:
+    """Has no result a backward left? A way back from several results meets what one of them meets."""
     for k in range(len(guess) if len(guess) > 1 else 0):  # of a single one it is known
         try:
             tape.trace([spec if n == k else None for n, spec in enumerate(guess)])
         except Exception as error:
-            if torch_api.says_freed(error):
+            if torch_api.says_spent(error):
                 continue
         return False
     return True

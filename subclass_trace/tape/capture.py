@@ -204,7 +204,7 @@ class TapeCapture:
         maybe_backward_state_idx: int | None,
         opaque_object_indices: list[int] | None = None,
     ) -> tuple[Tensor | None, ...]:
-        """A Python autograd.Function: its graph is pasted in where there is one, else its backward is called."""
+        """A Python autograd.Function."""
         results = call_function_backward(
             self,
             ctx,
@@ -212,8 +212,6 @@ class TapeCapture:
             self.steps_of(list(saved_tensors)),
             self.steps_of(list(inputs)),
             len(output_metadatas),
-            None if maybe_backward_state_idx is None else self.given("hooks", maybe_backward_state_idx),
-            [self.given("hooks", i) for i in opaque_object_indices or ()],
         )
         rows = zip(output_metadatas, results, strict=True)
         return tuple(None if m is None or r is None else self.token(r) for m, r in rows)

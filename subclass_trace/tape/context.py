@@ -12,7 +12,6 @@ from ..torch_api.dynamo import never_compiled
 from . import runtime
 from .capture import TapeCapture
 from .graph import Tape
-from .lines import forward_lines
 from .runtime import LOCK, Engine, Stats, run_as_is, stats, thread
 
 
@@ -149,8 +148,6 @@ class CompiledAutograd:
         with LOCK:
             runtime.forget_tapes()
             stats.reset()
-
-    forward_lines = staticmethod(forward_lines)
 
     def __repr__(self) -> str:
         return f"<compiled autograd, {'on' if self.enabled else 'off'}, {len(self.tapes)} tapes>"

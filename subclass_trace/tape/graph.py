@@ -7,8 +7,8 @@ autograd node (a row of `Tape.nodes`) it belongs.
 Note [Where unpacking happens]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 C++ asks for the unpacked value ahead of the node. Here an unpack step is written right before the first step that reads
-it, after hooks of the node, and next to its use inside a backward graph that was pasted in. So no more is unpacked at a
-time than eager mode has, or less. An unpack hook whose value nobody reads still runs, with its node.
+it, after hooks of the node. So no more is unpacked at a time than eager mode has. An unpack hook whose value nobody reads still
+runs, with its node.
 
 Note [What the forward's order decides]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -20,7 +20,6 @@ another order is written when one comes. Where all that is seen hangs together i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
+from .order import LEAF as _LEAF
 from .order import ForwardOrder, Walked, depends_on_order, engine_order, priorities, walk
 from .steps import ON_DEMAND, Step, replace_steps
 from .text import counts, describe
@@ -69,13 +69,11 @@ class TapeNode:
         name: as autograd calls it: ``MulBackward0``.
         number: its place in the capture, by which a walk over the live autograd graph finds it again.
         seq_nr: the number that autograd gave it in the forward; None for leaves, the root, and where it is unknown.
-        line: ``file:line`` of the forward, where it is known; see `forward_lines`.
     """
 
     name: str
     number: int
     seq_nr: int | None
-    line: str | None
 
 
 @dataclass(eq=False)
@@ -87,7 +85,6 @@ class Tape:
         nodes: the autograd nodes in the order in which they run.
         given: what the graph's placeholders are: ("inputs", 3), ...
         programs: back end -> callable, made when it is first needed; ``lowered``: its graph with segments as calls.
-        called: makes the same tape with a call in place of each backward that was pasted in; None if there is none.
         order: of the forward, where it decides what is seen (see Note [What the forward's order decides]); else None.
         reordered: makes the same tape for the order of another forward, given roots and inputs of its backward.
         runs: how often it ran.
@@ -98,7 +95,6 @@ class Tape:
     given: tuple[tuple[str, int], ...]
     programs: dict[Any, Any] = field(default_factory=dict)
     lowered: dict[Any, fx.GraphModule] = field(default_factory=dict)
-    called: Callable[[], Tape] | None = None
     order: ForwardOrder | None = None
     reordered: Callable[[Sequence[Any], Sequence[Any] | None], Tape] | None = None
     runs: int = 0
@@ -122,14 +118,6 @@ class Tape:
                 self.others.clear()
             self.others[order] = self.reordered(roots, only)
         return self.others[order]
-
-    def making_a_graph(self) -> Tape:
-        """The tape for a backward with ``create_graph``."""
-        if self.called is None:
-            return self
-        if "create_graph" not in self.programs:
-            self.programs["create_graph"] = self.called()
-        return self.programs["create_graph"]  # type: ignore[no-any-return]
 
     def __call__(self, *args: Any) -> Any:
         """C++ insists that a tape can be called; it never does."""
@@ -161,11 +149,12 @@ def finish(
     walked = _matching_walk(names, roots, only)
     if walked is None:  # a backward that C++ began: what depends on what is known, the forward's order is not
         following = _following(steps, len(names))
-        numbers = {k: 2**64 - 1 if name.endswith("AccumulateGrad") else len(names) - k for k, name in enumerate(names)}
-        rows = [TapeNode(_short(name), k, None, None) for k, name in enumerate(names)]
+        numbers = {k: _LEAF if name.endswith("AccumulateGrad") else len(names) - k for k, name in enumerate(names)}
+        rows = [TapeNode(_short(name), k, None) for k, name in enumerate(names)]
     else:
         following, numbers = walked.following, priorities(walked.nodes)
-        rows = [_row(_short(name), k, walked, numbers[k]) for k, name in enumerate(names)]
+        known = [n if walked.nodes[k] is not None and n != _LEAF else None for k, n in sorted(numbers.items())]
+        rows = [TapeNode(_short(name), k, known[k]) for k, name in enumerate(names)]
     order = engine_order(following, numbers)
     position = {call: k for k, call in enumerate(order)}
     position[-1] = -1
@@ -175,14 +164,8 @@ def finish(
             by_call[step.call].append(step)
     totals = _associate(steps, position, by_call)
 
-    def write(variant: str) -> fx.GraphModule:
-        return _write(by_call, layout, totals, outputs, variant)
-
-    nodes, given = tuple(rows[call] for call in order), tuple(layout.rows())
-    if any(step.variant for step in steps):
-        tape = Tape(write("pasted"), nodes, given, called=lambda: Tape(write("called"), nodes, given))
-    else:
-        tape = Tape(write(""), nodes, given)
+    graph = _write(by_call, layout, totals, outputs)
+    tape = Tape(graph, tuple(rows[call] for call in order), tuple(layout.rows()))
     if walked is not None and _is_seen(steps, walked.following):
         tape.order = ForwardOrder(walked, roots)
         tape.reordered = lambda roots, only: finish(steps, names, layout, outputs, roots, only)
@@ -206,15 +189,6 @@ def _matching_walk(names: Sequence[str], roots: Sequence[Any], only: Sequence[An
     walked = walk(roots, only)
     found = [n.name() for n in walked.nodes[1:]]
     return walked if found == list(names[1:]) else None
-
-
-def _row(name: str, number: int, walked: Walked, priority: int) -> TapeNode:
-    from .lines import line_of
-
-    node = walked.nodes[number]
-    if node is None or priority == 2**64 - 1:
-        return TapeNode(name, number, None, None)
-    return TapeNode(name, number, priority, line_of(node, priority))
 
 
 def _following(steps: Sequence[Step], count: int) -> dict[int, list[int]]:
@@ -256,19 +230,17 @@ def _associate(steps: Sequence[Step], position: dict[int, int], by_call: dict[in
 
 
 def _write(
-    by_call: dict[int, list[Step]], layout: Layout, totals: dict[Step, Step], outputs: list[Any], variant: str
+    by_call: dict[int, list[Step]], layout: Layout, totals: dict[Step, Step], outputs: list[Any]
 ) -> fx.GraphModule:
-    root, graph = torch.nn.Module(), fx.Graph()
+    graph = fx.Graph()
     env: dict[Step, fx.Node] = {}
     for what, number in layout.rows():
         node = env[layout.step(what, number)] = graph.placeholder(f"{what}_{number}")
         node.meta["kind"] = "input"
-    current, constants = -1, itertools.count()
+    current = -1
 
     def value(step: Step) -> Any:
         step = totals.get(step, step)
-        if step.kind == "choice":
-            return value(step.args[variant == "called"])
         if step not in env:
             emit(step)
         return env[step]
@@ -277,20 +249,13 @@ def _write(
         for read in sorted((r for r in step.reads() if r.kind == "unpack"), key=lambda r: r.number):
             value(read)  # several saved tensors of one node are unpacked in the order in which the node saved them
         args, kwargs = replace_steps(step.args, value), replace_steps(step.kwargs, value)
-        if step.target is None:  # an attribute of a graph that was pasted in
-            name = f"constant_{next(constants)}"
-            setattr(root, name, (step.meta or {})["value"])
-            node = graph.get_attr(name)
-        else:
-            node = graph.create_node("call_function", step.target, args, kwargs, name=_name_of(step))
-        node.meta.update(step.meta or {})
-        node.meta.pop("value", None), node.meta.pop("deferred", None)
+        assert step.target is not None
+        node = graph.create_node("call_function", step.target, args, kwargs, name=_name_of(step))
         node.meta.update(kind=step.kind, node=current, note=step.note)
         env[step] = node
 
     for number, mine in enumerate(by_call.values(), start=-1):
         current = number
-        mine = [s for s in mine if s.variant in ("", variant)]
         for step in mine:
             if step.kind not in ON_DEMAND:
                 value(step)
@@ -299,7 +264,7 @@ def _write(
             if step.kind == "unpack" and step not in deferred:
                 value(step)
     graph.output([replace_steps(o, value) for o in outputs])
-    return torch_api.graph_module(root, graph, "Tape")
+    return torch_api.graph_module(torch.nn.Module(), graph, "Tape")
 
 
 def _name_of(step: Step) -> str | None:

@@ -18,6 +18,8 @@ from typing import Any
 
 from ..torch_api import tape as _door
 
+LEAF = 2**64 - 1  # the sequence number of an AccumulateGrad
+
 
 @dataclass(frozen=True, eq=False)
 class Walked:
@@ -178,7 +180,7 @@ class ForwardOrder:
             rows = []
             for slot, node in enumerate(nodes):
                 k = number.get(node)
-                if k is not None and k not in found and _door.sequence_number_of(node) != _LEAF:
+                if k is not None and k not in found and _door.sequence_number_of(node) != LEAF:
                     found.add(k)
                     rows.append((slot, k))
             return rows
@@ -207,6 +209,3 @@ class ForwardOrder:
                 numbers.append(node._sequence_nr())
         rank = {n: i for i, n in enumerate(sorted(set(numbers)))}
         return tuple([rank[n] for n in numbers])
-
-
-_LEAF = 2**64 - 1  # the sequence number of an AccumulateGrad

@@ -28,7 +28,6 @@ from ..torch_api import is_batched
 from ..torch_api import tape as _door
 from ..torch_api.dynamo import never_compiled
 from .graph import Tape
-from .lines import line_of
 from .order import walk
 from .program import make_program
 
@@ -189,10 +188,9 @@ def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
         return None
     for node in walk(call.roots, call.inputs).nodes[1:]:
         if fits(node):
-            line = line_of(node, _door.sequence_number_of(node))
             return UnsupportedError(
                 f"compiled autograd cannot capture a backward through {what}: torch's engine refuses it",
-                path=node.name() + (f" of {line}" if line else ""),
+                path=node.name(),
                 expected="tensors and wrapper subclasses, and nodes of eager operations, Functions or torch.compile",
                 got="a NestedTensor" if "NestedTensor" in what else node.name(),
                 fix="run this backward outside of compiled_autograd, or under compiled_autograd.disabled()",
@@ -237,8 +235,6 @@ def run_tape(
 
 def run_as_is(tape: Tape, values: list[Any]) -> Sequence[Any]:
     """Run the tape's own graph: a call for each thing that the backward does."""
-    if torch.is_grad_enabled():
-        tape = tape.making_a_graph()
     program = tape.programs.get(None)
     if program is None:
         stats.programs += 1

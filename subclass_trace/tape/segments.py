@@ -33,13 +33,13 @@ from .graph import Tape
 from .program import make_program
 
 Tensor = torch.Tensor
-_PURE = {"op", "validate", "sum", "size", "inlined", "aten"}
+_PURE = {"op", "validate", "sum", "size", "aten"}
 
 
 # ---------------------------------------------------------------------------------------------- cutting
 def is_pure(node: fx.Node) -> bool:
     """May this call be part of a segment?"""
-    return node.meta["kind"] in _PURE and not node.meta.get("opaque") and not _is_custom(node)
+    return node.meta["kind"] in _PURE and not _is_custom(node)
 
 
 def _is_custom(node: fx.Node) -> bool:

@@ -14,7 +14,6 @@ Kind = Literal[
     "input",  # a tensor, size, scalar, hook or packed value that the engine hands to each run
     "op",  # the functional form of a built-in node
     "backward",  # backward() of a Python autograd.Function
-    "inlined",  # an operation of a backward graph that was pasted in
     "aten",  # an operation that C++ ran during the capture: zeros for an undefined gradient, ...
     "validate",  # the engine's check of a node's results: sum_to_size, casts, errors
     "sum",  # two gradients for one place
@@ -24,10 +23,9 @@ Kind = Literal[
     "unpack",  # the unpack hook of one saved tensor
     "accumulate",  # into a leaf's .grad
     "post_accumulate",  # a post-accumulate-grad hook
-    "choice",  # the result of a backward that is pasted in, or called
 ]
 #: computed where the first step that reads them stands; the others stand where the engine runs them
-ON_DEMAND = frozenset({"input", "part", "size", "unpack", "choice"})
+ON_DEMAND = frozenset({"input", "part", "size", "unpack"})
 
 
 class Step:
@@ -37,10 +35,9 @@ class Step:
         call: number of the autograd node that it belongs to, in capture order; -1 before the first.
         number: when it was captured.
         note: for people: the kind of hook, the name of an input.
-        variant: "pasted" or "called" for the steps of a backward that can be either; else empty.
     """
 
-    __slots__ = ("args", "call", "kind", "kwargs", "meta", "note", "number", "target", "variant")
+    __slots__ = ("args", "call", "kind", "kwargs", "meta", "note", "number", "target")
 
     def __init__(
         self,
@@ -56,7 +53,6 @@ class Step:
     ) -> None:
         self.kind, self.target, self.args, self.kwargs = kind, target, args, kwargs or {}
         self.call, self.number, self.note, self.meta = call, number, note, meta
-        self.variant = ""
 
     def reads(self) -> Iterator[Step]:
         """The steps among the arguments, in order."""

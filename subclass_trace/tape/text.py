@@ -3,10 +3,10 @@
 ::
 
     tape of 4 autograd nodes, 1 hook, 1 unpacking
-      node            seq_nr  forward
+      node            seq_nr
       GraphRoot
-      SumBackward0    2       train.py:4
-      SinBackward0    1       train.py:3
+      SumBackward0    2
+      SinBackward0    1
         unpack packed[0] with hooks[1]
         tensor hook hooks[0]
       AccumulateGrad
@@ -15,31 +15,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch.fx as fx
-
-
-@dataclass(frozen=True)
-class Row:
-    """One autograd node for people: its place in the tape, and what happens there beside its own function, in order."""
-
-    place: int
-    node: Any
-    events: tuple[str, ...]
-
-
-def rows(tape: Any) -> list[Row]:
-    """The nodes of a tape in running order."""
-    events: dict[int, list[str]] = {}
-    for node in tape.graph.graph.nodes:
-        text = _event(node)
-        if text is not None:
-            events.setdefault(node.meta["node"], []).append(text)
-    return [Row(k, n, tuple(_merged(events.get(k, [])))) for k, n in enumerate(tape.nodes)]
 
 
 def _given(arg: object) -> str:
@@ -63,23 +42,7 @@ def _event(node: fx.Node) -> str | None:
         return f"into {_given(node.args[0])}.grad"
     if kind == "sum":
         return "sum of gradients"
-    if kind == "backward":
-        return f"call {note}"
-    return "pasted operation" if kind == "inlined" else None
-
-
-def _merged(events: list[str]) -> Iterator[str]:
-    """Runs of pasted operations as one line."""
-    count = 0
-    for event in [*events, ""]:
-        if event == "pasted operation":
-            count += 1
-            continue
-        if count:
-            yield f"{count} pasted operation{'s' if count > 1 else ''}"
-            count = 0
-        if event:
-            yield event
+    return f"call {note}" if kind == "backward" else None
 
 
 def counts(tape: Any) -> str:
@@ -90,23 +53,18 @@ def counts(tape: Any) -> str:
     return ", ".join(f"{n} {what}{end if n != 1 else ''}" for n, what, end in many)
 
 
-def short_line(line: str | None) -> str:
-    """``/home/me/train.py:3`` as ``train.py:3``."""
-    return os.path.basename(line) if line else ""
-
-
 def describe(tape: Any) -> str:
     """The whole table, and the segments of each back end that the tape was run with."""
-    found = rows(tape)
-    width = max(len(r.node.name) for r in found)
-    lines = [f"tape of {counts(tape)}", f"  {'node':<{width}}  seq_nr  forward"]
-    for r in found:
-        number = "" if r.node.seq_nr is None else str(r.node.seq_nr)
-        lines.append(f"  {r.node.name:<{width}}  {number:<6}  {short_line(r.node.line)}".rstrip())
-        lines += [f"    {event}" for event in r.events]
-    if tape.called is not None:  # so that it can be differentiated
-        pasted = [r.node.name for r in found if any("pasted operation" in event for event in r.events)]
-        lines += ["", f"with create_graph these are calls of their backwards: {', '.join(dict.fromkeys(pasted))}"]
+    events: dict[int, list[str]] = {}
+    for node in tape.graph.graph.nodes:
+        text = _event(node)
+        if text is not None:
+            events.setdefault(node.meta["node"], []).append(text)
+    width = max(len(n.name) for n in tape.nodes)
+    lines = [f"tape of {counts(tape)}", f"  {'node':<{width}}  seq_nr"]
+    for k, n in enumerate(tape.nodes):
+        lines.append(f"  {n.name:<{width}}  {'' if n.seq_nr is None else n.seq_nr}".rstrip())
+        lines += [f"    {event}" for event in events.get(k, ())]
     for runner, lowered in tape.lowered.items():
         lines += ["", f"segments for the back end {runner.backend!r}", *segment_lines(lowered)]
     return "\n".join(lines)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import OptionError, SubclassTraceError
-from .coverage import COMMON, cover
 from .report import Report
 from .resolve import Target, resolve
-from .rules import Profile, Rule, load, profile_of, select
+from .rules import Profile, load, profile_of, select
 from .runner import Outcome, Result, run_rule
 
 
@@ -35,8 +34,6 @@ def check(
     skip: Iterable[str] = (),
     profile: str | Profile = "dev",
     max_examples: int | None = None,
-    operations: bool | str | Iterable[str] = False,
-    progress: Callable[[Rule, Result | None], None] = lambda rule, result: None,
     **options: Any,
 ) -> Report:
     """Run the rules on a class; never raises because of the class's faults.
@@ -47,8 +44,6 @@ def check(
         rules, skip: ids (``ST101``), beginnings of ids (``ST1``) or families.
         profile: ``"dev"`` (seconds), ``"ci"`` (a minute or two) or ``"thorough"``.
         max_examples: another number of examples per rule.
-        operations: also sweep over torch's operations: True for the most used ones, "all", or names of OpInfos.
-        progress: called before (with None) and after each rule.
         options: how to build instances, see `subject.subject_of`: ``factory``, ``to_dense``, ``sizes``,
             ``dtypes``, ``tolerance``.
 
@@ -62,26 +57,8 @@ def check(
         raise OptionError("no rule is left to check", got=f"rules={rules}, skip={skip}", fix="skip fewer")
     subject = resolve(target, **options)
     start = time.perf_counter()
-    results = []
-    for rule in load():
-        if rule not in chosen:
-            results.append(Result(rule, Outcome.SKIPPED))
-            continue
-        progress(rule, None)
-        results.append(run_rule(subject, rule, level))
-        progress(rule, results[-1])
-    swept = None
-    if operations:
-        swept = cover(subject, _names_of(operations))
-    return Report(subject, tuple(results), level.name, time.perf_counter() - start, swept)
-
-
-def _names_of(operations: bool | str | Iterable[str]) -> Iterable[str] | None:
-    if operations == "all":
-        return None
-    if isinstance(operations, str):
-        raise OptionError(f"operations cannot be {operations!r}", expected='True, "all", or a list of names of OpInfos')
-    return COMMON if isinstance(operations, bool) else operations
+    results = [run_rule(subject, r, level) if r in chosen else Result(r, Outcome.SKIPPED) for r in load()]
+    return Report(subject, tuple(results), level.name, time.perf_counter() - start)
 
 
 def assert_conforms(target: Target, **how: Any) -> Report:

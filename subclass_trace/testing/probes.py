@@ -105,25 +105,6 @@ def tensors_within(value: Any, path: str = "context", seen: Any = None) -> list[
     return [p for k, v in state.items() for p in tensors_within(v, f"{path}.{k}", seen)]
 
 
-def needed_globals(file: Any) -> list[Any]:
-    """The classes and functions that a checkpoint names, for ``torch.serialization.safe_globals``."""
-    import importlib
-
-    found = []
-    for name in torch.serialization.get_unsafe_globals_in_checkpoint(file):
-        parts = name.split(".")
-        for cut in range(len(parts) - 1, 0, -1):
-            try:
-                value: Any = importlib.import_module(".".join(parts[:cut]))
-                for part in parts[cut:]:
-                    value = getattr(value, part)
-            except (ImportError, AttributeError):
-                continue
-            found.append(value)
-            break
-    return found
-
-
 def rebuild(x: Any, function: Any = lambda t: t) -> Any:
     """Flatten a wrapper and unflatten it, with ``function`` applied to each dense tensor inside."""
     if not hasattr(type(x), "__tensor_flatten__"):
@@ -142,21 +123,6 @@ def rebuilds(x: Any) -> bool:
     first, second = (list(x.__tensor_flatten__()[0]) for _ in range(2))
     identical = first == second and all(a is b for a, b in zip(leaves(y), leaves(x), strict=True))
     return identical and meta(y) == meta(x) and y.requires_grad <= x.requires_grad and same_metadata(*contexts, type(x))
-
-
-def in_threads(function: Any, count: int) -> list[Any]:
-    """The results of calling a function in new threads at the same time; raises what one of them raised."""
-    from concurrent.futures import ThreadPoolExecutor
-    from threading import Barrier
-
-    barrier = Barrier(count)
-
-    def call() -> Any:
-        barrier.wait(10)
-        return function()
-
-    with ThreadPoolExecutor(count) as pool:
-        return [future.result() for future in [pool.submit(call) for _ in range(count)]]
 
 
 def copy_works(x: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The rules as pytest tests: a base class to inherit, and the items behind ``pytest --subclass-check pkg.mod:Cls``.
+"""The rules as pytest tests: a base class to inherit.
 
     from subclass_trace.testing.pytest_plugin import ConformanceTests
 
@@ -12,7 +12,7 @@ Each rule is a test of its own; a rule that does not apply is skipped with the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -73,49 +73,6 @@ class ConformanceTests:
         return cls._subject
 
     _subject: ClassVar[Subject]
-
-
-class RuleItem(pytest.Item):
-    """One rule on one class, as a test without a file."""
-
-    def __init__(self, *, subject: Subject, rule: Rule, profile: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.subject, self.rule, self.profile = subject, rule, profile
-
-    def runtest(self) -> None:
-        """Run the rule."""
-        judge(run_rule(self.subject, self.rule, profile_of(self.profile)))
-
-    def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Where the test is said to be."""
-        return self.path, None, f"{self.subject.name} {self.rule.slug}"
-
-
-class SubjectCollector(pytest.Collector):
-    """The rules of one class."""
-
-    def collect(self) -> Iterable[pytest.Item]:
-        """Not used: the items are made by `rule_items`."""
-        return []
-
-
-def rule_items(session: pytest.Session, targets: Iterable[str], profile: str, skip: Iterable[str]) -> list[pytest.Item]:
-    """A test for each class and rule.
-
-    Raises:
-        pytest.UsageError: a class cannot be found or built.
-    """
-    from ..errors import SubclassTraceError
-
-    items: list[pytest.Item] = []
-    for name in targets:
-        try:
-            subject, rules = resolve(name), select(None, skip)
-        except SubclassTraceError as error:
-            raise pytest.UsageError(str(error)) from error
-        parent = SubjectCollector.from_parent(session, name=subject.cls.__qualname__)
-        items += [RuleItem.from_parent(parent, name=r.slug, subject=subject, rule=r, profile=profile) for r in rules]
-    return items
 
 
 def judge(result: Result) -> None:

@@ -2,7 +2,7 @@
 
 The JSON has a ``schema`` number, which changes when a key is renamed or removed; keys may be added without notice:
 
-    schema            1
+    schema            2
     class             "package.module.Class"
     versions          {"python": ..., "torch": ..., "subclass_trace": ...}
     profile, seconds  name of the profile, wall time
@@ -14,31 +14,24 @@ The JSON has a ``schema`` number, which changes when a key is renamed or removed
         id, title, family, severity, outcome, checks, examples, seconds
         reason        what failed, or why the rule does not apply; "" for a pass
         failure       null, or {"what", "got", "expected", "script"}
-    operations        null, or a list of {"operation", "outcome", "reason", "rank"} (see coverage.py)
 """
 
 from __future__ import annotations
 
-import io
+import html
 import platform
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from .coverage import Coverage, Support
-from .rules import Rule, Severity
 from .runner import Outcome, Result
 from .script import NO_PROJECTION
 from .subject import Subject
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -50,14 +43,12 @@ class Report:
         results: one per rule, skipped ones too.
         profile: name of the profile.
         seconds: wall time.
-        coverage: which operations the class has, if that was asked for.
     """
 
     subject: Subject
     results: tuple[Result, ...]
     profile: str
     seconds: float
-    coverage: Coverage | None = None
 
     @property
     def failures(self) -> tuple[Result, ...]:
@@ -111,11 +102,10 @@ class Report:
             "ok": self.ok,
             "counts": {o.value: self.counts[o] for o in Outcome},
             "rules": [_row(r) for r in self.results],
-            "operations": None if self.coverage is None else self.coverage.as_json(),
         }
 
     def __str__(self) -> str:
-        return plain(self)
+        return text(self)
 
 
 def _shortened(sizes: tuple[tuple[int, ...], ...]) -> str:
@@ -151,61 +141,34 @@ def _row(r: Result) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------ in a terminal
-MARKS = {
-    Outcome.PASS: ("✓", "green"),
-    Outcome.FAIL: ("✗", "bold red"),
-    Outcome.NOT_APPLICABLE: ("–", "dim"),
-    Outcome.SKIPPED: ("·", "dim"),
-    Outcome.ERROR: ("!", "bold magenta"),
-}
-SUPPORT_COLOURS = {
-    Support.SUPPORTED: "green",
-    Support.DENSE: "blue",
-    Support.REFUSED: "yellow",
-    Support.WRONG: "red",
-}
 
 
-def show(report: Report, console: Console | None = None) -> None:
-    """Print a report with rich."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.syntax import Syntax
-    from rich.table import Table
+MARKS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_APPLICABLE: "–", Outcome.ERROR: "!"}
 
-    console = console or Console()
-    table = Table(title=report.subject.name, title_justify="left", show_header=False, box=None, pad_edge=False)
-    for how in ({}, {"overflow": "fold"}, {"justify": "right"}):
-        table.add_column(**how)  # type: ignore[arg-type]
+
+def text(report: Report) -> str:
+    """The report for people: a line for each rule, the program of each failure, a summary."""
+    lines = [report.subject.name]
     for r in report.results:
-        if r.outcome is Outcome.SKIPPED:
-            continue
-        mark, colour = MARKS[r.outcome]
-        if r.outcome is Outcome.FAIL and r.rule.severity is Severity.WARNING:
-            colour = "bold yellow"
-        note = "" if r.outcome is Outcome.PASS else f"\n[dim]{escape(r.reason[:200])}[/]"
-        text = f"[bold]{r.rule.id}[/] {escape(r.rule.title)}{note}"
-        table.add_row(f"[{colour}]{mark}[/]", text, f"[dim]{r.checks or ''}[/]")
-    console.print(table)
+        if r.outcome is not Outcome.SKIPPED:
+            lines.append(f"{MARKS[r.outcome]} {r.rule.id} {r.rule.title}" + (f" ({r.checks})" if r.checks else ""))
+            lines += [] if r.outcome is Outcome.PASS else [f"      {r.reason[:200]}"]
     for r in report.failures:
-        console.rule(f"[bold]{r.rule.id}[/] {escape(r.rule.title)} ({r.rule.severity.value})", align="left")
         assert r.failure is not None
-        # not wrapped, and nothing behind the lines: a program that is copied from here must run
-        console.print(f"{r.failure}\n", markup=False, highlight=False, soft_wrap=True)
-        program = Syntax("", "python", background_color="default").highlight(r.failure.script)
-        console.print(program, soft_wrap=True, end="")
-        console.print(f"\n{r.rule.advice}\n", style="dim", markup=False, highlight=False, soft_wrap=True)
+        lines += ["", _ruled(f"{r.rule.id} {r.rule.title} ({r.rule.severity.value})"), str(r.failure), ""]
+        lines += [r.failure.script, r.rule.advice, ""]
     for r in report.errors:
-        console.rule(f"[bold magenta]{r.rule.id} broke: a fault of the kit, please report it[/]", align="left")
-        console.print(r.error or "", markup=False, highlight=False, soft_wrap=True)
-    if report.coverage is not None:
-        _show_coverage(report, console)
-    style = "bold green" if report.ok else "bold red"
-    console.print(summary(report), style=style, markup=False, highlight=False, soft_wrap=True)
+        lines += ["", _ruled(f"{r.rule.id} broke: a fault of the kit, please report it"), r.error or ""]
+    text = "\n".join([*lines, summary(report)])
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def _ruled(title: str) -> str:
+    return f"{title} ".ljust(100, "-")
 
 
 def summary(report: Report) -> str:
-    """One line."""
+    """What came of all rules, and how instances were made."""
     counts = report.counts
     parts = [f"{counts[o]} {o.value}" for o in Outcome if counts[o]]
     checks = sum(r.checks for r in report.results)
@@ -213,64 +176,10 @@ def summary(report: Report) -> str:
     return "\n".join([line, report.made_by, *(f"note: {n}" for n in (*report.subject.notes, *report.hints))])
 
 
-def plain(report: Report) -> str:
-    """The report without colours."""
-    from rich.console import Console
-
-    out = io.StringIO()
-    show(report, Console(file=out, width=120, no_color=True, force_terminal=False))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
 def write_page(report: Report, path: Path) -> Path:
     """Write the report as an HTML page that needs nothing else."""
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=120, record=True)
-    show(report, console)
     path.parent.mkdir(parents=True, exist_ok=True)
-    console.save_html(str(path))
+    title = html.escape(report.subject.name)
+    body = html.escape(text(report))
+    path.write_text(f'<html><meta charset="utf-8"><title>{title}</title><pre>{body}</pre></html>\n', encoding="utf-8")
     return path
-
-
-def progress_bar(console: Console, total: int) -> tuple[Any, Callable[[Rule, Result | None], None]]:
-    """A context manager that shows a bar, and the function to tell it about rules."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task("rules", total=total)
-
-    def tell(rule: Rule, result: Result | None) -> None:
-        if result is None:
-            bar.update(task, description=f"{rule.id} {rule.title[:40]:40}")
-        else:
-            bar.advance(task)
-
-    return bar, tell
-
-
-def _show_coverage(report: Report, console: Console) -> None:
-    from rich.table import Table
-
-    assert report.coverage is not None
-    counts = report.coverage.counts
-    total = max(1, sum(counts.values()))
-    width = 60
-    bar = "".join(f"[{SUPPORT_COLOURS[k]}]{'█' * round(width * counts[k] / total)}[/]" for k in Support)
-    console.rule("operations", align="left")
-    console.print(bar, "  ".join(f"[{SUPPORT_COLOURS[k]}]{k.value} {counts[k]}[/]" for k in Support))
-    missing = report.coverage.missing
-    if missing:
-        table = Table(title="most used that are missing or wrong", title_justify="left", box=None, pad_edge=False)
-        for name in ("operation", "outcome", "reason"):
-            table.add_column(name, overflow="fold")
-        for row in missing[:15]:
-            table.add_row(row.operation, f"[{SUPPORT_COLOURS[row.support]}]{row.support.value}[/]", row.reason[:100])
-        console.print(table)

@@ -15,9 +15,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 T = TypeVar("T")
-#: how long one line may take; a cold compilation takes a few seconds
-LINE_SECONDS = 60.0
 #: why rules about numbers do not apply
 NO_PROJECTION = "no projection to dense is known: give to_dense="
 
@@ -75,10 +71,9 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class _Made:
-    """How an instance was made: its dense arguments, the expression with gaps, and the line."""
+    """How an instance was made: its dense arguments, and the line."""
 
     specs: tuple[Dense, ...] = ()
-    make: str = ""
     line: str = ""
 
 
@@ -131,7 +126,6 @@ class Script:
         min_dims: int = 0,
         min_side: int = 0,
         around: str = "{0}",
-        vary: bool = False,
     ) -> Any:
         """Draw an instance of the subject, bind it to ``name``, and return it.
 
@@ -142,8 +136,6 @@ class Script:
             floating: only floating point dtypes.
             min_dims, min_side: at least so many dimensions, each of them at least so long (in the dense arguments).
             around: put around each dense argument of the factory, for nesting: ``"Pair({0}, {0}.clone())"``.
-            vary: also draw instances with another context than the constructor's defaults give. For rules that ask
-                only whether the context is kept: it need not make sense.
 
         Raises:
             NotApplicable: the subject has no such instances.
@@ -152,16 +144,14 @@ class Script:
         suffix = ".requires_grad_()" if grad else ""
         made = self._made.get(same or shaped or "")
         if made is None:
-            make = self.choose(self.subject.make, *self.subject.variants) if vary and self.subject.variants else None
-            specs = self._specs(floating or grad, min_dims, min_side)
-            made = _Made(specs, make or self.subject.make)
+            made = _Made(self._specs(floating or grad, min_dims, min_side))
         elif shaped is not None:
             made = replace(made, specs=tuple(spec.other() for spec in made.specs))
         refused = "the class cannot be built like this"
         if around != "{0}":
             refused = f"its constructor does not take {around.format('x')} for x"
         for last in (False, True):
-            made = replace(made, line=made.make.format(*[around.format(spec.code) for spec in made.specs]))
+            made = replace(made, line=self.subject.make.format(*[around.format(spec.code) for spec in made.specs]))
             self._made[name] = made
             try:
                 self._do(f"{name} = {made.line}{suffix}", refused)
@@ -302,37 +292,10 @@ class Script:
         # The name makes the source of functions defined in a line findable (Dynamo and inspect look it up).
         name = f"<rule {hash(source):x}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        with limit(LINE_SECONDS):
-            exec(compile(source, name, "exec"), self.names)
+        exec(compile(source, name, "exec"), self.names)
 
     def _failure(self, what: str, got: str, expected: str) -> Failure:
         return Failure(what, got, expected, tuple(self.lines), self.subject)
-
-
-class TookTooLong(Exception):
-    """A line did not come to an end in time."""
-
-
-@contextlib.contextmanager
-def limit(seconds: float) -> Iterator[None]:
-    """Raise `TookTooLong` in the body after so many seconds: classes can hang, and the report should say where.
-
-    It uses an alarm signal, so there is a limit only in the main thread of systems that have one, for Python code.
-    """
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(number: int, frame: Any) -> None:
-        raise TookTooLong(f"more than {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    remaining, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, remaining)
-        signal.signal(signal.SIGALRM, before)
 
 
 def on(expression: str, op: str) -> str:

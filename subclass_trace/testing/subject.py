@@ -41,7 +41,6 @@ class Subject:
         dtypes: dtypes of the dense arguments, the plainest first.
         tolerance: rtol and atol wherever numbers are compared.
         notes: comments in front of a program, such as why it cannot run on its own.
-        variants: other expressions like ``make``, whose instances have another context.
         derived: ``make`` was found by trying constructors: nobody has named it.
     """
 
@@ -56,7 +55,6 @@ class Subject:
     dtypes: tuple[torch.dtype, ...] = DTYPES
     tolerance: tuple[float, float] = (1e-5, 1e-6)
     notes: tuple[str, ...] = ()
-    variants: tuple[str, ...] = ()
     derived: bool = False
 
     @property

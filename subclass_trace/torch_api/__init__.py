@@ -47,8 +47,8 @@ from .autograd import move_versions as move_versions
 from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
-from .autograd import says_freed as says_freed
 from .autograd import says_no_derivative as says_no_derivative
+from .autograd import says_spent as says_spent
 from .autograd import set_lazy_bits as set_lazy_bits
 from .autograd import set_version as set_version
 from .autograd import set_versions as set_versions

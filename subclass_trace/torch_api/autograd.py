@@ -243,11 +243,10 @@ def _written_since(roots: Iterable[Any]) -> str | None:
     return None
 
 
-def says_freed(error: BaseException) -> bool:
-    """Does autograd say that a backward without ``retain_graph`` came before?"""
-    return isinstance(error, RuntimeError) and str(error).startswith(
-        "Trying to backward through the graph a second time"
-    )
+def says_spent(error: BaseException) -> bool:
+    """Does autograd say that what a backward needs is not there any more: freed by another one, or written?"""
+    freed, written = "Trying to backward through the graph a second time", "one of the variables needed for gradient"
+    return isinstance(error, RuntimeError) and str(error).startswith((freed, written))
 
 
 def says_no_derivative(error: BaseException) -> bool:

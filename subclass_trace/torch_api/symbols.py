@@ -32,7 +32,7 @@ def input_source(name: str) -> Any:
 def new_symbol(env: ShapeEnv, hint: int, name: str) -> Any:
     """A fresh SymInt for a size that no dense tensor carries (0 and 1 stay numbers)."""
     source = input_source(name)
-    symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DUCK)
+    symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
     return env.create_symintnode(symbol, hint=hint, source=source)
 
 
@@ -52,12 +52,10 @@ def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
     return env.create_symfloatnode(symbol, hint=hint, source=source)
 
 
-def dynamic_context(sizes: Sequence[bool], alike: Sequence[bool]) -> StatelessSymbolicContext[Any, Any]:
-    """Which sizes of a dense tensor become symbols; where ``alike``, equal ones share one. Strides follow from the sizes, if
-    they can."""
-    rows = zip(sizes, alike, strict=True)
+def dynamic_context(sizes: Sequence[bool]) -> StatelessSymbolicContext[Any, Any]:
+    """Which sizes of a dense tensor become symbols of their own. Strides follow from the sizes, if they can."""
     return StatelessSymbolicContext(
-        dynamic_sizes=[(DimDynamic.DUCK if s else DimDynamic.DYNAMIC) if d else DimDynamic.STATIC for d, s in rows],
+        dynamic_sizes=[DimDynamic.DYNAMIC if d else DimDynamic.STATIC for d in sizes],
         dynamic_strides=[DimDynamic.INFER_STRIDE] * len(sizes),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -136,66 +136,20 @@ def forward_class(ctx: Any) -> Any:
     return ctx._forward_cls
 
 
-def captured_sizes(ctx: Any) -> Sequence[Any]:
-    """Sizes that the ctx keeps, as the stand-ins of the running capture."""
-    return ctx._get_compiled_autograd_symints()  # type: ignore[no-any-return]
-
-
-def saved_values(ctx: Any) -> Sequence[Any]:
-    """The saved tensors of a node; raises if its graph was freed."""
-    if not ctx.saved_tensors:
-        raise RuntimeError(
-            "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
-            "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
-            "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access "
-            "saved tensors after calling backward."
-        )
-    return ctx.saved_tensors  # type: ignore[no-any-return]
+def freed() -> RuntimeError:
+    """What autograd raises in a second backward through a graph that was freed."""
+    return RuntimeError(
+        "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+        "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
+        "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access "
+        "saved tensors after calling backward."
+    )
 
 
 def zeros_for(ctx: Any, number: int) -> torch.Tensor:
     """Zeros in the place of an undefined gradient."""
     row = ctx._input_metadata[number]
     return torch.zeros(tuple(row.shape), dtype=row.dtype, device=row.device)
-
-
-def is_aot_function(cls: Any) -> bool:
-    """Is this the Function that torch's AOTAutograd made of a compiled forward, with a backward graph to look at?"""
-    return hasattr(cls, "_aot_id") and getattr(cls, "_lazy_backward_info", None) is not None
-
-
-def aot_backward_graph(cls: Any) -> torch.fx.GraphModule:
-    """The backward graph of an AOT function."""
-    from torch._dynamo.compiled_autograd import extract_bw_module
-
-    return extract_bw_module(cls)  # type: ignore[return-value]
-
-
-def aot_steps(cls: Any) -> tuple[Callable[..., Any], Callable[..., Any], Any]:
-    """Prologue, epilogue and subclass metadata (or None) around the backward graph of an AOT function.
-
-    The prologue takes (saved tensors, sizes, opaque objects, gradients), the epilogue the outputs of the graph.
-    """
-    subclasses = cls.maybe_subclass_metadata
-    if hasattr(cls, "_bw_prologue_fn"):
-        return cls._bw_prologue_fn, cls._bw_epilogue_fn, subclasses
-    from torch._functorch._aot_autograd import runtime_wrappers  # before torch 2.13, functions of the metadata
-
-    steps: Any = runtime_wrappers
-
-    def prologue(saved: Any, sizes: Any, opaque: Any, grads: Any) -> Any:
-        return steps._backward_prologue_functional(saved, sizes, opaque, cls.metadata, subclasses, *grads)
-
-    def epilogue(outputs: Any) -> Any:
-        return steps._backward_epilogue_functional(cls.metadata, subclasses, outputs)
-
-    return prologue, epilogue, subclasses
-
-
-def forward_traceback(node: Any) -> list[str] | None:
-    """The forward's stack of an autograd node, which anomaly mode keeps."""
-    found: list[str] | None = node.metadata.get("traceback_")
-    return found
 
 
 def takes_nested_gradients(node: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.utils._python_dispatch
 
 
 def faking() -> Any:
@@ -76,18 +75,6 @@ def is_opaque_object(value: object) -> bool:
     return bool(is_opaque_type(type(value)))
 
 
-class OperationLog(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the names of the operations that run inside of it."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 class Pair(torch.Tensor):
     """A sound wrapper of two tensors of equal sizes: every operation runs on both."""
 
@@ -141,17 +128,16 @@ class Pair(torch.Tensor):
 
 class Witness(torch.Tensor):
     """A wrapper that nobody knows. It writes down the types of the tensors in each call that it is asked to take, and
-    takes it (``answers=True``: the result is a dense tensor of zeros) or leaves it to others.
+    leaves it to others.
     """
 
     elem: Any
-    answers: Any
     seen: Any
 
     @staticmethod
-    def __new__(cls: Any, elem: Any, answers: Any = False) -> Any:
+    def __new__(cls: Any, elem: Any) -> Any:
         self = torch.Tensor._make_wrapper_subclass(cls, elem.shape, dtype=elem.dtype, device=elem.device)
-        self.elem, self.answers, self.seen = elem, answers, []
+        self.elem, self.seen = elem, []
         return self
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -171,50 +157,9 @@ class Witness(torch.Tensor):
         tensors = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
         witness = next(a for a in tensors if isinstance(a, Witness))
         witness.seen.append([type(a) for a in tensors])
-        return torch.zeros(()) if witness.answers else NotImplemented
+        return NotImplemented
 
 
 def outer_storage(x: torch.Tensor) -> int:
     """The identity of the storage that torch thinks a tensor has (that of a wrapper is empty, but it is an identity)."""
     return int(x.untyped_storage()._cdata)
-
-
-def cache_key(x: Any) -> str:
-    """What torch.compile's caches know a wrapper by: its own hash, or the pickled sizes and context, as torch does it."""
-    import pickle
-
-    if hasattr(x, "_stable_hash_for_caching"):
-        return x._stable_hash_for_caching()  # type: ignore[no-any-return]
-    names, context = x.__tensor_flatten__()
-    return pickle.dumps((tuple(x.shape), x.requires_grad, context, names)).hex()
-
-
-def opinfo_database() -> dict[str, Any]:
-    """torch's own samples for each of its operations, by name. Importing them takes seconds."""
-    import importlib.util
-    import sys
-    import types
-    import unittest
-
-    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
-        # torch's test base class inherits from it; nothing here uses it
-        stub: Any = types.ModuleType("expecttest")
-        stub.TestCase, stub.ACCEPT = unittest.TestCase, False
-        sys.modules["expecttest"] = stub
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db}
-
-
-def map_tensors(function: Any, tree: Any) -> Any:
-    """A pytree with a function applied to each tensor in it."""
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(torch.Tensor, function, tree)
-
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """The tensors in a pytree."""
-    from torch.utils._pytree import tree_leaves
-
-    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]

@@ -15,7 +15,6 @@ import subclass_trace as st
 from subclass_trace.plan import Plan
 from subclass_trace.report import tables
 from subclass_trace.report.text import describe, render
-from subclass_trace.subclass.paths import Path
 from subclass_trace.subclass.spec import OpaqueSpec, WrapperSpec
 from subclass_trace.zoo import TwoTensor
 
@@ -50,43 +49,42 @@ class Layers(nn.Module):
 # ---------------------------------------------------------------------------------------------- whole reports
 def test_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(os.path.dirname(__file__))  # lines of files are shown relative to it
-    found = st.compile(Layers(5)).specialize(two(2, 4)).report()
+    found = st.compile(Layers(2)).specialize(two(2, 4)).report()
     line = Layers.forward.__code__.co_firstlineno + 2
     assert (
         found
         == f"""\
-11 inputs, 17 dense leaves
-  input                     class      shape   dtype    grad  graph input
-  args[0]                   TwoTensor  [2, 4]  float32
-    .a                      Tensor     [2, 4]  float32        primals_1
-    .b                      Tensor     [2, 4]  float32        primals_2
-  self.layers[0..4].weight  TwoTensor  [4, 4]  float32  yes
-    .a                      Tensor     [4, 4]  float32        primals_3, 6..15
-    .b                      Tensor     [4, 4]  float32        primals_4, 7..16
-  self.layers[0..4].bias    Tensor     [4]     float32  yes   primals_5, 8..17
+5 inputs, 8 dense leaves
+  input                  class      shape   dtype    grad  graph input
+  args[0]                TwoTensor  [2, 4]  float32
+    .a                   Tensor     [2, 4]  float32        primals_1
+    .b                   Tensor     [2, 4]  float32        primals_2
+  self.layers[0].weight  TwoTensor  [4, 4]  float32  yes
+    .a                   Tensor     [4, 4]  float32        primals_3
+    .b                   Tensor     [4, 4]  float32        primals_4
+  self.layers[0].bias    Tensor     [4]     float32  yes   primals_5
+  self.layers[1].weight  TwoTensor  [4, 4]  float32  yes
+    .a                   Tensor     [4, 4]  float32        primals_6
+    .b                   Tensor     [4, 4]  float32        primals_7
+  self.layers[1].bias    Tensor     [4]     float32  yes   primals_8
 
 1 result
   result  kind   class      shape   dtype    grad  made of
   result  value  TwoTensor  [2, 4]  float32  yes   TwoTensor(a=out[0], b=out[1])
 
-saved for the backward: 20 values, 256 B beyond the inputs
-  origin                      operation  count  shape   dtype    bytes  reason
-  args[0].a                   input             [2, 4]  float32      -  partition
-  args[0].b                   input             [2, 4]  float32      -  partition
-  self.layers[1..4].weight.a  input          4  [4, 4]  float32      -  partition
-  self.layers[1..4].weight.b  input          4  [4, 4]  float32      -  partition
-  test_text.py:{line}             relu          10  [2, 4]  float32  256 B  partition
+saved for the backward: 8 values, 64 B beyond the inputs
+  origin                   operation  shape   dtype    bytes  reason
+  args[0].a                input      [2, 4]  float32      -  partition
+  args[0].b                input      [2, 4]  float32      -  partition
+  self.layers[1].weight.a  input      [4, 4]  float32      -  partition
+  self.layers[1].weight.b  input      [4, 4]  float32      -  partition
+  test_text.py:{line}          relu       [2, 4]  float32   32 B  partition
+  test_text.py:{line}          relu       [2, 4]  float32   32 B  partition
+  test_text.py:{line}          relu       [2, 4]  float32      -  partition
+  test_text.py:{line}          relu       [2, 4]  float32      -  partition
 
-backward: from result to self.layers[0..4].weight, self.layers[0..4].bias"""
+backward: from result to self.layers[0].weight, self.layers[0].bias, self.layers[1].weight, self.layers[1].bias"""
     )
-
-
-def test_full_neither_merges_nor_cuts() -> None:
-    plan = plan_of(Layers(20), two(2, 4))
-    short, full = describe(plan), describe(plan, full=True)
-    assert "self.layers[0..19].bias " in short and "self.layers[7].bias " not in short
-    assert "self.layers[7].bias " in full and "self.layers[0..19].bias " not in full
-    assert "more rows" not in full
 
 
 def test_long_tables_are_cut_with_a_count() -> None:
@@ -115,7 +113,7 @@ def test_nested_wrappers_opaque_attributes_and_contexts() -> None:
 def test_shared_leaf_is_one_graph_input() -> None:
     a = torch.rand(3)
     plan = plan_of(lambda x, y: x + y, TwoTensor(a, a), a)
-    assert column(tables.input_table(plan, group=False), "graph input") == ["", "primals_1", "primals_1", "primals_1"]
+    assert column(tables.input_table(plan), "graph input") == ["", "primals_1", "primals_1", "primals_1"]
     assert tables.input_names(plan) == {"primals_1": "args[0].a and args[0].b and args[1]"}
 
 
@@ -259,29 +257,9 @@ def test_constants_never_raise_and_are_short() -> None:
     assert tables.constant_text({"a": 1}) == "{'a': 1}"
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [([3], "3"), ([3, 6], "3, 6"), ([3, 4, 5, 6], "3..6"), ([3, 6, 9, 12], "3, 6..12"), ([1, 2, 4, 9], "1, 2, 4, 9")],
-)
-def test_numbers(numbers: list[int], text: str) -> None:
-    assert tables.numbers_text(numbers) == text
-
-
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
 def test_bytes(count: int, text: str) -> None:
     assert tables.bytes_text(count) == text
-
-
-def test_merged_paths_name_exactly_their_members() -> None:
-    def layer(k: int, name: str) -> Path:
-        return Path("self").attr("layers").item(k).attr(name)
-
-    assert tables.merged_path([layer(k, "w") for k in range(3)]) == "self.layers[0..2].w"
-    assert tables.merged_path([layer(k, "w") for k in (0, 1, 5)]) == "self.layers[0, 1, 5].w"
-    assert tables.merged_path([layer(0, "w"), layer(0, "b")]) is None
-    pairs = [Path("args").item(a).item(b) for a, b in [(0, 0), (0, 1), (1, 0)]]
-    assert tables.merged_path(pairs) is None
-    assert tables.merged_path([*pairs, Path("args").item(1).item(1)]) == "args[0..1][0..1]"
 
 
 def test_long_cells_keep_the_telling_end() -> None:

@@ -256,9 +256,8 @@ def _reshaped_base() -> None:
 
 @fact(
     M,
-    "shape of an argument that is a view of another one, which requires grad",
+    "shape of an argument that is a view of another one, which requires grad: runs eagerly",
     torch="not in the survey",
-    refused="NeedsEager",
 )
 def _reshaped_view() -> None:
     whole = dense(3, 3, seed=0).requires_grad_() * 1

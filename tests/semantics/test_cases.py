@@ -20,6 +20,7 @@ def _parameter(case: Case) -> object:
 
 
 @pytest.mark.parametrize("case", [_parameter(c) for c in CASES])
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 def test_case(case: Case) -> None:
     if case.fault:  # a known fault, listed in docs/limits.md; this flips when it is mended: delete `fault=` then
         with pytest.raises(Exception):

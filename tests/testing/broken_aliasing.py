@@ -109,17 +109,3 @@ def SharesAbs(cls, right, func, args, kwargs):
     if bool((args[0].data_ >= 0).all()):
         return cls(args[0].data_, args[0].extra, args[0].tag)
     return right(func, args, kwargs)
-
-
-@breaks("ST332")
-class SharesInfo(Sound):
-    """Clones share a dict, in which abs_ writes down that it was here."""
-
-    def __init__(self, data, extra=None, tag="tag", size=None, stride=None):
-        self.tag = tag if isinstance(tag, dict) else {"calls": 0}
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.abs_.default:
-            args[0].tag["calls"] += 1
-        return super().compute(func, args, kwargs)

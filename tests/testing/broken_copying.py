@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 
 import torch
 from broken import breaks, miscomputes
-from sound import Sound, is_parameter, unpickle
+from sound import Sound, is_parameter
 
 aten = torch.ops.aten
 
@@ -80,15 +79,6 @@ class SaveLosesValues(Sound):
         return function, (cls, inner, *rest)
 
 
-@breaks("ST509")
-class PicklesPartial(Sound):
-    """Pickles as a call that the safe loader does not make."""
-
-    def __reduce_ex__(self, protocol):
-        _, (cls, *rest) = super().__reduce_ex__(protocol)
-        return functools.partial(unpickle, cls), tuple(rest)
-
-
 @breaks("ST510")
 class NeverParameter(Sound):
     """nn.Parameter does not make a parameter of it."""
@@ -111,14 +101,6 @@ def ParameterNotWritten(cls, right, func, args, kwargs):
 
 
 LIVE = weakref.WeakSet()
-
-
-@breaks("ST512")
-class Registered(Sound):
-    """Each instance is known to a weak set."""
-
-    def __init__(self, *args, **kwargs):
-        LIVE.add(self)
 
 
 @miscomputes("ST513", aten.add_.Tensor)

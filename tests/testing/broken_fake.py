@@ -7,8 +7,6 @@ from broken import breaks, miscomputes
 from sound import Sound
 from torch._subclasses.fake_tensor import FakeTensor
 
-from subclass_trace.testing.subject import subject_of
-
 aten = torch.ops.aten
 
 
@@ -26,15 +24,6 @@ class NeedsData(Sound):
         if isinstance(inner["data_"], FakeTensor):
             raise RuntimeError("no data")
         return cls(inner["data_"], inner["extra"], context, size, stride)
-
-
-@breaks("ST202", make=lambda cls: subject_of(cls, cls.from_dense, to_dense="{0}.data_"))
-class ConstructorNeedsData(Sound):
-    """The constructor for users asks for data."""
-
-    @classmethod
-    def from_dense(cls, data):
-        return cls(data) if data.numel() == 0 or data.flatten()[0].item() < 1e9 else None
 
 
 @miscomputes("ST203", aten.unsqueeze.default)

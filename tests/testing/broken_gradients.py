@@ -37,24 +37,6 @@ def TanhBackward(cls, right, func, args, kwargs):
     return cls(grad.data_ * (1 - out.data_), out.extra, out.tag)
 
 
-@miscomputes("ST404", aten.neg.default)
-def NegatesNothingToo(cls, right, func, args, kwargs):
-    """neg, which the second derivative of sin needs, does nothing."""
-    return args[0].clone()
-
-
-@miscomputes(
-    "ST405",
-    aten.add.Tensor,
-    also=dict.fromkeys(("ST402", "ST402", "ST404"), "the gradients of a value that is used twice are added"),
-)
-def AddsFirst(cls, right, func, args, kwargs):
-    """The sum of two wrappers is the first one."""
-    if isinstance(args[0], cls) and isinstance(args[1], cls):
-        return args[0].clone()
-    return right(func, args, kwargs)
-
-
 @miscomputes("ST406", aten.mul.Tensor)
 def DropsDense(cls, right, func, args, kwargs):
     """A product of a dense tensor and a wrapper is the wrapper."""
@@ -118,13 +100,6 @@ class WrongConstructor(Sound):
 
 
 _calls = itertools.count()
-
-
-@miscomputes("ST409", aten.cosh.default)
-def Alternates(cls, right, func, args, kwargs):
-    """Each third cosh is another one."""
-    out = right(func, args, kwargs)
-    return out * 2 if next(_calls) % 3 == 2 else out
 
 
 @miscomputes("ST410", aten.new_empty_strided.default)

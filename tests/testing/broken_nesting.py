@@ -20,20 +20,6 @@ class KnowsMethodsOnly(Sound):
             return out + 1 if func is aten.sum.default and isinstance(out, cls) else out
 
 
-@breaks("ST602")
-class ExactTypes(Sound):
-    """Wraps results only if they are plain tensors."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        return (
-            out.data_
-            if isinstance(out, cls) and type(out.data_).__name__ == "Pair" and func is aten.clone.default
-            else out
-        )
-
-
 @breaks("ST601")
 class WrongCosineInside(Sound):
     """The cosine is wrong when another wrapper calls it."""
@@ -44,25 +30,6 @@ class WrongCosineInside(Sound):
             if func is aten.cos.default:
                 return args[0].clone()
             return func(*args, **(kwargs or {}))
-
-
-@miscomputes("ST611", aten.clone.default)
-def StaysStrided(cls, right, func, args, kwargs):
-    """clone keeps the strides, whatever it is asked for."""
-    if kwargs.get("memory_format") is torch.contiguous_format:
-        kwargs = {}
-    return right(func, args, kwargs)
-
-
-@breaks("ST611")
-class NoChannelsLast(Sound):
-    """clone and to do not know channels_last."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if kwargs.get("memory_format") is torch.channels_last:
-            kwargs = {k: v for k, v in kwargs.items() if k != "memory_format"}
-        return super().compute(func, args, kwargs)
 
 
 @miscomputes("ST613", aten.t.default)

@@ -125,18 +125,6 @@ class Unpicklable:
         raise TypeError("cannot be pickled")
 
 
-@breaks("ST108")
-class ContextOfFunctions(Sound):
-    """The context cannot be pickled (the instance can)."""
-
-    def __tensor_flatten__(self):
-        return ["data_", "extra"], (self.tag, Unpicklable())
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner, context, size, stride):
-        return cls(inner["data_"], inner["extra"], context[0], size, stride)
-
-
 @breaks("ST109")
 class GradInside(Sound):
     """requires_grad_ reaches the idle inner tensor."""
@@ -184,13 +172,3 @@ class Forgotten(Sound):
 
     def __init__(self, *args, **kwargs):
         self.cache = CACHE
-
-
-@breaks("ST114")
-class ComputesInUnflatten(Sound):
-    """Unflatten runs an operation."""
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner, context, size, stride):
-        inner["extra"].add(1)
-        return cls(inner["data_"], inner["extra"], context, size, stride)

@@ -110,8 +110,6 @@ KNOWN: dict[str, dict[str, Any]] = {
         "setup": _HALF,
         "sizes": [(64, 64), (32, 64)],
         "dtypes": _BF16,
-        # the compression that runs on CPU reads values, and does not take wrappers; it is not part of the class
-        "skip": ["ST202", "ST602"],
     },
     _AO + "quantization.quantize_.workflows.int8.int8_tensor.Int8Tensor": {
         "factory": "Int8Tensor.from_hp({0}, granularity=PerRow())",

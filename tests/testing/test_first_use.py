@@ -101,14 +101,6 @@ def test_the_report_says_how_instances_were_made() -> None:
     assert check(Scaled, factory="Scaled({0})", **ONE).made_by.startswith("made by Scaled({0}) from dense tensors, ")
 
 
-class ForgetsScale(Scaled):
-    """Unflatten gives the default."""
-
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return ForgetsScale(inner["data_"])
-
-
 class DropsScale(torch.Tensor):
     """Flatten leaves it out, and the constructor has a default for it."""
 
@@ -142,18 +134,9 @@ class KeepsScale(DropsScale):
 
 
 def test_numbers_that_flatten_leaves_out() -> None:
-    assert resolve(DropsScale).variants == ("DropsScale({0}, scale=5.0)",)
-    result = check(DropsScale, rules=["ST101"]).result("ST101")
+    result = check(DropsScale, factory="DropsScale({0}, scale=5.0)", rules=["ST101"]).result("ST101")
     assert result.outcome is Outcome.FAIL and "a rebuilt one has the numbers" in str(result)
-    assert check(KeepsScale, rules=["ST101"]).ok
-
-
-def test_defaults_of_the_constructor_are_varied() -> None:
-    assert resolve(ForgetsScale).variants == ("ForgetsScale({0}, scale=5.0)",)
-    assert resolve(ForgetsScale, factory="ForgetsScale({0})").variants == ()  # as the user says
-    report = check(ForgetsScale, rules=["ST101"])
-    assert report.result("ST101").outcome is Outcome.FAIL
-    assert check(Scaled, rules=["ST101", "ST507", "ST509"]).ok
+    assert check(KeepsScale, factory="KeepsScale({0}, scale=5.0)", rules=["ST101"]).ok
 
 
 def test_dtypes_that_the_factory_refuses_are_not_drawn() -> None:
@@ -221,7 +204,7 @@ def test_a_fault_is_found_with_the_usual_examples(cls: type, rule: str) -> None:
     assert result.outcome is Outcome.FAIL, result.reason
 
 
-def test_what_a_class_is_not_made_of_is_said() -> None:
+def test_a_class_that_is_made_of_matrices_only() -> None:
     class Matrices(Sound):
         @classmethod
         def from_dense(cls, x):
@@ -229,9 +212,8 @@ def test_what_a_class_is_not_made_of_is_said() -> None:
                 raise ValueError("matrices only")
             return cls(x)
 
-    report = check(Matrices, rules=["ST611", "ST801", "ST111", "ST703"])
-    assert "at least 4 dimensions" in str(report.result("ST611").refused)
-    assert {report.result(id).outcome for id in ("ST801", "ST111", "ST703")} == {Outcome.PASS}
+    report = check(Matrices, rules=["ST111", "ST703"])
+    assert {report.result(id).outcome for id in ("ST111", "ST703")} == {Outcome.PASS}
 
 
 # ------------------------------------------------------------------------------------ what is printed

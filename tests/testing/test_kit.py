@@ -42,7 +42,7 @@ def _indented(code: str) -> str:
     ("rules", "skip", "expected"),
     [
         (["ST101"], (), {"ST101"}),
-        (["ST10"], ["ST101"], {f"ST10{k}" for k in (2, 3, 6, 7, 8, 9)}),
+        (["ST10"], ["ST101"], {f"ST10{k}" for k in (2, 3, 6, 7, 9)}),
         (["st101"], (), {"ST101"}),
     ],
 )
@@ -231,9 +231,8 @@ def test_json_has_the_documented_keys() -> None:
     data = json.loads(json.dumps(check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3).as_json()))
     assert set(data) == {
         "schema", "class", "versions", "profile", "seconds", "made_by", "tolerance", "ok", "counts", "rules",
-        "operations",
     }  # fmt: skip
-    assert (data["schema"], data["ok"], data["operations"]) == (1, False, None)
+    assert (data["schema"], data["ok"]) == (2, False)
     row = next(r for r in data["rules"] if r["id"] == "ST502")
     assert set(row) == {
         "id", "title", "family", "severity", "outcome", "checks", "examples", "seconds", "reason", "failure",
@@ -252,7 +251,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
 
 def test_the_text_shows_the_counterexample() -> None:
     text = str(check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3))
-    assert "✓ ST101" in text.replace("  ", " ") and "✗" in text
+    assert "✓ ST101" in text and "✗" in text
     assert "y = x.clone()" in text
     assert "1 pass, 1 fail" in text
 
@@ -316,17 +315,3 @@ def test_the_page_of_the_rules_is_current() -> None:
     from tools import rule_pages
 
     assert rule_pages.PAGE.read_text(encoding="utf-8") == rule_pages.page(), "run python -m tools.rule_pages"
-
-
-def test_a_line_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from subclass_trace.testing import script
-
-    class Slow(Sound):
-        def __tensor_flatten__(self):
-            while self.tag:
-                pass
-
-    monkeypatch.setattr(script, "LINE_SECONDS", 0.2)
-    result = check(subject_of(Slow, "Slow({0})"), rules=["ST101"], max_examples=1).result("ST101")
-    assert result.outcome is Outcome.FAIL
-    assert "TookTooLong: more than 0 s" in result.reason

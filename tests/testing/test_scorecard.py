@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 import torch.distributed as dist
 from known import KNOWN
-from verdicts import VERDICTS
 
 from subclass_trace.testing.resolve import load_target, resolve
 from subclass_trace.testing.rules import PROFILES, Cost, Profile, Rule, load
@@ -75,7 +74,7 @@ def _broken(name: str, profile: Profile, rules: Sequence[Rule]) -> set[str]:
     results = [run_rule(subject, r, profile) for r in rules if r.id not in skip]
     assert [r.error for r in results if r.outcome is Outcome.ERROR] == []
     assert all(r.checks > 0 for r in results if r.outcome is Outcome.PASS)
-    assert sum(r.outcome is Outcome.PASS for r in results) >= 30
+    assert sum(r.outcome is Outcome.PASS for r in results) >= 20
     return {r.rule.id for r in results if r.outcome is Outcome.FAIL}
 
 
@@ -90,5 +89,8 @@ def test_the_card_has_the_classes_that_people_use() -> None:
 
 
 def test_every_finding_was_judged_and_no_judgement_is_left_over() -> None:
-    used = {scorecard.verdict_of(cls, rule) for cls, rules in FINDINGS.items() for rule in rules}
-    assert used == set(VERDICTS)
+    told = scorecard.judged(PAGE)
+    found = {(cls.rpartition(".")[2], rule) for cls, rules in FINDINGS.items() for rule in rules}
+    assert [f for f in found if f not in told and ("*", f[1]) not in told] == []
+    assert {rule for _, rule in told} <= {rule for _, rule in found}
+    assert {f for f in told if f[0] != "*"} <= found

@@ -215,35 +215,6 @@ _FRESH = (
 )  # fmt: skip
 
 
-@rule(
-    "ST332",
-    "a write leaves a clone as it is, with its context",
-    right="""
-    def __tensor_flatten__(self):
-        return ["data", "scale"], None  # what is written to is an inner tensor: clone copies it, views share it
-    """,
-)
-def contexts_are_not_shared(t: Script) -> None:
-    """Context is for what stays as it is. A mutable object in it (a dict, a list) is handed on to clones, results and
-    rebuilt instances; an in-place operation that writes into it changes them all, and no rule about memory, no version
-    counter and no compiler notices. (That clones share no memory is ST502.)
-    """
-    t.wrapper("x", min_dims=1, min_side=1)
-    write = t.choose("x.mul_(2)", "x.add_(1)", "x.zero_()", "x.abs_()", "x.copy_(x * 2)")
-    t.require("import copy")
-    t.require("y = x.clone()")
-    t.require("assert type(y) is type(x) and not shares_memory(x, y)", "its clone is another thing")
-    t.require("context = copy.deepcopy(y.__tensor_flatten__()[1])", "its context cannot be copied")
-    t.only_if("same_metadata(context, y.__tensor_flatten__()[1], type(x))", "its context cannot be compared")
-    dense = None if t.subject.dense is None else t.dense("y")
-    if dense is not None:
-        t.require(f"before = {dense}.detach().clone()", "its clone has no projection to dense")
-    t.require(write)
-    t.expect("same_metadata(context, y.__tensor_flatten__()[1], type(x))", "True", "the context of the clone stays")
-    if dense is not None:
-        t.expect(dense, "before", "the value of the clone stays")
-
-
 def _view(t: Script) -> str:
     """``x`` and ``y``, a view of it; returns the source of the view."""
     t.wrapper("x", min_dims=1, min_side=1)

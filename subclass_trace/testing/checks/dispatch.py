@@ -42,23 +42,6 @@ def strangers(t: Script) -> None:
 
 
 @rule(
-    "ST303",
-    "an unknown wrapper that can handle the call may do so",
-    severity=Severity.WARNING,
-    right=_DISPATCH_RIGHT,
-)
-def stranger_answers(t: Script) -> None:
-    """Raising is not the same as returning `NotImplemented`: it ends the call, and the other class (a distributed tensor
-    around this one, a logging or functorch wrapper) is never asked.
-    """
-    call = t.choose(*_BINARY)
-    _known(t, call)
-    t.require("stranger = Witness(torch.zeros(x.shape, dtype=x.dtype, device=x.device), answers=True)")
-    t.run(f"y = {call.format('x', 'stranger')}", "a wrapper that can handle the call must be asked")
-    t.expect("len(stranger.seen) > 0", "True", "the other wrapper is asked")
-
-
-@rule(
     "ST305",
     "inference mode gives the same results",
     right="""
@@ -179,36 +162,6 @@ _VALUES = (
     "x.reshape(-1)", "x.unsqueeze(0)", "x.sqrt()", "torch.where(x > 1, x, 0)", "x.flip(0)",
     "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
 )  # fmt: skip
-
-
-@rule(
-    "ST311",
-    "a second call with other values gives a result of its own",
-    right="""
-    def key(self):  # what may be kept between calls is what depends on metadata alone: a table of codes, a plan
-        return self.shape, self.dtype
-    """,
-)
-def second_calls(t: Script) -> None:
-    """A class that keeps results between calls, and finds them again by sizes or as "the last one", answers the second
-    call with the result of the first. Each call must compute from its operands: another object with the values of its own.
-    (Elsewhere such a cache shows as gradients that do not accumulate, ST405, or as tensors that are not freed, ST806.)
-    """
-    t.wrapper("x", floating=True)
-    t.wrapper("y", shaped="x")
-
-    def twice(op: str) -> None:
-        t.require(f"first = {op}")
-        if t.subject.dense is not None:
-            right = on(f"({t.dense('x')})", op)
-            t.only_if_near(t.project("first"), right, "its first result is another thing")
-        t.require(f"second = {on('y', op)}")
-        t.expect("second is first", "False", "the second call must not get the result of the first one")
-        if t.subject.dense is not None:
-            t.expect(t.project("second"), on(f"({t.dense('y')})", op), "the value for the operands of the second call")
-
-    operations = ("x * 2", "x + x", "x * x", "x.sin()", "x.erf()", "x.sum()")
-    t.each(operations, twice, "it refuses all of these operations")
 
 
 # ------------------------------------------------------------------------------------------------------------- inside

@@ -31,27 +31,6 @@ def fake_twin(t: Script) -> None:
 
 
 @rule(
-    "ST202",
-    "it can be built from fake tensors",
-    severity=Severity.WARNING,
-    right="""
-    @classmethod
-    def from_dense(cls, dense):
-        scale = dense.abs().amax().clamp(min=1e-12)
-    """,
-)
-def built_from_fake(t: Script) -> None:
-    """A region that builds the wrapper from dense tensors (quantising an activation, wrapping a gradient) runs the
-    constructor on fake tensors. It must not read values, and must not use real tensors that it kept from elsewhere.
-    """
-    t.wrapper("x")
-    line = t.lines[-1].replace("x = ", "y = ", 1)
-    t.run(f"with faking():\n    {line}", "the constructor must work on fake tensors")
-    t.expect("plain_meta(y)", "plain_meta(x)", "the fake one looks like the real one")
-    t.expect("all(is_fake_tensor(v) for v in leaves(y))", "True", "all inner tensors are fake")
-
-
-@rule(
     "ST203",
     "operations on fake tensors are those on real ones",
     right="""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..rules import Severity, rule
+from ..rules import rule
 from ..script import NotApplicable, Script, on
 
 _LINEAR_RIGHT = """
@@ -66,57 +66,6 @@ def gradients(t: Script) -> None:
 
     t.dense("x")
     t.each(OPERATIONS, as_dense, "it refuses all of these operations, or their backwards")
-
-
-@rule(
-    "ST404",
-    "second derivatives are those of the dense program",
-    severity=Severity.WARNING,
-    right="""
-    class Linear(torch.autograd.Function):
-        @staticmethod
-        def backward(ctx, grad):
-            return grad @ ctx.saved_tensors[0]  # operations on wrappers
-    """,
-)
-def second_derivatives(t: Script) -> None:
-    """Gradient penalties, Hessian products and `torch.func.hessian` differentiate a gradient. That works if the backward
-    itself is made of operations on wrappers.
-    """
-    _leaf(t)
-    op = t.choose("x.sin()", "x * x * x", "x.exp()")
-    _backward(t, op, "create_graph=True")
-    t.require("(h,) = torch.autograd.grad(g, x, v)", "its gradients have no gradients")
-    t.require("(dense_h,) = torch.autograd.grad(dense_g, d, dense_v)")
-    t.expect(t.project("h"), "dense_h", "the second derivative of the dense program")
-
-
-@rule(
-    "ST405",
-    "gradients accumulate",
-    right="""
-    if func is aten.add.Tensor and torch.equal(args[0].scale, args[1].scale): ...
-    """,
-)
-def accumulates(t: Script) -> None:
-    """A second `backward()` adds to `x.grad`, and so does a value that is used twice. Autograd adds gradients of the class
-    with the operation `add`, whatever types they have; the sum must be that of the dense program.
-    """
-    _leaf(t)
-    op = t.choose("x * 2", "x.sin()", "x.sum()")
-    twice = t.choose("accumulated", "used twice")
-    t.require(f"d = {t.dense('x')}.detach().clone().requires_grad_()")
-    for name in "xd":
-        if twice == "accumulated":
-            for _ in range(2):
-                t.require(f"{name}_y = {on(name, op)}")
-                t.require(f"{name}_y.backward({name}_y.detach())", "it refuses the backward")
-        else:
-            t.require(f"{name}_y, {name}_z = {on(name, op)}, {on(name, op)}")
-            tangents = f"[{name}_y.detach(), {name}_z.detach()]"
-            t.require(f"torch.autograd.backward([{name}_y, {name}_z], {tangents})", "it refuses the backward")
-    t.require("g = x.grad")
-    t.expect(t.project("g"), "d.grad", "the sum of the gradients")
 
 
 @rule(
@@ -190,30 +139,6 @@ def constructor_gradient(t: Script) -> None:
     t.run("(g,) = torch.autograd.grad(w.sum(), d)", "there is a gradient for the dense argument")
     t.expect("g", "torch.autograd.grad(dense_w.sum(), d)[0]", "the gradient of the dense program")
     return None
-
-
-@rule(
-    "ST409",
-    "checkpointing gives the same gradients",
-    right="""
-    if func is aten.cosh.default:
-        ...  # depends on its arguments alone
-    """,
-)
-def checkpoints(t: Script) -> None:
-    """`torch.utils.checkpoint` throws activations away and runs the forward again. The second run must save tensors of the
-    same metadata and compute the same values: an operation may depend on its arguments and the generator, not on counters,
-    caches or time.
-    """
-    _leaf(t)
-    op = t.choose("x.cosh() * x", "x * x", "x.sin() * 2")
-    t.require(f"def f(x):\n    return {op}")
-    t.require("y = f(x)")
-    t.require("v = y.detach()\n(g,) = torch.autograd.grad(y, x, v)", "it refuses the backward")
-    t.run("import torch.utils.checkpoint")
-    t.run("y = torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)", "a checkpointed function runs")
-    t.run("(again_g,) = torch.autograd.grad(y, x, v)", "its backward runs")
-    t.expect("again_g", "g", "the gradient is that without checkpointing")
 
 
 @rule(

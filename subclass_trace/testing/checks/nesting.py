@@ -46,58 +46,6 @@ def inside_another(t: Script) -> None:
 
 
 @rule(
-    "ST602",
-    "around another wrapper it computes as around a dense tensor",
-    severity=Severity.WARNING,
-    right="""
-    if isinstance(out, torch.Tensor):
-        out = Scaled(out, x.scale)
-    """,
-)
-def around_another(t: Script) -> None:
-    """The inner tensors of a wrapper may be wrappers: a quantised tensor of a distributed one, a fake or functional tensor
-    while tracing. The class must use operations on them, not their data pointer, their exact type or NumPy.
-    """
-    t.wrapper("x", around="Pair({0}, {0}.clone())")
-    t.wrapper("z", same="x")
-    t.require("assert any(type(v) is Pair for v in inners(x).values())", "its constructor takes wrappers apart")
-    op = t.choose("x * 2", "x.sin()", "x.clone()", "x.t()", "x.view(-1)", "x + x")
-    t.require(f"y = {on('z', op)}")
-    t.run(f"q = {op}", "what works around a dense tensor works around a wrapper")
-    t.expect("type(q)", "type(y) if isinstance(y, type(z)) else Pair", "the result is of the same class")
-    if t.subject.dense is not None:
-        y, q = t.project("y"), t.project("q")
-        t.expect(q, f"Pair({y}, {y})", "the same value, as a pair")
-
-
-@rule(
-    "ST611",
-    "a memory format that was asked for is given",
-    severity=Severity.WARNING,
-    right="""
-    if func in (aten.clone.default, aten._to_copy.default):
-        return Scaled(func(x.data, **kwargs), x.scale)  # and strides from data
-    """,
-)
-def memory_formats(t: Script) -> None:
-    """`x.contiguous()` is `clone(memory_format=torch.contiguous_format)` if the outer strides are not contiguous;
-    `model.to(memory_format=torch.channels_last)` and `empty_like(memory_format=...)` choose the strides of the result too.
-    The result must have them, or every kernel and compiler that asked for them works on a wrong assumption. A class that
-    cannot have these strides must refuse.
-    """
-    last = t.choose(False, True)
-    form = f"memory_format=torch.{'channels_last' if last else 'contiguous_format'}"
-    t.wrapper("x", min_dims=4 if last else 2, min_side=0 if last else 2)
-    source = "x" if last else t.choose("x.transpose(0, -1)", "x")
-    call = t.choose(f"{source}.clone({form})", f"{source}.contiguous({form})", f"torch.empty_like({source}, {form})")
-    t.assume(not last or t.value("x.dim() == 4"))
-    t.require(f"y = {call}")
-    t.expect(f"y.is_contiguous({form})", "True", "the memory format that was asked for")
-    if "empty" not in call and t.subject.dense is not None:
-        t.expect(t.project("y"), source.replace("x", t.dense("x"), 1), "the same value")
-
-
-@rule(
     "ST613",
     "operations give the strides that they give on dense tensors",
     severity=Severity.WARNING,

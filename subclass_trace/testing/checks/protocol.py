@@ -25,7 +25,7 @@ def round_trips(t: Script) -> None:
     must return a leaf, which requires grad only if the context says so.
     """
     part = t.choose("metadata", "context", "history")
-    t.wrapper("x", vary=part == "context", floating=part == "history")
+    t.wrapper("x", floating=part == "history")
     t.run("y = rebuild(x)", "flatten and unflatten must not raise")
     t.require("context = x.__tensor_flatten__()[1]")
     if part == "metadata":
@@ -137,26 +137,6 @@ def complete_attributes(t: Script) -> None:
 
 
 @rule(
-    "ST108",
-    "the context can be pickled",
-    severity=Severity.WARNING,
-    right="""
-    def __tensor_flatten__(self):
-        return ["data"], {"activation": "relu"}
-    """,
-)
-def context_picklable(t: Script) -> None:
-    """The on-disk caches of torch.compile and of AOTAutograd pickle the context into their key. One that cannot be
-    pickled turns caching off, and usually makes `torch.save` fail too.
-    """
-    t.wrapper("x")
-    t.require("import pickle")
-    t.require("context = x.__tensor_flatten__()[1]")
-    t.run("twin = pickle.loads(pickle.dumps(context))", "a context must be picklable")
-    t.expect("type(twin)", "type(context)", "pickling must give the same kind of context")
-
-
-@rule(
     "ST109",
     "inner tensors do not require grad",
     right="""
@@ -232,23 +212,3 @@ def honours_outer(t: Script) -> None:
         "unflatten must accept other sizes than those of the time of flattening",
     )
     t.expect("(z.size(), z.stride())", "(y.size(), y.stride())", "sizes and strides are those of the call")
-
-
-@rule(
-    "ST114",
-    "flatten and unflatten run no operations",
-    severity=Severity.WARNING,
-    right="""
-    def __init__(self, data, scale):  # the constructor for users checks
-        ...
-    """,
-)
-def no_operations(t: Script) -> None:
-    """Flatten and unflatten run in each call of a compiled region, in prologues that are measured in microseconds, and
-    while tracing. Operations in them cost time, end up in the graph, and fail on fake tensors if they read values.
-    """
-    t.wrapper("x")
-    t.require("rebuild(x)")
-    t.run("log = OperationLog()")
-    t.require("with log:\n    rebuild(x)")
-    t.expect("log.names", "[]", "no operation while flattening and unflattening")

@@ -27,7 +27,7 @@ from ..plan import (
 )
 from ..subclass.arguments import attributes_inside, attributes_of_wrapper
 from ..subclass.context import Lent, is_atom, parts_of, same_context
-from ..subclass.flatten import flatten, leaves_of, map_leaves
+from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, flattens_alike, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
@@ -143,7 +143,6 @@ class OutputClassifier:
         for t in (*(i.traced for i in inputs.inputs), *filter(self._is_traced, tensors)):
             for storage in _storages(leaves_of(t)):
                 self._sources.setdefault(storage, {}).setdefault(id(whole := family(t)), whole)
-        self._takes_zeros: dict[type, bool] = {}
         self.unbacked: dict[Any, int] = {}
         self._emitted: dict[int, int] = {}
         self._value_of: dict[int, Tensor] = {}
@@ -194,8 +193,11 @@ class OutputClassifier:
             return self._protected(o, leaves, spec)  # its data was set, or the class has gathered what it shows
         if self._goes_through_custom(o, base):
             return self._protected(o, leaves, spec)
-        if is_traceable(o) and o.grad_fn is not None and torch_api.is_multi_output_view(o) and self._refuses_zeros(o):
-            return self._protected(o, leaves, spec)
+        if is_traceable(o) and o.grad_fn is not None and torch_api.is_multi_output_view(o):
+            # Made by itself, each would fill in dense zeros for the others in a backward, which some classes do not take.
+            raise NeedsEager(
+                "a result is a member of a split of a wrapper, under autograd", fix="return x[0:2] or the whole"
+            )
         if o.grad_fn is not None and not base.requires_grad:  # a view of it became a leaf
             raise leaf_inside(o)
         if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
@@ -332,23 +334,6 @@ class OutputClassifier:
     def _protected(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
         """A view whose history is the region's: writes to it, of which its base would know nothing, are refused."""
         return replace(self._value(o, leaves, spec), protected=o.grad_fn is not None)
-
-    def _refuses_zeros(self, o: Tensor) -> bool:
-        """Does a gradient for this member of a split alone fail?
-
-        Made by itself at run time, each has a node that fills in dense zeros for the others, which some classes do not take.
-        """
-        if type(o) not in self._takes_zeros:
-            with torch_api.without_tracing(), torch.no_grad():
-                tangent = map_leaves(torch.empty_like, o)
-                tangent = tangent.requires_grad_(False) if tangent.requires_grad else tangent
-                try:
-                    edge = torch.autograd.graph.get_gradient_edge(o._base)  # type: ignore[arg-type]
-                    torch.autograd.grad([o], [edge], [tangent], retain_graph=True, allow_unused=True)
-                    self._takes_zeros[type(o)] = True
-                except Exception:  # whatever the class raises
-                    self._takes_zeros[type(o)] = False
-        return not self._takes_zeros[type(o)]
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""

@@ -120,6 +120,7 @@ CASES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_the_argument_a_view_or_a_new_tensor(name: str, kind: str) -> None:
     region = st.compile(PROGRAMS[name])

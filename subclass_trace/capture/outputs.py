@@ -27,14 +27,14 @@ from ..plan import (
 )
 from ..subclass.arguments import attributes_inside, attributes_of_wrapper
 from ..subclass.context import Lent, is_atom, parts_of, same_context
-from ..subclass.flatten import flatten, leaves_of
+from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, flattens_alike, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import rebuild
 from .aliasing import family, laid_out_alike, share_counter
 from .diagnostics import kept_number
-from .facts import SIMPLE, holds_traced
+from .facts import SIMPLE, holds_traced, refuse_traced
 from .inputs import Inputs
 from .recorder import Recorder
 from .replays import aside, fresh, gives, share_memory, tried, unseen
@@ -193,11 +193,8 @@ class OutputClassifier:
             return self._protected(o, leaves, spec)  # its data was set, or the class has gathered what it shows
         if self._goes_through_custom(o, base):
             return self._protected(o, leaves, spec)
-        if is_traceable(o) and o.grad_fn is not None and torch_api.is_multi_output_view(o):
-            # Made by itself, each would fill in dense zeros for the others in a backward, which some classes do not take.
-            raise NeedsEager(
-                "a result is a member of a split of a wrapper, under autograd", fix="return x[0:2] or the whole"
-            )
+        if is_traceable(o) and o.grad_fn is not None and torch_api.is_multi_output_view(o) and self._refuses_zeros(o):
+            return self._protected(o, leaves, spec)
         if o.grad_fn is not None and not base.requires_grad:  # a view of it became a leaf
             raise leaf_inside(o)
         if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
@@ -335,6 +332,21 @@ class OutputClassifier:
         """A view whose history is the region's: writes to it, of which its base would know nothing, are refused."""
         return replace(self._value(o, leaves, spec), protected=o.grad_fn is not None)
 
+    def _refuses_zeros(self, o: Tensor) -> bool:
+        """Does a gradient for this member of a split alone fail?
+
+        Made by itself at run time, each has a node that fills in dense zeros for the others, which some classes do not take.
+        """
+        with torch_api.without_tracing(), torch.no_grad():
+            tangent = map_leaves(torch.empty_like, o)
+            tangent = tangent.requires_grad_(False) if tangent.requires_grad else tangent
+            try:
+                edge = torch.autograd.graph.get_gradient_edge(o._base)  # type: ignore[arg-type]
+                torch.autograd.grad([o], [edge], [tangent], retain_graph=True, allow_unused=True)
+            except Exception:  # whatever the class raises
+                return True
+        return False
+
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""
         with torch_api.without_tracing(), torch.no_grad():
@@ -366,21 +378,8 @@ class OutputClassifier:
             with torch_api.without_tracing(), torch.no_grad():
                 again = attributes_of_wrapper(rebuild(spec, iter(leaves)), spec)
             found = {k: v for k, v in found.items() if k not in known or not _is_another(known[k], again[k])}
-        return self._without_traced(found)
-
-    def _without_traced(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        for name, value in attributes.items():
-            if isinstance(value, torch_api.SYM_TYPES):
-                raise kept_number(value, Path("result").item(self._count).attr(name))
-            if holds_traced(value):
-                raise UnsupportedError(
-                    "the region sets an attribute of a result to an object that holds traced tensors",
-                    path=str(Path("result").item(self._count).attr(name)),
-                    expected="a number or a string, or an object without tensors of the region",
-                    got=f"an instance of {type(value).__qualname__}",
-                    fix="return the tensors, and set the attribute outside of the region",
-                )
-        return attributes
+        refuse_traced(found, Path("result").item(self._count))
+        return found
 
     def _is_traced(self, o: Tensor) -> bool:
         if kind_of(type(o)) is Kind.REFUSED and any(map(torch_api.is_fake, vars(o).values())):

@@ -142,11 +142,6 @@ class Plan:
         return frozenset(done)
 
     @property
-    def watched_beside(self) -> tuple[int, ...]:
-        """The watched inputs that are not differentiated: the others are at hand as those are."""
-        return tuple(i for i in self.watched_inputs if i not in self.differentiated)
-
-    @property
     def trains(self) -> bool:
         """Has the region a differentiable output?"""
         return bool(self.differentiable)

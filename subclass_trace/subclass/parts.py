@@ -12,7 +12,7 @@ that very copy, its spec has a mark (`Lent`) there, and a call hands on the obje
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .context import Lent, Part, map_parts, parts_of
@@ -43,13 +43,6 @@ def with_parts(context: Any, values: Mapping[Steps, Any], steps: Steps = ()) -> 
         return values[steps]
     parts = iter([part for part, _ in parts_of(context)])
     return map_parts(context, lambda v: with_parts(v, values, (*steps, next(parts)))) if values else context
-
-
-def read_lent(mark: Lent, values: Sequence[Any]) -> Any:
-    """What an input of this call has in the place of an object of the traced one."""
-    _, number, names, steps = mark.place
-    found: Any = functools.reduce(getattr, names, values[number])
-    return found if steps is None else value_at(found.__tensor_flatten__()[1], steps)
 
 
 def mark_source(mark: Lent, variable: str, name_of: Callable[[Any], str]) -> str:

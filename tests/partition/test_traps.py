@@ -319,26 +319,6 @@ def test_the_joint_graph_is_left_alone() -> None:
     assert str(joint.module.graph) == before
 
 
-@every_option
-def test_an_overlapping_input_that_is_overwritten(options: dict[str, Any]) -> None:
-    """What the backward reads of it is a clone, to which offsets into the original memory do not apply."""
-
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        part = torch.as_strided(x, (2, 2), (1, 2), 3) * 2  # eager mode saves this product
-        y = (part * w).sin() * (x[0, :2] + 1)
-        x.zero_()
-        return y
-
-    results = []
-    for call in (f, st.compile(f, **options)):
-        memory, w = torch.linspace(0, 2, 12), torch.linspace(-1, 1, 4).view(2, 2).requires_grad_()
-        x = memory[2:].view(5, 2).t()
-        y = call(x, w)
-        y.sum().backward()
-        results.append((y.detach(), w.grad, memory))
-    torch.testing.assert_close(*results)
-
-
 class _Product(torch.autograd.Function):
     """``y @ w``; what the backward reads of ``y`` is a copy in another order, and as large."""
 

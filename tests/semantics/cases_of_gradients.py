@@ -132,7 +132,7 @@ same(
     lambda x: (v := x + x, v.requires_grad_(), v.split(1)[2], v)[2:],
     plain(),
     back=(0,),
-    refused="NeedsEager",
+    refused="UnsupportedError",
 )
 
 

@@ -88,5 +88,19 @@ def test_links_lead_somewhere(page: pathlib.Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def test_the_architecture_names_what_there_is() -> None:
+    """Files of the package by their paths, and names that stand in a row of a table with files stand in one of them."""
+    root, page = ROOT / "subclass_trace", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for line in page.splitlines():
+        named = re.findall(r"`([\w./]+\.py)`", line)
+        files = [p for name in named for p in [root / name, *root.glob(f"*/{name}")] if p.is_file()]
+        assert all(any(str(p).endswith(name) for p in [*files, *ROOT.glob(name)]) for name in named), line
+        if line.startswith("|") and files:
+            text = "".join(p.read_text(encoding="utf-8") for p in files)
+            names = [n.rpartition(".")[2] for n in re.findall(r"`(\w[\w.]*)`", line) if not n.endswith(".py")]
+            missing = [n for n in names if n not in text and not n.startswith(("cond", "scan", "self", "Function"))]
+            assert not missing, (missing, line)
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150

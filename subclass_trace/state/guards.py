@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from .code_names import names_of
 from .source import Bag, Call, Defaults, Holder, Mapping, Names, Slots, Source
 from .source import Sequence as ListLike
 from .values import ATOMS, MISSING, factory_of, is_a, is_told, namespace_of, same, short
@@ -219,8 +220,8 @@ class StateGuards:
             for h in walk.holders.values()
             if h.fixed and (h.kept or h in parents) and is_a(h.owner, torch.Tensor)
         }
-        for holder in walk.everything():
-            if holder is walk.arguments or not walk.is_write_only(holder):
+        for holder in (walk.arguments, *walk.holders.values()):
+            if holder is walk.arguments or not is_write_only(walk, holder):
                 guards = list(self._of_holder(holder, call))
                 if holder.fixed and isinstance(holder, Mapping) and not is_a(holder.thing, defaultdict):
                     self.by_holder[holder] = guards
@@ -254,7 +255,7 @@ class StateGuards:
             yield Keys(holder, tuple(holder.table(thing)), factory_of(thing))
         elif isinstance(holder, Names):
             known = frozenset(holder.table(thing)) | holder.left_out
-            yield NoNewNames(holder, known, frozenset(self.walk.names_in(holder) - known))
+            yield NoNewNames(holder, known, frozenset(_names_in(self.walk, holder) - known))
 
     def _of_place(self, holder: Holder, source: Source, value: Any) -> Guard:
         if value is MISSING:
@@ -341,6 +342,24 @@ class StateGuards:
                 if other.read(call) is not tensor:
                     return f"{first} and {other} were one tensor, are two"
         return None
+
+
+def is_write_only(walk: Walk, holder: Holder) -> bool:
+    """Did code that ran only append or add to it, by every name of every path?"""
+    if not holder.fixed or not isinstance(holder, (ListLike, Bag)) or walk.computed:
+        return False
+    if getattr(holder.thing, "maxlen", None) is not None:
+        return False
+    last = [path.rpartition(".")[2] for path in walk.paths.get(id(holder.thing), {holder.path})]
+    rows = [walk.uses.get(name, [1, 0]) for name in last]
+    return sum(n for n, _ in rows) > 0 and all(n == adds for n, adds in rows)
+
+
+def _names_in(walk: Walk, holder: Names) -> set[str]:
+    """The names by which code that ran may read from a namespace: of globals that no module leads to, its own code's."""
+    if holder.opened or holder.owner is not None:
+        return walk.names
+    return set().union(*[names_of(code) for code, space in walk.entered.items() if space is holder.thing])
 
 
 def changed_numbers(guards: StateGuards, call: Call) -> set[str]:

@@ -116,6 +116,26 @@ def values_of(context: Any) -> Iterator[Any]:
         yield from values_of(part)
 
 
+def called_by(value: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """What an object that calls something else holds, with paths; of those in `CALLABLES`."""
+    kind = type(value)
+    if kind is types.MethodType:
+        yield value.__self__, "self" if path == "f" else f"{path}.__self__"
+        yield value.__func__, path
+    elif kind is functools.partial:
+        yield from ((getattr(value, name), f"{path}.{name}") for name in ("func", "args", "keywords"))
+    elif kind is property:
+        yield from ((function, path) for function in (value.fget, value.fset, value.fdel))
+    elif kind is functools._lru_cache_wrapper:
+        yield value.__wrapped__, path
+    elif kind is functools.cached_property:
+        yield value.func, path
+    elif kind in (staticmethod, classmethod):
+        yield value.__func__, path
+    else:
+        yield value.__self__, f"{path}.__self__"
+
+
 class Cached:
     """A function behind ``functools.lru_cache``. What a trace puts into the cache is traced, and is taken out again."""
 

@@ -293,7 +293,8 @@ class BackwardState(StateRun):
     def meets(self, *values: Any) -> None:
         """A hook of the region's is about to run: no name in its code leads to its ``self``, and to what it is given."""
         for value in values:
-            self.walk.beside(value, getattr(values[0], "__qualname__", "a hook"))
+            self.walk.value(value, getattr(values[0], "__qualname__", "a hook"))
+        self.walk.drain()
 
     def finish(self) -> None:
         """Read off what the code did.

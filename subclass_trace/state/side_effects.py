@@ -168,7 +168,7 @@ class Recipes:
         self.outputs: list[Any] = []
         self.entries: list[Source] = []
         self._walk = walk
-        self._holders = walk.by_object()
+        self._holders = {id(h.thing if h.owner is None else h.owner): h for h in walk.holders.values()}
         self._number: dict[int, int] = {}
         self._entry: dict[int, int] = {}
         self._made: dict[int, int] = {}

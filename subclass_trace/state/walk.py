@@ -20,7 +20,7 @@ import operator
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Mapping as MappingType
 from collections.abc import Sequence as SequenceType
 from typing import Any
@@ -38,6 +38,7 @@ from .kinds import (
     OF_C,
     OWN_PACKAGE,
     Cached,
+    called_by,
     cannot_be_put_back,
     is_kept_by_torch,
     refuse_managed,
@@ -111,7 +112,7 @@ class Walk:
         self._by_name: list[Names] = []  # for whose attributes code that computes names may ask
         self._waiting: dict[str, list[Names]] = collections.defaultdict(list)
         self._asleep: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = collections.defaultdict(list)
-        self._uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+        self.uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
         self._todo: collections.deque[tuple[Callable[..., None], Any, Any]] = collections.deque()
         self._count = 0
         self._places: dict[type, Callable[[Any, str, Holder | None, Any], None]] = {}
@@ -125,9 +126,10 @@ class Walk:
         self.value(function, "self" if is_a(function, torch.nn.Module) else "f")
         for key, value in self.arguments.table(call).items():
             self.place(self.arguments, key, value)
-        self._run()
+        self.drain()
 
-    def _run(self) -> None:
+    def drain(self) -> None:
+        """Walk what waits."""
         while self._todo or (self.computed and self._by_name):
             if self._todo:
                 action, first, second = self._todo.popleft()
@@ -146,7 +148,7 @@ class Walk:
         refuse_managed(code, space)
         self.entered[code] = space
         for name, (uses, adds) in only_appended(code).items():
-            row = self._uses[name]
+            row = self.uses[name]
             row[0] += uses
             row[1] += adds
         for name in names_of(code) - self.names:
@@ -164,7 +166,7 @@ class Walk:
         functions = self._asleep.pop(code, ())
         for function, path in functions:
             self._awake(function, path)
-        self._run()
+        self.drain()
         found = functions or self.earlier is not None or any(code in c.co_consts for c in self.entered)
         free = {*code.co_freevars} - {"__class__"}  # dataclasses make functions of theirs of text
         if followed and free and not found and code.co_filename != "<string>":
@@ -174,11 +176,6 @@ class Walk:
                 expected="functions that arguments, globals, attributes, items or closures hold",
                 fix="hold it in a variable, an attribute or a list that the region reads",
             )
-
-    def beside(self, value: Any, path: str) -> None:
-        """Walk on from a value that no name leads to."""
-        self.value(value, path)
-        self._run()
 
     def _join(self, name: str) -> None:
         self.names.add(name)
@@ -299,7 +296,7 @@ class Walk:
         holder.live, holder.left_out = vars(stand_in), set_by_class(stand_in)
         self._keep(holder)
         self._opened(holder)
-        self._run()
+        self.drain()
         return holder
 
     def _within(self, source: Source) -> tuple[Holder, Any]:
@@ -416,7 +413,7 @@ class Walk:
         elif is_a(value, type):
             self._class(value)
         elif kind in CALLABLES:
-            self._callable(value, path, parent)
+            self._callable(value, path)
         elif (why := cannot_be_put_back(value)) is not None:
             raise SideEffectError(
                 "the region names an object whose changes cannot be told or taken back",
@@ -431,29 +428,15 @@ class Walk:
         elif kind not in CONTAINERS and not is_a(value, random.Random) and not is_kept_by_torch(kind):
             self._instance(value, path, parent, key)
 
-    def _callable(self, value: Any, path: str, parent: Holder | None) -> None:
+    def _callable(self, value: Any, path: str) -> None:
         """What calls something else: that is walked."""
-        kind = type(value)
-        if kind is types.FunctionType:
+        if type(value) is types.FunctionType:
             self._function(value, path)
-        elif kind is types.MethodType:
-            self.value(value.__self__, "self" if path == "f" else f"{path}.__self__")
-            self.value(value.__func__, path)
-        elif kind is functools.partial:
-            for name in ("func", "args", "keywords"):
-                self.value(getattr(value, name), f"{path}.{name}")
-        elif kind is property:
-            for function in (value.fget, value.fset, value.fdel):
-                self.value(function, path)
-        elif kind is functools._lru_cache_wrapper:
+            return
+        if type(value) is functools._lru_cache_wrapper:
             self.caches.append(Cached(path, value))
-            self.value(value.__wrapped__, path)
-        elif kind is functools.cached_property:
-            self.value(value.func, path)
-        elif kind in (staticmethod, classmethod):
-            self.value(value.__func__, path)
-        else:
-            self.value(value.__self__, f"{path}.__self__")
+        for part, where in called_by(value, path):
+            self.value(part, where)
 
     def _container(self, kind: type[Holder], value: Any, path: str, parent: Holder | None, key: Any) -> None:
         holder = self._holder(kind, value, path, parent, key)
@@ -511,31 +494,6 @@ class Walk:
                     self._todo.append((self._want, holder, name))
 
     # ------------------------------------------------------------------------------------------ what came out
-    def is_write_only(self, holder: Holder) -> bool:
-        """Did code that ran only append or add to it, by every name of every path?"""
-        if not holder.fixed or not isinstance(holder, (Sequence, Bag)) or self.computed:
-            return False
-        if getattr(holder.thing, "maxlen", None) is not None:
-            return False
-        last = [path.rpartition(".")[2] for path in self.paths.get(id(holder.thing), {holder.path})]
-        rows = [self._uses.get(name, [1, 0]) for name in last]
-        return sum(n for n, _ in rows) > 0 and all(n == adds for n, adds in rows)
-
-    def names_in(self, holder: Names) -> set[str]:
-        """The names by which code that ran may read from a namespace: of globals that no module leads to, its own code's."""
-        if holder.opened or holder.owner is not None:
-            return self.names
-        return set().union(*[names_of(code) for code, space in self.entered.items() if space is holder.thing])
-
-    def by_object(self) -> dict[int, Holder]:
-        """The id of each object that was met -> its holder."""
-        return {id(h.thing if h.owner is None else h.owner): h for h in self.holders.values()}
-
-    def everything(self) -> Iterator[Holder]:
-        """The arguments, then all other holders."""
-        yield self.arguments
-        yield from self.holders.values()
-
     def forget(self) -> None:
         """What only the trace needed."""
         self.tensors, self._alive, self.known, self._first_place = [], [], {}, {}

@@ -143,7 +143,7 @@ class SizeNode:
         return f"size<{self.hint}>"
 
     def _with(self, other: Any, operation: Callable[[Any, Any], Any]) -> SizeNode:
-        right = other.step if isinstance(other, SizeNode) else other.hint
+        right = other.hint if isinstance(other, Constant) else other.step
         return SizeNode(self.write("size", operation, (self.step, right)), operation(self.hint, other.hint), self.write)
 
     def add(self, other: Any) -> SizeNode:

@@ -108,16 +108,6 @@ def _seed(n: int) -> torch.Generator:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_both_sizes_change(cls: type[Padded]) -> None:
-    f = PROGRAMS["pointwise"]
-    compiled = st.compile(f)
-    with verify.enabled():
-        for count, padded in ((3, 8), (4, 9), (6, 12), (5, 7), (3, 10)):
-            compare(f, compiled, lambda c=count, p=padded: cls(torch.randn(p, 2, generator=_seed(c)), c))  # type: ignore[misc]
-    assert len(compiled.specializations) == 2, compiled.explain()
-
-
-@pytest.mark.parametrize("cls", CLASSES)
 def test_a_branch_on_the_number_is_guarded(cls: type[Padded]) -> None:
     f = lambda x: x * 2 if x.shape[0] > 4 else x * 3
     compiled = st.compile(f)

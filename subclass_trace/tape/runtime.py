@@ -133,6 +133,7 @@ class Engine:
             thread.call = Call(tuple(roots), tuple(inputs) if inputs else None, any(map(is_batched, grads)))
             found = _door.set_tape_compiler(None)
             captures = thread.runners and not _door.capturing.tracing and not torch.is_anomaly_enabled()
+            captures = captures and not create_graph  # values that hooks unpack get their history in the engine alone
             if captures:
                 if found[0] is FACTORY[0]:
                     self._part_from_foreign_tapes()

@@ -227,7 +227,7 @@ class OutputClassifier:
             if alike or (o.dtype != source.dtype and gives(way, source, spec, self.recorder)):
                 rest = (self._attributes(o, leaves, spec), torch_api.is_multi_output_view(o))
                 return ViewOutput(self._place(source, number), number is not None, way, False, spec, *rest)
-            if is_traceable(o):
+            if is_traceable(o) and 0 not in o.stride():  # nobody writes to what is expanded
                 raise NeedsEager(
                     "a result is a part of a detached wrapper, with which it shares a version counter",
                     path=str(Path("result").item(self._count)),

@@ -200,8 +200,6 @@ BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     ("an input's leaves do not fit its spec", lambda s: change_input(s, 0, leaves=(0,))),
     ("a mutation has no new contents", lambda s: change_mutation(s, value=None)),
     ("new contents do not fit the input", lambda s: change_mutation(s, input=0)),
-    ("an input is changed by two rows", lambda s: change(s, mutations=s.plan.mutations * 2)),
-    ("a value is saved twice", lambda s: change(s, saved=s.plan.saved[:1] * 2)),
     # graph and plan
     ("the graph takes another number of inputs than the plan gives", lambda s: change(s, primals=s.plan.primals[:2])),
     ("a graph input differs from its leaf", input_of_other_rank),

@@ -8,7 +8,7 @@ graph as a `Tape`, from which joint graphs are traced. See docs/architecture.md.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
-from ..plan import MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..plan import MutationPlan, OutputPlan, ValueAlias, ViewOutput
 from ..subclass.flatten import flatten, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
@@ -64,7 +64,7 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, inference, unbacked, gradients: see `plan`.
+        mutations, outputs, aliases, unbacked, gradients: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs that get gradients.
@@ -90,7 +90,6 @@ class Captured:
     mutations: tuple[MutationPlan, ...]
     outputs: tuple[OutputPlan, ...]
     aliases: tuple[ValueAlias, ...]
-    inference: tuple[tuple[int, tuple[bool, ...]], ...]
     views: frozenset[int]
     gradients: tuple[tuple[int, int], ...]
     differentiable: tuple[int, ...]
@@ -219,7 +218,6 @@ class _Capture:
                     self.gradients.backward, self.gradients.check_graphs, self.gradients.check_hooks
                 ),
                 torch_api.transformed_inputs(self.stand_ins.swapped),
-                self.asked.watching(),
             ):
                 ran = run(self.inputs)
             if recorder.reshaped:
@@ -283,7 +281,8 @@ class _Capture:
         lending: Lending,
     ) -> Captured:
         inputs, recorder = self.inputs, self.recorder
-        mutated = found.contents
+        made = [t for k, t in enumerate(self.values) if k not in found.contents]
+        _check_mode(made, inputs.leaf_values)
         differentiable = self._differentiable(mutations, found.contents)
         live = [self.values[k] for k in differentiable]
         rows = connected(live, rows)
@@ -313,7 +312,6 @@ class _Capture:
             mutations=tuple(mutations),
             outputs=tuple(found.outputs),
             aliases=tuple(replace(a, within=a.within and tape is not None) for a in found.aliases),
-            inference=tuple(_of_other_mode(self.values, mutated - _results(found.outputs), differentiable)),
             views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
             gradients=gradients,
             differentiable=tuple(differentiable) if tape else (),
@@ -404,30 +402,20 @@ def _views_input(o: OutputPlan) -> bool:
     return isinstance(o, ViewOutput) and o.of_input
 
 
-def _results(outputs: Sequence[OutputPlan]) -> set[int]:
-    return {o.value for o in outputs if isinstance(o, ValueOutput)}
-
-
-def _of_other_mode(
-    values: Sequence[Tensor], skip: Collection[int], differentiable: Sequence[int]
-) -> Iterator[tuple[int, tuple[bool, ...]]]:
-    """(number, is it of inference mode, then its leaves) of values that are so where the caller is not, or the reverse.
+def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+    """Results are made in the caller's inference mode, or outside of it; but for leaves of inputs (``known``).
 
     Raises:
-        UnsupportedError: the region leaves the caller's inference mode to make a differentiable result.
+        NeedsEager: the region has entered or left that.
     """
     mode = torch.is_inference_mode_enabled()
-    for k, value in enumerate(values):
-        flags = (value.is_inference(), *(t.is_inference() for t in leaves_of(value)))
-        if k not in skip and any(flag != mode for flag in flags):
-            if k in differentiable:
-                raise UnsupportedError(
-                    "the region leaves inference mode to make a differentiable result",
-                    expected="results without gradients, or a call outside of inference mode",
-                    got=f"a tensor of shape {tuple(value.shape)} that requires grad",
-                    fix="leave inference mode around the region",
-                )
-            yield k, flags
+    for value in values:
+        if any(t.is_inference() != mode and all(t is not k for k in known) for t in (value, *leaves_of(value))):
+            raise NeedsEager(
+                "the region makes a result in another inference mode than the caller's",
+                got=f"a tensor of shape {tuple(value.shape)}",
+                fix="enter or leave inference mode around the region",
+            )
 
 
 def _written_groups(inputs: Inputs, recorder: Recorder) -> tuple[tuple[int, ...], ...]:

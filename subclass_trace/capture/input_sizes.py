@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from ..subclass.context import (
     with_outer,
     without_outer,
 )
-from ..subclass.parts import Steps, with_parts
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import inner_values, rebuild
@@ -33,16 +32,11 @@ class DynamicDims:
     """What the sizes of the values of a call become, value by value (the outer ones of a wrapper, or those of a leaf).
 
     Here all are static; `frontends/dynamic.py` has the choice.
-
     """
 
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What each size of the value at a path becomes: see `Dim`."""
         return [Dim.STATIC] * (0 if t.is_nested else t.dim())
-
-    def parts(self, path: Path) -> Mapping[Steps, int]:
-        """Which values of a wrapper's context are which outer size."""
-        return {}
 
 
 class SizeSymbols:
@@ -60,7 +54,7 @@ class SizeSymbols:
             strided = fake.layout is torch.strided
             stride, offset = (tuple(fake.stride()), fake.storage_offset()) if strided else ((), 0)
             meta = (tuple(fake.shape), stride, offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-            return LeafSpec(*meta, spec.cls, spec.lazy)
+            return LeafSpec(*meta, spec.lazy)
         inners = tuple(
             self.spec(getattr(value, n), s, path.attr(n), fakes) for n, s in zip(spec.names, spec.inners, strict=True)
         )
@@ -71,9 +65,8 @@ class SizeSymbols:
         if any(dims):
             size = self.session.outer_size(value, path, dims)
             stride = symbolic_strides(spec.size, spec.stride, size)
-        parts = {part: size[d] for part, d in self.dynamic.parts(path).items()}
         rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-        return WrapperSpec(spec.cls, spec.names, inners, with_parts(spec.context, parts), size, stride, *rest)
+        return WrapperSpec(spec.cls, spec.names, inners, spec.context, size, stride, *rest)
 
     def _jagged(self, spec: WrapperSpec) -> Spec:
         """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from its offsets."""

@@ -22,7 +22,6 @@ from ..state.values import ATOMS, is_walked, members_of, same
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
 from ..subclass.kept import kept_spec
 from ..subclass.paths import Path
-from ..subclass.protocol import class_of_leaf, refuse
 from ..subclass.spec import Spec, WrapperSpec
 from .input_sizes import DynamicDims, SizeSymbols, traced_value, with_sizes
 from .lending import lendable
@@ -277,8 +276,6 @@ def has_gradient(x: Tensor) -> bool:
 
 
 def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
-    if leaf is not argument.value and class_of_leaf(leaf) is not Tensor:
-        raise refuse(leaf, path)  # nobody answers for its class
     if leaf is not argument.value and leaf.requires_grad and not argument.value.requires_grad:
         raise ProtocolError(
             "an inner tensor of a wrapper requires grad but the wrapper does not; autograd runs on the wrapper, "

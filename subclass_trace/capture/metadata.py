@@ -7,8 +7,7 @@ stand-in answers.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,16 +42,6 @@ class Asked:
         facts = tuple((name, answer) for (n, name), answer in self._facts.items() if n == number)
         is_leaf, gradient = ((number, n) in self._asked for n in ("is_leaf", "gradient"))
         return AskedOf(is_leaf, gradient, facts)
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, stand-ins of parameters are instances of the user's class of parameters."""
-        with torch_api.parameter_classes(self._class_of):
-            yield
-
-    def _class_of(self, stand_in: Tensor) -> type:
-        row = self.inputs.row_of(stand_in)
-        return Tensor if row is None else row.spec.cls  # type: ignore[union-attr]
 
     def note(self, number: int, name: str) -> None:
         """``name`` of `AskedOf` was asked of an input."""

@@ -6,7 +6,7 @@ Strides follow from sizes, or are numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from ..capture.input_sizes import DynamicDims
 from ..capture.inputs import Argument
 from ..capture.session import Dim
 from ..errors import ProtocolError
-from ..subclass.parts import Steps, integers_in
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
@@ -29,33 +28,22 @@ _LARGEST = 2**31
 
 
 def sizes_of(arguments: Sequence[Argument]) -> Sizes:
-    """path -> size, for each argument and each value inside it (a jagged tensor's own size follows from those).
-
-    The numbers at the top of a wrapper's context stand among them.
-    """
+    """path -> size, for each argument and each value inside it (a jagged tensor's own size follows from those)."""
     out: Sizes = {}
 
     def note(t: Tensor, path: Path) -> None:
         if not t.is_nested:
             out[str(path)] = tuple(t.shape)
 
-    def note_wrapper(t: Tensor, names: Any, inners: Any, context: Any, path: Path) -> None:
-        note(t, path)
-        out[_context_path(path)] = tuple(integers_in(context).values())
-
     for a in arguments:
         visit(
             a.value,
             leaf=note,
-            wrapper=note_wrapper,
+            wrapper=lambda t, names, inners, context, path: note(t, path),
             opaque=lambda v, path: None,
             path=a.path,
         )
     return out
-
-
-def _context_path(path: Path) -> str:
-    return f"the context of {path}"
 
 
 class SizeHistory:
@@ -96,10 +84,6 @@ class SizeHistory:
             return abs(value) < _LARGEST
         return floats and math.isfinite(value) and value != 0
 
-    def of(self, path: str, dim: int) -> tuple[int | None, ...]:
-        """The sizes of one dimension in the calls so far."""
-        return tuple(s[path][dim] if path in s and dim < len(s[path]) else None for s in self.seen)
-
 
 def marked_dims(t: Tensor) -> frozenset[int]:
     """Dimensions marked with ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``."""
@@ -116,7 +100,6 @@ class _Choice(DynamicDims):
     def __init__(self, history: SizeHistory) -> None:
         self.history = history
         self.chosen: dict[str, list[int]] = {}
-        self._parts: dict[str, dict[Steps, int]] = {}
 
     def note(self, t: Tensor, path: Path, extra: frozenset[int], whole: bool) -> None:
         """A dense tensor or a wrapper. ``extra``: more dynamic dimensions; ``whole``: all are."""
@@ -126,22 +109,6 @@ class _Choice(DynamicDims):
         dims = self.history.varying.get(name, frozenset()) | marked_dims(t) | extra
         self.chosen[name] = [Dim.SYMBOL if whole or d in dims else Dim.STATIC for d in range(t.dim())]
 
-    def note_context(self, t: Tensor, context: Any, path: Path) -> None:
-        """Numbers of a context that were an outer size in each call so far, and differed: they are that size."""
-        where = _context_path(path)
-        dims = self.chosen.get(str(path), [])
-        for k, (part, n) in enumerate(integers_in(context).items()):
-            went = self.history.of(where, k)
-            found = [
-                d for d, kind in enumerate(dims) if kind and t.shape[d] == n and self.history.of(str(path), d) == went
-            ]
-            if found and len(set(went)) > 1:
-                self._parts.setdefault(str(path), {})[part] = found[0]
-
-    def parts(self, path: Path) -> Mapping[Steps, int]:
-        """Which values of a wrapper's context are which outer size."""
-        return self._parts.get(str(path), {})
-
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What the sizes of the value at a path become."""
         return self.chosen.get(str(path)) or super().sizes(path, t)
@@ -149,7 +116,6 @@ class _Choice(DynamicDims):
     def clear(self) -> None:
         """All sizes are numbers."""
         self.chosen.clear()
-        self._parts.clear()
 
     def any(self) -> bool:
         """Is any size a symbol?"""
@@ -191,11 +157,8 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
             same = frozenset(d for d, n in enumerate(t.shape) if n in values) if not t.is_nested else frozenset()
             choice.note(t, path, same, whole)
 
-        def wrapper(
-            t: Tensor, names: Any, inners: Any, context: Any, path: Path, whole: bool = whole, values: set[Any] = values
-        ) -> None:
-            leaf(t, path, whole, values)
-            choice.note_context(t, context, path)
+        def wrapper(t: Tensor, names: Any, inners: Any, context: Any, path: Path, leaf: Any = leaf) -> None:
+            leaf(t, path)
 
         visit(a.value, leaf=leaf, wrapper=wrapper, opaque=lambda v, path: None, path=a.path)
     if not sizes or SIZES in history.fixed:

@@ -36,7 +36,7 @@ from ..runtime.backward import TRACE_LOCK
 from ..runtime.planning import FlatArguments
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import alias_guard, build_program
-from ..runtime.trusted import generate_trusted
+from ..runtime.trusted import TrustedEmitter
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
@@ -326,7 +326,7 @@ class _Compilation:
         others = (self.region, self.graph)
         with torch.no_grad():
             examples = Examples(captured.session.mode, hint_of)
-            return generate_trusted(program, alias, flat.values, flat.count, examples, *others).call
+            return TrustedEmitter(program, alias, flat.values, flat.count, examples, *others).emit().call
 
     def _capture(
         self, context: Any, flat: _Flat, sources: Mapping[int, Any], table: dict[Any, Callable[..., Any]]

@@ -22,7 +22,7 @@ from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..plan.side_effects import Set as SetPlan
 from ..runtime.call_code import Entry
-from ..runtime.entry_code import generate
+from ..runtime.entry_code import GuardedEmitter
 from ..runtime.finish import Program
 from ..runtime.guards import Ambient, Guards, failed_guard
 from ..runtime.planning import FlatArguments
@@ -35,7 +35,7 @@ from ..state.run import Outcome, StateRun
 from ..state.source import Call, Source
 from ..subclass.context import parts_of
 from ..subclass.paths import Path
-from ..subclass.protocol import is_traceable, look_again
+from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
 from ..subclass.visit import inner_values
 from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic, sizes_of
@@ -125,7 +125,6 @@ class _Maker:
         return self.handed[first:]
 
     def _arguments(self, found: Sequence[tuple[Source, Tensor]]) -> list[Argument]:
-        look_again({type(t) for _, t in found})
         new = []
         for source, real in found:
             if id(real) not in self._number:
@@ -137,9 +136,6 @@ class _Maker:
 
     def class_of(self, traced: Tensor) -> type:
         """The class of the tensor that a dense traced one stands for."""
-        row = None if self.inputs is None else self.inputs.row_of(traced)
-        if row is not None and row.spec.cls is not Tensor:  # type: ignore[union-attr]
-            return row.spec.cls  # type: ignore[union-attr]
         return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else Tensor
 
     def _renumbered(self, made: Sequence[Tensor]) -> None:
@@ -345,7 +341,7 @@ def compile_call(
         guards = traced.guards(ambient)
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
-            entry = generate(program, guards, traced.values, examples)
+            entry = GuardedEmitter(program, guards, traced.values, examples).emit()
         made = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs)
         if any(map(asks_for_number_types, traced.state.walk.entered)):
             history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")

@@ -18,60 +18,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..subclass.context import Lent
-from ..subclass.spec import Spec
-from .inputs import (
-    BasePrimal,
-    InputPlan,
-    LeafPrimal,
-    Primal,
-    SizePrimal,
-    SymbolPlan,
-    gradient_of,
-)
-from .mutations import MutationPlan
-from .outputs import (
-    ConstantOutput,
-    GradientOutput,
-    InputOutput,
-    LeafAlias,
-    OutputPlan,
-    Replay,
-    SameOutput,
-    SizeOutput,
-    SymbolicView,
-    ValueAlias,
-    ValueOutput,
-    ViewOutput,
-)
-from .side_effects import SideEffect
-from .values import Recipe
-
-__all__ = [
-    "Recipe",
-    "SideEffect",
-    "BasePrimal",
-    "ConstantOutput",
-    "GradientOutput",
-    "InputOutput",
-    "InputPlan",
-    "LeafAlias",
-    "LeafPrimal",
-    "MutationPlan",
-    "OutputPlan",
-    "Plan",
-    "Primal",
-    "Replay",
-    "SameOutput",
-    "SavedValue",
-    "SizeOutput",
-    "SizePrimal",
-    "SymbolPlan",
-    "SymbolicView",
-    "ValueAlias",
-    "ValueOutput",
-    "ViewOutput",
-    "gradient_of",
-]
+from ..subclass.spec import Spec, leaf_count
+from .inputs import BasePrimal as BasePrimal
+from .inputs import InputPlan as InputPlan
+from .inputs import LeafPrimal as LeafPrimal
+from .inputs import Primal as Primal
+from .inputs import SizePrimal as SizePrimal
+from .inputs import SymbolPlan as SymbolPlan
+from .inputs import gradient_of as gradient_of
+from .mutations import MutationPlan as MutationPlan
+from .outputs import ConstantOutput as ConstantOutput
+from .outputs import GradientOutput as GradientOutput
+from .outputs import InputOutput as InputOutput
+from .outputs import LeafAlias as LeafAlias
+from .outputs import OutputPlan as OutputPlan
+from .outputs import Replay as Replay
+from .outputs import SameOutput as SameOutput
+from .outputs import SizeOutput as SizeOutput
+from .outputs import SymbolicView as SymbolicView
+from .outputs import ValueAlias as ValueAlias
+from .outputs import ValueOutput as ValueOutput
+from .outputs import ViewOutput as ViewOutput
+from .side_effects import SideEffect as SideEffect
+from .values import Recipe as Recipe
 
 
 @dataclass(frozen=True)
@@ -126,12 +95,7 @@ class Plan:
     offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided), or the region asks for one
     aliases: tuple[ValueAlias, ...] = ()
     unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
-    inference: tuple[
-        tuple[int, tuple[bool, ...]], ...
-    ] = ()  # value -> is it, and each of its leaves, of inference mode?
-    watched_inputs: tuple[
-        int, ...
-    ] = ()  # wrappers of which a leaf is saved: what is written to them shows in their version
+    watched_inputs: tuple[int, ...] = ()  # wrappers of which a leaf is saved: a write to them shows in their version
     watched_values: tuple[int, ...] = ()  # results of that kind
     lent: tuple[Lent, ...] = ()  # objects in contexts that results have from the call's inputs
 
@@ -149,6 +113,4 @@ class Plan:
     @property
     def forward_leaves(self) -> int:
         """How many dense tensors the forward graph returns before sizes and saved activations."""
-        from ..subclass.spec import leaf_count
-
-        return sum(leaf_count(s) for s in self.values)
+        return sum(map(leaf_count, self.values))

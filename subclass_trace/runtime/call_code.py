@@ -24,7 +24,7 @@ from ..plan import (
     gradient_of,
 )
 from ..subclass.parts import mark_source, marks_in, with_lent
-from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
+from ..subclass.spec import spec_leaves
 from ..subclass.template import Examples
 from .changed_contexts import changeable, watch_contexts
 from .delivery_code import Delivery, is_plain
@@ -40,11 +40,12 @@ from .emit import (
     tuple_code,
     wrapped,
 )
-from .finish import Call, Program, base_value, finish, share_values
+from .finish import Call, Program, base_value, deliver_all, protected, share_values
 from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
 from .rebuild import replay_view
 from .source import Source
+from .writeback import set_attributes
 
 Tensor = torch.Tensor
 
@@ -84,7 +85,8 @@ class EntryEmitter:
         self.values: dict[str, Tensor] = {}
         self.unwrapper = Unwrapper(self.source, "return MISS", self.values)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs]
-        self.simple = self._is_simple()
+        #: is no more to be delivered than is written straight down? The rest is `finish.deliver_all`'s
+        self.simple = is_plain(self.plan, self.real_inputs, inference=ambient.inference)
 
     def _inputs(self, flat: Sequence[str]) -> list[str]:
         """A local name for each distinct input; other positions must hold the same tensor."""
@@ -109,9 +111,8 @@ class EntryEmitter:
         """A local name for each dense leaf; a leaf in several places must be one tensor."""
         table: dict[int, str] = {}
         checks = self.unwrapper.checks
-        for row, name, value in zip(self.plan.inputs, inputs, self.real_inputs, strict=True):
+        for row, name in zip(self.plan.inputs, inputs, strict=True):
             start = len(checks.tensors)
-            self._register_values(name, row.spec, value)
             leaves = self.unwrapper.unwrap(name, row.spec)
             for place, leaf in zip(row.leaves, leaves, strict=True):
                 known = table.setdefault(place, leaf)
@@ -119,19 +120,6 @@ class EntryEmitter:
                     checks.conditions.append(f"{leaf} is {known}")
                     checks.tensors[start:] = [t for t in checks.tensors[start:] if t[0] != leaf]
         return [table[k] for k in range(self.plan.leaf_count)]
-
-    def _register_values(self, name: str, spec: Spec, value: Any) -> None:
-        """Real values for the names that the unwrapper will make for ``value``, in the same order."""
-        self.values[name] = value
-        self._register_inner(spec, value, self.source._count.get("u", 0))
-
-    def _register_inner(self, spec: Spec, value: Any, counter: int) -> int:
-        for attribute, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
-            if isinstance(inner, OpaqueSpec):
-                continue
-            child = self.values[f"u{counter}"] = getattr(value, attribute)
-            counter = self._register_inner(inner, child, counter + 1)
-        return counter
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s = self.source
@@ -187,66 +175,59 @@ class EntryEmitter:
             s.line(f"call = {state}")
             env = "call.env"
         values = self._train(inputs) if plan.trains else self._infer(symbols, env)
-        if not self.simple:
-            known = f"{s.constant(plan, 'plan')}, call"
-            s.line(f"results = {s.bind('finish', finish)}({known}, [{', '.join(values)}], [{', '.join(flat)}])")
-            return [f"results[{k}]" for k in range(len(plan.outputs))]
-        if plan.aliases:
-            s.bind("share_values", share_values)
+        if plan.aliases or not self.simple:
             s.line(f"w = [{', '.join(values)}]")
-            s.line(f"share_values({s.constant(plan, 'plan')}, call, w, within=False)")
             values = [f"w[{k}]" for k in range(len(values))]
-        delivery = Delivery(s, plan, inputs, leaves)
-        delivery.write(values, grad=self.ambient.grad)
-        results = []
-        for result in self._results(flat, inputs, values, env):  # each is made once
+        known = f"{s.constant(plan, 'plan')}, call, w"
+        if plan.aliases:
+            s.line(f"{s.bind('share_values', share_values)}({known}, within=False)")
+        if self.simple:
+            Delivery(s, plan, inputs, leaves).write(values, grad=self.ambient.grad)
+        else:
+            s.line(f"{s.bind('deliver_all', deliver_all)}({known})")
+        results: list[str] = []
+        for o in plan.outputs:  # each is made once
+            made = self._result(o, flat, inputs, values, results, env)
             results.append(s.name("r"))
-            s.line(f"{results[-1]} = {result}")
-        delivery.assign(results)
+            s.line(f"{results[-1]} = {made}")
+            if attributes := getattr(o, "attributes", {}):
+                known = f"{results[-1]}, {s.constant(attributes, 'attributes')}, {env}"
+                s.line(f"{s.bind('set_attributes', set_attributes)}({known})")
+        for number, output in plan.gradients:
+            s.line(f"{inputs[number]}.grad = {results[output]}")
+        if plan.grad_mode_after is not None:
+            s.line(f"{s.bind('set_grad', torch_api.set_grad)}({plan.grad_mode_after})")
         return results
 
-    def _results(
+    def _result(
         self,
+        o: Any,
         flat: Sequence[str],
         inputs: Sequence[str],
         values: Sequence[str],
+        results: Sequence[str],
         env: str,
-    ) -> list[str]:
-        results: list[str] = []
-        for o in self.plan.outputs:
-            if isinstance(o, ConstantOutput):
-                known = self.source.constant(o.value, "result")
-                lent = self.source.bind("with_lent", with_lent) if marks_in((), [o.value]) else None
-                results.append(known if lent is None else f"{lent}({known}, {env})")
-            elif isinstance(o, InputOutput):
-                results.append(flat[o.position])
-            elif isinstance(o, GradientOutput):
-                results.append(inputs[o.input])
-            elif isinstance(o, ViewOutput):
-                results.append(self._view(o, inputs if o.of_input else values, env))
-            elif isinstance(o, ValueOutput):
-                results.append(values[o.value])
-            elif isinstance(o, SizeOutput):
-                results.append(f"call.sizes[{o.index}]")
-        return results
-
-    def _view(self, o: Any, bases: Sequence[str], env: str) -> str:
+    ) -> str:
+        """The expression of one flat output."""
         s = self.source
-        s.bind("replay_view", replay_view)
-        sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
-        return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}{sizes})"
-
-    def _is_simple(self) -> bool:
-        """Is no more to be delivered than is written straight down? The rest is `reference.finish`'s."""
-        plan = self.plan
-        others = plan.inference or plan.grad_mode_after is not None
-        others = others or any(row.within for row in plan.aliases)
-        plain = not others and is_plain(plan, self.real_inputs, inference=self.ambient.inference)
-        return plain and all(map(self._is_simple_output, plan.outputs))
-
-    def _is_simple_output(self, o: Any) -> bool:
-        special = isinstance(o, SameOutput) or getattr(o, "protected", False)
-        return not special and not getattr(o, "attributes", ())
+        if isinstance(o, ConstantOutput):
+            known = s.constant(o.value, "result")
+            lent = s.bind("with_lent", with_lent) if marks_in((), [o.value]) else None
+            return known if lent is None else f"{lent}({known}, {env})"
+        if isinstance(o, SameOutput):
+            return results[o.result]
+        if isinstance(o, InputOutput):
+            return flat[o.position]
+        if isinstance(o, GradientOutput):
+            return inputs[o.input]
+        if isinstance(o, ViewOutput):
+            sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
+            base = (inputs if o.of_input else values)[o.base]
+            return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
+        if isinstance(o, ValueOutput):
+            return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
+        assert isinstance(o, SizeOutput)
+        return f"call.sizes[{o.index}]"
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):

@@ -10,16 +10,16 @@ import torch
 from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import Plan
-from ..subclass.context import Kept, KeptPlain, has_sizes, is_buffer, is_copied, parts_of, same_context
+from ..subclass.context import Kept, has_sizes, is_buffer, is_copied, parts_of, same_context
+from ..subclass.flatten import flatten
 from ..subclass.kept import difference
-from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
-from ..subclass.visit import inner_values
 
 
 def changeable(plan: Plan) -> tuple[int, ...]:
     """The inputs of a region that trains whose contexts hold what can be changed in place."""
-    return tuple(k for k, row in enumerate(plan.inputs) if _has(row.spec)) if plan.trains else ()
+    rows = enumerate(plan.inputs if plan.trains else ())
+    return tuple(k for k, row in rows if any(map(_may_change, _contexts(row.spec))))
 
 
 def watch_contexts(
@@ -29,7 +29,11 @@ def watch_contexts(
 
     The inputs themselves are not held: one that the region writes leads to the backward.
     """
-    rows = [row for k in numbers for row in _contexts(inputs[k], plan.inputs[k].spec, plan.inputs[k].path)]
+    rows = []
+    for k in numbers:
+        known = plan.inputs[k]
+        contexts = zip(_contexts(known.spec), _contexts(flatten(inputs[k])[1]), strict=True)
+        rows += [(known.path, a, b) for a, b in contexts if _may_change(a)]
 
     def check(_: Any) -> None:
         for path, known, context in rows:
@@ -47,28 +51,16 @@ def watch_contexts(
         node.register_prehook(check)
 
 
-def _contexts(value: Any, spec: Spec, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+def _contexts(spec: Spec) -> Iterator[Any]:
     if isinstance(spec, WrapperSpec):
-        names, inners, context = inner_values(value, path)
-        if _may_change(spec):
-            yield path, spec.context, context
-        for name, inner, own in zip(names, inners, spec.inners, strict=True):
-            yield from _contexts(inner, own, path.attr(name))
+        sized = spec.has_dynamic_size or has_sizes(spec.context)
+        yield None if sized or torch_api.context_shortcut(spec.cls) is not None else spec.context
+        for inner in spec.inners:
+            yield from _contexts(inner)
 
 
-def _has(spec: Spec) -> bool:
-    return isinstance(spec, WrapperSpec) and (_may_change(spec) or any(map(_has, spec.inners)))
-
-
-def _may_change(spec: WrapperSpec) -> bool:
-    if torch_api.context_shortcut(spec.cls) is not None or has_sizes(spec.context) or spec.has_dynamic_size:
-        return False
-    todo = [spec.context]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, KeptPlain):
-            value = value.value
-        if isinstance(value, Kept) or is_copied(value) or is_buffer(value):
-            return True
-        todo += [part for _, part in parts_of(value)]
-    return False
+def _may_change(context: Any) -> bool:
+    """Does what a guard keeps stand for something that can be changed in place?"""
+    if isinstance(context, Kept) or is_copied(context) or is_buffer(context):
+        return True
+    return any(_may_change(part) for _, part in parts_of(context))

@@ -74,7 +74,6 @@ def _used_values(plan: Plan) -> set[int]:
     used |= {o.base for o in plan.outputs if isinstance(o, ViewOutput) and not o.of_input}
     used |= {a.value for row in plan.aliases for a in row.leaves if a is not None}
     used |= {*plan.differentiable}
-    used |= {k for k, _ in plan.inference}
     several = [m.value for m in plan.mutations]
     return {k for k in used if k is not None} | {k for k in several if k is not None and several.count(k) > 1}
 

@@ -1,6 +1,6 @@
 """Emitters for what a call leaves behind: new contents of inputs, version counters, assigned attributes.
 
-`reference.finish` does the same for every plan. Here is the usual one, straight down: data changed without autograd's
+`finish.deliver_all` does the same for every plan. Here is the usual one, straight down: data changed without autograd's
 notice, in memory that nobody replaced. What the program has written itself needs no more than its version counter, and all
 counters that move forwards move in one call.
 """
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 def is_plain(plan: Plan, values: Sequence[Tensor], *, inference: bool) -> bool:
     """Is all that the plan delivers of this kind? ``values``: the real inputs.
 
-    Inference tensors have no version counter, so that theirs are left to the reference.
+    Inference tensors have no version counter, so that theirs are left to `deliver_all`.
     """
     return all(not inference and _is_plain_mutation(m, plan, values[m.input]) for m in plan.mutations)
 
@@ -120,8 +120,3 @@ class Delivery:
         for n in range(max((moved for _, moved in moves), default=0)):
             s.bind("move_versions", torch_api.move_versions)
             s.line(f"move_versions([{', '.join(name for name, moved in moves if moved > n)}])")
-
-    def assign(self, results: Sequence[str]) -> None:
-        """Emit what ``.grad`` of inputs becomes. ``results``: names of the flat outputs."""
-        for number, output in self.plan.gradients:
-            self.source.line(f"{self.inputs[number]}.grad = {results[output]}")

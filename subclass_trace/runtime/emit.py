@@ -94,7 +94,7 @@ def attribute_code(variable: str, name: str) -> str:
 class Unwrapper:
     """Emits taking inputs apart, and collects the checks of each value."""
 
-    def __init__(self, source: Source, miss: str, examples: Mapping[str, Any]) -> None:
+    def __init__(self, source: Source, miss: str, examples: dict[str, Any]) -> None:
         """``examples``: values of the specs, by local names."""
         self.source, self.miss, self.examples = source, miss, examples
         self.checks = Checks()
@@ -113,6 +113,8 @@ class Unwrapper:
                 continue
             local = self.source.name("u")
             self.source.line(f"{local} = {attribute_code(variable, name)}")
+            if variable in self.examples:
+                self.examples[local] = getattr(self.examples[variable], name)
             leaves += self.unwrap(local, inner)
         return leaves
 

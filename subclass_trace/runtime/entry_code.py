@@ -1,6 +1,6 @@
 """Generated source for one specialization: guard, unwrap, call, rewrap, straight down.
 
-`generate` returns an entry ``(args, kwargs) -> result``, or `MISS` when a guard fails: where `guards.failed_guard` finds a
+An entry is ``(args, kwargs) -> result``, or `MISS` when a guard fails: where `guards.failed_guard` finds a
 reason. Print ``specialization.source`` to read it.
 """
 
@@ -25,18 +25,12 @@ from .value_code import ValueEmitter, emit_effects
 Tensor = torch.Tensor
 
 
-def generate(program: Program, guards: Guards, flat: Sequence[Any], examples: Examples) -> Entry:
-    """The entry for a specialization.
+class GuardedEmitter(EntryEmitter):
+    """The entry of a region: Python state and thread state are compared first.
 
-    Args:
-        flat: the flat arguments of the call that it was made for.
-        examples: makes fake values of specs, to verify template constructors.
+    ``flat``: the flat arguments of the call that it is made for; ``examples`` makes fake values of specs, to verify template
+    constructors.
     """
-    return _GuardedEmitter(program, guards, flat, examples).emit()
-
-
-class _GuardedEmitter(EntryEmitter):
-    """The entry of a region: Python state and thread state are compared first."""
 
     def __init__(self, program: Program, guards: Guards, flat: Sequence[Any], examples: Examples) -> None:
         super().__init__(program, guards.ambient, guards.alias, flat, examples)

@@ -1,5 +1,4 @@
-"""What a call does after its forward, read from the plan: mutations, then results. Generated code (`delivery_code`) does the
-usual part of it straight down."""
+"""What generated code calls for what is rare: mutations of every kind, values in other memory."""
 
 from __future__ import annotations
 
@@ -13,23 +12,14 @@ from .. import torch_api
 from ..capture.aliasing import byte_range
 from ..plan import (
     BasePrimal,
-    ConstantOutput,
-    GradientOutput,
-    InputOutput,
     MutationPlan,
-    OutputPlan,
     Plan,
-    SameOutput,
-    SizeOutput,
-    ViewOutput,
 )
 from ..subclass.flatten import leaves_of
-from ..subclass.parts import marks_in, with_lent
-from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from .backward import Backwards
 from .function import Protected
-from .rebuild import of_inference, replay_view, share
+from .rebuild import share
 from .writeback import deliver, set_version
 
 Tensor = torch.Tensor
@@ -67,13 +57,9 @@ def base_value(primal: BasePrimal, leaves: Sequence[Tensor], numel: int) -> Tens
         return flat.set_(storage[start : start + numel * width] if start else storage, 0, (numel,), (1,))
 
 
-def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> list[Any]:
-    """Deliver mutations, then make the results: whatever views an input sees its new contents."""
-    values = list(values)
+def deliver_all(plan: Plan, call: Call, values: Sequence[Tensor]) -> None:
+    """Deliver the mutations."""
     old = {m.input: leaves_of(call.inputs[m.input]) for m in plan.mutations if not _is_done(m, call)}
-    share_values(plan, call, values, within=False)
-    for k, flags in plan.inference:
-        values[k] = of_inference(values[k], flags, call.leaves)
     for m in plan.mutations:
         new, x = None if m.value is None else values[m.value], call.inputs[m.input]
         # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).
@@ -82,17 +68,6 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
             deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
         if version is not None:
             set_version(x, version + m.version_bumps - m.moved)
-    results: list[Any] = []
-    for o in plan.outputs:
-        if isinstance(o, SameOutput):
-            results.append(results[o.result])
-        else:
-            results.append(make_output(o, call, values, flat))
-    for number, output in plan.gradients:
-        call.inputs[number].grad = results[output]
-    if plan.grad_mode_after is not None:
-        torch.set_grad_enabled(plan.grad_mode_after)
-    return results
 
 
 def _is_done(m: MutationPlan, call: Call) -> bool:
@@ -111,25 +86,6 @@ def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> 
             values[row.value] = share(row, values[row.value], values, call.leaves, call.env)
 
 
-def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> Any:
-    """One flat result."""
-    if isinstance(o, ConstantOutput):
-        return with_lent(o.value, call.env) if marks_in((), [o.value]) else o.value
-    if isinstance(o, SizeOutput):
-        return call.sizes[o.index]
-    if isinstance(o, InputOutput):
-        return flat[o.position]
-    if isinstance(o, GradientOutput):
-        return call.inputs[o.input]
-    assert not isinstance(o, SameOutput)
-    if isinstance(o, ViewOutput):
-        base = call.inputs[o.base] if o.of_input else values[o.base]
-        value = replay_view(o, base, call.env)
-    else:
-        value = values[o.value]
-        if o.protected and value.requires_grad:
-            value = torch_api.apply_function(Protected, value)
-    for name, attribute in o.attributes.items():
-        owner, last = owner_of(value, name)
-        setattr(owner, last, with_lent(attribute, call.env))
-    return value
+def protected(value: Tensor) -> Tensor:
+    """The value, which nobody may write to under autograd."""
+    return torch_api.apply_function(Protected, value) if value.requires_grad else value

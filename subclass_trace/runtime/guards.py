@@ -24,7 +24,7 @@ from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.kept import difference
 from ..subclass.paths import Path
-from ..subclass.protocol import Kind, class_of_leaf, kind_of
+from ..subclass.protocol import Kind, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from ..subclass.visit import VALUE, inner_values
 from .sizes import bind, evaluate, holds
@@ -211,8 +211,6 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
     if isinstance(spec, LeafSpec):
         if not isinstance(value, Tensor) or kind_of(type(value)) is not Kind.LEAF:
             return f"{path}: expected a dense tensor, got {type(value).__qualname__}"
-        if class_of_leaf(value) is not spec.cls:
-            return f"{path}: expected {spec.cls.__qualname__}, got {type(value).__qualname__}"
     elif type(value) is not spec.cls:
         return f"{path}: expected {spec.cls.__qualname__}, got {type(value).__qualname__}"
     for name in ("dtype", "device", "layout", "requires_grad"):

@@ -91,7 +91,6 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
         saved=saved,
         offsets_matter=_offsets_matter(captured),
         aliases=tuple(_freeze_alias(replace(a, spec=lending.marked(a.spec))) for a in captured.aliases),
-        inference=captured.inference,
         unbacked=captured.unbacked,
         watched_inputs=watched_inputs,
         watched_values=watched_values,
@@ -283,15 +282,7 @@ def _freeze_replay(replay: Replay, session: Session) -> Replay:
     except torch_api.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
         if not all(type(n) is int for n in sizes):
             raise
-    except RuntimeError:  # forward-mode AD: a dual is a view, made anew by its place in the memory, which takes numbers
-        if _layout(view) != _layout(view._base):
-            raise
-        return torch.ops.aten.alias.default
     return SymbolicView(replay, tuple(sizes)) if any(symbols) else replay
-
-
-def _layout(t: Tensor) -> list[Any]:
-    return [to_expr(n) for n in (*t.shape, *t.stride(), t.storage_offset())]
 
 
 def _has_numbers(session: Session) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from .. import torch_api
 from ..plan import LeafAlias, SymbolicView, ValueAlias, ViewOutput
-from ..subclass.flatten import flatten, leaves_of
+from ..subclass.flatten import leaves_of
 from ..subclass.spec import LeafSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .sizes import Env, concrete, evaluate, evaluator
@@ -70,23 +70,6 @@ def view_like(source: Tensor, spec: LeafSpec, alias: LeafAlias, env: Env) -> Ten
     if not made.is_inference():
         torch_api.set_version(made, 0)
     return made
-
-
-def of_inference(value: Tensor, flags: Sequence[bool], known: Sequence[Tensor]) -> Tensor:
-    """``value`` in the same memory, as a tensor of inference mode or not: ``flags`` says what it is, then its leaves.
-
-    Args:
-        known: leaves of inputs: they are what they are.
-    """
-    leaves, spec = flatten(value)
-    parts = [
-        leaf if leaf.is_inference() == flag or any(leaf is k for k in known) else _remade(leaf, flag)
-        for leaf, flag in zip(leaves, flags[1:], strict=True)
-    ]
-    if isinstance(spec, LeafSpec):
-        return parts[0]
-    with torch.inference_mode(flags[0]):
-        return rebuild(spec, iter(parts))  # type: ignore[no-any-return]
 
 
 def _remade(leaf: Tensor, inference: bool) -> Tensor:

@@ -25,26 +25,6 @@ from .value_code import ValueEmitter
 Other = Callable[..., Any]
 
 
-def generate_trusted(
-    program: Program,
-    alias: tuple[Any, ...] | None,
-    flat: Sequence[Any],
-    count: int,
-    examples: Examples,
-    other: Other,
-    eager: Other,
-) -> Entry:
-    """The entry ``(*arguments) -> results``.
-
-    Args:
-        alias: how the inputs share memory, where that decided the trace.
-        flat: the flat arguments of the call that it was made for, of which the first ``count`` are arguments.
-        other: serves calls whose inputs share memory in another way.
-        eager: serves calls inside a transform or a dispatch mode.
-    """
-    return _TrustedEmitter(program, alias, flat, count, examples, other, eager).emit()
-
-
 class _TrustedUnwrapper(Unwrapper):
     """Takes inputs apart; contexts were compared by the caller, unless they hold what ``==`` cannot compare."""
 
@@ -53,7 +33,16 @@ class _TrustedUnwrapper(Unwrapper):
             super()._check_context(variable, spec)
 
 
-class _TrustedEmitter(EntryEmitter):
+class TrustedEmitter(EntryEmitter):
+    """The entry ``(*arguments) -> results``.
+
+    Args:
+        alias: how the inputs share memory, where that decided the trace.
+        flat: the flat arguments of the call that it was made for, of which the first ``count`` are arguments.
+        other: serves calls whose inputs share memory in another way.
+        eager: serves calls inside a transform or a dispatch mode.
+    """
+
     def __init__(
         self,
         program: Program,

@@ -6,7 +6,7 @@ Nothing here issues an operation on a wrapper: data goes leaf by leaf, shapes ar
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +67,12 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
         inner = getattr(*owner_of(x, name))
         if not inner.is_inference():
             torch_api.set_version(inner, inner._version + bumps)
-    for name, value in plan.attributes.items():
+    set_attributes(x, plan.attributes, env)
+
+
+def set_attributes(x: Tensor, attributes: Mapping[str, Any], env: Env) -> None:
+    """Set Python attributes, with dots: of wrappers inside; with the objects of the call in the place of marks."""
+    for name, value in attributes.items():
         owner, last = owner_of(x, name)
         setattr(owner, last, with_lent(value, env))
 

@@ -7,7 +7,6 @@ long lists by the pointers of their items. `StateGuards.failed` is the reference
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import operator
 from collections.abc import Callable, Sequence
@@ -16,10 +15,10 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from .guards import Exact, Guard, Identity, IsTensor, ItemsOf, Keys, NoNewNames, OfType, StateGuards, alike
+from .guards import Exact, Factory, Guard, Identity, IsTensor, ItemsOf, Keys, NoNewNames, OfType, StateGuards, alike
 from .source import Arguments, Bag, Cell, Holder, Items, Mapping, Names, Source, Variable
 from .source import Sequence as ListLike
-from .values import MISSING, is_a
+from .values import MISSING, factory_of, is_a
 
 _EXPECTED = "(AttributeError, IndexError, KeyError, TypeError, ValueError)"
 _LONG = 32
@@ -274,9 +273,10 @@ class _Emitter:
             self._items(guard)
         elif isinstance(guard, Keys):
             same = f"[*{self._name(guard.holder)}] == {self._const(list(guard.keys))}"
-            if is_a(guard.holder.thing, collections.defaultdict):
-                same = "False"  # what it makes of other keys counts as well
             self._unless(f"{same} or {self._const(guard.failed)}((args, kwargs)) is None")
+        elif isinstance(guard, Factory):
+            factory = f"{self._const(factory_of)}({self._name(guard.holder)})"
+            self._unless(f"{factory} is {self._const(guard.factory)}")
         elif isinstance(guard, NoNewNames):
             known = self._name(guard.holder)
             same = f"len({known}) == {len(guard.known)} or {known}.keys() <= {self._const(guard.known)}"

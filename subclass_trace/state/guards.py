@@ -84,17 +84,14 @@ class IsTensor:
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """A dict has these keys, in this order; what a ``defaultdict`` makes of others is made by ``factory``."""
+    """A dict has these keys, in this order."""
 
     holder: Mapping
     keys: tuple[Any, ...]
-    factory: Any = None
 
     def holds(self, call: Call) -> bool:
         """Without a sentence that says why not."""
         thing = self.holder.now(call)
-        if factory_of(thing) is not self.factory:
-            return False
         now = self.holder.base.keys(thing)
         return dict.__len__(thing) == len(self.keys) and all(map(same_key, now, self.keys))
 
@@ -104,9 +101,20 @@ class Keys:
             return None
         thing = self.holder.now(call)
         now = self.holder.base.keys(thing)
-        if factory_of(thing) is not self.factory:
-            return f"{self.holder.path} has another default_factory"
         return f"the keys of {self.holder.path} were {_few(self.keys)}, are {_few(now)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Factory:
+    """What a ``defaultdict`` makes of keys that it does not have."""
+
+    holder: Mapping
+    factory: Any
+
+    def failed(self, call: Call) -> str | None:
+        """Why it does not hold."""
+        same = factory_of(self.holder.now(call)) is self.factory
+        return None if same else f"{self.holder.path} has another default_factory"
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +153,7 @@ class ItemsOf:
         return None if k is None else f"{self.holder.text(k)} was {_item(self.items[k])}, is {short(now[k])}"
 
 
-Guard: TypeAlias = Exact | Identity | OfType | IsTensor | Keys | NoNewNames | ItemsOf
+Guard: TypeAlias = Exact | Identity | OfType | IsTensor | Keys | Factory | NoNewNames | ItemsOf
 
 
 def _item(value: Any) -> str:
@@ -223,10 +231,12 @@ class StateGuards:
         for holder in (walk.arguments, *walk.holders.values()):
             if holder is walk.arguments or not is_write_only(walk, holder):
                 guards = list(self._of_holder(holder, call))
-                if holder.fixed and isinstance(holder, Mapping) and not is_a(holder.thing, defaultdict):
+                if holder.fixed and isinstance(holder, Mapping):
                     self.by_holder[holder] = guards
                 else:
                     self.each += guards
+                if is_a(holder.thing, defaultdict):  # of which the version of the dict knows nothing
+                    self.each.append(Factory(holder, factory_of(holder.now(call))))
         self.functions = [(f, f.__code__, f.__defaults__) for f in walk.functions]
         self.objects = [(o, type(o), namespace_of(o)) for o in walk.objects]
         self.bases = list(walk.bases)
@@ -252,7 +262,7 @@ class StateGuards:
         for key in holder.kept:
             yield self._of_place(holder, Source(holder, key), holder.get(thing, key))
         if type(holder) is Mapping:
-            yield Keys(holder, tuple(holder.table(thing)), factory_of(thing))
+            yield Keys(holder, tuple(holder.table(thing)))
         elif isinstance(holder, Names):
             known = frozenset(holder.table(thing)) | holder.left_out
             yield NoNewNames(holder, known, frozenset(_names_in(self.walk, holder) - known))

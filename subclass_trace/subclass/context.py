@@ -297,6 +297,11 @@ def is_copied(value: Any) -> bool:
     return type(value) in (list, dict, set) or _is_mutable_dataclass(value)
 
 
+def is_frozen(value: Any) -> bool:
+    """Is it a frozen dataclass with generated equality?"""
+    return has_generated_equality(value) and not _is_mutable_dataclass(value)
+
+
 def is_buffer(value: Any) -> bool:
     """Is it an array of numbers, or of bytes, that can be written in place?"""
     if type(value) in (bytearray, array.array):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .paths import Path
-from .protocol import Kind, class_of_leaf, kind_of
+from .protocol import Kind, kind_of
 from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from .visit import VALUE, rebuild, visit
 
@@ -41,7 +41,7 @@ def flatten(value: Any, path: Path = VALUE) -> tuple[list[torch.Tensor], Spec]:
 
     def leaf(t: torch.Tensor, _: Path) -> Spec:
         leaves.append(t)
-        return LeafSpec(*_outer(t), class_of_leaf(t), (t.is_conj(), t.is_neg()))
+        return LeafSpec(*_outer(t), (t.is_conj(), t.is_neg()))
 
     def wrapper(t: torch.Tensor, names: tuple[str, ...], inners: list[Spec], context: Any, _: Path) -> Spec:
         return WrapperSpec(type(t), names, tuple(inners), context, *_outer(t))

@@ -43,6 +43,7 @@ from .context import (
     has_sizes,
     is_atom,
     is_buffer,
+    is_frozen,
     map_parts,
     same_context,
     snapshot,
@@ -162,6 +163,10 @@ def _keep(value: Any, at: Path, path: Path, depth: int, inside: bool = False) ->
     state = {
         k: _keep(v, at.attr(str(k)), path, depth + 1, not has_generated_equality(value)) for k, v in holdings(value)
     }
+    rows = dict(holdings(value))
+    if is_frozen(value) and rows.keys() == {f.name for f in fields(value) if f.compare}:
+        if all(state[k] is v for k, v in rows.items()):
+            return value  # nothing in it can be changed
     return KeptObject(value, state)
 
 

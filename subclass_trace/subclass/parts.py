@@ -4,45 +4,18 @@
 A class often hands its context on (``cls(out, x.config)``). In eager mode the result then has the very object of the input,
 so that what changes one changes the other. A traced wrapper has a copy of what can be changed in place; where a result has
 that very copy, its spec has a mark (`Lent`) there, and a call hands on the object of its own input.
-
->>> value_at({"meta": [1, 2]}, (("item", "meta"), ("item", 1)))
-2
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .context import Lent, Part, map_parts, parts_of
+from .context import Lent, Part, map_parts
 from .spec import OpaqueSpec, Spec, WrapperSpec
 
 #: the parts that lead to a value of a context, from outside in
 Steps = tuple[Part, ...]
-
-
-def value_at(context: Any, steps: Steps) -> Any:
-    """The value that these steps lead to."""
-    return functools.reduce(lambda c, step: c[step[1]] if step[0] == "item" else getattr(c, step[1]), steps, context)
-
-
-def integers_in(context: Any, steps: Steps = (), depth: int = 2) -> dict[Steps, int]:
-    """The plain integers at the top of a context, and of what stands there."""
-    if type(context) is int:
-        return {steps: context}
-    found: dict[Steps, int] = {}
-    for part, value in parts_of(context) if depth else ():
-        found |= integers_in(value, (*steps, part), depth - 1)
-    return found
-
-
-def with_parts(context: Any, values: Mapping[Steps, Any], steps: Steps = ()) -> Any:
-    """A context with some of its values replaced."""
-    if steps in values:
-        return values[steps]
-    parts = iter([part for part, _ in parts_of(context)])
-    return map_parts(context, lambda v: with_parts(v, values, (*steps, next(parts)))) if values else context
 
 
 def mark_source(mark: Lent, variable: str, name_of: Callable[[Any], str]) -> str:

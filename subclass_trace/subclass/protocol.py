@@ -12,14 +12,14 @@ from __future__ import annotations
 import enum
 import inspect
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import torch_api
-from ..errors import NotYet, ProtocolError, SubclassTraceError
+from ..errors import NeedsEager, NotYet, ProtocolError, SubclassTraceError
 from .paths import Path
 
 
@@ -43,63 +43,18 @@ class Problem:
         return f"{self.cls.__qualname__} {self.what}"
 
 
-#: the classes of real dense tensors: these, and each class that `is_plain` and was met
-REAL: set[type] = {torch.Tensor, torch.nn.Parameter}
+#: the classes of real dense tensors
+REAL = frozenset({torch.Tensor, torch.nn.Parameter})
 _DENSE = {*REAL, *torch_api.FAKE_TYPES}
 _KINDS: dict[type, Kind] = dict.fromkeys(_DENSE, Kind.LEAF)
 
 
 def kind_of(cls: type) -> Kind:
-    """Leaf (a dense tensor), wrapper, or refused; decided once per class, but see `look_again`."""
+    """Leaf (a dense tensor), wrapper, or refused; decided once per class."""
     kind = _KINDS.get(cls)
-    if kind is None and is_plain(cls):
-        REAL.add(cls)
-        kind = _KINDS[cls] = Kind.LEAF
     if kind is None:
         kind = _KINDS[cls] = Kind.REFUSED if problems(cls) else Kind.WRAPPER
     return kind
-
-
-def look_again(classes: Iterable[type]) -> None:
-    """Decide anew about classes of parameters: what they override may have changed since."""
-    for cls in classes:
-        if cls not in _DENSE and issubclass(cls, torch.nn.Parameter) and (cls in REAL) != is_plain(cls):
-            REAL.discard(cls)
-            _KINDS.pop(cls, None)
-
-
-def is_plain(cls: type) -> bool:
-    """Is it a subclass of ``nn.Parameter`` that overrides nothing? Operations on such a tensor are those on a parameter, and
-    their results are of class ``torch.Tensor``.
-
-    >>> class Scale(torch.nn.Parameter):
-    ...     def doubled(self):
-    ...         return self * 2
-    >>> is_plain(Scale), is_plain(torch.nn.UninitializedParameter)
-    (True, False)
-    """
-    if (
-        not issubclass(cls, torch.nn.Parameter)
-        or cls is torch.nn.Parameter
-        or type(cls) is not type(torch.nn.Parameter)
-        or hasattr(cls, "__getattr__")
-    ):
-        return False
-    own = (row for k in cls.__mro__ if k not in torch.nn.Parameter.__mro__ for row in vars(k).items())
-    return not any(hasattr(torch.nn.Parameter, name) and not _is_of_every_class(name, value) for name, value in own)
-
-
-def _is_of_every_class(name: str, value: Any) -> bool:
-    """May a class have this of its own beside what it adds? Which names Python writes into each class differs by version."""
-    if name in ("__init__", "__new__", "__dict__", "__weakref__", "__annotate__", "__annotate_func__"):
-        return True
-    return name.startswith("__") and name.endswith("__") and not callable(value) and not hasattr(type(value), "__get__")
-
-
-def class_of_leaf(t: torch.Tensor) -> type:
-    """The class of a dense tensor where it matters: `is_plain`; for all other tensors ``torch.Tensor``."""
-    cls = type(t)
-    return cls if cls not in _DENSE and cls in REAL else torch.Tensor
 
 
 def is_traceable(value: object) -> bool:
@@ -161,6 +116,14 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     cls = type(value)
     if issubclass(cls, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
         return NotYet("a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__)
+    if issubclass(cls, torch.nn.Parameter):
+        return NeedsEager(
+            "a parameter is of a class of its own",
+            path=path,
+            expected="torch.nn.Parameter",
+            got=f"an instance of {cls.__module__}.{cls.__qualname__}",
+            fix="keep what the class adds in the module",
+        )
     fix = next((text for start, text in _INSTEAD.items() if f"{cls.__module__}.".startswith(f"{start}.")), _ELSE)
     return ProtocolError(
         f"{cls.__qualname__} is a tensor subclass that cannot be traced through: {why_not_traceable(cls)}",

@@ -80,7 +80,6 @@ class LeafSpec:
     device: torch.device
     layout: torch.layout
     requires_grad: bool
-    cls: type = torch.Tensor  # or a subclass of nn.Parameter: see `protocol.is_plain`
     lazy: tuple[bool, bool] = (False, False)  # its conjugate and its negative bit
 
 

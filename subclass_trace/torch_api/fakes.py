@@ -21,8 +21,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
-from .this_thread import replaced_here
-
 
 @functools.cache
 def _keep_device_guard() -> None:
@@ -151,34 +149,6 @@ def _faked(mode: FakeTensorMode, data: torch.Tensor, device: torch.device) -> to
     out = torch.Tensor._make_subclass(FakeTensor, data, False, dispatch_device=True, device_for_backend_keys=device)
     vars(out).update(attributes, fake_mode=mode)
     return out
-
-
-@contextlib.contextmanager
-def parameter_classes(cls_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
-    """While inside, a fake tensor is an instance of the class that ``cls_of`` says, if that is a subclass of ``nn.Parameter``
-    (which overrides nothing), and has what the class adds: methods, properties and class attributes."""
-    meta: Any = type(torch.nn.Parameter)
-    own = meta.__instancecheck__
-
-    def check(cls: Any, value: Any) -> bool:
-        if type(value) is FakeTensor and cls is not torch.nn.Parameter:
-            return issubclass(cls_of(value), cls)
-        return bool(own(cls, value))
-
-    def added(value: Any, name: str) -> Any:
-        cls = cls_of(value)
-        for base in cls.__mro__:
-            if name in vars(base):
-                found = vars(base)[name]
-                get = getattr(type(found), "__get__", None)
-                return found if get is None else get(found, value, cls)
-        return missing(value, name)
-
-    def missing(value: Any, name: str) -> Any:
-        raise AttributeError(f"'{type(value).__name__}' object has no attribute '{name}'")
-
-    with replaced_here(meta, "__instancecheck__", check), replaced_here(FakeTensor, "__getattr__", added, missing):
-        yield
 
 
 NO_FAKE_KERNEL = UnsupportedOperatorException

@@ -15,6 +15,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import subclass_trace as st
 
+pytestmark = pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
+
 #: name -> (how inputs are made, arguments, roots, the program, results, outputs to differentiate, tangents or sums)
 FOUND = {
     "a view that is an input of its own is written: what was computed from its base has no backward any more": (

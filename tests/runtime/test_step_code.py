@@ -76,7 +76,7 @@ def test_a_call_delivers_straight_down(kind: Callable[[int], Tensor], optimizer:
     for _ in range(3):
         region()
     source = region.specializations[-1].source
-    assert "finish(" not in source and "copy" not in source and "make_wrapper" not in source
+    assert "deliver_all(" not in source and "copy" not in source and "make_wrapper" not in source
     assert source.count(".grad = ") == 3
     assert source.count("move_versions(") <= (2 if kind is _two else 0)  # a dense tensor's own write moves its counter
     assert ".detach()" not in _forward(region)
@@ -136,7 +136,7 @@ def test_writes(kind: Callable[[int], Tensor], name: str) -> None:
         seen.append(([t.tolist() for t in inner or ps], [t._version for t in (*ps, *inner)]))
     assert seen[0] == seen[1]
     source = region.specializations[0].source
-    assert "finish(" not in source
+    assert "deliver_all(" not in source
     assert source.count("move_versions(") <= 2
 
 

@@ -170,7 +170,6 @@ class _Capture:
         self.inputs = Inputs(session, state_of)
         self.asked = Asked(self.inputs)
         self.stand_ins = StandIns(self.recorder, self.inputs)
-        self.recorder.contexts = self._tensors_of_contexts
         self.functions = CapturedFunctions(self.recorder, self.asked, self.stand_ins)
         self.gradients = self.functions.gradients
         self.values: list[Tensor] = []
@@ -190,7 +189,7 @@ class _Capture:
                 torch.set_grad_enabled(grad_mode)
                 self.recorder.sealed = True
                 lending = Lending.of(self.session.shape_env, [row.traced for row in self.inputs.inputs])
-                results = [self.stand_ins.result(o) for o in (*ran.outputs, *(g for _, g in changed))]
+                results = [self.stand_ins.known(o) for o in (*ran.outputs, *(g for _, g in changed))]
                 mutations = self._mutations(results, lending)
                 found = self._classify(results, ran.handed, mutations)
                 frozen = self._freeze(found)
@@ -204,9 +203,6 @@ class _Capture:
         """The inputs and the results."""
         found = [(row.path, row.traced) for row in self.inputs.inputs]
         return found + [(Path("result").item(k), t) for k, t in enumerate(outputs) if isinstance(t, Tensor)]
-
-    def _tensors_of_contexts(self) -> list[Tensor]:
-        return list(Lending.of(self.session.shape_env, [row.traced for row in self.inputs.inputs]).tensors())
 
     # ---------------------------------------------------------------- steps
     def _run(self, run: RunFunction) -> Ran:

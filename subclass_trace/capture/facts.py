@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from .. import torch_api
+from ..errors import UnsupportedError
 from ..subclass.arguments import attributes_inside
 from ..subclass.context import same_context
 from ..subclass.flatten import leaves_of
+from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
 
 Tensor = torch.Tensor
@@ -77,3 +79,20 @@ def holds_traced(value: Any, depth: int = 4) -> bool:
     else:
         items = [v for _, v in attributes_inside(value)]
     return any(holds_traced(v, depth - 1) for v in items[:1000])
+
+
+def refuse_traced(attributes: Mapping[str, Any], path: Path) -> None:
+    """Refuse attributes that the region has set on the value at ``path`` to what only the trace knows.
+
+    Raises:
+        UnsupportedError: there is one.
+    """
+    for name, value in attributes.items():
+        if holds_traced(value):
+            raise UnsupportedError(
+                "the region sets an attribute to an object that holds traced tensors, or numbers that differ between calls",
+                path=path.attr(name),
+                expected="a number or a string, or an object without tensors of the region",
+                got=f"an instance of {type(value).__qualname__}",
+                fix="return the tensors, and set the attribute outside of the region",
+            )

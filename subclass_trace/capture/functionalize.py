@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import NeedsEager
 from .aliasing import byte_range
 from .effects import has_effects
 from .places import strided_views, view_chain, writes_first, written_nodes
@@ -135,22 +135,12 @@ def _elements_after(start: Any, dtype: torch.dtype, place: Any) -> Any:
         return int(offset) if known else offset
 
 
-def _not_functional(node: fx.Node, error: Exception) -> UnsupportedError:
-    target: Any = node.target
-    writes = isinstance(target, torch_api.OpOverload) and target._schema.is_mutable
-    if writes:
-        expected = "in-place operations that have a functional form, on views that torch can rebuild"
-        fix = "use the out-of-place operation, or write to a clone"
-    else:  # nothing is wrong with it but that another one is in place
-        expected = "operations that run under torch's functional tensors, where another one of the region is in place"
-        fix = "use out-of-place operations alone in the region, or keep this operation out of it"
-    cls = NeedsEager if target is aten.resize_.default else UnsupportedError
-    return cls(
-        f"torch cannot make {target} functional in this place: {' '.join(str(error).split())[:300]}",
+def _not_functional(node: fx.Node, error: Exception) -> NeedsEager:
+    return NeedsEager(
+        f"torch cannot make {node.target} functional in this place: {' '.join(str(error).split())[:300]}",
         path=frames_text(node),
-        expected=expected,
-        got=str(target),
-        fix=fix,
+        expected="operations that run under torch's functional tensors",
+        fix="use the out-of-place operation, or write to a clone",
     )
 
 

@@ -24,6 +24,7 @@ from ..subclass.kept import kept_spec
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
 from .input_sizes import DynamicDims, SizeSymbols, traced_value, with_sizes
+from .lending import lendable
 from .session import Session
 
 Tensor = torch.Tensor
@@ -176,6 +177,13 @@ class Inputs:
         values = [self.leaf_values[k] for k in leaves]
         traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
         _check_slots(real, spec, argument.path)
+        if any(type(held) is Tensor for _, _, held in lendable(traced)):
+            raise NeedsEager(
+                "a flatten context holds a plain tensor",
+                path=argument.path,
+                expected="tensors among the inner ones",
+                fix="let __tensor_flatten__ name it among the inner tensors",
+            )
         own = set_by_class(traced) if hasattr(traced, "__dict__") else frozenset()
         if is_parameter:
             traced.__dict__["_is_param"] = True

@@ -77,33 +77,20 @@ def number_inside(recorder: Any, t: Tensor, record: Callable[[Tensor], Any]) -> 
         return known
     if t.dtype is torch.bool:
         if not recorder.asks_for_numbers:  # control flow
-            raise value_asked_for(t, recorder.user_line())
+            raise _branches(t, recorder.user_line())
         with recorder:
             t = t.to(torch.int64)
         return record(t) != 0
-    try:
-        return record(t)
-    except torch_api.DATA_DEPENDENT_ERRORS as error:
-        raise value_asked_for(t, recorder.user_line()) from error
+    return record(t)
 
 
-def value_asked_for(t: Tensor, line: str | None) -> DataDependentError:
-    """The region, at ``line``, asks for the value of a traced tensor: what to say."""
+def _branches(t: Tensor, line: str | None) -> DataDependentError:
     code = quoted(line)
-    what = f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)}{f', in {code}' if code else ''}"
-    if t.dtype is torch.bool:
-        return DataDependentError(
-            "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or bool() of a tensor)",
-            path=line,
-            expected="branches that follow from Python values and sizes: the graph is made once, for all values",
-            got=what,
-            fix="choose with torch.where(condition, a, b), branch with torch.cond, or compute the condition outside "
-            "of the region and pass it as a Python bool, which is guarded",
-        )
     return DataDependentError(
-        "the region asks for the Python number inside a tensor (int(), float(), .item() of a kind that has no symbol)",
+        "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or bool() of a tensor)",
         path=line,
-        expected="an operation whose result is a tensor, or .item(), which is a symbol of the graph",
-        got=what,
-        fix="keep it a tensor, use .item(), or compute the number outside of the region",
+        expected="branches that follow from Python values and sizes: the graph is made once, for all values",
+        got=f"a tensor of shape {tuple(t.shape)}{f', in {code}' if code else ''}",
+        fix="choose with torch.where(condition, a, b), branch with torch.cond, or compute the condition outside "
+        "of the region and pass it as a Python bool, which is guarded",
     )

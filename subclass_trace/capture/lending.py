@@ -38,10 +38,6 @@ class Lending:
                 objects |= {Lent(number, names, steps, held): held for names, steps, held in lendable(value)}
         return Lending(objects)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """The plain tensors among them, of which traced wrappers have copies: values that guards compare."""
-        return (v for v in self.objects.values() if type(v) is Tensor)
-
     def in_calls(self, used: Collection[Lent]) -> tuple[Lent, ...]:
         """The marks of which a call needs the objects, in this order. ``used``: by its results."""
         return tuple(m for m in self.objects if m in used)

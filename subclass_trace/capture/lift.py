@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import UnsupportedError
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.visit import rebuild
@@ -116,18 +115,3 @@ class StandIns:
             traced: Tensor = rebuild(spec, iter([self.recorder.constant(t) for t in leaves]))
         self._traced[id(traced)] = traced
         return traced
-
-    def result(self, value: Any) -> Any:
-        """What a result is: of an input the traced tensor.
-
-        Raises:
-            UnsupportedError: it is a plain tensor in the context of an input, of which the trace has a copy.
-        """
-        if isinstance(value, Tensor) and any(value is t for t in self.recorder.contexts()):
-            raise UnsupportedError(
-                "a result is a plain tensor that a flatten context holds",
-                path="result",
-                got=f"a tensor of shape {tuple(value.shape)} that is no inner tensor",
-                fix="let __tensor_flatten__ name it among the inner tensors",
-            )
-        return self.known(value)

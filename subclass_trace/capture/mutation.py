@@ -20,7 +20,7 @@ from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .aliasing import family
 from .diagnostics import kept_number
-from .facts import holds_traced
+from .facts import refuse_traced
 from .inputs import Inputs, TracedInput
 from .recorder import Recorder
 
@@ -226,9 +226,7 @@ def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, m
     assigned = {k: v for k, v in state.items() if was.attributes.get(k, was) is not v}
     own = {k: v for k, v in assigned.items() if k in row.own and not isinstance(v, (Tensor, *torch_api.SYM_TYPES))}
     attributes = {k: marked(v) for k, v in own.items()}
-    for name, value in attributes.items():
-        if holds_traced(value):
-            raise _escapes(row.path, name, value)
+    refuse_traced(attributes, row.path)
     _check_contexts(row, was.spec, after, assigned)
     metadata = None if same_layout(after, was.spec) else after
     return _Change(data, metadata, attributes)
@@ -310,16 +308,6 @@ def _check_inner_names(row: TracedInput, before: Spec, after: Spec) -> None:
         )
     for one, other in zip(before.inners, after.inners, strict=True):
         _check_inner_names(row, one, other)
-
-
-def _escapes(path: Path, name: str, value: Any) -> UnsupportedError:
-    return UnsupportedError(
-        "the region sets an attribute of an input to an object that holds traced tensors",
-        path=f"{path}.{name}",
-        expected="a tensor, a number or a string, or an object without tensors of the region",
-        got=f"an instance of {type(value).__qualname__}",
-        fix="return the tensors, and set the attribute outside of the region",
-    )
 
 
 def same_contexts(a: Spec, b: Spec) -> bool:

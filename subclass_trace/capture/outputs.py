@@ -18,7 +18,6 @@ from ..plan import (
     InputOutput,
     MutationPlan,
     OutputPlan,
-    RaggedOutput,
     Replay,
     SameOutput,
     SizeOutput,
@@ -35,7 +34,7 @@ from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import rebuild
 from .aliasing import family, laid_out_alike, share_counter
 from .diagnostics import kept_number
-from .facts import SIMPLE, holds_traced
+from .facts import SIMPLE, holds_traced, refuse_traced
 from .inputs import Inputs
 from .recorder import Recorder
 from .replays import aside, fresh, gives, share_memory, tried, unseen
@@ -139,13 +138,11 @@ class OutputClassifier:
         self._reshaped = {m.input for m in mutations if m.metadata is not None}
         self._assigned = {m.input for m in mutations if m.attributes}
         tensors = [o for o in results if isinstance(o, Tensor)]
-        self._ragged = {_ragged_symbol(n) for i in inputs.inputs for n in i.spec.size if is_ragged(n)}  # type: ignore[union-attr]
         self._edges = {id(i.traced): i.edge.node for i in inputs.inputs if i.edge is not None}
         self._sources: dict[Any, dict[int, Tensor]] = {}  # what the call has in a storage
         for t in (*(i.traced for i in inputs.inputs), *filter(self._is_traced, tensors)):
             for storage in _storages(leaves_of(t)):
                 self._sources.setdefault(storage, {}).setdefault(id(whole := family(t)), whole)
-        self._takes_zeros: dict[type, bool] = {}
         self.unbacked: dict[Any, int] = {}
         self._emitted: dict[int, int] = {}
         self._value_of: dict[int, Tensor] = {}
@@ -165,8 +162,8 @@ class OutputClassifier:
         return plan
 
     def _classify(self, o: Any) -> OutputPlan:
-        if is_ragged(o) and _ragged_symbol(o) in self._ragged:
-            return RaggedOutput(o)
+        if is_ragged(o):
+            raise NeedsEager("a result is the ragged size of a jagged tensor", fix="return the tensor, or its offsets")
         if isinstance(o, torch_api.SYM_TYPES):
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
@@ -230,7 +227,7 @@ class OutputClassifier:
             if alike or (o.dtype != source.dtype and gives(way, source, spec, self.recorder)):
                 rest = (self._attributes(o, leaves, spec), torch_api.is_multi_output_view(o))
                 return ViewOutput(self._place(source, number), number is not None, way, False, spec, *rest)
-            if is_traceable(o):
+            if is_traceable(o) and 0 not in o.stride():  # nobody writes to what is expanded
                 raise NeedsEager(
                     "a result is a part of a detached wrapper, with which it shares a version counter",
                     path=str(Path("result").item(self._count)),
@@ -340,17 +337,15 @@ class OutputClassifier:
 
         Made by itself at run time, each has a node that fills in dense zeros for the others, which some classes do not take.
         """
-        if type(o) not in self._takes_zeros:
-            with torch_api.without_tracing(), torch.no_grad():
-                tangent = map_leaves(torch.empty_like, o)
-                tangent = tangent.requires_grad_(False) if tangent.requires_grad else tangent
-                try:
-                    edge = torch.autograd.graph.get_gradient_edge(o._base)  # type: ignore[arg-type]
-                    torch.autograd.grad([o], [edge], [tangent], retain_graph=True, allow_unused=True)
-                    self._takes_zeros[type(o)] = True
-                except Exception:  # whatever the class raises
-                    self._takes_zeros[type(o)] = False
-        return not self._takes_zeros[type(o)]
+        with torch_api.without_tracing(), torch.no_grad():
+            tangent = map_leaves(torch.empty_like, o)
+            tangent = tangent.requires_grad_(False) if tangent.requires_grad else tangent
+            try:
+                edge = torch.autograd.graph.get_gradient_edge(o._base)  # type: ignore[arg-type]
+                torch.autograd.grad([o], [edge], [tangent], retain_graph=True, allow_unused=True)
+            except Exception:  # whatever the class raises
+                return True
+        return False
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""
@@ -383,21 +378,8 @@ class OutputClassifier:
             with torch_api.without_tracing(), torch.no_grad():
                 again = attributes_of_wrapper(rebuild(spec, iter(leaves)), spec)
             found = {k: v for k, v in found.items() if k not in known or not _is_another(known[k], again[k])}
-        return self._without_traced(found)
-
-    def _without_traced(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        for name, value in attributes.items():
-            if isinstance(value, torch_api.SYM_TYPES):
-                raise kept_number(value, Path("result").item(self._count).attr(name))
-            if holds_traced(value):
-                raise UnsupportedError(
-                    "the region sets an attribute of a result to an object that holds traced tensors",
-                    path=str(Path("result").item(self._count).attr(name)),
-                    expected="a number or a string, or an object without tensors of the region",
-                    got=f"an instance of {type(value).__qualname__}",
-                    fix="return the tensors, and set the attribute outside of the region",
-                )
-        return attributes
+        refuse_traced(found, Path("result").item(self._count))
+        return found
 
     def _is_traced(self, o: Tensor) -> bool:
         if kind_of(type(o)) is Kind.REFUSED and any(map(torch_api.is_fake, vars(o).values())):
@@ -429,8 +411,3 @@ def _is_another(value: Any, known: Any) -> bool:
     if isinstance(known, (Tensor, *torch_api.SYM_TYPES)) or not (type(value) in SIMPLE or type(known) in SIMPLE):
         return False
     return not same_context(value, known)
-
-
-def _ragged_symbol(size: Any) -> Any:
-    parts = torch_api.ragged_parts(size)
-    return None if parts is None else parts[0]

@@ -108,9 +108,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
         self.forward_state: Any = None  # that of the forward, while a backward is traced with it
-        self.contexts: Callable[[], Sequence[Tensor]] = (
-            tuple  # plain tensors in contexts of inputs, which guards compare
-        )
         self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
         self.resized: set[Any] = set()  # storages of ``out=`` arguments that got another size
@@ -163,7 +160,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         if hit is not None:
             return hit[0]
         names_count = self.state is not None and self.state.follows and self.tag == "is_forward" and not self.sealed
-        if names_count and not any(real is t for t in self.contexts()):
+        if names_count:
             raise unknown_tensor(real, self.user_line())
         return self.constant(real)
 
@@ -265,8 +262,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
 
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
-        if func._schema.is_mutable and any(real[0] is t for t in self.contexts()):
-            raise refused_write("context", func, real[0], self.user_line())
         stand_in = self.constant if func in _CONSTANT_OPS else self._lift_argument
         back = {}
         for t in real:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
+from ..errors import NeedsEager
 from ..plan import LeafAlias, ValueAlias
 from ..subclass.flatten import flatten, wrappers_inside
 from .aliasing import byte_range, share_counter
@@ -31,10 +32,7 @@ class Sharing:
         self._same = {id(t): k for k, t in enumerate(inputs.leaf_values)}
         self._starts = [_start(t) for t in inputs.originals]
         self._leaves = inputs.leaf_values
-        self._inside: dict[int, tuple[int, tuple[str, ...]]] = {}
-        for n, row in enumerate(inputs.inputs):
-            for names, wrapper in wrappers_inside(row.traced):
-                self._inside.setdefault(id(wrapper), (n, names))
+        self._inside = {id(wrapper) for row in inputs.inputs for _, wrapper in wrappers_inside(row.traced)}
         self._leaves_in: dict[Any, list[int]] = {}
         for k, t in enumerate(inputs.originals):
             if t.layout is torch.strided:
@@ -55,10 +53,13 @@ class Sharing:
         rows = []
         for n, (leaves, spec) in flat.items():
             found = tuple(self._of_input(t) or among.get((n, k)) for k, t in enumerate(leaves))
-            holder = self._inside.get(id(values[n]))
-            if holder is None and not any(found):
+            if id(values[n]) in self._inside:
+                raise NeedsEager(
+                    "a result is a wrapper that is inside of an input", fix="take it out of the input outside"
+                )
+            if not any(found):
                 continue
-            row = ValueAlias(n, spec, found, holder)
+            row = ValueAlias(n, spec, found)
             if values[n].grad_fn is not None:
                 if not any(self.recorder.was_written(t) for t, a in zip(leaves, found, strict=True) if a is not None):
                     if not values[n].is_nested:

@@ -112,12 +112,6 @@ _REFUSED: dict[str, tuple[type[UnsupportedError], str, str, str]] = {
         "tensors of which the sizes tell whether they are views",
         "make a copy in any case, with .clone()",
     ),
-    "context": (
-        UnsupportedError,
-        "the region writes to a plain tensor that a flatten context holds",
-        "tensors in contexts that are only read",
-        "let __tensor_flatten__ name it among the inner tensors",
-    ),
 }
 
 

@@ -32,7 +32,6 @@ from .outputs import GradientOutput as GradientOutput
 from .outputs import InputOutput as InputOutput
 from .outputs import LeafAlias as LeafAlias
 from .outputs import OutputPlan as OutputPlan
-from .outputs import RaggedOutput as RaggedOutput
 from .outputs import Replay as Replay
 from .outputs import SameOutput as SameOutput
 from .outputs import SizeOutput as SizeOutput

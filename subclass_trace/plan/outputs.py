@@ -26,13 +26,6 @@ class SizeOutput:
 
 
 @dataclass(frozen=True)
-class RaggedOutput:
-    """The ragged size (a nested int) of a jagged input."""
-
-    size: Any
-
-
-@dataclass(frozen=True)
 class InputOutput:
     """The very object that came in at this position of the flat arguments."""
 
@@ -137,17 +130,15 @@ class ValueAlias:
         value: its number.
         spec: with the layout of its leaves.
         leaves: for each leaf the tensor whose memory it lies in, or None.
-        holder: (input number, attribute names) when the value is a wrapper inside that input: the very object.
         within: it has a history, so that the memory is shared before autograd sees the value.
     """
 
     value: int
     spec: Spec
     leaves: tuple[LeafAlias | None, ...]
-    holder: tuple[int, tuple[str, ...]] | None = None
     within: bool = False
 
 
 OutputPlan: TypeAlias = (
-    ConstantOutput | SizeOutput | RaggedOutput | InputOutput | GradientOutput | SameOutput | ViewOutput | ValueOutput
+    ConstantOutput | SizeOutput | InputOutput | GradientOutput | SameOutput | ViewOutput | ValueOutput
 )

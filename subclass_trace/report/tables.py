@@ -21,7 +21,6 @@ from ..plan import (
     MutationPlan,
     OutputPlan,
     Plan,
-    RaggedOutput,
     SameOutput,
     SavedValue,
     SizeOutput,
@@ -320,8 +319,6 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
         return ("constant", type(o.value).__qualname__, "", "", "", constant_text(o.value))
     if isinstance(o, SizeOutput):
         return ("size", "int", "", "", "", f"out[{plan.forward_leaves + o.index}]")
-    if isinstance(o, RaggedOutput):
-        return ("size", "nested int", "", "", "", "the ragged size of an input")
     if isinstance(o, (InputOutput, GradientOutput)):
         number = o.input if isinstance(o, GradientOutput) else plan.positions[o.position]
         row = plan.inputs[number if number is not None else 0]

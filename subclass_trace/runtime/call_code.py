@@ -16,7 +16,6 @@ from ..plan import (
     GradientOutput,
     InputOutput,
     LeafPrimal,
-    RaggedOutput,
     SameOutput,
     SizeOutput,
     SymbolicView,
@@ -45,7 +44,6 @@ from .finish import Call, Program, base_value, deliver_all, protected, share_val
 from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
 from .rebuild import replay_view
-from .sizes import evaluate
 from .source import Source
 from .writeback import set_attributes
 
@@ -228,10 +226,8 @@ class EntryEmitter:
             return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
         if isinstance(o, ValueOutput):
             return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
-        if isinstance(o, SizeOutput):
-            return f"call.sizes[{o.index}]"
-        assert isinstance(o, RaggedOutput)
-        return f"{s.bind('evaluate', evaluate)}({s.constant(o.size)}, {env})"
+        assert isinstance(o, SizeOutput)
+        return f"call.sizes[{o.index}]"
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):

@@ -83,7 +83,7 @@ def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> 
     """Put what lies in other memory there: values with a history inside the autograd function, others outside of it."""
     for row in plan.aliases:
         if row.within is within:
-            values[row.value] = share(row, values[row.value], values, call.inputs, call.leaves, call.env)
+            values[row.value] = share(row, values[row.value], values, call.leaves, call.env)
 
 
 def protected(value: Tensor) -> Tensor:

@@ -24,7 +24,6 @@ from ..plan import (
     OutputPlan,
     Plan,
     Primal,
-    RaggedOutput,
     Recipe,
     Replay,
     SavedValue,
@@ -240,8 +239,6 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
 def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     if isinstance(o, ViewOutput):
         return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session))
-    if isinstance(o, RaggedOutput):
-        return RaggedOutput(to_expr(o.size))
     if isinstance(o, ValueOutput):
         return replace(o, spec=freeze(o.spec))
     return o

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -34,7 +33,6 @@ def share(
     row: ValueAlias,
     value: Tensor,
     values: Sequence[Tensor],
-    inputs: Sequence[Tensor],
     leaves: Sequence[Tensor],
     env: Env,
 ) -> Tensor:
@@ -42,11 +40,8 @@ def share(
 
     Args:
         values: the forward values, of which ``value`` is one.
-        inputs, leaves: of the call.
+        leaves: of the inputs of the call.
     """
-    if row.holder is not None:
-        number, names = row.holder
-        return functools.reduce(getattr, names, inputs[number])
     parts, spec = leaves_of(value), concrete(row.spec, env)
     for k, (alias, leaf) in enumerate(zip(row.leaves, spec_leaves(spec), strict=True)):
         if alias is not None:
@@ -73,6 +68,16 @@ def view_like(source: Tensor, spec: LeafSpec, alias: LeafAlias, env: Env) -> Ten
             shared.data = made
             return shared
     if not made.is_inference():
+        torch_api.set_version(made, 0)
+    return made
+
+
+def _remade(leaf: Tensor, inference: bool) -> Tensor:
+    with torch.inference_mode(inference), torch.no_grad():
+        made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+        made.set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride())
+        torch_api.set_lazy_bits(made, leaf.is_conj(), leaf.is_neg())
+    if not inference:
         torch_api.set_version(made, 0)
     return made
 

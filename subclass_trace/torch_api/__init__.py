@@ -31,7 +31,6 @@ from .autograd import autograd_sequence_number as autograd_sequence_number
 from .autograd import base_apply as base_apply
 from .autograd import call_backward_directly as call_backward_directly
 from .autograd import creation_forbids_inplace as creation_forbids_inplace
-from .autograd import current_autograd_node as current_autograd_node
 from .autograd import grad_dtype as grad_dtype
 from .autograd import grad_dtypes as grad_dtypes
 from .autograd import gradient_hooks as gradient_hooks
@@ -133,7 +132,6 @@ from .numbers import PYTHON_CLASSES as PYTHON_CLASSES
 from .numbers import SizesAsNumbers as SizesAsNumbers
 from .numbers import as_numbers as as_numbers
 from .numbers import as_python_number as as_python_number
-from .numbers import as_torch_symbol as as_torch_symbol
 from .numbers import holds_symbols as holds_symbols
 from .numbers import numbers_in_backwards as numbers_in_backwards
 from .operators import BINDING_HOLDERS as BINDING_HOLDERS
@@ -166,7 +164,6 @@ from .symbols import input_source as input_source
 from .symbols import is_data_dependent as is_data_dependent
 from .symbols import is_equality as is_equality
 from .symbols import is_known as is_known
-from .symbols import is_nested as is_nested
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id
 from .symbols import new_float as new_float

@@ -164,10 +164,6 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
-#: the node whose backward runs in this thread, if one does
-current_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
-
-
 keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph
 
 

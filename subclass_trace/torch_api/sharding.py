@@ -31,7 +31,6 @@ def sharding_as_eager(below: Callable[[], contextlib.AbstractContextManager[None
             stack.enter_context(_unrecorded_decompositions())
             stack.enter_context(_strides_as_numbers(module.DTensorSpec))
             stack.enter_context(_sizes_as_numbers_for_offsets())
-            stack.enter_context(_paddings_as_eager())
         yield
 
 
@@ -183,38 +182,3 @@ def _sizes_as_numbers_for_offsets() -> Iterator[None]:
 
     with replaced_here(utils, name, found):
         yield
-
-
-@contextlib.contextmanager
-def _paddings_as_eager() -> Iterator[None]:
-    """A part is padded for a collective, and cut off after it, where it lacks something.
-
-    With symbolic sizes torch 2.13 does so in any case, so that a run for the sizes of one call has another graph.
-    """
-    placements: Any = sys.modules.get("torch.distributed.tensor.placement_types")
-
-    def where_needed(original: Any) -> Any:
-        def run(tensor: torch.Tensor, dim: int, size: Any) -> torch.Tensor:
-            return tensor if isinstance(size, torch.SymInt) and _equal(size, 0) else original(tensor, dim, size)
-
-        return run
-
-    def not_to_its_own_size(original: Any) -> Any:
-        def run(self: Any, tensor: torch.Tensor, size: Any, *args: Any) -> torch.Tensor:
-            return tensor.contiguous() if _equal(tensor.size(self.dim), size) else original(self, tensor, size, *args)
-
-        return run
-
-    with contextlib.ExitStack() as stack:
-        shard = getattr(placements, "Shard", None)
-        rows = [(placements, name, where_needed) for name in ("pad_tensor", "unpad_tensor")]
-        for holder, name, stand_in in (*rows, (shard, "_maybe_unpad_tensor", not_to_its_own_size)):
-            if hasattr(holder, name):
-                stack.enter_context(replaced_here(holder, name, stand_in(getattr(holder, name))))
-        yield
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Are two sizes equal, as a condition of the trace? False where that hangs on data."""
-    known = all(n.node.has_hint() for n in (a, b) if isinstance(n, torch.SymInt))
-    return known and bool(a == b)

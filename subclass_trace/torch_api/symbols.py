@@ -206,7 +206,7 @@ def new_ragged_size(mode: FakeTensorMode) -> torch.SymInt:
 def is_data_dependent(size: Any) -> bool:
     """Does a symbolic number depend on values inside tensors?"""
     node = size.node
-    return not is_nested(size) and any(node.shape_env.is_unbacked_symint(s) for s in node.expr.free_symbols)
+    return not size.node.is_nested_int() and any(node.shape_env.is_unbacked_symint(s) for s in node.expr.free_symbols)
 
 
 def is_known(number: Any) -> bool:
@@ -231,11 +231,6 @@ def surely(condition: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return bool(guard_or_false(condition))
-
-
-def is_nested(size: Any) -> bool:
-    """Is it a nested int?"""
-    return bool(size.node.is_nested_int())
 
 
 def shape_conditions(env: ShapeEnv, known: frozenset[Any]) -> list[Any]:

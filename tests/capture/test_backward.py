@@ -188,18 +188,6 @@ def test_double_backward(make) -> None:
     both(lambda x: (x * x * x).sin(), make, use)
 
 
-def test_third_derivative() -> None:
-    def use(call, x):
-        g = call(x).sum()
-        rows = []
-        for k in range(3):
-            (g,) = torch.autograd.grad(g.sum(), x, create_graph=k < 2)
-            rows.append(g.detach())
-        return rows
-
-    both(lambda x: x**4, MAKE["dense"], use)
-
-
 @makes
 def test_gradient_penalty(make) -> None:
     def use(call, x):
@@ -210,23 +198,6 @@ def test_gradient_penalty(make) -> None:
         return [x.grad]
 
     both(lambda x: x.exp() * x, make, use)
-
-
-def test_gradient_penalty_inside_the_region() -> None:
-    def f(x):
-        y = x.exp() * x
-        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        return (y + g * g).sum()
-
-    both(f, MAKE["dense"], lambda call, x: [call(x).backward(), x.grad][1:])
-
-
-def test_derivative_with_respect_to_the_tangent() -> None:
-    x, g = torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
-    for f in (lambda x: x.sin(), st.compile(lambda x: x.sin())):
-        (gx,) = torch.autograd.grad(f(x), x, g, create_graph=True)
-        (gg,) = torch.autograd.grad(gx.sum(), g)
-        torch.testing.assert_close(gg, x.detach().cos())
 
 
 def test_is_grads_batched_and_jacobian() -> None:
@@ -355,18 +326,6 @@ def test_higher_backward_after_the_inputs_values_changed_is_refused() -> None:
         x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-
-
-@makes
-def test_double_backward_after_an_inputs_values_changed_is_refused(make) -> None:
-    for call in (lambda x: x.sin(), st.compile(lambda x: x.sin())):
-        x = make().requires_grad_()
-        out = call(x)
-        (grad,) = torch.autograd.grad(out, x, torch.ones_like(out).detach(), create_graph=True)
-        with torch.no_grad():
-            x.mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            grad.backward(torch.ones_like(grad).detach())
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

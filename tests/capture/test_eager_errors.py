@@ -59,29 +59,3 @@ def test_fake_kernel_is_wrong() -> None:
     assert torch.ones(2, dtype=torch.cfloat).nan_to_num_().tolist() == [1, 1]
     with pytest.raises(UnsupportedError, match="the trace fails where eager does not"):
         st.compile(lambda x: x.nan_to_num_())(torch.ones(2, dtype=torch.cfloat))
-
-
-def test_a_list_of_parts_whose_sizes_are_symbols() -> None:
-    """What eager says of a list operation is asked for each kind of step, and kinds are told by their sizes."""
-
-    def step(parts: list[torch.Tensor], n: float) -> torch.Tensor:
-        torch._foreach_mul_(parts, n)
-        return parts[0][1:]
-
-    region = st.compile(step)
-    for k in (3, 4, 5):
-        memory = torch.ones(k + 4)
-        parts = [memory[:k], memory[k:]]
-        assert torch.equal(region(parts, k / 2), torch.ones(k - 1) * k / 2) and torch.equal(
-            memory, torch.full((k + 4,), k / 2)
-        )
-
-
-def test_lists_of_symbolic_sizes() -> None:
-    region = st.compile(lambda xs, ys: torch._foreach_mul_(xs, ys), dynamic=True)
-    for n in (3, 5):
-        xs = [torch.full((n,), 2.0), torch.full((n + 1,), 3.0)]
-        region([x[:-1] for x in xs], [torch.full((n - 1,), 4.0), torch.full((n,), 5.0)])
-        assert [x.tolist() for x in xs] == [[8.0] * (n - 1) + [2.0], [15.0] * n + [3.0]]
-        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
-            region(xs, [torch.ones(n), torch.ones(2, n + 1)])

@@ -28,6 +28,7 @@ FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize("name", FORMULAS)
 def test_no_derivative(name: str) -> None:
     def backward(f: Any) -> None:

@@ -120,6 +120,7 @@ DYNAMIC = ["pointwise", "same offsets", "padded"]
 RUNS = [pytest.param(n, d, id=f"{n}{', dynamic' * d}") for d in (False, True) for n in (DYNAMIC if d else PROGRAMS)]
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize(("name", "dynamic"), RUNS)
 def test_sizes_change(name: str, dynamic: bool) -> None:
     f, make = PROGRAMS[name]
@@ -233,6 +234,7 @@ def test_a_differentiated_backward_for_the_rows_of_another_call_is_refused() -> 
     assert len(region.specializations) == 2
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize(
     ("beside", "dynamic"),
     [

@@ -57,28 +57,6 @@ def _set(x: Any) -> Any:
     return x * 1
 
 
-def _set_then_viewed(x: Any) -> Any:
-    x.gain = x.gain * x.shape[0]
-    return x[1:]
-
-
-def _viewed_then_set(x: Any) -> Any:
-    view = x[1:]
-    x.gain = x.gain * x.shape[0]
-    return view
-
-
-def _set_on_view(x: Any) -> Any:
-    view = x[1:]
-    view.gain *= x.shape[0]
-    return view
-
-
-def _set_with_another(x: Any) -> Any:
-    x.gain, x.label = x.gain * x.shape[0], "new"
-    return x.detach()
-
-
 def _of_two(x: Any) -> Any:
     return x * x.shape[0] * (1 / x.shape[1]), x[1:] * x.shape[0]
 
@@ -91,7 +69,7 @@ def _int(x: Any) -> Any:
     return x * int(x.shape[0])
 
 
-PROGRAMS = [_power, _int, _of_two, _in_place, _set, _set_then_viewed, _viewed_then_set, _set_on_view, _set_with_another]
+PROGRAMS = [_power, _int, _of_two, _in_place, _set]
 
 
 def _seen(*values: Any) -> list[Any]:

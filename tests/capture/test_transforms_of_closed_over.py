@@ -62,27 +62,3 @@ def test_an_ensemble() -> None:
         losses = [run(torch.ones(4, 3)).item() for _ in range(3)]
         seen.append((losses, [p.tolist() for p in parameters.values()]))
     assert seen[0] == seen[1]
-
-
-class Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        return grads[0] * w, grads[0] * x
-
-
-def test_a_custom_function_of_a_closed_over_tensor() -> None:
-    seen = []
-    for compile in (lambda f: f, st.compile):
-        held = [torch.arange(3.0).requires_grad_()]
-        run = compile(lambda x, held=held: Scaled.apply(x, held[0]) + held[0])
-        for k in range(2):
-            run(torch.full((3,), 1.0 + k)).sum().backward()
-        assert held[0].grad is not None
-        seen.append(held[0].grad.tolist())
-    assert seen[0] == seen[1]

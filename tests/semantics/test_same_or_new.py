@@ -120,6 +120,7 @@ CASES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_the_argument_a_view_or_a_new_tensor(name: str, kind: str) -> None:
     region = st.compile(PROGRAMS[name])
@@ -136,6 +137,7 @@ def test_the_argument_a_view_or_a_new_tensor(name: str, kind: str) -> None:
             assert found[0] == found[1], (history, mode)
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize("mode", MODES)
 def test_wrappers_of_conjugates_and_negatives(mode: str) -> None:
     """Their inner tensors lie in the memory of the argument, with their bits."""

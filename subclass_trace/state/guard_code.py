@@ -79,6 +79,7 @@ class Reader:
         self._pinned = set(self.dicts)
         self._fixed_sources = [s for s in guards.tensors if self.is_pinned(s)]
         self._number = {id(h.thing): k for k, h in enumerate(self.dicts)}
+        self._vacant: list[Holder] = []
         self._empty: tuple[Any, ...] = ()
         self._full: list[Any] = []
         self._versions: list[int] = []
@@ -96,7 +97,8 @@ class Reader:
 
     def _pin(self) -> None:
         """Empty dicts are compared by one ``any()``, the others by version."""
-        self._empty = tuple(h.thing for h in self.dicts if not h.thing)
+        self._vacant = [h for h in self.dicts if not h.thing]
+        self._empty = tuple(h.thing for h in self._vacant)
         self._of_full = [k for k, h in enumerate(self.dicts) if h.thing]
         self._full = [self.dicts[k].thing for k in self._of_full]
         self._versions = list(map(torch_api.dict_version, self._full))
@@ -138,7 +140,7 @@ class Reader:
         """Some dicts were written: compare what is named there, and pin their versions anew."""
         now = list(map(torch_api.dict_version, self._full))
         written = [self.dicts[k] for k, a, b in zip(self._of_full, now, self._versions, strict=True) if a != b]
-        filled = [h for h in {*self.dicts} - {*written} if h.thing] if any(self._empty) else []
+        filled = [h for h in self._vacant if h.thing]
         for holder in (*written, *filled):
             if not all(map(_holds, self.guards.by_holder[holder])):
                 return False

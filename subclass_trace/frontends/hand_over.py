@@ -40,9 +40,14 @@ def hands_over(error: SubclassTraceError) -> bool:
 class HandOver:
     """The function, served by ``torch.compile``, and why."""
 
-    def __init__(self, function: Callable[..., Any], options: Options, why: SubclassTraceError, name: str) -> None:
-        self.why = why.with_traceback(None)  # which would hold the fakes of the trace
-        self.why.__cause__ = self.why.__context__ = None
+    def __init__(
+        self, function: Callable[..., Any], options: Options, why: SubclassTraceError | None, name: str
+    ) -> None:
+        """``why``: the refusal; None where ``frontend="dynamo"`` asks for it."""
+        self.why = why
+        if why is not None:
+            why.with_traceback(None)  # which would hold the fakes of the trace
+            why.__cause__ = why.__context__ = None
         compiled = compile_alone(
             function,
             fullgraph=options.fullgraph,
@@ -51,7 +56,8 @@ class HandOver:
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
         self.call: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
-        warnings.warn(f"torch.compile serves {name} from now on: {why}", HandOverWarning, stacklevel=6)
+        if why is not None:
+            warnings.warn(f"torch.compile serves {name} from now on: {why}", HandOverWarning, stacklevel=6)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call; what Dynamo raises is Dynamo's own."""
@@ -66,10 +72,11 @@ class HandOver:
         try:
             return self.call(*args, **kwargs)
         except Exception as error:
-            if not is_of_dynamo(error):
+            if self.why is None or not is_of_dynamo(error):
                 raise
             raise self.why from error
 
     def explain(self) -> str:
         """Who serves, and why."""
-        return f"served by torch.compile(backend='subclass_trace'), because our trace is refused:\n{self.why}"
+        because = 'as frontend="dynamo" asks' if self.why is None else f"because our trace is refused:\n{self.why}"
+        return f"served by torch.compile(backend='subclass_trace'), {because}"

@@ -99,6 +99,8 @@ class Region:
 
     def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], fast: tuple[Callable[..., Any], ...]) -> Any:
         """A call that none of these serves."""
+        if self.__dynamo is None and self.__options.frontend == "dynamo":
+            self.__hand_over(None)
         if self.__dynamo is not None:
             return self.__dynamo(args, kwargs)
         reason = eager_reason() or self.__eagerly.reason(args, kwargs)
@@ -169,7 +171,7 @@ class Region:
                     "the trace fails where eager does not", got=f"{type(error).__name__}: {error}"
                 ) from error
 
-    def __hand_over(self, refused: SubclassTraceError) -> None:
+    def __hand_over(self, refused: SubclassTraceError | None) -> None:
         name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
         self.__dynamo = HandOver(self.__function, self.__options, refused, name)
 

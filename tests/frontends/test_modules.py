@@ -250,3 +250,13 @@ def test_a_module_added_after_compiling() -> None:
     region(x)
     m.append(nn.ReLU())
     torch.testing.assert_close(region(x), m(x))
+
+
+def test_dynamo_from_the_start() -> None:
+    def branch(x):
+        return x.sin() if x.sum() > 0 else x.cos()
+
+    region = st.compile(branch, frontend="dynamo")  # no warning: it was asked for
+    for x in (torch.ones(2), -torch.ones(2)):
+        assert torch.equal(region(x), branch(x))
+    assert not region.specializations and 'frontend="dynamo"' in region.explain()

@@ -366,10 +366,10 @@ def refuse_gradients_inside(path: Path, value: Tensor) -> None:
     """The wrapper of a call is built of tensors without a history.
 
     Raises:
-        UnsupportedError: an inner tensor requires grad: the constructor did not detach it.
+        NeedsEager: an inner tensor requires grad: the constructor did not detach it.
     """
     if is_traceable(value) and not value.is_nested and any(t.requires_grad for _, t in tensors_inside(value)):
-        raise UnsupportedError(
+        raise NeedsEager(
             f"the region makes a {type(value).__qualname__} that keeps a tensor which requires grad inside",
             path=path,
             expected="a constructor that detaches what it gets",

@@ -16,7 +16,7 @@ from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import output_args
 from ..capture.tape import Tape
-from ..errors import NeedsEager, SideEffectError
+from ..errors import NeedsEager, SideEffectError, SubclassTraceError
 from ..partition.half import Half
 from ..partition.interface import Partitioned, Partitioner, partition
 from ..partition.min_cut import MinCut
@@ -83,8 +83,8 @@ def build_program(
     except (NeedsEager, SideEffectError):
         raise
     except Exception as error:
-        if torch_api.says_spent(error) and _all_spent(captured.tape, guess):
-            return _spent(captured, flat, backend)
+        if _fails_in_eager(error, guess) and _each_fails(captured.tape, guess):
+            return _forward_alone(captured, flat, backend)
         raise NeedsEager(  # whatever it is, eager would raise it in the backward, if there ever is one
             "the backward of the region cannot be traced",
             got=f"{type(error).__name__}: {error}",
@@ -156,8 +156,8 @@ def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compile
     return half, call, replace(plan, conditions=conditions_of(captured, plan.symbols))
 
 
-def _spent(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Program, Graphs]:
-    """A region whose results have no backward left: nothing is saved for one, and a caller's raises what it does in eager."""
+def _forward_alone(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Program, Graphs]:
+    """A region whose results have no backward: nothing is saved for one, and a caller's raises what it does in eager."""
     assert captured.tape is not None
     own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
     half, call, plan = own or _functional(captured, flat, backend)
@@ -167,13 +167,21 @@ def _spent(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[P
     return Program(plan, call, backwards), Graphs(None, half, None)
 
 
-def _all_spent(tape: Tape, guess: Sequence[Spec]) -> bool:
-    """Has no result a backward left? A way back from several results meets what one of them meets."""
+def _fails_in_eager(error: Exception, guess: Sequence[Spec]) -> bool:
+    """Would a backward raise it in eager mode as well? That it is spent, surely; what torch's or a class's code says of
+    anything but values inside tensors, where the tangents are dense: nothing hangs on the guess of their classes then."""
+    if isinstance(error, (SubclassTraceError, *torch_api.DATA_DEPENDENT_ERRORS)):
+        return False
+    return torch_api.says_spent(error) or not any(isinstance(spec, WrapperSpec) for spec in guess)
+
+
+def _each_fails(tape: Tape, guess: Sequence[Spec]) -> bool:
+    """Has no result a backward? A way back from several results meets what one of them meets."""
     for k in range(len(guess) if len(guess) > 1 else 0):  # of a single one it is known
         try:
             tape.trace([spec if n == k else None for n, spec in enumerate(guess)])
         except Exception as error:
-            if torch_api.says_spent(error):
+            if _fails_in_eager(error, [guess[k]]):
                 continue
         return False
     return True

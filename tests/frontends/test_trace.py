@@ -241,16 +241,3 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     found = st.trace(product, torch.rand(3), torch.rand(3))
     found.show()
     assert capsys.readouterr().out == f"{found}\n"
-
-
-def test_where_the_backward_is_refused_the_forward_is_shown() -> None:
-    """The gradient of ``v`` has the size of the distinct indices, another one for each half."""
-
-    def fill(x, v):
-        return x.index_fill(0, TwoTensor(torch.tensor([0, 1]), torch.tensor([0, 1])), v)
-
-    x, v = (TwoTensor(torch.ones(n), torch.ones(n)).requires_grad_() for n in ((3, 3), ()))
-    found = st.trace(fill, x, v)
-    assert "backward" not in found.graphs and "aten.index_fill" in found.code("forward")
-    with pytest.raises(st.DataDependentError):
-        st.compile(fill)(x, v).sum().backward()

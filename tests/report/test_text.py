@@ -226,7 +226,7 @@ def test_explain() -> None:
   inputs:    1 tensor (1 wrapper), 2 dense leaves
   guards:    grad mode on; default dtype float32
 {_dynamic_rows(f.specializations[2].plan)}\
-  backward:  3 values saved, 0 B beyond the inputs; 1 backward compiled
+  backward:  2 values saved, 0 B beyond the inputs; 1 backward compiled
 
 calls that ran eagerly
   1 call: a functorch transform (vmap, grad, jvp) is active around the call"""

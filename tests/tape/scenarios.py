@@ -15,4 +15,4 @@ __all__ = ["NOT_CAPTURED", "NOT_TRACED", "SCENARIOS", "Log", "close"]
 #: torch runs these on the plain engine: there is a transform around the backward
 NOT_CAPTURED = {"functional_transforms"}
 #: segments that run as they are: a region cannot trace these
-NOT_TRACED = {"sparse_gradients", "wrapper_activations"}
+NOT_TRACED = {"sparse_gradients"}

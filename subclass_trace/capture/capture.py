@@ -1,7 +1,7 @@
 """Capture of a region: the function runs once, and everything the run time needs is read off the live tensors.
 
 Steps, each from what the one before gives: make the inputs and run the function (`_run`); read what it changed
-(`read_mutations`) and what its results are (`ResultClassifier`); freeze the forward outputs (`_freeze`); keep the fake autograd
+(`read_mutations`) and what its results are (`OutputClassifier`); freeze the forward outputs (`_freeze`); keep the fake autograd
 graph as a `Tape`, from which joint graphs are traced. See docs/architecture.md.
 """
 

@@ -6,7 +6,7 @@ A call goes through these tables, from the top::
     outputs of the forward graph = [*leaves of values, *symbolic sizes, *saved activations]
     values --MutationPlan--> written back into inputs
     values, inputs --OutputPlan--> flat results
-    tangents of `differentiable` values --BackwardPlan--> gradients of inputs
+    tangents of `differentiable` values --> gradients of inputs
 
 Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' values come from.
 """

@@ -155,7 +155,7 @@ class FunctionEmitter:
         return s.build("forward", "forward")
 
     def _save(self, s: Source, first: int) -> None:
-        """Keep the saved activations, as `function.save` does it: see Note [What is saved]."""
+        """Keep the saved activations, as `function.saved_of` does it: see Note [What is saved]."""
         plan = self.plan
         places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
         tensors = [f"o[{first + k}]" for k in places]

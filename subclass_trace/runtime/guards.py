@@ -1,6 +1,6 @@
 """Guards: what a call must look like to be served by a specialization. This module is the readable reference.
 
-`failed_guard` returns the first guard that does not hold as a sentence, or None. `codegen` emits the same checks as
+`failed_guard` returns the first guard that does not hold as a sentence, or None. `entry_code` emits the same checks as
 source; tests compare the two. `Ambient` is the state of the thread that decides a trace.
 """
 

@@ -151,13 +151,13 @@ def _base(subject: Subject, region: Any) -> Callable[[], Any]:
         return lambda: forward([*leaves])
     backward = compile_graph(graphs.backward, name="backward").function
     tangents = leaves_of(subject.tangent)
-    count = plan.forward_leaves + plan.size_outputs
-    saved = {row.name: count + k for k, row in enumerate(plan.saved)}
+    count = plan.results.forward_leaves + plan.results.size_outputs
+    saved = {row.name: count + k for k, row in enumerate(plan.gradients.saved)}
     wanted = [str(n.target) for n in graphs.backward.graph.nodes if n.op == "placeholder"]
     order = [saved[n] for n in wanted if n in saved]
     if wanted[len(order) :] != [f"tangents_{k + 1}" for k in range(len(tangents))]:
         raise WrongValues(f"{subject.name}: the backward graph takes {wanted}, not saved values and then the tangents")
-    whole = order == list(range(count, count + len(order))) and len(order) == len(plan.saved)
+    whole = order == list(range(count, count + len(order))) and len(order) == len(plan.gradients.saved)
 
     def plain() -> Any:
         with torch.no_grad():

@@ -110,16 +110,17 @@ def dynamic() -> Subject:
 
 
 # ---------------------------------------------------------------------------------------------- breaking it
-def change(s: Subject, **fields: Any) -> None:
-    s.plan = replace(s.plan, **fields)
+def change(s: Subject, part: str, **fields: Any) -> None:
+    s.plan = replace(s.plan, **{part: replace(getattr(s.plan, part), **fields)})
 
 
 def change_input(s: Subject, k: int, **fields: Any) -> None:
-    change(s, inputs=(*s.plan.inputs[:k], replace(s.plan.inputs[k], **fields), *s.plan.inputs[k + 1 :]))
+    rows = s.plan.inputs.rows
+    change(s, "inputs", rows=(*rows[:k], replace(rows[k], **fields), *rows[k + 1 :]))
 
 
 def change_mutation(s: Subject, **fields: Any) -> None:
-    change(s, mutations=(replace(s.plan.mutations[0], **fields),))
+    change(s, "mutations", rows=(replace(s.plan.mutations.rows[0], **fields),))
 
 
 def wrap_value(node: fx.Node) -> None:
@@ -201,9 +202,12 @@ BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     ("a mutation has no new contents", lambda s: change_mutation(s, value=None)),
     ("new contents do not fit the input", lambda s: change_mutation(s, input=0)),
     # graph and plan
-    ("the graph takes another number of inputs than the plan gives", lambda s: change(s, primals=s.plan.primals[:2])),
+    (
+        "the graph takes another number of inputs than the plan gives",
+        lambda s: change(s, "inputs", primals=s.plan.inputs.primals[:2]),
+    ),
     ("a graph input differs from its leaf", input_of_other_rank),
-    ("the graph returns another number of values", lambda s: change(s, saved=s.plan.saved[:1])),
+    ("the graph returns another number of values", lambda s: change(s, "gradients", saved=s.plan.gradients.saved[:1])),
     ("an output differs from the plan's value", output_of_other_type),
 ]
 
@@ -211,8 +215,8 @@ S0 = sympy.Symbol("nowhere")
 
 BROKEN_SIZES: list[tuple[str, Callable[[Subject], Any]]] = [
     ("a size of the trace is left", left_over_symbol),
-    ("a size uses a symbol that no call binds", lambda s: change(s, symbols=())),
-    ("a condition uses a symbol that no call binds", lambda s: change(s, conditions=(S0 >= 2,))),
+    ("a size uses a symbol that no call binds", lambda s: change(s, "inputs", symbols=())),
+    ("a condition uses a symbol that no call binds", lambda s: change(s, "inputs", conditions=(S0 >= 2,))),
 ]
 
 

@@ -124,7 +124,9 @@ def train(
         eager=eager.curve,
         compiled=compiled.curve,
         eager_saved_bytes=eager_saved_bytes,
-        unwrapped=[Unwrapped(str(row.path), _kind(row.spec), tuple(_parts(row.spec))) for row in first.plan.inputs],
+        unwrapped=[
+            Unwrapped(str(row.path), _kind(row.spec), tuple(_parts(row.spec))) for row in first.plan.inputs.rows
+        ],
         saved=[
             SavedRow(row.operation, f"{list(row.shape)} {row.dtype}", row.bytes, row.where or "") for row in first.saved
         ],

@@ -70,7 +70,7 @@ class Specialization:
     @property
     def saved(self) -> tuple[SavedValue, ...]:
         """What is saved for the backward."""
-        return self.plan.saved
+        return self.plan.gradients.saved
 
     def failed(self, args: Any, kwargs: Any, ambient: Ambient | None = None) -> str | None:
         """Why it does not serve a call; None if it does."""

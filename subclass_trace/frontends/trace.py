@@ -64,7 +64,7 @@ class Trace:
     @property
     def saved(self) -> tuple[SavedValue, ...]:
         """What would be saved for the backward."""
-        return self.plan.saved
+        return self.plan.gradients.saved
 
     @property
     def graphs(self) -> dict[str, fx.GraphModule]:
@@ -145,21 +145,21 @@ def _as_it_is(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
 
 def _trace_of(name: str, entry: Specialization) -> Trace:
     plan, graphs = entry.plan, entry.graphs
-    saved = {row.name: saved_name(row) for row in plan.saved}
+    saved = {row.name: saved_name(row) for row in plan.gradients.saved}
     names = {**saved, **input_names(plan)}  # a saved input is called what it is
     gradients: list[str] = []
     backwards = () if entry.program.backwards is None else entry.program.backwards.compiled
     if backwards:  # none where it is refused, when a call asks for it
         first = backwards[0]
         values = value_names(plan)
-        live = zip(plan.differentiable, first.tangents, strict=True)
+        live = zip(plan.gradients.differentiable, first.tangents, strict=True)
         tangents = [p for k, s in live if s is not None for p in leaf_paths(s, f"tangent of {values[k]}")]
         names.update(zip(first.tangent_names, tangents, strict=True))
-        for number, grad in zip(plan.differentiated, first.grads, strict=True):
+        for number, grad in zip(plan.gradients.differentiated, first.grads, strict=True):
             if grad is not None:
-                gradients += leaf_paths(grad, f"gradient of {plan.inputs[number].path}")
-    spec: dict[str, Spec] = {str(row.path): row.spec for row in plan.inputs}
-    for path, output in zip(result_paths(plan), plan.outputs, strict=True):
+                gradients += leaf_paths(grad, f"gradient of {plan.inputs.rows[number].path}")
+    spec: dict[str, Spec] = {str(row.path): row.spec for row in plan.inputs.rows}
+    for path, output in zip(result_paths(plan), plan.results.outputs, strict=True):
         if isinstance(output, (ValueOutput, ViewOutput)):
             spec[path] = output.spec
     results = tuple(output_names(plan))

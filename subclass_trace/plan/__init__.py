@@ -70,47 +70,108 @@ class SavedValue:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """Everything the run time needs of one specialization, apart from the compiled graphs."""
+class PlanInputs:
+    """How a call becomes the inputs of the graphs.
 
-    inputs: tuple[InputPlan, ...]
-    positions: tuple[int | None, ...]  # flat position -> input number; None where it is no tensor
-    gradients: tuple[tuple[int, int], ...]  # inputs whose ``.grad`` becomes a flat output
+    Attributes:
+        rows: the distinct tensors of a call.
+        positions: flat position -> number of the input; None where it is no tensor.
+        leaf_count: how many distinct dense leaves they have.
+        primals: what each graph input is made of.
+        symbols: where a call tells the sizes that are symbols.
+        conditions: what must hold of them.
+        offsets_matter: the graphs hold absolute storage offsets (``as_strided``), or the region asks for one.
+        lent: objects in contexts that results have from the call's inputs.
+    """
+
+    rows: tuple[InputPlan, ...]
+    positions: tuple[int | None, ...]
     leaf_count: int
     primals: tuple[Primal, ...]
     symbols: tuple[SymbolPlan, ...]
     conditions: tuple[Any, ...]
+    offsets_matter: bool
+    lent: tuple[Lent, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PlanResults:
+    """How results are made of what the forward graph returns.
+
+    Attributes:
+        values: specs of the forward values, whose leaves the graph returns.
+        outputs: how each flat output is made; ``recipe``: how the result is made of them.
+        detach_values: flat positions among the forward outputs that must be detached to stay distinct.
+        size_outputs: how many symbolic numbers follow the leaves of the values.
+        aliases: values that lie in memory of inputs or of each other.
+        unbacked: symbols that depend on values inside tensors -> number of the size output.
+    """
+
     values: tuple[Spec, ...]
-    saved_results: frozenset[int]  # saved values that share memory with a differentiable result that is a plain tensor
-    detach_values: frozenset[int]  # flat positions among the forward outputs that must be detached to stay distinct
-    size_outputs: int
-    mutations: tuple[MutationPlan, ...]
     outputs: tuple[OutputPlan, ...]
-    result: Recipe  # over the flat outputs, as are the side effects
-    side_effects: tuple[SideEffect, ...]
-    differentiable: tuple[int, ...]
-    differentiated: tuple[int, ...]  # inputs that get a gradient, in the order of the backward's outputs
-    grad_mode_after: bool | None
-    saved: tuple[SavedValue, ...]
-    offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided), or the region asks for one
+    recipe: Recipe
+    detach_values: frozenset[int]
+    size_outputs: int
     aliases: tuple[ValueAlias, ...] = ()
-    unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
-    watched_inputs: tuple[int, ...] = ()  # wrappers of which a leaf is saved: a write to them shows in their version
-    watched_values: tuple[int, ...] = ()  # results of that kind
-    lent: tuple[Lent, ...] = ()  # objects in contexts that results have from the call's inputs
-
-    @functools.cached_property
-    def spent_values(self) -> frozenset[int]:
-        """Values that are new contents of inputs, and nothing else, which the program has written there itself."""
-        done = (m.value for m in self.mutations if m.in_program and not m.copied and m.value is not None)
-        return frozenset(done)
-
-    @property
-    def trains(self) -> bool:
-        """Has the region a differentiable output?"""
-        return bool(self.differentiable)
+    unbacked: tuple[tuple[Any, int], ...] = ()
 
     @property
     def forward_leaves(self) -> int:
         """How many dense tensors the forward graph returns before sizes and saved activations."""
         return sum(map(leaf_count, self.values))
+
+
+@dataclass(frozen=True, eq=False)
+class PlanMutations:
+    """What a call changes of tensors that it was given.
+
+    Attributes:
+        rows: one for each input that is changed.
+        gradients: (input, flat output that its ``.grad`` becomes).
+        grad_mode_after: grad mode as the region leaves it; None where it stays.
+    """
+
+    rows: tuple[MutationPlan, ...]
+    gradients: tuple[tuple[int, int], ...] = ()
+    grad_mode_after: bool | None = None
+
+    @functools.cached_property
+    def spent_values(self) -> frozenset[int]:
+        """Values that are new contents of inputs, and nothing else, which the program has written there itself."""
+        return frozenset(m.value for m in self.rows if m.in_program and not m.copied and m.value is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class PlanGradients:
+    """What the backward takes and gives.
+
+    Attributes:
+        differentiable: the values that get tangents.
+        differentiated: the inputs that get a gradient, in the order of the backward's outputs.
+        saved: what is kept for it.
+        saved_results: places in ``saved`` that share memory with a differentiable result that is a plain tensor.
+        watched_inputs, watched_values: wrappers of which a leaf is saved: what is written to them shows in their version.
+    """
+
+    differentiable: tuple[int, ...]
+    differentiated: tuple[int, ...]
+    saved: tuple[SavedValue, ...]
+    saved_results: frozenset[int]
+    watched_inputs: tuple[int, ...] = ()
+    watched_values: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything the run time needs of one specialization, apart from the compiled graphs, in five parts."""
+
+    inputs: PlanInputs
+    results: PlanResults
+    mutations: PlanMutations
+    side_effects: tuple[SideEffect, ...]
+    gradients: PlanGradients
+
+    @property
+    def trains(self) -> bool:
+        """Has the region a differentiable output?"""
+        return bool(self.gradients.differentiable)

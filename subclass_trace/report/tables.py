@@ -89,7 +89,7 @@ def constant_text(value: object) -> str:
 
 # ---------------------------------------------------------------------------------------------- names and paths
 def primal_names(plan: Plan) -> list[str]:
-    """The placeholder of each of ``plan.primals``: leaves of arguments, then sizes, then leaves of closed-over tensors.
+    """The placeholder of each of ``plan.inputs.primals``: leaves of arguments, then sizes, then leaves of closed-over tensors.
 
     Leaves that share a base with others have its name, which is that of the first of them.
     """
@@ -98,18 +98,20 @@ def primal_names(plan: Plan) -> list[str]:
         return min(primal.members) if isinstance(primal, BasePrimal) else int(primal.leaf)
 
     names, sizes = [], 0
-    for k, primal in enumerate(plan.primals):
+    for k, primal in enumerate(plan.inputs.primals):
         is_size = isinstance(primal, SizePrimal)
-        later = [first(p) for p in plan.primals[k:] if not isinstance(p, SizePrimal)]
-        names.append(f"primals_{(min(later, default=plan.leaf_count) if is_size else first(primal)) + sizes + 1}")
+        later = [first(p) for p in plan.inputs.primals[k:] if not isinstance(p, SizePrimal)]
+        names.append(
+            f"primals_{(min(later, default=plan.inputs.leaf_count) if is_size else first(primal)) + sizes + 1}"
+        )
         sizes += is_size
     return names
 
 
 def leaf_names(plan: Plan) -> list[str]:
     """The graph input of each dense leaf: its own, or the one that it shares with leaves of overlapping memory."""
-    names = [""] * plan.leaf_count
-    for primal, name in zip(plan.primals, primal_names(plan), strict=True):
+    names = [""] * plan.inputs.leaf_count
+    for primal, name in zip(plan.inputs.primals, primal_names(plan), strict=True):
         if isinstance(primal, LeafPrimal):
             names[primal.leaf] = name
         elif isinstance(primal, BasePrimal):
@@ -127,12 +129,12 @@ def leaf_paths(spec: Spec, path: str) -> list[str]:
 
 def input_names(plan: Plan) -> dict[str, str]:
     """Placeholder -> what it is: the paths of its leaves, or the size that it is."""
-    paths: list[list[str]] = [[] for _ in range(plan.leaf_count)]
-    for row in plan.inputs:
+    paths: list[list[str]] = [[] for _ in range(plan.inputs.leaf_count)]
+    for row in plan.inputs.rows:
         for place, path in zip(row.leaves, leaf_paths(row.spec, str(row.path)), strict=True):
             paths[place].append(path)
     out = {}
-    for primal, name in zip(plan.primals, primal_names(plan), strict=True):
+    for primal, name in zip(plan.inputs.primals, primal_names(plan), strict=True):
         if isinstance(primal, SizePrimal):
             out[name] = f"size {primal.size}"
         elif isinstance(primal, BasePrimal):
@@ -145,10 +147,10 @@ def input_names(plan: Plan) -> dict[str, str]:
 def result_paths(plan: Plan) -> list[str]:
     """The path of each flat result: ``result``, ``result[0]``, ``result['loss']``; then of what is only assigned."""
     paths: dict[int, str] = {}
-    for text, made in [("result", plan.result), *_assigned(plan)]:
+    for text, made in [("result", plan.results.recipe), *_assigned(plan)]:
         for number, path in accessors(made, text):
             paths.setdefault(number, path)
-    return [paths.get(k, "not returned") for k in range(len(plan.outputs))]
+    return [paths.get(k, "not returned") for k in range(len(plan.results.outputs))]
 
 
 def _assigned(plan: Plan) -> Iterator[tuple[str, Recipe]]:
@@ -164,20 +166,22 @@ def _assigned(plan: Plan) -> Iterator[tuple[str, Recipe]]:
 def value_names(plan: Plan) -> list[str]:
     """What each forward value is: a result, the new contents of an input, or an intermediate that views are made of."""
     names: dict[int, str] = {}
-    for path, o in zip(result_paths(plan), plan.outputs, strict=True):
+    for path, o in zip(result_paths(plan), plan.results.outputs, strict=True):
         if isinstance(o, ValueOutput):
             names.setdefault(o.value, path)
-    for m in plan.mutations:
+    for m in plan.mutations.rows:
         if m.value is not None:
-            names.setdefault(m.value, f"new {plan.inputs[m.input].path}")
-    return [names.get(k, f"intermediate {k}") for k in range(len(plan.values))]
+            names.setdefault(m.value, f"new {plan.inputs.rows[m.input].path}")
+    return [names.get(k, f"intermediate {k}") for k in range(len(plan.results.values))]
 
 
 def output_names(plan: Plan) -> list[str]:
     """What each output of the forward graph is."""
-    leaves = [p for name, spec in zip(value_names(plan), plan.values, strict=True) for p in leaf_paths(spec, name)]
-    sizes = [f"size {k}" for k in range(plan.size_outputs)]
-    return [*leaves, *sizes, *map(saved_name, plan.saved)]
+    leaves = [
+        p for name, spec in zip(value_names(plan), plan.results.values, strict=True) for p in leaf_paths(spec, name)
+    ]
+    sizes = [f"size {k}" for k in range(plan.results.size_outputs)]
+    return [*leaves, *sizes, *map(saved_name, plan.gradients.saved)]
 
 
 def location_text(location: str) -> str:
@@ -217,13 +221,13 @@ def input_table(plan: Plan) -> Table:
     """One block of rows per input: its class, then its leaves, opaque attributes and contexts."""
     names = leaf_names(plan)
     rows = []
-    for row in plan.inputs:
+    for row in plan.inputs.rows:
         first, *rest = _input_block(row, names)
         rows += [(str(row.path), *first[1:]), *rest]
-    for primal, name in zip(plan.primals, primal_names(plan), strict=True):
+    for primal, name in zip(plan.inputs.primals, primal_names(plan), strict=True):
         if isinstance(primal, SizePrimal):
             rows.append((f"size {primal.size}", "int", "", "", "", name))
-    title = f"{count_text(len(plan.inputs), 'input')}, {count_text(plan.leaf_count, 'dense leaf', 'dense leaves')}"
+    title = f"{count_text(len(plan.inputs.rows), 'input')}, {count_text(plan.inputs.leaf_count, 'dense leaf', 'dense leaves')}"
     return Table(title, ("input", "class", "shape", "dtype", "grad", "graph input"), tuple(rows))
 
 
@@ -250,15 +254,15 @@ def _input_block(row: InputPlan, names: Sequence[str]) -> list[tuple[str, ...]]:
 def symbol_table(plan: Plan) -> Table:
     """Where each dynamic size comes from in a call."""
     paths: dict[int, str] = {}
-    for row in plan.inputs:
+    for row in plan.inputs.rows:
         for place, path in zip(row.leaves, leaf_paths(row.spec, str(row.path)), strict=True):
             paths.setdefault(place, path)
     rows = []
-    for s in plan.symbols:
+    for s in plan.inputs.symbols:
         if s.kind == "argument":
             rows.append((str(s.symbol), f"flat argument {s.dim}"))
             continue
-        owner = paths[s.leaf] if s.leaf is not None else str(plan.inputs[s.input].path)  # type: ignore[index]
+        owner = paths[s.leaf] if s.leaf is not None else str(plan.inputs.rows[s.input].path)  # type: ignore[index]
         kind = "size" if s.kind == "ragged" else s.kind
         source = f"{owner}.{kind}()" if s.kind in ("storage_offset", "item") else f"{owner}.{kind}({s.dim})"
         rows.append((str(s.symbol), source))
@@ -268,7 +272,7 @@ def symbol_table(plan: Plan) -> Table:
 # ---------------------------------------------------------------------------------------------- mutations and results
 def _starts(plan: Plan) -> list[int]:
     out, start = [], 0
-    for spec in plan.values:
+    for spec in plan.results.values:
         out.append(start)
         start += leaf_count(spec)
     return out
@@ -282,14 +286,14 @@ def _value_recipe(plan: Plan, value: int, spec: Spec) -> str:
 def mutation_table(plan: Plan) -> Table:
     """What the region does to its inputs."""
     rows = []
-    for m in plan.mutations:
-        source = "" if m.value is None else _value_recipe(plan, m.value, plan.values[m.value])
-        rows.append((str(plan.inputs[m.input].path), "; ".join(_changes(plan, m)), source))
+    for m in plan.mutations.rows:
+        source = "" if m.value is None else _value_recipe(plan, m.value, plan.results.values[m.value])
+        rows.append((str(plan.inputs.rows[m.input].path), "; ".join(_changes(plan, m)), source))
     return Table(f"{count_text(len(rows), 'input')} changed", ("input", "change", "new contents"), tuple(rows))
 
 
 def _changes(plan: Plan, m: MutationPlan) -> list[str]:
-    spec = plan.inputs[m.input].spec
+    spec = plan.inputs.rows[m.input].spec
     paths = leaf_paths(spec, "")
     out = []
     if m.leaves:
@@ -309,7 +313,7 @@ def _changes(plan: Plan, m: MutationPlan) -> list[str]:
 def result_table(plan: Plan) -> Table:
     """What each result is, and how it is put together."""
     names = value_names(plan)
-    rows = [(path, *_result(plan, o, names)) for path, o in zip(result_paths(plan), plan.outputs, strict=True)]
+    rows = [(path, *_result(plan, o, names)) for path, o in zip(result_paths(plan), plan.results.outputs, strict=True)]
     columns = ("result", "kind", "class", "shape", "dtype", "grad", "made of")
     return Table(count_text(len(rows), "result"), columns, tuple(rows))
 
@@ -318,24 +322,24 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(o, ConstantOutput):
         return ("constant", type(o.value).__qualname__, "", "", "", constant_text(o.value))
     if isinstance(o, SizeOutput):
-        return ("size", "int", "", "", "", f"out[{plan.forward_leaves + o.index}]")
+        return ("size", "int", "", "", "", f"out[{plan.results.forward_leaves + o.index}]")
     if isinstance(o, (InputOutput, GradientOutput)):
-        number = o.input if isinstance(o, GradientOutput) else plan.positions[o.position]
-        row = plan.inputs[number if number is not None else 0]
+        number = o.input if isinstance(o, GradientOutput) else plan.inputs.positions[o.position]
+        row = plan.inputs.rows[number if number is not None else 0]
         return ("input itself", *_class_and_meta(row.spec), "yes" if row.requires_grad else "", str(row.path))
     if isinstance(o, ViewOutput):
         base = _base_text(plan, o, names)
         return ("view", *_class_and_meta(o.spec), "yes" if o.requires_grad else "", f"view operations on {base}")
     if isinstance(o, SameOutput):
         return ("same object", "", "", "", "", f"result {o.result}")
-    shares = any(row.value == o.value for row in plan.aliases)
+    shares = any(row.value == o.value for row in plan.results.aliases)
     kind = "value in shared memory" if shares else "value"
-    grad = "yes" if o.value in plan.differentiable else ""
+    grad = "yes" if o.value in plan.gradients.differentiable else ""
     return (kind, *_class_and_meta(o.spec), grad, _value_recipe(plan, o.value, o.spec))
 
 
 def _base_text(plan: Plan, o: ViewOutput, names: Sequence[str]) -> str:
-    return str(plan.inputs[o.base].path) if o.of_input else names[o.base]
+    return str(plan.inputs.rows[o.base].path) if o.of_input else names[o.base]
 
 
 def _class_and_meta(spec: Spec) -> tuple[str, str, str]:
@@ -349,11 +353,11 @@ def _class_and_meta(spec: Spec) -> tuple[str, str, str]:
 def saved_table(plan: Plan) -> Table:
     """What is kept for the backward: origin, operation, shape, bytes, reason."""
     rows = []
-    for row in plan.saved:
+    for row in plan.gradients.saved:
         origin = row.path or location_text(row.where or "?")
         shape = shape_text(row.shape) if row.is_tensor else ""
         size = bytes_text(row.bytes) if row.bytes else "-"
         rows.append((origin, _operation(row), shape, row.dtype, size, row.reason))
-    total = bytes_text(sum(row.bytes for row in plan.saved))
-    title = f"saved for the backward: {count_text(len(plan.saved), 'value')}, {total} beyond the inputs"
+    total = bytes_text(sum(row.bytes for row in plan.gradients.saved))
+    title = f"saved for the backward: {count_text(len(plan.gradients.saved), 'value')}, {total} beyond the inputs"
     return Table(title, ("origin", "operation", "shape", "dtype", "bytes", "reason"), tuple(rows), right=(4,))

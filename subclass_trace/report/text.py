@@ -67,9 +67,9 @@ def gradient_text(plan: Plan) -> str:
     if not plan.trains:
         return "no backward: no result is differentiable"
     names = value_names(plan)
-    paths = [str(plan.inputs[k].path) for k in plan.differentiated]
+    paths = [str(plan.inputs.rows[k].path) for k in plan.gradients.differentiated]
     shown = [*paths[:6], *([f"{len(paths) - 6} more"] if len(paths) > 6 else [])]
-    return f"backward: from {', '.join(names[k] for k in plan.differentiable)} to {', '.join(shown)}"
+    return f"backward: from {', '.join(names[k] for k in plan.gradients.differentiable)} to {', '.join(shown)}"
 
 
 def render(table: Table) -> str:
@@ -141,11 +141,11 @@ def advice(entries: Sequence[Any], fixed: Mapping[str, str] = _NOTHING, objects:
 
 def _entry(number: int, entry: Any) -> str:
     plan: Plan = entry.plan
-    wrappers = sum(isinstance(row.spec, WrapperSpec) for row in plan.inputs)
-    leaves = count_text(plan.leaf_count, "dense leaf", "dense leaves")
+    wrappers = sum(isinstance(row.spec, WrapperSpec) for row in plan.inputs.rows)
+    leaves = count_text(plan.inputs.leaf_count, "dense leaf", "dense leaves")
     rows = [
         ("made for", entry.reason),
-        ("inputs", f"{count_text(len(plan.inputs), 'tensor')} ({count_text(wrappers, 'wrapper')}), {leaves}"),
+        ("inputs", f"{count_text(len(plan.inputs.rows), 'tensor')} ({count_text(wrappers, 'wrapper')}), {leaves}"),
         ("guards", "; ".join(_guards(entry.guards))),
         *_dynamic(plan),
         *([("numbers", "; ".join(entry.made_numbers))] if entry.made_numbers else []),
@@ -172,12 +172,14 @@ def _guards(guards: Any) -> list[str]:
 
 
 def _dynamic(plan: Plan) -> list[tuple[str, str]]:
-    if not plan.symbols:
+    if not plan.inputs.symbols:
         return []
     sizes = ", ".join(f"{name} = {source}" for name, source in symbol_table(plan).rows)
-    conditions = "; ".join(map(str, plan.conditions)) or "none"
+    conditions = "; ".join(map(str, plan.inputs.conditions)) or "none"
     # Torch traces a size of 0 or 1 as a number; a symbol is at least 2.
-    own = " (0 and 1 get specializations of their own)" if any(s.kind != "argument" for s in plan.symbols) else ""
+    own = (
+        " (0 and 1 get specializations of their own)" if any(s.kind != "argument" for s in plan.inputs.symbols) else ""
+    )
     return [("sizes", f"{sizes}{own}"), ("where", conditions)]
 
 
@@ -185,7 +187,7 @@ def _backward(entry: Any) -> str:
     plan: Plan = entry.plan
     if not plan.trains:
         return "none"
-    size = bytes_text(sum(row.bytes for row in plan.saved))
+    size = bytes_text(sum(row.bytes for row in plan.gradients.saved))
     compiled = getattr(getattr(entry.program, "backwards", None), "compiled", ())
     made = f"; {count_text(len(compiled), 'backward')} compiled" if compiled else ""
-    return f"{count_text(len(plan.saved), 'value')} saved, {size} beyond the inputs{made}"
+    return f"{count_text(len(plan.gradients.saved), 'value')} saved, {size} beyond the inputs{made}"

@@ -84,7 +84,7 @@ class EntryEmitter:
         self.source.bind("MISS", MISS)
         self.values: dict[str, Tensor] = {}
         self.unwrapper = Unwrapper(self.source, "return MISS", self.values)
-        self.real_inputs = [row.of(flat) for row in self.plan.inputs]
+        self.real_inputs = [row.of(flat) for row in self.plan.inputs.rows]
         #: is no more to be delivered than is written straight down? The rest is `finish.deliver_all`'s
         self.simple = is_plain(self.plan, self.real_inputs, inference=ambient.inference)
 
@@ -92,7 +92,7 @@ class EntryEmitter:
         """A local name for each distinct input; other positions must hold the same tensor."""
         s, plan = self.source, self.plan
         names: list[str] = []
-        for number, row in enumerate(plan.inputs):
+        for number, row in enumerate(plan.inputs.rows):
             if row.of_gradient:
                 owner = flat[row.position]
                 names.append(f"g{number}")
@@ -102,7 +102,7 @@ class EntryEmitter:
             else:
                 names.append(flat[row.position])
             self.values[names[-1]] = self.real_inputs[number]
-        for position, found in enumerate(plan.positions):
+        for position, found in enumerate(plan.inputs.positions):
             if found is not None and flat[position] != names[found]:
                 s.line(f"if {flat[position]} is not {names[found]}: return MISS")
         return names
@@ -111,7 +111,7 @@ class EntryEmitter:
         """A local name for each dense leaf; a leaf in several places must be one tensor."""
         table: dict[int, str] = {}
         checks = self.unwrapper.checks
-        for row, name in zip(self.plan.inputs, inputs, strict=True):
+        for row, name in zip(self.plan.inputs.rows, inputs, strict=True):
             start = len(checks.tensors)
             leaves = self.unwrapper.unwrap(name, row.spec)
             for place, leaf in zip(row.leaves, leaves, strict=True):
@@ -119,7 +119,7 @@ class EntryEmitter:
                 if known != leaf:
                     checks.conditions.append(f"{leaf} is {known}")
                     checks.tensors[start:] = [t for t in checks.tensors[start:] if t[0] != leaf]
-        return [table[k] for k in range(self.plan.leaf_count)]
+        return [table[k] for k in range(self.plan.inputs.leaf_count)]
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s = self.source
@@ -134,22 +134,22 @@ class EntryEmitter:
         ``conditions``: on sizes too; else the caller guards these.
         """
         s, plan = self.source, self.plan
-        failed = [f"not {expression_code(c, symbols)}" for c in plan.conditions if conditions]
-        for row, name in zip(plan.inputs, inputs, strict=True):
+        failed = [f"not {expression_code(c, symbols)}" for c in plan.inputs.conditions if conditions]
+        for row, name in zip(plan.inputs.rows, inputs, strict=True):
             failed += failed_metadata_code(s, row, name)
-        asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs, inputs, strict=True) if row.requires_grad]
+        asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs.rows, inputs, strict=True) if row.requires_grad]
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
             found = s.bind("grad_dtypes", torch_api.grad_dtypes)
             failed.append(f"{found}(({tuple_code([name for name, _ in asks])})) != {known}")
-        if plan.offsets_matter:
+        if plan.inputs.offsets_matter:
             offsets: dict[int, Any] = {}
-            for row in plan.inputs:
+            for row in plan.inputs.rows:
                 own = zip(row.leaves, spec_leaves(row.spec), strict=True)
                 offsets.update((k, leaf.storage_offset) for k, leaf in own)
             failed += [f"{leaves[k]}.storage_offset() != {size_code(n, symbols)}" for k, n in offsets.items()]
         if self.alias is not None:
-            specs = [leaf for row in plan.inputs for leaf in spec_leaves(row.spec)]
+            specs = [leaf for row in plan.inputs.rows for leaf in spec_leaves(row.spec)]
             strided = all(leaf.layout is torch.strided for leaf in specs)
             check = s.bind("alias_check", alias_check(self.alias, strided=strided))
             failed.append(f"not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))")
@@ -161,42 +161,42 @@ class EntryEmitter:
     ) -> list[str]:
         """Emit the call; returns an expression for each flat output."""
         s, plan = self.source, self.plan
-        for m in plan.mutations:
+        for m in plan.mutations.rows:
             if m.starts_grad:
                 s.line(f"{inputs[m.input]}.requires_grad_()")
-        s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.primals)}]")
-        if plan.lent:
+        s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
+        if plan.inputs.lent:
             s.line(f"env = {self._env(symbols)}")
-            for mark in plan.lent:
+            for mark in plan.inputs.lent:
                 s.line(f"env[{s.constant(mark, 'lent')}] = {mark_source(mark, inputs[mark.place[1]], s.constant)}")
-        env = "env" if plan.lent else self._env(symbols)
+        env = "env" if plan.inputs.lent else self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
-        if needs_call(plan) or not self.simple or plan.aliases:
+        if needs_call(plan) or not self.simple or plan.results.aliases:
             s.line(f"call = {state}")
             env = "call.env"
         values = self._train(inputs) if plan.trains else self._infer(symbols, env)
-        if plan.aliases or not self.simple:
+        if plan.results.aliases or not self.simple:
             s.line(f"w = [{', '.join(values)}]")
             values = [f"w[{k}]" for k in range(len(values))]
         known = f"{s.constant(plan, 'plan')}, call, w"
-        if plan.aliases:
+        if plan.results.aliases:
             s.line(f"{s.bind('share_values', share_values)}({known}, within=False)")
         if self.simple:
             Delivery(s, plan, inputs, leaves).write(values, grad=self.ambient.grad)
         else:
             s.line(f"{s.bind('deliver_all', deliver_all)}({known})")
         results: list[str] = []
-        for o in plan.outputs:  # each is made once
+        for o in plan.results.outputs:  # each is made once
             made = self._result(o, flat, inputs, values, results, env)
             results.append(s.name("r"))
             s.line(f"{results[-1]} = {made}")
             if attributes := getattr(o, "attributes", {}):
                 known = f"{results[-1]}, {s.constant(attributes, 'attributes')}, {env}"
                 s.line(f"{s.bind('set_attributes', set_attributes)}({known})")
-        for number, output in plan.gradients:
+        for number, output in plan.mutations.gradients:
             s.line(f"{inputs[number]}.grad = {results[output]}")
-        if plan.grad_mode_after is not None:
-            s.line(f"{s.bind('set_grad', torch_api.set_grad)}({plan.grad_mode_after})")
+        if plan.mutations.grad_mode_after is not None:
+            s.line(f"{s.bind('set_grad', torch_api.set_grad)}({plan.mutations.grad_mode_after})")
         return results
 
     def _result(
@@ -246,7 +246,7 @@ class EntryEmitter:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
         s.bind("forward", self.program.forward)
-        wants = any(row.requires_grad for row in plan.inputs) or any(m.starts_grad for m in plan.mutations)
+        wants = any(row.requires_grad for row in plan.inputs.rows) or any(m.starts_grad for m in plan.mutations.rows)
         guarded = self.ambient.grad and wants
         if guarded:
             s.bind("set_grad", torch_api.set_grad)
@@ -257,7 +257,7 @@ class EntryEmitter:
         symbols = symbols | sizes_of_outputs(s, plan)
         flat = detached_outputs(s, plan, self._left_out())
         wrapper = Wrapper(s, self.examples, symbols, env)
-        values = wrapped(wrapper, plan.values, iter(flat), self._left_out())
+        values = wrapped(wrapper, plan.results.values, iter(flat), self._left_out())
         if guarded:
             s.line("pass")
             s.depth -= 1
@@ -266,14 +266,14 @@ class EntryEmitter:
 
     def _left_out(self) -> Collection[int]:
         """Values that nobody asks for: their contents are where they belong."""
-        return self.plan.spent_values if self.simple else ()
+        return self.plan.mutations.spent_values if self.simple else ()
 
     def _train(self, inputs: Sequence[str]) -> list[str]:
         """Apply the generated autograd.Function."""
         s, plan = self.source, self.plan
         emitter = FunctionEmitter(self.program, self.ambient, self.examples, self._left_out())
         s.bind("apply", torch_api.base_apply(emitter.emit()))
-        given = [inputs[i] for i in plan.differentiated]
+        given = [inputs[i] for i in plan.gradients.differentiated]
         made = f"apply(p, {', '.join(['call', *given] if needs_call(plan) else given)})"
         if self.ambient.grad:
             s.line(f"v = {made}")
@@ -283,4 +283,4 @@ class EntryEmitter:
         if watched := changeable(plan):
             watch = s.bind("watch_contexts", watch_contexts)
             s.line(f"{watch}({s.constant(plan, 'plan')}, {watched}, ({tuple_code(inputs)}), v)")
-        return [f"v[{k}]" for k in range(len(plan.values))] if len(plan.values) != 1 else ["v"]
+        return [f"v[{k}]" for k in range(len(plan.results.values))] if len(plan.results.values) != 1 else ["v"]

@@ -18,7 +18,7 @@ from ..subclass.spec import Spec, WrapperSpec
 
 def changeable(plan: Plan) -> tuple[int, ...]:
     """The inputs of a region that trains whose contexts hold what can be changed in place."""
-    rows = enumerate(plan.inputs if plan.trains else ())
+    rows = enumerate(plan.inputs.rows if plan.trains else ())
     return tuple(k for k, row in rows if any(map(_may_change, _contexts(row.spec))))
 
 
@@ -31,7 +31,7 @@ def watch_contexts(
     """
     rows = []
     for k in numbers:
-        known = plan.inputs[k]
+        known = plan.inputs.rows[k]
         contexts = zip(_contexts(known.spec), _contexts(flatten(inputs[k])[1]), strict=True)
         rows += [(known.path, a, b) for a, b in contexts if _may_change(a)]
 
@@ -46,7 +46,7 @@ def watch_contexts(
                     fix="change it after the backward, or give the wrapper a new one",
                 )
 
-    every = [values] if isinstance(values, torch.Tensor) else [values[k] for k in plan.differentiable]
+    every = [values] if isinstance(values, torch.Tensor) else [values[k] for k in plan.gradients.differentiable]
     for node in {t.grad_fn: None for t in every if t.grad_fn is not None}:
         node.register_prehook(check)
 

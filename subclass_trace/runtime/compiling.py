@@ -35,7 +35,8 @@ def program_as_recorded(half: Half, plan: Plan, inference_leaves: Collection[int
         return None
     call: Compiled = compile_listing(Listing.of_half(half), name="forward").function
     mutations = delivered_by_program(plan, {k: moves[k] for k in targets.values()})
-    plan = replace(plan, mutations=mutations, detach_values=plan.detach_values | set(targets))
+    results = replace(plan.results, detach_values=plan.results.detach_values | set(targets))
+    plan = replace(plan, mutations=replace(plan.mutations, rows=mutations), results=results)
     if verify.ENABLED:
         verify.verify_plan(plan)
     return call, plan

@@ -30,20 +30,20 @@ def targets_of(plan: Plan, inference: Collection[int] = ()) -> dict[int, int] | 
 
     ``inference``: leaves that may not be written.
     """
-    place = {p.leaf: k for k, p in enumerate(plan.primals) if isinstance(p, LeafPrimal)}
+    place = {p.leaf: k for k, p in enumerate(plan.inputs.primals) if isinstance(p, LeafPrimal)}
     used, starts = _used_values(plan), [0]
-    for spec in plan.values:
+    for spec in plan.results.values:
         starts.append(starts[-1] + leaf_count(spec))
     found: dict[int, int] = {}
-    for m in plan.mutations:
-        leaves = plan.inputs[m.input].leaves
+    for m in plan.mutations.rows:
+        leaves = plan.inputs.rows[m.input].leaves
         if not _is_plain(m) or m.value in used:
             return None
         assert m.value is not None
         if any(leaves[k] not in place or leaves[k] in inference for k in m.leaves):
             return None
         found |= {starts[m.value] + k: place[leaves[k]] for k in m.leaves}
-    return None if any(isinstance(p, BasePrimal) for p in plan.primals) else found
+    return None if any(isinstance(p, BasePrimal) for p in plan.inputs.primals) else found
 
 
 def version_moves(half: Half) -> Mapping[int, int] | None:
@@ -69,21 +69,23 @@ def _is_plain(m: MutationPlan) -> bool:
 
 def _used_values(plan: Plan) -> set[int]:
     """Values that are there for more than one mutation's sake."""
-    used: set[int | None] = {o.value for o in plan.outputs if isinstance(o, ValueOutput)}
-    used |= {row.value for row in plan.aliases}
-    used |= {o.base for o in plan.outputs if isinstance(o, ViewOutput) and not o.of_input}
-    used |= {a.value for row in plan.aliases for a in row.leaves if a is not None}
-    used |= {*plan.differentiable}
-    several = [m.value for m in plan.mutations]
+    used: set[int | None] = {o.value for o in plan.results.outputs if isinstance(o, ValueOutput)}
+    used |= {row.value for row in plan.results.aliases}
+    used |= {o.base for o in plan.results.outputs if isinstance(o, ViewOutput) and not o.of_input}
+    used |= {a.value for row in plan.results.aliases for a in row.leaves if a is not None}
+    used |= {*plan.gradients.differentiable}
+    several = [m.value for m in plan.mutations.rows]
     return {k for k in used if k is not None} | {k for k in several if k is not None and several.count(k) > 1}
 
 
 def delivered_by_program(plan: Plan, delivered: Mapping[int, int]) -> tuple[MutationPlan, ...]:
     """The mutations, with what the program itself has written: graph input -> by how much its version has moved."""
-    writes = {p.leaf: delivered[k] for k, p in enumerate(plan.primals) if isinstance(p, LeafPrimal) and k in delivered}
+    writes = {
+        p.leaf: delivered[k] for k, p in enumerate(plan.inputs.primals) if isinstance(p, LeafPrimal) and k in delivered
+    }
     rows = []
-    for m in plan.mutations:
-        row = plan.inputs[m.input]
+    for m in plan.mutations.rows:
+        row = plan.inputs.rows[m.input]
         done = tuple(k for k in m.leaves if row.leaves[k] in writes)
         moved = writes[row.leaves[0]] if done and isinstance(row.spec, LeafSpec) else 0
         bumps = m.leaf_bumps

@@ -26,7 +26,7 @@ def is_plain(plan: Plan, values: Sequence[Tensor], *, inference: bool) -> bool:
 
     Inference tensors have no version counter, so that theirs are left to `deliver_all`.
     """
-    return all(not inference and _is_plain_mutation(m, plan, values[m.input]) for m in plan.mutations)
+    return all(not inference and _is_plain_mutation(m, plan, values[m.input]) for m in plan.mutations.rows)
 
 
 def _is_plain_mutation(m: MutationPlan, plan: Plan, value: Tensor) -> bool:
@@ -48,15 +48,15 @@ class Delivery:
 
     def conditions(self) -> list[str]:
         """What is still to be checked where no C++ guard does: none of what is written is an inference tensor."""
-        written = [n for m in self.plan.mutations for n in (self.inputs[m.input], *self._leaves(m))]
+        written = [n for m in self.plan.mutations.rows for n in (self.inputs[m.input], *self._leaves(m))]
         return [f"not {name}.is_inference()" for name in dict.fromkeys(written)]
 
     def _leaves(self, m: MutationPlan) -> list[str]:
-        return [self.leaves[k] for k in self.plan.inputs[m.input].leaves]
+        return [self.leaves[k] for k in self.plan.inputs.rows[m.input].leaves]
 
     def write(self, values: Sequence[str], *, grad: bool) -> None:
         """Emit the mutations. ``grad``: gradients are on."""
-        s, copies = self.source, [m for m in self.plan.mutations if m.copied]
+        s, copies = self.source, [m for m in self.plan.mutations.rows if m.copied]
         guarded = grad and any(map(self._is_watched, copies))
         if guarded:
             s.bind("set_grad", torch_api.set_grad)
@@ -79,23 +79,25 @@ class Delivery:
 
     def _is_watched(self, m: MutationPlan) -> bool:
         """Would autograd notice the copy?"""
-        spec = self.plan.inputs[m.input].spec
-        return m.value in self.plan.differentiable or any(leaf.requires_grad for leaf in spec_leaves(spec))
+        spec = self.plan.inputs.rows[m.input].spec
+        return m.value in self.plan.gradients.differentiable or any(leaf.requires_grad for leaf in spec_leaves(spec))
 
     def _is_apart(self, m: MutationPlan) -> bool:
         """Does the program make the new contents in memory of their own? One call may copy such in any order."""
         assert m.value is not None
-        start = sum(map(leaf_count, self.plan.values[: m.value]))
-        specs = [*spec_leaves(self.plan.values[m.value]), *spec_leaves(self.plan.inputs[m.input].spec)]
+        start = sum(map(leaf_count, self.plan.results.values[: m.value]))
+        specs = [*spec_leaves(self.plan.results.values[m.value]), *spec_leaves(self.plan.inputs.rows[m.input].spec)]
         plain = all(leaf.layout is torch.strided and not leaf.dtype.is_complex for leaf in specs)
-        return plain and self.plan.detach_values.isdisjoint(range(start, start + leaf_count(self.plan.values[m.value])))
+        return plain and self.plan.results.detach_values.isdisjoint(
+            range(start, start + leaf_count(self.plan.results.values[m.value]))
+        )
 
     def _pairs(self, m: MutationPlan, values: Sequence[str]) -> list[tuple[str, str]]:
         """Names of what is to be written, each with the name of its new contents."""
         s, leaves = self.source, self._leaves(m)
         assert m.value is not None
         fresh = [values[m.value]]
-        if not isinstance(self.plan.inputs[m.input].spec, LeafSpec):
+        if not isinstance(self.plan.inputs.rows[m.input].spec, LeafSpec):
             fresh = [s.name("n") for _ in leaves]
             s.line(f"{''.join(f'{n}, ' for n in fresh)}= {s.bind('leaves_of', leaves_of)}({values[m.value]})")
         return [(leaves[k], fresh[k]) for k in m.copied]
@@ -103,8 +105,8 @@ class Delivery:
     def _move_versions(self) -> None:
         """By what eager moves them, less what the copies and the program have."""
         moves: list[tuple[str, int]] = []
-        for m in self.plan.mutations:
-            dense = isinstance(self.plan.inputs[m.input].spec, LeafSpec)
+        for m in self.plan.mutations.rows:
+            dense = isinstance(self.plan.inputs.rows[m.input].spec, LeafSpec)
             moves.append((self.inputs[m.input], m.version_bumps - m.moved - (dense and len(m.copied))))
             if m.leaf_bumps is not None:
                 rows = dict(m.leaf_bumps)

@@ -242,10 +242,10 @@ def graph_call(source: Source, call: str, autocast: Any) -> str:
 
 def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
     """Emit keeping the numbers among the outputs of the forward graph in ``call``; returns the symbols that they tell."""
-    first, symbols = plan.forward_leaves, dict[Any, str]()
-    if plan.size_outputs:
-        source.line(f"call.sizes = o[{first}:{first + plan.size_outputs}]")
-    for symbol, k in plan.unbacked:
+    first, symbols = plan.results.forward_leaves, dict[Any, str]()
+    if plan.results.size_outputs:
+        source.line(f"call.sizes = o[{first}:{first + plan.results.size_outputs}]")
+    for symbol, k in plan.results.unbacked:
         symbols[symbol] = f"z_{symbol}"
         source.line(f"z_{symbol} = call.env[{source.constant(symbol, 'symbol')}] = o[{first + k}]")
     return symbols
@@ -254,11 +254,11 @@ def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
 def detached_outputs(source: Source, plan: Plan, left_out: Collection[int]) -> list[str]:
     """Expressions for the leaves that the forward returns, made objects of their own where they are none; not those of
     values that are left out."""
-    flat, asked, place = [f"o[{k}]" for k in range(plan.forward_leaves)], set[int](), 0
-    for k, spec in enumerate(plan.values):
+    flat, asked, place = [f"o[{k}]" for k in range(plan.results.forward_leaves)], set[int](), 0
+    for k, spec in enumerate(plan.results.values):
         asked |= set() if k in left_out else {*range(place, place + leaf_count(spec))}
         place += leaf_count(spec)
-    for k in sorted(plan.detach_values & asked):
+    for k in sorted(plan.results.detach_values & asked):
         source.line(f"d{k} = o[{k}].detach()")
         flat[k] = f"d{k}"
     return flat
@@ -348,7 +348,7 @@ def symbol_lines(
 ) -> dict[Any, str]:
     """Emit reading the symbols' values; returns symbol -> local name."""
     symbols: dict[Any, str] = {}
-    for row in plan.symbols:
+    for row in plan.inputs.symbols:
         local = symbols[row.symbol] = str(row.symbol)
         if row.input is not None:
             source.line(f"{local} = {inputs[row.input]}.shape[{row.dim}]")

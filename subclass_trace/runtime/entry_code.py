@@ -81,9 +81,9 @@ class GuardedEmitter(EntryEmitter):
         s, plan = self.source, self.plan
         values = ValueEmitter(s, outputs, entries)
         if not plan.side_effects:
-            s.line(f"return {values.value(plan.result)}")
+            s.line(f"return {values.value(plan.results.recipe)}")
             return
-        s.line(f"result = {values.value(plan.result)}")
+        s.line(f"result = {values.value(plan.results.recipe)}")
         emit_effects(values, plan.side_effects, MISSING)
         own = own_writes(self.guards, plan.side_effects)
         if own:

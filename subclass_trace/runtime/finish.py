@@ -59,13 +59,13 @@ def base_value(primal: BasePrimal, leaves: Sequence[Tensor], numel: int) -> Tens
 
 def deliver_all(plan: Plan, call: Call, values: Sequence[Tensor]) -> None:
     """Deliver the mutations."""
-    old = {m.input: leaves_of(call.inputs[m.input]) for m in plan.mutations if not _is_done(m, call)}
-    for m in plan.mutations:
+    old = {m.input: leaves_of(call.inputs[m.input]) for m in plan.mutations.rows if not _is_done(m, call)}
+    for m in plan.mutations.rows:
         new, x = None if m.value is None else values[m.value], call.inputs[m.input]
         # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).
         version = None if x.is_inference() else x._version
         if m.input in old:
-            deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
+            deliver(m, plan.inputs.rows[m.input], x, new, old[m.input], call.env)
         if version is not None:
             set_version(x, version + m.version_bumps - m.moved)
 
@@ -81,7 +81,7 @@ def _is_done(m: MutationPlan, call: Call) -> bool:
 
 def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> None:
     """Put what lies in other memory there: values with a history inside the autograd function, others outside of it."""
-    for row in plan.aliases:
+    for row in plan.results.aliases:
         if row.within is within:
             values[row.value] = share(row, values[row.value], values, call.leaves, call.env)
 

@@ -183,7 +183,7 @@ def check_watched(ctx: Any) -> None:
 
 def written_since(ctx: Any, plan: Plan | None = None) -> RuntimeError:
     """What autograd raises for a saved tensor that was written between forward and backward, with its path."""
-    rows = [row for row in plan.saved if row.is_tensor] if plan is not None else []
+    rows = [row for row in plan.gradients.saved if row.is_tensor] if plan is not None else []
     texts = iter(_saved_text(r) for r, t, v in zip(rows, ctx.saved, ctx.versions, strict=False) if t._version != v)
     return changed(next(texts, "a tensor that the backward reads"))
 

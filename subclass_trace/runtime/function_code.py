@@ -42,8 +42,14 @@ Tensor = torch.Tensor
 
 def needs_call(plan: Plan) -> bool:
     """Does `apply` take the `Call`, too?"""
-    beside = set(plan.watched_inputs) - set(plan.differentiated)
-    return bool(plan.symbols or plan.lent or beside or plan.size_outputs or any(row.within for row in plan.aliases))
+    beside = set(plan.gradients.watched_inputs) - set(plan.gradients.differentiated)
+    return bool(
+        plan.inputs.symbols
+        or plan.inputs.lent
+        or beside
+        or plan.results.size_outputs
+        or any(row.within for row in plan.results.aliases)
+    )
 
 
 class FastBackward:
@@ -63,9 +69,11 @@ class FastBackward:
         assert backwards is not None
         values = saved[::-1]
         saved.clear()
-        numbers = getattr(ctx, "numbers", None) or (None,) * len(plan.saved)
-        named = {row.name: values.pop() if row.is_tensor else n for row, n in zip(plan.saved, numbers, strict=True)}
-        tangents = [grads[k] for k in plan.differentiable]
+        numbers = getattr(ctx, "numbers", None) or (None,) * len(plan.gradients.saved)
+        named = {
+            row.name: values.pop() if row.is_tensor else n for row, n in zip(plan.gradients.saved, numbers, strict=True)
+        }
+        tangents = [grads[k] for k in plan.gradients.differentiable]
         result = run_backward(backwards, ctx, named, tangents)
         if not torch.is_grad_enabled() and not any(map(_is_odd, tangents)):
             self._arm(tangents, getattr(ctx, "env", None) or {})
@@ -83,7 +91,7 @@ class FastBackward:
 
 def _unknown_sizes(plan: Plan, entry: CompiledBackward) -> set[Any]:
     """Symbols that nothing but the tangents tells."""
-    known = {row.symbol for row in plan.symbols} | {symbol for symbol, _ in plan.unbacked}
+    known = {row.symbol for row in plan.inputs.symbols} | {symbol for symbol, _ in plan.results.unbacked}
     sizes = (n for spec in (*entry.tangents, *entry.grads) if spec is not None for n in sizes_in(spec))
     return {s for n in sizes if isinstance(n, SizeExpr) for s in n.expr.free_symbols} - known
 
@@ -127,22 +135,24 @@ class FunctionEmitter:
         s.line(f"def forward(ctx, p, {'call, ' if self.takes_call else ''}*inputs):")
         s.depth = 1
         s.line(graph_call(s, "o = graph(p)", self.ambient.autocast))
-        symbols = {row.symbol: str(row.symbol) for row in plan.symbols}
+        symbols = {row.symbol: str(row.symbol) for row in plan.inputs.symbols}
         for symbol, name in symbols.items():
             s.line(f"{name} = call.env[{s.constant(symbol, 'symbol')}]")
         symbols |= sizes_of_outputs(s, plan)
         flat = detached_outputs(s, plan, self.left_out)
-        self._save(s, plan.forward_leaves + plan.size_outputs)
+        self._save(s, plan.results.forward_leaves + plan.results.size_outputs)
         s.line(f"ctx.edges = {s.bind('edges', edges)}(inputs)")
         if symbols:
             s.line("ctx.env = call.env")
         wrapper = Wrapper(s, self.examples, symbols, "call.env" if self.takes_call else "{}")
-        values = wrapped(wrapper, plan.values, iter(flat), self.left_out)
-        if any(row.within for row in plan.aliases):
+        values = wrapped(wrapper, plan.results.values, iter(flat), self.left_out)
+        if any(row.within for row in plan.results.aliases):
             s.line(f"v = [{', '.join(values)}]")
             s.line(f"{s.bind('share_values', share_values)}({s.constant(plan, 'plan')}, call, v, within=True)")
             values = [f"v[{k}]" for k in range(len(values))]
-        fixed = [f"v{k}" for k in range(len(values)) if k not in plan.differentiable and k not in self.left_out]
+        fixed = [
+            f"v{k}" for k in range(len(values)) if k not in plan.gradients.differentiable and k not in self.left_out
+        ]
         for k, value in enumerate(values):
             if value != f"v{k}" and k not in self.left_out:
                 s.line(f"v{k} = {value}")
@@ -157,15 +167,17 @@ class FunctionEmitter:
     def _save(self, s: Source, first: int) -> None:
         """Keep the saved activations, as `function.saved_of` does it: see Note [What is saved]."""
         plan = self.plan
-        places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
+        places = [k for k, row in enumerate(plan.gradients.saved) if row.is_tensor]
         tensors = [f"o[{first + k}]" for k in places]
-        if len(tensors) != len(plan.saved):
-            numbers = ["None" if row.is_tensor else f"o[{first + k}]" for k, row in enumerate(plan.saved)]
+        if len(tensors) != len(plan.gradients.saved):
+            numbers = ["None" if row.is_tensor else f"o[{first + k}]" for k, row in enumerate(plan.gradients.saved)]
             s.line(f"ctx.numbers = ({tuple_code(numbers)})")
         if not tensors:
             s.line("ctx.saved = []")
             return
-        kept = [f"{t}.detach()" if k in plan.saved_results else t for k, t in zip(places, tensors, strict=True)]
+        kept = [
+            f"{t}.detach()" if k in plan.gradients.saved_results else t for k, t in zip(places, tensors, strict=True)
+        ]
         s.bind("saved_tensor_hooks_active", torch_api.saved_tensor_hooks_active)
         s.line("ctx.saved = None")
         s.line("if not saved_tensor_hooks_active():")
@@ -178,15 +190,15 @@ class FunctionEmitter:
     def _watch(self, s: Source) -> None:
         """Note the versions of wrappers of which a leaf is saved."""
         plan = self.plan
-        place = {number: f"inputs[{k}]" for k, number in enumerate(plan.differentiated)}
-        names = [place.get(i, f"call.inputs[{i}]") for i in plan.watched_inputs]
-        names += [f"v{k}" for k in plan.watched_values if k not in self.left_out]
+        place = {number: f"inputs[{k}]" for k, number in enumerate(plan.gradients.differentiated)}
+        names = [place.get(i, f"call.inputs[{i}]") for i in plan.gradients.watched_inputs]
+        names += [f"v{k}" for k in plan.gradients.watched_values if k not in self.left_out]
         s.line(f"ctx.watched = {s.bind('watch', watch)}(({tuple_code(names)}))" if names else "ctx.watched = ()")
 
     def _unsave(self, s: Source) -> None:
         """``saved``: the saved activations as a list, compared with the forward's versions and released."""
         plan = self.plan
-        count = sum(row.is_tensor for row in plan.saved)
+        count = sum(row.is_tensor for row in plan.gradients.saved)
         if not count:
             s.line("saved = []")
             return
@@ -206,7 +218,7 @@ class FunctionEmitter:
     def _backward(self, fast: FastBackward) -> Callable[..., Any]:
         s = Source()
         s.bind("fast", fast)
-        names = "".join(f"g{k}, " for k in range(len(self.plan.values)))
+        names = "".join(f"g{k}, " for k in range(len(self.plan.results.values)))
         s.line(f"def backward(ctx, {names}):")
         s.depth = 1
         self._unsave(s)
@@ -219,10 +231,10 @@ class FunctionEmitter:
     def _path(self, entry: CompiledBackward, check: Callable[..., bool]) -> Callable[..., Any]:
         """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not those of ``entry``."""
         s, slow = Source(), "return None"
-        s.line(f"def backward(ctx, saved, {''.join(f'g{k}, ' for k in range(len(self.plan.values)))}):")
+        s.line(f"def backward(ctx, saved, {''.join(f'g{k}, ' for k in range(len(self.plan.results.values)))}):")
         s.depth = 1
         symbols = self._conditions(s, entry, slow)
-        tangents = [(f"g{k}", t) for k, t in zip(self.plan.differentiable, entry.tangents, strict=True)]
+        tangents = [(f"g{k}", t) for k, t in zip(self.plan.gradients.differentiable, entry.tangents, strict=True)]
         unwrapper = Unwrapper(
             s, slow, {g: self.examples.make(t) for g, t in tangents if t is not None and _has_shortcut(t)}
         )
@@ -279,8 +291,8 @@ class FunctionEmitter:
                 torch_api.other_dtensor_modes_code(s.bind("dtensor", torch_api.dtensor_dispatcher()), entry.dtensor)
             )
         s.line(f"if {' or '.join(state)}: {slow}")
-        symbols = {row.symbol: str(row.symbol) for row in self.plan.symbols}
-        symbols |= {symbol: f"z_{symbol}" for symbol, _ in self.plan.unbacked}
+        symbols = {row.symbol: str(row.symbol) for row in self.plan.inputs.symbols}
+        symbols |= {symbol: f"z_{symbol}" for symbol, _ in self.plan.results.unbacked}
         for symbol, name in symbols.items():
             s.line(f"{name} = ctx.env[{s.constant(symbol, 'symbol')}]")
         if entry.conditions:
@@ -300,9 +312,11 @@ class FunctionEmitter:
 
     def _arguments(self, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]) -> list[str]:
         """The inputs of the backward graph."""
-        number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
+        number = {row.name: k for k, row in enumerate(r for r in self.plan.gradients.saved if r.is_tensor)}
         given: dict[tuple[str, Any], str] = {
-            ("saved", row.name): f"ctx.numbers[{k}]" for k, row in enumerate(self.plan.saved) if not row.is_tensor
+            ("saved", row.name): f"ctx.numbers[{k}]"
+            for k, row in enumerate(self.plan.gradients.saved)
+            if not row.is_tensor
         }
         given |= {("saved", name): f"saved[{k}]" for name, k in number.items()}
         given |= {("size", symbol): name for symbol, name in symbols.items()}
@@ -315,7 +329,7 @@ class FunctionEmitter:
     def _checked(self, tangents: Any, leaves: list[str]) -> list[str]:
         """The names that `_tangent_check` takes, in its order."""
         rows, parts = [], iter(leaves)
-        for k, spec in zip(self.plan.differentiable, tangents, strict=True):
+        for k, spec in zip(self.plan.gradients.differentiable, tangents, strict=True):
             own = [next(parts) for _ in range(0 if spec is None else leaf_count(spec))]
             outer = isinstance(spec, WrapperSpec) and spec.layout is not torch.jagged
             rows += [f"g{k}", *own] if outer else own

@@ -138,16 +138,16 @@ def failed_guard(plan: Plan, guards: Guards, call: Call, ambient: Ambient) -> st
 
 def failed_tensor_guard(plan: Plan, alias: tuple[Any, ...] | None, flat: Sequence[Any]) -> str | None:
     """The first guard on tensors that fails for these flat arguments."""
-    inputs = [row.of(flat) for row in plan.inputs]
-    for row, value in zip(plan.inputs, inputs, strict=True):
+    inputs = [row.of(flat) for row in plan.inputs.rows]
+    for row, value in zip(plan.inputs.rows, inputs, strict=True):
         if not isinstance(value, Tensor):
             return f"{row.path}: expected a tensor, got {type(value).__qualname__}"
-    for position, number in enumerate(plan.positions):
+    for position, number in enumerate(plan.inputs.positions):
         if number is not None and flat[position] is not inputs[number]:
-            return f"flat argument {position}: expected the same tensor as {plan.inputs[number].path}"
+            return f"flat argument {position}: expected the same tensor as {plan.inputs.rows[number].path}"
     if len({id(x) for x in inputs}) != len(inputs):
         return "two inputs are one tensor that were two when the specialization was made"
-    for row, value in zip(plan.inputs, inputs, strict=True):
+    for row, value in zip(plan.inputs.rows, inputs, strict=True):
         reason = _structure(row.spec, value, row.path)
         reason = reason or failed_metadata(row, value)
         if reason is not None:
@@ -173,23 +173,23 @@ def _failed_leaf_guard(
     plan: Plan, alias: tuple[Any, ...] | None, inputs: Sequence[Tensor], flat: Sequence[Any]
 ) -> str | None:
     table: dict[int, Tensor] = {}
-    for row, value in zip(plan.inputs, inputs, strict=True):
+    for row, value in zip(plan.inputs.rows, inputs, strict=True):
         for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
             if table.setdefault(place, leaf) is not leaf:
                 return f"{row.path}: an inner tensor is expected to be the same tensor as another one"
-    if len({id(t) for t in table.values()}) != plan.leaf_count:
+    if len({id(t) for t in table.values()}) != plan.inputs.leaf_count:
         return "two inner tensors are one that were two when the specialization was made"
-    leaves = [table[k] for k in range(plan.leaf_count)]
+    leaves = [table[k] for k in range(plan.inputs.leaf_count)]
     env = bind(plan, inputs, leaves, flat)
-    for m in plan.mutations if not torch.is_inference_mode_enabled() else ():
-        if any(leaves[plan.inputs[m.input].leaves[k]].is_inference() for k in m.in_program):
-            return f"{plan.inputs[m.input].path}: what the program writes is an inference tensor"
-    for condition in plan.conditions:
+    for m in plan.mutations.rows if not torch.is_inference_mode_enabled() else ():
+        if any(leaves[plan.inputs.rows[m.input].leaves[k]].is_inference() for k in m.in_program):
+            return f"{plan.inputs.rows[m.input].path}: what the program writes is an inference tensor"
+    for condition in plan.inputs.conditions:
         if not holds(condition, env):
             return f"sizes: {condition} with {env}"
-    for row, value in zip(plan.inputs, inputs, strict=True):
+    for row, value in zip(plan.inputs.rows, inputs, strict=True):
         try:
-            reason = _sizes(row.spec, value, row.path, env, plan.offsets_matter)
+            reason = _sizes(row.spec, value, row.path, env, plan.inputs.offsets_matter)
         except ArithmeticError as error:
             return f"{row.path}: {error}"
         if reason is not None:

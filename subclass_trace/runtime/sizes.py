@@ -129,4 +129,4 @@ def bind(
     plan: Plan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], flat: Sequence[Any] = ()
 ) -> dict[Any, int]:
     """Symbol -> value for this call."""
-    return {row.symbol: read_symbol(row, inputs, leaves, flat) for row in plan.symbols}
+    return {row.symbol: read_symbol(row, inputs, leaves, flat) for row in plan.inputs.symbols}

@@ -118,13 +118,18 @@ def build_program(
     compile_backward = backward_compiler(backend)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
-    plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
-    known = number_symbols(plan.symbols)
+    plan = _with_conditions(captured, plan)  # compiling may have added some
+    known = number_symbols(plan.inputs.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
     backwards.takes_batches &= backend.backward is compile_eager
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
+
+
+def _with_conditions(captured: Captured, plan: Plan) -> Plan:
+    """The plan with all conditions of now: compiling may have added some."""
+    return replace(plan, inputs=replace(plan.inputs, conditions=conditions_of(captured, plan.inputs.symbols)))
 
 
 def _functional(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Half, Compiled, Plan]:
@@ -137,7 +142,11 @@ def _functional(captured: Captured, flat: FlatArguments, backend: Backend) -> tu
         verify.verify_forward(forward)
         verify.verify_plan(plan)
     call = compile_half(backend, backend.inference, half)
-    return half, call, replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
+    return (
+        half,
+        call,
+        _with_conditions(captured, plan),
+    )  # compiling may have added some
 
 
 def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compiled, Plan] | None:
@@ -153,7 +162,7 @@ def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compile
     if verify.ENABLED:
         verify.verify_forward(forward, in_place=True)
     call, plan = found
-    return half, call, replace(plan, conditions=conditions_of(captured, plan.symbols))
+    return half, call, _with_conditions(captured, plan)
 
 
 def _forward_alone(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Program, Graphs]:
@@ -162,7 +171,7 @@ def _forward_alone(captured: Captured, flat: FlatArguments, backend: Backend) ->
     own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
     half, call, plan = own or _functional(captured, flat, backend)
     backwards = Backwards(
-        captured.tape, frozenset(), backward_compiler(backend), _output_paths(plan), number_symbols(plan.symbols)
+        captured.tape, frozenset(), backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols)
     )
     return Program(plan, call, backwards), Graphs(None, half, None)
 
@@ -273,9 +282,9 @@ def _leaf_paths(spec: Any, path: str) -> list[str]:
 
 
 def _output_paths(plan: Plan) -> list[str]:
-    mutated = {m.value: plan.inputs[m.input].path for m in plan.mutations if m.value is not None}
-    results = {o.value: k for k, o in enumerate(plan.outputs) if isinstance(o, ValueOutput)}
-    return [str(mutated.get(k, f"result[{results.get(k, k)}]")) for k in plan.differentiable]
+    mutated = {m.value: plan.inputs.rows[m.input].path for m in plan.mutations.rows if m.value is not None}
+    results = {o.value: k for k, o in enumerate(plan.results.outputs) if isinstance(o, ValueOutput)}
+    return [str(mutated.get(k, f"result[{results.get(k, k)}]")) for k in plan.gradients.differentiable]
 
 
 def alias_guard(captured: Captured, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:

@@ -77,7 +77,7 @@ class TrustedEmitter(EntryEmitter):
         symbols = symbol_lines(self.plan, s, flat, inputs, leaves)
         self._rest_of_guards(inputs, leaves, symbols)
         outputs = self._run(flat, inputs, leaves, symbols)
-        s.line(f"return {ValueEmitter(s, outputs, ()).value(self.plan.result)}")
+        s.line(f"return {ValueEmitter(s, outputs, ()).value(self.plan.results.recipe)}")
         return Entry(s.build("entry", "entry"), s.text())
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:

@@ -1,4 +1,4 @@
-"""Recipes as source: the result of a call, and what is put into sources, straight down. See `plan.values`."""
+"""Recipes as source: the result of a call, and what is put into sources, straight down. See `plan.results.values`."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _check_kept(ctx: Any, cls: Any, saved: Sequence[Any]) -> None:
     """
     program = getattr(cls, "program", None)
     if isinstance(program, Program) and not saved and ctx.saved is None:
-        if any(row.is_tensor for row in program.plan.saved):
+        if any(row.is_tensor for row in program.plan.gradients.saved):
             raise _door.freed()
 
 

@@ -102,14 +102,25 @@ class Segment:
         """The short way for this specialization, if its arguments and results are plain tensors."""
         plan = made.plan
         plain = all(type(v) in (Tensor, torch.nn.Parameter) for v in values)
-        primals = [p.leaf for p in plan.primals if isinstance(p, LeafPrimal)]
-        if not plain or plan.symbols or plan.mutations or plan.side_effects or plan.trains or any(self.is_size):
+        primals = [p.leaf for p in plan.inputs.primals if isinstance(p, LeafPrimal)]
+        if (
+            not plain
+            or plan.inputs.symbols
+            or plan.mutations.rows
+            or plan.side_effects
+            or plan.trains
+            or any(self.is_size)
+        ):
             return
-        if len(plan.inputs) != len(values) or primals != list(range(len(values))) or len(primals) != len(plan.primals):
+        if (
+            len(plan.inputs.rows) != len(values)
+            or primals != list(range(len(values)))
+            or len(primals) != len(plan.inputs.primals)
+        ):
             return
-        if [row.position for row in plan.inputs] != list(range(len(values))):
+        if [row.position for row in plan.inputs.rows] != list(range(len(values))):
             return
-        if not all(isinstance(o, ValueOutput) and isinstance(o.spec, LeafSpec) for o in plan.outputs):
+        if not all(isinstance(o, ValueOutput) and isinstance(o.spec, LeafSpec) for o in plan.results.outputs):
             return
         order = _order(plan)
         if order is None:
@@ -128,10 +139,10 @@ class Segment:
 
 def _order(plan: Plan) -> list[int] | None:
     """The forward values that are the results, if these are a list of such."""
-    made = plan.result
+    made = plan.results.recipe
     if not isinstance(made, New) or made.cls is not list or made.items is None:
         return None
-    outputs = [plan.outputs[item.index] for item in made.items if isinstance(item, Output)]
+    outputs = [plan.results.outputs[item.index] for item in made.items if isinstance(item, Output)]
     order = [o.value for o in outputs if isinstance(o, ValueOutput)]
     return order if len(order) == len(made.items) else None
 

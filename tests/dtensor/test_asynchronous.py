@@ -117,7 +117,7 @@ def test_a_scaled_fp8_weight_in_a_dtensor(mesh) -> None:
         return (x, w), (x,)
 
     region = check(F.linear, make)
-    assert region.specializations[0].plan.leaf_count == 3  # x, codes, scale
+    assert region.specializations[0].plan.inputs.leaf_count == 3  # x, codes, scale
 
 
 # ---------------------------------------------------------------------------------------------- a training step

@@ -94,7 +94,7 @@ def test_wrapper_inside_a_dtensor(mesh) -> None:
         return (x,), (x,)
 
     region = check(lambda x: (x * 2).sin(), make)
-    assert region.specializations[0].plan.leaf_count == 2
+    assert region.specializations[0].plan.inputs.leaf_count == 2
 
 
 def test_inference_and_no_grad(mesh) -> None:

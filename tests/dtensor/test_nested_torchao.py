@@ -55,7 +55,7 @@ def test_a_quantised_weight_in_a_dtensor(mesh) -> None:
         return (x, w), ()
 
     region = check(lambda x, w: w.to_local().dequantize() @ x.to_local().t(), make, backward=False)
-    assert region.specializations[0].plan.leaf_count == 3  # x, codes, scale
+    assert region.specializations[0].plan.inputs.leaf_count == 3  # x, codes, scale
 
 
 def test_the_deepest_nesting(mesh) -> None:
@@ -73,7 +73,7 @@ def test_the_deepest_nesting(mesh) -> None:
         return (w,), (w,)
 
     region = check(lambda w: (w * 2).sin(), make)
-    (row,) = region.specializations[0].plan.inputs
+    (row,) = region.specializations[0].plan.inputs.rows
     depth, spec = 0, row.spec
     while hasattr(spec, "inners"):
         depth, spec = depth + 1, spec.inners[0]

@@ -89,11 +89,11 @@ def test_tensor_parallel_transformer(mesh) -> None:
 
     region = check(run_model, same_model)
     (only,) = region.specializations
-    paths = {str(row.path) for row in only.plan.inputs}
+    paths = {str(row.path) for row in only.plan.inputs.rows}
     names = [*(n for n, _ in model.named_parameters()), *(n for n, _ in model.named_buffers())]
     assert len(paths) == len(names) + 1
     assert "args[0].blocks[1].attention.out.weight" in paths and "args[0].scale" in paths
-    assert only.plan.mutations == ()
+    assert only.plan.mutations.rows == ()
     # Each of the two row-wise layers of each block adds up over the ranks, and the head is gathered.
     assert collectives(only.graphs.forward) == ["all_reduce"] * 4 + ["all_gather_into_tensor"]
 
@@ -136,7 +136,7 @@ def test_tied_parameters(mesh) -> None:
         return (model, torch.arange(24).reshape(2, 12) % 20), [model.head.weight]
 
     region = check(f, make)
-    paths = [str(row.path) for row in region.specializations[0].plan.inputs]
+    paths = [str(row.path) for row in region.specializations[0].plan.inputs.rows]
     assert [p for p in paths if p.endswith(("head.weight", "embedding.weight"))] == ["args[0].embedding.weight"]
     assert model.head.weight is tied and model.embedding.weight is tied
 
@@ -148,4 +148,4 @@ def test_module_as_the_region(mesh) -> None:
     want = model(tokens)
     got = region(tokens)
     assert torch.equal(want, got)
-    assert str(region.specializations[0].plan.inputs[1].path).startswith("self.")
+    assert str(region.specializations[0].plan.inputs.rows[1].path).startswith("self.")

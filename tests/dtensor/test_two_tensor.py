@@ -56,7 +56,7 @@ def test_training(depth, momentum) -> None:
     assert found is None, found
     assert len(region.specializations) == 1, region.explain()
     (only,) = region.specializations
-    assert only.plan.leaf_count == 2**depth * (1 + len(list(start.parameters())))
+    assert only.plan.inputs.leaf_count == 2**depth * (1 + len(list(start.parameters())))
 
 
 @pytest.mark.parametrize("depth", [1, 2])

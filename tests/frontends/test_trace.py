@@ -153,7 +153,7 @@ def test_nothing_changes_and_nothing_runs() -> None:
     assert all(map(torch.equal, before, (*leaves_of(x), *leaves_of(w))))
     assert torch.equal(random, torch.get_rng_state())
     assert (x._version, w._version, w.grad, w.grad_fn, w.is_leaf, x.requires_grad) == (0, 0, None, None, True, False)
-    assert [str(found.plan.inputs[m.input].path) for m in found.plan.mutations] == ["args[0]"]
+    assert [str(found.plan.inputs.rows[m.input].path) for m in found.plan.mutations.rows] == ["args[0]"]
 
 
 def test_without_a_backward() -> None:
@@ -204,7 +204,7 @@ def test_options() -> None:
 
 def test_dynamic_sizes_and_size_results() -> None:
     found = st.Tracer(dynamic=True)(lambda x: (x * 2, x.shape[0]), two(5, 3))
-    symbol = str(found.plan.symbols[0].symbol)
+    symbol = str(found.plan.inputs.symbols[0].symbol)
     assert f"primals_1,  # float32[{symbol}, " in found.code("forward")
     assert found.results[-1] == "size 0"
 

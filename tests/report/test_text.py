@@ -100,12 +100,14 @@ def test_nested_wrappers_opaque_attributes_and_contexts() -> None:
     assert column(table, "input") == ["args[0]", "  .a", "    .a", "    .b", "  .b", "    .a", "    .b"]
     assert column(table, "graph input") == ["", "", "primals_1", "primals_2", "", "primals_3", "primals_4"]
 
-    spec = plan.inputs[0].spec
+    spec = plan.inputs.rows[0].spec
     assert isinstance(spec, WrapperSpec)
     spec = replace(
         spec, names=(*spec.names, "mesh"), inners=(*spec.inners, OpaqueSpec("a mesh")), context={"scale": torch.ones(2)}
     )
-    block = tables.input_table(replace(plan, inputs=(replace(plan.inputs[0], spec=spec),)))
+    block = tables.input_table(
+        replace(plan, inputs=replace(plan.inputs, rows=(replace(plan.inputs.rows[0], spec=spec),)))
+    )
     assert ("  .mesh", "opaque", "'a mesh'", "", "", "") in block.rows
     assert ("  context", "", "{'scale': tensor([1., 1.])}", "", "", "") in block.rows
 
@@ -152,7 +154,7 @@ def test_names_are_those_of_the_graph(name: str) -> None:
 def test_dynamic_sizes() -> None:
     plan = plan_of(lambda x: x + x.shape[0], two(5, 3), dynamic=True)
     text = describe(plan)
-    symbol = str(plan.symbols[0].symbol)
+    symbol = str(plan.inputs.symbols[0].symbol)
     assert f"{symbol}   args[0].a.size(0)" in text or f"{symbol}  args[0].a.size(0)" in text
     assert f"[{symbol}, " in text
 
@@ -235,7 +237,7 @@ calls that ran eagerly
 
 def _dynamic_rows(plan: Plan) -> str:
     sizes = ", ".join(f"{a} = {b}" for a, b in tables.symbol_table(plan).rows)
-    conditions = "; ".join(map(str, plan.conditions))
+    conditions = "; ".join(map(str, plan.inputs.conditions))
     return f"  sizes:     {sizes} (0 and 1 get specializations of their own)\n  where:     {conditions}\n"
 
 

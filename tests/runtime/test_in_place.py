@@ -217,7 +217,7 @@ def test_what_is_written_in_place(name: str) -> None:
     assert (got is ours[0]) is (expected is eager[0])
     source = source_of(region)
     assert not any(f"aten.{u}" in source or f"_{u}" in source for u in unwanted), source
-    assert all(not m.copied for m in region.specializations[0].plan.mutations)
+    assert all(not m.copied for m in region.specializations[0].plan.mutations.rows)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -226,7 +226,7 @@ def test_the_functional_graph_says_what_a_program_gives(name: str) -> None:
     region = st.compile(WRITTEN[name][0])
     region(*inputs())
     made = region.specializations[0]
-    given = [inputs()[p.leaf] for p in made.plan.primals]
+    given = [inputs()[p.leaf] for p in made.plan.inputs.primals]
     expected = interpret_graph(made.graphs.forward)([t.clone() for t in given])
     for a, b in zip(made.program.forward([t.clone() for t in given]), expected, strict=True):
         assert torch.equal(a, b)
@@ -272,7 +272,7 @@ def test_statistics_of_a_normalization() -> None:
                 assert torch.equal(region(image), eager_norm(image))
     for a, b in zip(norm.buffers(), eager_norm.buffers(), strict=True):
         assert torch.equal(a, b) and a._version == b._version
-    assert all(not m.copied for m in region.specializations[0].plan.mutations)
+    assert all(not m.copied for m in region.specializations[0].plan.mutations.rows)
     assert "functional.default" not in source_of(region)
 
 

@@ -87,7 +87,7 @@ def test_nothing_is_kept_alive_by_a_cycle(saved_result: bool) -> None:
     region = st.compile(function, backend="eager", partitioner="default")
     x = torch.randn(4, requires_grad=True)
     warm(region, x)
-    assert bool(region.specializations[0].plan.saved_results) is saved_result
+    assert bool(region.specializations[0].plan.gradients.saved_results) is saved_result
     gc.collect()
     gc.disable()
     try:

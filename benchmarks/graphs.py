@@ -61,11 +61,13 @@ def joint_of(name: str, function: Callable[..., Any], args: Sequence[Any], decom
     if captured.tape is None:
         return None
     traced = captured.tape.trace(captured.tape.guess())
-    rows = [(row.leaves, leaves_of(found.values[row.position])) for row in captured.inputs]
-    of_primal = {captured.leaf_primals[k]: leaf.detach() for ks, own in rows for k, leaf in zip(ks, own, strict=True)}
+    rows = [(row.leaves, leaves_of(found.values[row.position])) for row in captured.inputs.rows]
+    of_primal = {
+        captured.inputs.leaf_primals[k]: leaf.detach() for ks, own in rows for k, leaf in zip(ks, own, strict=True)
+    }
     leaves = tuple(of_primal[k] for k in sorted(of_primal))
     served = getattr(captured, "served", None)
-    kept = captured.saved_by_autograd if served is None else served(traced.joint)
+    kept = captured.gradients.saved if served is None else served(traced.joint)
     return Joint(name, traced.joint, traced.num_forward, leaves, kept)
 
 

@@ -177,7 +177,7 @@ def input_of_other_rank(s: Subject) -> None:
 
 
 def left_over_symbol(s: Subject) -> None:
-    spec = replace(s.captured.inputs[0].spec, context=None)
+    spec = replace(s.captured.inputs.rows[0].spec, context=None)
     change_input(s, 0, spec=spec)
 
 

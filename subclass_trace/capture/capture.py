@@ -17,7 +17,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
-from ..plan import MutationPlan, OutputPlan, ValueAlias, ViewOutput
+from ..plan import MutationPlan, OutputPlan, PlanMutations, ValueAlias, ViewOutput
 from ..subclass.flatten import flatten, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
@@ -55,67 +55,97 @@ RunFunction = Callable[[Inputs], Ran]
 
 
 @dataclass(frozen=True, eq=False)
-class Captured:
-    """What capture knows about a region. Sizes in specs may be SymInts of ``session.shape_env``.
+class CapturedInputs:
+    """The inputs of a trace.
 
     Attributes:
-        inputs: with their gradient edges.
+        rows: with their gradient edges.
         leaf_primals: graph-input number of each dense leaf; ``originals``: its fake; ``inference_leaves``: see `Inputs`.
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
-        values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, unbacked, gradients: see `plan`.
-        views: numbers of the values that are views when the region runs eagerly.
-        differentiable: numbers of the values that get tangents.
-        differentiated: numbers of the inputs that get gradients.
-        tape: the retained autograd graph; None when nothing is differentiable.
-        saved_by_autograd: names of graph nodes that eager autograd would keep.
-        saves_out_of_sight: it keeps others as well, which cannot be asked for.
-        asked: what was asked of the inputs beside their values.
-        lending: the objects in the contexts of inputs that results have.
     """
 
-    session: Session
-    inputs: tuple[TracedInput, ...]
+    rows: tuple[TracedInput, ...]
     leaf_primals: tuple[int, ...]
     inference_leaves: frozenset[int]
     originals: tuple[Tensor, ...]
     size_primals: Mapping[int, Any]
     groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedResults:
+    """What a trace gave.
+
+    Attributes:
+        values: specs of the live tensors that the forward graph returns.
+        views: numbers of the values that are views when the region runs eagerly.
+        outputs, aliases, unbacked: see `plan`; ``size_outputs``: the symbolic numbers that the forward graph returns.
+    """
+
     values: tuple[Spec, ...]
-    forward_nodes: tuple[Any, ...]
-    boundary: fx.Node | None
-    size_outputs: tuple[Any, ...]
-    unbacked: tuple[tuple[Any, int], ...]
-    mutations: tuple[MutationPlan, ...]
+    views: frozenset[int]
     outputs: tuple[OutputPlan, ...]
     aliases: tuple[ValueAlias, ...]
-    views: frozenset[int]
-    gradients: tuple[tuple[int, int], ...]
+    size_outputs: tuple[Any, ...]
+    unbacked: tuple[tuple[Any, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedGradients:
+    """What autograd knows after a trace.
+
+    Attributes:
+        differentiable: numbers of the values that get tangents.
+        differentiated: numbers of the inputs that get gradients.
+        saved: names of graph nodes that eager autograd would keep.
+        saves_out_of_sight: it keeps others as well, which cannot be asked for.
+    """
+
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
-    tape: Tape | None
-    saved_by_autograd: frozenset[str]
+    saved: frozenset[str]
     saves_out_of_sight: bool
-    grad_mode_after: bool | None
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """What capture knows about a region. Sizes in specs may be SymInts of ``session.shape_env``.
+
+    Attributes:
+        mutations: see `plan`.
+        forward_nodes: what the forward graph returns; ``boundary``: its last node.
+        tape: the retained autograd graph; None when nothing is differentiable.
+        asked: what was asked of the inputs beside their values.
+        lending: the objects in the contexts of inputs that results have.
+    """
+
+    session: Session
+    inputs: CapturedInputs
+    results: CapturedResults
+    mutations: PlanMutations
+    gradients: CapturedGradients
+    forward_nodes: tuple[Any, ...]
+    boundary: fx.Node | None
+    tape: Tape | None
     asked: Asked
     lending: Lending
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
         """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
         names = graph.meta["names"]
-        return frozenset(names[n] for n in self.saved_by_autograd if n in names)
+        return frozenset(names[n] for n in self.gradients.saved if n in names)
 
     def served(self, graph: fx.GraphModule) -> frozenset[str]:
         """What eager autograd would keep, and what nodes may keep that do not tell."""
         known = self.kept(graph)
-        return known | read_by_backward(graph.graph) if self.saves_out_of_sight else known
+        return known | read_by_backward(graph.graph) if self.gradients.saves_out_of_sight else known
 
     def forward_graph(self, also: Sequence[str] = ()) -> fx.GraphModule:
         """The functional forward graph, for a region without a backward; nodes named in ``also`` are kept in it."""
         by_name = {n.name: n for n in self.session.recorder.graph.nodes} if also else {}
         kept = [by_name[n] for n in also if n in by_name]
-        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary, self.groups, kept)
+        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary, self.inputs.groups, kept)
 
     def graph_as_recorded(self) -> fx.GraphModule | None:
         """The forward graph with its writes in place; None where there are none, or where one changes more than data.
@@ -123,7 +153,7 @@ class Captured:
         It is right for a back end that runs operation by operation: what it runs is what eager mode runs.
         """
         recorder = self.session.recorder
-        writes = [n for n in recorder.graph.nodes if is_write(n)] if recorder.mutable and not self.groups else []
+        writes = [n for n in recorder.graph.nodes if is_write(n)] if recorder.mutable and not self.inputs.groups else []
         if not writes or any(torch.Tag.inplace_view in n.target.tags or n.target in PLACED for n in writes):
             return None
         return finish_joint(recorder, self.forward_nodes, [], self.boundary, (), functional=False)
@@ -298,28 +328,32 @@ class _Capture:
         tape, saved, out_of_sight = self._tape(live, rows, frozen, groups)
         return Captured(
             session=self.session,
-            inputs=tuple(inputs.inputs),
-            leaf_primals=tuple(inputs.leaf_primals),
-            inference_leaves=frozenset(inputs.inference_leaves),
-            originals=tuple(inputs.originals),
-            size_primals=inputs.sizes,
-            groups=groups,
-            values=tuple(spec for _, spec in frozen.flat),
+            inputs=CapturedInputs(
+                rows=tuple(inputs.inputs),
+                leaf_primals=tuple(inputs.leaf_primals),
+                inference_leaves=frozenset(inputs.inference_leaves),
+                originals=tuple(inputs.originals),
+                size_primals=inputs.sizes,
+                groups=groups,
+            ),
+            results=CapturedResults(
+                values=tuple(spec for _, spec in frozen.flat),
+                views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
+                outputs=tuple(found.outputs),
+                aliases=tuple(replace(a, within=a.within and tape is not None) for a in found.aliases),
+                size_outputs=tuple(found.sizes),
+                unbacked=tuple(found.unbacked.items()),
+            ),
+            mutations=PlanMutations(tuple(mutations), gradients, grad_mode_after),
+            gradients=CapturedGradients(
+                differentiable=tuple(differentiable) if tape else (),
+                differentiated=tuple(n for n, _ in rows) if tape else (),
+                saved=saved,
+                saves_out_of_sight=out_of_sight,
+            ),
             forward_nodes=tuple(frozen.nodes),
             boundary=frozen.boundary,
-            size_outputs=tuple(found.sizes),
-            unbacked=tuple(found.unbacked.items()),
-            mutations=tuple(mutations),
-            outputs=tuple(found.outputs),
-            aliases=tuple(replace(a, within=a.within and tape is not None) for a in found.aliases),
-            views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
-            gradients=gradients,
-            differentiable=tuple(differentiable) if tape else (),
-            differentiated=tuple(n for n, _ in rows) if tape else (),
             tape=tape,
-            saved_by_autograd=saved,
-            saves_out_of_sight=out_of_sight,
-            grad_mode_after=grad_mode_after,
             asked=self.asked,
             lending=lending,
         )

@@ -322,7 +322,7 @@ class _Compilation:
             if captured.session.dynamic:  # torch may know no derivative for a number that is a symbol (``x ** n``)
                 return self.static
         torch_api.fix_rounded(env)
-        alias = alias_guard(captured, [_input_of(row, flat.values) for row in captured.inputs])
+        alias = alias_guard(captured, [_input_of(row, flat.values) for row in captured.inputs.rows])
         others = (self.region, self.graph)
         with torch.no_grad():
             examples = Examples(captured.session.mode, hint_of)

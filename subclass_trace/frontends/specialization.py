@@ -239,7 +239,7 @@ class Traced:
         maker, walk = self.maker, self.state.walk
         numbers = {s for s, n in zip(maker.sources, maker.positions, strict=True) if n is None}
         state = StateGuards(walk, self.state.call, maker.sources, numbers, self.outcome.entries, keys=self.outcome.keys)
-        inputs = [_input_of(row, self.values) for row in self.captured.inputs]
+        inputs = [_input_of(row, self.values) for row in self.captured.inputs.rows]
         session = self.captured.session
         ambient = replace(
             ambient,
@@ -342,7 +342,7 @@ def compile_call(
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = GuardedEmitter(program, guards, traced.values, examples).emit()
-        made = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs)
+        made = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs.rows)
         if any(map(asks_for_number_types, traced.state.walk.entered)):
             history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
         traced.state.forget()

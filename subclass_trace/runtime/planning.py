@@ -67,17 +67,17 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
     inputs, symbols = tuple(_inputs(captured)), tuple(_symbols(captured))
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
     lending = captured.lending
-    values = tuple(freeze(lending.marked(v)) for v in captured.values)
-    outputs = tuple(_with_lent(_freeze_output(o, captured), lending) for o in captured.outputs)
+    values = tuple(freeze(lending.marked(v)) for v in captured.results.values)
+    outputs = tuple(_with_lent(_freeze_output(o, captured), lending) for o in captured.results.outputs)
     attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
     attributes += [o.value for o in outputs if isinstance(o, ConstantOutput)]
-    mutations = tuple(map(_freeze_mutation, captured.mutations))
+    mutations = tuple(map(_freeze_mutation, captured.mutations.rows))
     attributes += [v for m in mutations for v in m.attributes.values()]
     return Plan(
         inputs=PlanInputs(
             rows=inputs,
             positions=flat.positions,
-            leaf_count=len(captured.leaf_primals),
+            leaf_count=len(captured.inputs.leaf_primals),
             primals=tuple(_primals(captured, forward)),
             symbols=symbols,
             conditions=conditions_of(captured, symbols),
@@ -89,15 +89,15 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             outputs=outputs,
             recipe=flat.result,
             detach_values=_detach(forward, captured),
-            size_outputs=len(captured.size_outputs),
-            aliases=tuple(_freeze_alias(replace(a, spec=lending.marked(a.spec))) for a in captured.aliases),
-            unbacked=captured.unbacked,
+            size_outputs=len(captured.results.size_outputs),
+            aliases=tuple(_freeze_alias(replace(a, spec=lending.marked(a.spec))) for a in captured.results.aliases),
+            unbacked=captured.results.unbacked,
         ),
-        mutations=PlanMutations(mutations, captured.gradients, captured.grad_mode_after),
+        mutations=PlanMutations(mutations, captured.mutations.gradients, captured.mutations.grad_mode_after),
         side_effects=flat.side_effects,
         gradients=PlanGradients(
-            differentiable=captured.differentiable,
-            differentiated=captured.differentiated,
+            differentiable=captured.gradients.differentiable,
+            differentiated=captured.gradients.differentiated,
             saved=saved,
             saved_results=_saved_results(forward, captured, len(saved)),
             watched_inputs=watched_inputs,
@@ -108,8 +108,8 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
 
 def _inputs(captured: Captured) -> list[InputPlan]:
     rows = []
-    written = {m.input for m in captured.mutations if m.differentiable}
-    for number, i in enumerate(captured.inputs):
+    written = {m.input for m in captured.mutations.rows if m.differentiable}
+    for number, i in enumerate(captured.inputs.rows):
         asked = captured.asked.of(number)
         rows.append(
             InputPlan(
@@ -129,7 +129,7 @@ def _inputs(captured: Captured) -> list[InputPlan]:
 
 
 def _primals(captured: Captured, forward: Half) -> list[Primal]:
-    place = {p: k for k, p in enumerate(captured.leaf_primals)}
+    place = {p: k for k, p in enumerate(captured.inputs.leaf_primals)}
     rows: list[Primal] = []
     for node in forward.inputs:
         number = int(str(node.target).rsplit("_", 1)[1]) - 1
@@ -137,8 +137,8 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
         if base is not None:
             members, numel, dtype = base
             rows.append(BasePrimal(tuple(place[m] for m in members), to_expr(numel), dtype))
-        elif number in captured.size_primals:
-            rows.append(SizePrimal(to_expr(captured.size_primals[number])))
+        elif number in captured.inputs.size_primals:
+            rows.append(SizePrimal(to_expr(captured.inputs.size_primals[number])))
         else:
             rows.append(LeafPrimal(place[number]))
     return rows
@@ -157,22 +157,22 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
         symbol = torch_api.argument_symbol(n)
         if symbol is not None:
             rows.setdefault(symbol, SymbolPlan(symbol, "argument", None, None, position))
-    strided = [(k, t) for k, t in enumerate(captured.originals) if t.layout is torch.strided]
-    for k, t in enumerate(captured.originals):
+    strided = [(k, t) for k, t in enumerate(captured.inputs.originals) if t.layout is torch.strided]
+    for k, t in enumerate(captured.inputs.originals):
         for d, n in enumerate(t.shape):
             note(n, "size", k, None, d)
     for k, t in strided:
         for d, n in enumerate(t.stride()):
             note(n, "stride", k, None, d)
         note(t.storage_offset(), "storage_offset", k, None, 0)
-    for number, i in enumerate(captured.inputs):
+    for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             note(n, "size", None, number, d)
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             ragged = torch_api.ragged_parts(n) if is_ragged(n) else None
             if ragged is not None:
                 rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
-    for k, n in enumerate(captured.leaf_primals):
+    for k, n in enumerate(captured.inputs.leaf_primals):
         note(captured.session.items.get(f"primals_{n + 1}"), "item", k, None, 0)
     return list(rows.values())
 
@@ -189,7 +189,9 @@ def conditions_of(captured: Captured, symbols: Sequence[SymbolPlan]) -> tuple[An
 
 def _offsets_matter(captured: Captured) -> bool:
     absolute = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-    if captured.groups and captured.session.dynamic:  # an offset may have the symbol of a size that it was equal to
+    if (
+        captured.inputs.groups and captured.session.dynamic
+    ):  # an offset may have the symbol of a size that it was equal to
         return True
     return captured.asked.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
 
@@ -202,8 +204,8 @@ def _detach(forward: Half, captured: Captured) -> frozenset[int]:
     take another tensor for its base.
     """
     plain, place = set(), 0
-    for k, spec in enumerate(captured.values):
-        if not isinstance(spec, WrapperSpec) and (captured.tape is not None or k not in captured.views):
+    for k, spec in enumerate(captured.results.values):
+        if not isinstance(spec, WrapperSpec) and (captured.tape is not None or k not in captured.results.views):
             plain.add(place)
         place += leaf_count(spec)
     count = place
@@ -227,9 +229,9 @@ def _saved_results(forward: Half, captured: Captured, saved: int) -> frozenset[i
     """The saved values, by place, that share memory with a differentiable result that is a plain tensor."""
     nodes = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
     parts, plain = iter(nodes), set()
-    for k, spec in enumerate(captured.values):
+    for k, spec in enumerate(captured.results.values):
         own = [next(parts) for _ in range(leaf_count(spec))]
-        if k in captured.differentiable and not isinstance(spec, WrapperSpec):
+        if k in captured.gradients.differentiable and not isinstance(spec, WrapperSpec):
             plain |= {memory_of(t) for t in own if isinstance(t, Tensor)}
     rows = enumerate(nodes[len(nodes) - saved :])
     return frozenset(k for k, t in rows if isinstance(t, Tensor) and memory_of(t) in plain)
@@ -322,16 +324,16 @@ def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, 
     if not kept:
         return (), ()
     there = {str(n.target) for n in forward.inputs if isinstance(t := n.meta["val"], Tensor) and memory_of(t) in kept}
-    changed = {m.input for m in captured.mutations}
+    changed = {m.input for m in captured.mutations.rows}
     inputs = [
         number
-        for number, row in enumerate(captured.inputs)
+        for number, row in enumerate(captured.inputs.rows)
         if isinstance(row.spec, WrapperSpec) and number not in changed
-        if not there.isdisjoint(f"primals_{captured.leaf_primals[k] + 1}" for k in row.leaves)
+        if not there.isdisjoint(f"primals_{captured.inputs.leaf_primals[k] + 1}" for k in row.leaves)
     ]
-    replaced = {a.value for a in captured.aliases} | {m.value for m in captured.mutations}
+    replaced = {a.value for a in captured.results.aliases} | {m.value for m in captured.mutations.rows}
     values, place = [], 0
-    for k, spec in enumerate(captured.values):
+    for k, spec in enumerate(captured.results.values):
         own = outputs[place : place + leaf_count(spec)]
         place += leaf_count(spec)
         if isinstance(spec, WrapperSpec) and k not in replaced:

@@ -103,7 +103,7 @@ def build_program(
         partitioner=partitioner,
         serve=captured.served(traced.joint),
         written=_written(captured),
-        static=[captured.leaf_primals[k] for k in _static_leaves(captured)],
+        static=[captured.inputs.leaf_primals[k] for k in _static_leaves(captured)],
         copied=_copied(captured, traced.joint),
     )
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
@@ -156,7 +156,7 @@ def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compile
         return None
     half = Half.of_module(forward)
     _name_inputs(half, captured)
-    found = program_as_recorded(half, make_plan(captured, flat, half, ()), captured.inference_leaves)
+    found = program_as_recorded(half, make_plan(captured, flat, half, ()), captured.inputs.inference_leaves)
     if found is None:
         return None
     if verify.ENABLED:
@@ -227,43 +227,43 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
 def _written(captured: Captured) -> list[str]:
     """Graph inputs that the region writes, or whose shape it changes: that moves the version of what is saved as well."""
     leaves = set()
-    for m in captured.mutations:
-        row = captured.inputs[m.input]
+    for m in captured.mutations.rows:
+        row = captured.inputs.rows[m.input]
         # A write of no element moves the version, too; that of a wrapper is not its leaves'.
         moved = m.metadata is not None or (m.version_bumps and not isinstance(row.spec, WrapperSpec))
         leaves |= set(row.leaves if moved else [row.leaves[k] for k in m.leaves])
-    numbers = {captured.leaf_primals[k] for k in leaves}
-    numbers |= {n for group in captured.groups for n in group}
+    numbers = {captured.inputs.leaf_primals[k] for k in leaves}
+    numbers |= {n for group in captured.inputs.groups for n in group}
     return [f"primals_{n + 1}" for n in sorted(numbers)]
 
 
 def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     """Results that are new contents of inputs and nothing else: once they are written back, nobody holds them."""
     starts = [0]
-    for spec in captured.values:
+    for spec in captured.results.values:
         starts.append(starts[-1] + leaf_count(spec))
     outputs = output_args(joint.graph)
-    copied = {m.value for m in captured.mutations if m.value is not None}
-    copied -= {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
+    copied = {m.value for m in captured.mutations.rows if m.value is not None}
+    copied -= {o.value for o in captured.results.outputs if isinstance(o, ValueOutput)}
     return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
 
 
 def facts_of(captured: Captured, joint: fx.GraphModule) -> Facts:
     """What our partitioner is told beside the joint graph."""
-    static = frozenset(f"primals_{captured.leaf_primals[k] + 1}" for k in _static_leaves(captured))
+    static = frozenset(f"primals_{captured.inputs.leaf_primals[k] + 1}" for k in _static_leaves(captured))
     written = frozenset(_written(captured))
     return Facts(written, static, frozenset(captured.served(joint)), frozenset(_copied(captured, joint)))
 
 
 def _static_leaves(captured: Captured) -> list[int]:
-    return [k for i in captured.inputs if i.static for k in i.leaves]
+    return [k for i in captured.inputs.rows if i.static for k in i.leaves]
 
 
 def _primal_paths(captured: Captured) -> Mapping[str, str]:
     paths: dict[str, str] = {}
-    for row in captured.inputs:
+    for row in captured.inputs.rows:
         for leaf, path in zip(row.leaves, _leaf_paths(row.spec, str(row.path)), strict=True):
-            paths.setdefault(f"primals_{captured.leaf_primals[leaf] + 1}", path)
+            paths.setdefault(f"primals_{captured.inputs.leaf_primals[leaf] + 1}", path)
     return paths
 
 
@@ -290,7 +290,7 @@ def _output_paths(plan: Plan) -> list[str]:
 def alias_guard(captured: Captured, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
     """The alias pattern, when it decided anything: something is written or compared, or leaves share memory."""
     table: dict[int, Tensor] = {}
-    for row, value in zip(captured.inputs, inputs, strict=True):
+    for row, value in zip(captured.inputs.rows, inputs, strict=True):
         table.update(zip(row.leaves, leaves_of(value), strict=True))
-    pattern = alias_pattern(inputs, [table[k] for k in range(len(captured.leaf_primals))])
-    return pattern if captured.mutations or len(pattern) > 1 else None
+    pattern = alias_pattern(inputs, [table[k] for k in range(len(captured.inputs.leaf_primals))])
+    return pattern if captured.mutations.rows or len(pattern) > 1 else None

@@ -215,7 +215,7 @@ def test_a_checkpoint_saves_only_its_inputs() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dynamo, "build_program", noting)
         check(lambda x, w: checkpoint(gate, x, w, use_reentrant=False), matrices["dense"])
-    assert [(row.path, row.operation) for row in plans[0].saved] == [("x", "input"), ("w", "input")]
+    assert [(row.path, row.operation) for row in plans[0].gradients.saved] == [("x", "input"), ("w", "input")]
 
 
 def test_functorch_transforms_inside() -> None:

@@ -110,6 +110,7 @@ class Tape:
         """
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
+        known = set(recorder.graph.nodes)
         with self.session.modes(), torch.set_grad_enabled(create_graph), torch_api.autocast_as(autocast):
             for out, spec in zip(self.outputs, tangents, strict=True):
                 if spec is None:
@@ -130,6 +131,12 @@ class Tape:
                 with _sequence_numbers(roots, self.edges, recorder), backward_state(recorder) as state:
                     grads = self._differentiate(outs, values, create_graph)
                 check_contexts(contexts, *_IN_A_BACKWARD)
+            except BaseException:
+                for node in [
+                    n for n in reversed(recorder.graph.nodes) if n not in known
+                ]:  # else the forward would run them
+                    recorder.graph.erase_node(node)
+                raise
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)

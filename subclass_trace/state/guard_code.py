@@ -15,7 +15,20 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from .guards import Exact, Factory, Guard, Identity, IsTensor, ItemsOf, Keys, NoNewNames, OfType, StateGuards, alike
+from .guards import (
+    Exact,
+    Factory,
+    Guard,
+    Identity,
+    IsTensor,
+    ItemsOf,
+    Keys,
+    NoNewNames,
+    OfType,
+    StateGuards,
+    alike,
+    is_usual,
+)
 from .source import Arguments, Bag, Cell, Holder, Items, Mapping, Names, Source, Variable
 from .source import Sequence as ListLike
 from .values import MISSING, factory_of, is_a
@@ -286,7 +299,8 @@ class _Emitter:
         elif isinstance(guard, IsTensor):
             self._unless(f"isinstance({self._read(guard.source)}, Tensor)")
         elif isinstance(guard, OfType):
-            self._unless(f"type({self._read(guard.source)}) is {self._const(guard.kind)}")
+            usual = f" and {self._const(is_usual)}({self._read(guard.source)})" if guard.kind is float else ""
+            self._unless(f"type({self._read(guard.source)}) is {self._const(guard.kind)}{usual}")
         elif guard.value is MISSING:
             holder = guard.source.holder
             read = f"{self._const(holder.get)}({self._name(holder)}, {self._const(guard.source.key)})"
@@ -322,7 +336,8 @@ class _Emitter:
         if kinds == (torch.Tensor,):
             return f"isinstance({text}, Tensor)"
         if kinds is not None:
-            return f"type({text}) is {self._const(kinds[0])}"
+            usual = f" and {self._const(is_usual)}({text})" if kinds[0] is float else ""
+            return f"type({text}) is {self._const(kinds[0])}{usual}"
         return f"({text} is {self._const(item)} or alike({text}, {self._const(item)}))"
 
     def _objects(self) -> None:

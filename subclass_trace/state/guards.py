@@ -6,6 +6,7 @@ it finds the inputs of the region.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -66,8 +67,16 @@ class OfType:
 
     def failed(self, call: Call) -> str | None:
         """Why it does not hold."""
-        now = type(self.source.read(call))
-        return None if now is self.kind else f"{self.source} was a {self.kind.__name__}, is a {now.__name__}"
+        value = self.source.read(call)
+        now = type(value)
+        if now is self.kind and (now is not float or is_usual(value)):
+            return None
+        return f"{self.source} was a {self.kind.__name__}, is {short(value) if now is float else f'a {now.__name__}'}"
+
+
+def is_usual(number: float) -> bool:
+    """Do the formulas of symbols hold for a float? Not for 0.0, infinities and NaN, which are constants."""
+    return number != 0 and math.isfinite(number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +190,8 @@ def same_key(a: Any, b: Any) -> bool:
 def alike(now: Any, was: Any) -> bool:
     """Does a value agree with what a guard keeps of it? (`StateGuards._kept`)"""
     if type(was) is _Any:
+        if type(now) is float and not is_usual(now) and float in was.kinds:
+            return False
         return any(type(now) is kind or (kind is torch.Tensor and is_a(now, kind)) for kind in was.kinds)
     if is_a(was, tuple) and type(was) not in ATOMS:
         return type(now) is type(was) and len(now) == len(was) and all(map(alike, now, was))

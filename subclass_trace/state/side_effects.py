@@ -223,12 +223,12 @@ class Recipes:
     def _new(self, value: Any, path: str) -> Recipe:
         cls = type(value)
         solid = solid_base(cls)
-        if solid not in _KNOWN_BASES:
+        if solid not in _KNOWN_BASES or not (is_heap_type(cls) or cls in _KNOWN_BASES):  # as of a generator
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that it has made, which cannot be made anew in each call",
                 path=path,
                 expected="tensors, numbers, containers, and objects whose state is in attributes",
-                got=f"an object of {solid.__qualname__}, which holds state of its own",
+                got=f"an object of C ({cls.__qualname__}), which holds state of its own",
                 fix="make it outside of the region",
             )
         number = self._made[id(value)] = len(self._made)
@@ -260,6 +260,7 @@ class Recipes:
         Raises:
             SideEffectError: it is computed by the region, or is found anew in each call.
         """
+        key = torch_api.plain_number(key)
         known = self._reals.get(id(key)) if is_a(key, torch.Tensor) else None
         if known is not None and known[0].holder.fixed:
             self.keys.add(known[0])

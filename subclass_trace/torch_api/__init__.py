@@ -134,6 +134,7 @@ from .numbers import as_numbers as as_numbers
 from .numbers import as_python_number as as_python_number
 from .numbers import holds_symbols as holds_symbols
 from .numbers import numbers_in_backwards as numbers_in_backwards
+from .numbers import plain_number as plain_number
 from .operators import BINDING_HOLDERS as BINDING_HOLDERS
 from .operators import StandIn as StandIn
 from .operators import copy_all as copy_all

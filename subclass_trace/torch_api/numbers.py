@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .symbols import is_known
 from .this_thread import replaced_here
 
 #: code below these does not take a symbol for a number
@@ -54,6 +55,8 @@ def _lifted(name: str, base: Any) -> Callable[..., Any]:
         exact = base is torch.SymInt and "div" not in name and "mod" not in name
         if not exact and _is_constant(made) and _is_from_inside(n):
             float(n)  # sympy has ``n == n``, not so of NaN, and ``n // n == 1``: refused, as a branch would be
+        if isinstance(made, torch.SymBool) and is_known(made):
+            return bool(made)  # as a branch on it would be: code may ask whether it ``is True``
         return as_python_number(made)
 
     return compute
@@ -96,7 +99,8 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
 
     def asked(method: str) -> Callable[..., Any]:
         def answer(n: Any, *rest: Any) -> Any:
-            return getattr(plain(n) if _asked_by_user() else as_torch_symbol(n), method)(*rest)
+            fixed = method == "__hash__" and _is_constant(n)  # a key of a container, which is looked up by our code too
+            return getattr(plain(n) if fixed or _asked_by_user() else as_torch_symbol(n), method)(*rest)
 
         return answer
 
@@ -117,6 +121,7 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
         if hasattr(plain, method)
     }
     body |= {method: asked(method) for method in ("__hash__", "__str__", "__repr__", "__format__")}
+    body |= {name: of_number(name) for name in dir(plain) if hasattr(base, name) and not name.startswith("_")}
     body |= {
         "__class__": property(of_class),
         "__getattr__": attribute,
@@ -150,6 +155,16 @@ def as_numbers(value: Any) -> Any:
     if type(value) in (torch.Size, tuple, list):
         return type(value)(map(as_numbers, value)) if holds_symbols(value) else value
     return as_python_number(value)
+
+
+def plain_number(value: Any) -> Any:
+    """A symbol that the trace took for a constant, as that number; all else as it is, tuples item by item."""
+    if isinstance(value, tuple(_CLASSES)) and _is_constant(value):
+        return PYTHON_CLASSES[type(value)](value)
+    if type(value) in (tuple, torch.Size):
+        items = tuple(map(plain_number, value))
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    return value
 
 
 def holds_symbols(value: Any) -> bool:

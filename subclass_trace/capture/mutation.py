@@ -370,7 +370,7 @@ def _refuse_without_derivative(row: TracedInput) -> None:
         )
 
 
-def detached_in_place(path: Path) -> UnsupportedError:
+def detached_in_place(path: Path) -> NeedsEager:
     """The region takes the history of an input."""
     return NeedsEager(
         "the region detaches an input in place, by detach_() or requires_grad_(False)",

@@ -27,6 +27,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
+from ..backends.eager.graph_code import display
 from ..torch_api import tape as _door
 from . import operations
 
@@ -279,13 +280,7 @@ class _Writer:
             return repr(arg)
         if not _has_nodes(arg):
             return self._global(plain(arg), type(plain(arg)).__name__)
-        if isinstance(arg, list):
-            return f"[{', '.join(map(self._text, arg))}]"
-        if isinstance(arg, tuple):
-            return f"({''.join(self._text(a) + ', ' for a in arg).rstrip(' ')})"
-        if isinstance(arg, slice):
-            return f"slice({', '.join(map(self._text, (arg.start, arg.stop, arg.step)))})"
-        return f"{{{', '.join(f'{k!r}: {self._text(v)}' for k, v in arg.items())}}}"
+        return display(arg, self._text)
 
     def _global(self, value: Any, name: str) -> str:
         """The name of a global that holds ``value``."""

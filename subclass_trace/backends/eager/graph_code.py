@@ -75,6 +75,21 @@ _INFIX: dict[Any, str] = {
 }
 
 
+def display(value: list[Any] | tuple[Any, ...] | dict[Any, Any] | slice, code: Callable[[Any], str]) -> str:
+    """The source of a container, each item written by ``code``.
+
+    >>> display([1, (2,), {"k": slice(3)}], lambda v: display(v, repr) if isinstance(v, (tuple, dict)) else repr(v))
+    "[1, (2,), {'k': slice(None, 3, None)}]"
+    """
+    if isinstance(value, list):
+        return f"[{', '.join(map(code, value))}]"
+    if isinstance(value, tuple):
+        return f"({''.join(code(v) + ', ' for v in value).rstrip(' ')})"
+    if isinstance(value, slice):
+        return f"slice({', '.join(map(code, (value.start, value.stop, value.step)))})"
+    return f"{{{', '.join(f'{code(k)}: {code(v)}' for k, v in value.items())}}}"
+
+
 @dataclass(frozen=True, eq=False)
 class BoxedGraph:
     """A compiled dense graph.
@@ -399,14 +414,8 @@ class _Writer:
             return repr(arg)
         if type(arg) is float and math.isfinite(arg):
             return repr(arg)
-        if isinstance(arg, list):
-            return f"[{', '.join(self._text(a, user) for a in arg)}]"
-        if isinstance(arg, tuple):
-            return f"({''.join(self._text(a, user) + ', ' for a in arg).rstrip(' ')})"
-        if isinstance(arg, dict):
-            return f"{{{', '.join(f'{self._text(k, user)}: {self._text(v, user)}' for k, v in arg.items())}}}"
-        if isinstance(arg, slice):
-            return f"slice({', '.join(self._text(a, user) for a in (arg.start, arg.stop, arg.step))})"
+        if isinstance(arg, (list, tuple, dict, slice)):
+            return display(arg, lambda a: self._text(a, user))
         if isinstance(arg, torch_api.SYM_TYPES):
             raise VerificationError(
                 "a symbolic size is an argument of a node, but no node of the graph computes it",

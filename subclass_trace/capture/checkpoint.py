@@ -24,9 +24,7 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
     """While inside, on this thread, checkpoint tags nodes of ``recorder``. Captures are serialised."""
     numbers = itertools.count()
 
-    def tagging(
-        fn: Any, preserve_rng_state: bool = True, context_fn: Any = checkpoint.noop_context_fn, *a: Any, **k: Any
-    ) -> Any:
+    def tagging(context_fn: Any) -> Iterator[None]:
         before = recorder.checkpoint
         recorder.checkpoint = CheckpointTag(_policy(context_fn), next(numbers))
         try:
@@ -34,19 +32,18 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
         finally:
             recorder.checkpoint = before
 
+    def nonreentrant(fn: Any, *positional: Any, **named: Any) -> Iterator[None]:
+        return tagging(torch_api.checkpoint_contexts(positional, named))
+
     def reentrant(fn: Any, preserve_rng_state: bool, *args: Any) -> Any:
         """As in eager: without an argument that requires grad nothing is differentiated."""
-        steps = tagging(fn, preserve_rng_state)
-        next(steps)
         tracked = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        try:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and tracked):
-                return fn(*args)
-        finally:
-            steps.close()
+        tagged = contextlib.contextmanager(tagging)(checkpoint.noop_context_fn)
+        with tagged, torch.set_grad_enabled(torch.is_grad_enabled() and tracked):
+            return fn(*args)
 
     with (
-        torch_api.replaced_here(checkpoint, torch_api.CHECKPOINT_GENERATOR, tagging),
+        torch_api.replaced_here(checkpoint, torch_api.CHECKPOINT_GENERATOR, nonreentrant),
         torch_api.replaced_here(checkpoint.CheckpointFunction, "apply", reentrant),
     ):
         yield

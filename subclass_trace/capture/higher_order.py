@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import UnsupportedError
+from ..errors import NeedsEager, UnsupportedError
 from ..torch_api import pytree
 
 Tensor = torch.Tensor
@@ -54,6 +54,10 @@ class _Branches:
         inner = outer.of_branch()
         values = []
         for i, x in enumerate(flat):
+            if isinstance(x, Tensor) and not torch_api.is_fake(x):
+                raise NeedsEager(
+                    f"{self.func.name()} over wrappers", path=outer.user_line(), fix="give it dense tensors"
+                )
             value = torch_api.detached(outer.mode, x) if isinstance(x, Tensor) else x
             node = inner.graph.placeholder(f"arg{i}")
             if isinstance(value, Tensor):

@@ -336,6 +336,8 @@ class Monitor(Events):
             for code in self.local:
                 self.monitoring.set_local_events(self.TOOL, code, 0)
             self.monitoring.set_events(self.TOOL, 0)
+            for event in (self.monitoring.events.PY_START, self.monitoring.events.CALL):
+                self.monitoring.register_callback(self.TOOL, event, None)  # else they would keep the capture alive
             self.monitoring.free_tool_id(self.TOOL)
 
 

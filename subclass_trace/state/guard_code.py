@@ -154,7 +154,7 @@ class Reader:
         now = list(map(torch_api.dict_version, self._full))
         written = [self.dicts[k] for k, a, b in zip(self._of_full, now, self._versions, strict=True) if a != b]
         filled = [h for h in self._vacant if h.thing]
-        for holder in (*written, *filled):
+        for holder in (*filled, *written):
             if not all(map(_holds, self.guards.by_holder[holder])):
                 return False
         if self._fixed_sources and not self._fixed_pattern():

@@ -30,6 +30,7 @@ from .autograd import are_leaves as are_leaves
 from .autograd import autograd_sequence_number as autograd_sequence_number
 from .autograd import base_apply as base_apply
 from .autograd import call_backward_directly as call_backward_directly
+from .autograd import checkpoint_contexts as checkpoint_contexts
 from .autograd import creation_forbids_inplace as creation_forbids_inplace
 from .autograd import grad_dtype as grad_dtype
 from .autograd import grad_dtypes as grad_dtypes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from .this_thread import replaced_here
 
@@ -145,8 +146,16 @@ def is_custom_node(fn: Any) -> bool:
     return isinstance(fn, torch.autograd.function.BackwardCFunction) or type(fn).__name__ == "CppFunction"
 
 
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+_BY_NAME = hasattr(torch.utils.checkpoint, f"{_GENERATOR}_impl")
 #: the generator behind non-reentrant ``torch.utils.checkpoint.checkpoint``
-CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+CHECKPOINT_GENERATOR = f"{_GENERATOR}_impl" if _BY_NAME else _GENERATOR
+
+
+def checkpoint_contexts(positional: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
+    """The ``context_fn`` among the arguments that `CHECKPOINT_GENERATOR` gets after the function (by name from torch 2.15 on)."""
+    found: Callable[[], Any] = named["context_fn"] if _BY_NAME else positional[1]
+    return found
 
 
 def call_backward_directly(function: type[torch.autograd.Function]) -> None:

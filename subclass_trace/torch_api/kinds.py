@@ -64,9 +64,12 @@ def _stands_for_opaque(value: object) -> bool:
 
 
 def _is_opaque_type(cls: type) -> bool:
-    from torch._library.opaque_object import is_opaque_type
+    import torch._library.opaque_object as objects
 
-    return bool(is_opaque_type(cls))
+    known: Callable[[type], bool] = (
+        getattr(objects, "is_custom_class", None) or objects.is_opaque_type
+    )  # until torch 2.14
+    return bool(known(cls))
 
 
 def storage_ref(t: torch.Tensor | torch.UntypedStorage) -> StorageWeakRef:

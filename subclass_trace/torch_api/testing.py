@@ -70,9 +70,10 @@ def is_fake_tensor(x: object) -> bool:
 
 def is_opaque_object(value: object) -> bool:
     """Does torch let a wrapper list this object beside its inner tensors (a DeviceMesh, from torch 2.12 on)?"""
-    from torch._library.opaque_object import is_opaque_type
+    import torch._library.opaque_object as objects
 
-    return bool(is_opaque_type(type(value)))
+    known: Any = getattr(objects, "is_custom_class", None) or objects.is_opaque_type  # until torch 2.14
+    return bool(known(type(value)))
 
 
 class Pair(torch.Tensor):

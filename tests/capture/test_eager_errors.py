@@ -56,6 +56,10 @@ def test_right_calls_of_mixed_types_pass() -> None:
 
 
 def test_fake_kernel_is_wrong() -> None:
-    assert torch.ones(2, dtype=torch.cfloat).nan_to_num_().tolist() == [1, 1]
-    with pytest.raises(UnsupportedError, match="the trace fails where eager does not"):
-        st.compile(lambda x: x.nan_to_num_())(torch.ones(2, dtype=torch.cfloat))
+    """Up to torch 2.14."""
+    try:
+        found = st.compile(lambda x: x.nan_to_num_())(torch.ones(2, dtype=torch.cfloat))
+    except UnsupportedError as error:
+        assert "the trace fails where eager does not" in str(error)
+    else:
+        assert found.tolist() == [1, 1]

@@ -39,16 +39,15 @@ def test_no_derivative(name: str) -> None:
     assert (type(got), str(got)) == (type(expected), str(expected))
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_no_second_derivative(p: float, dynamic: bool) -> None:
+def test_no_second_derivative(dynamic: bool) -> None:
     def twice(f: Any) -> None:
-        x = torch.rand(3, 2).requires_grad_()
-        (grad,) = torch.autograd.grad(f(x, torch.rand(4, 2)).pow(2).sum(), x, create_graph=True)
+        x = torch.rand(3, 3).requires_grad_()
+        (grad,) = torch.autograd.grad(f(x).pow(2).sum(), x, create_graph=True)
         grad.sum().backward()
 
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        return torch.cdist(x, y, p=p)
+    def f(x: Tensor) -> Tensor:
+        return torch.nn.functional.embedding_bag(torch.tensor([[0, 1]]), x, mode="max")
 
     expected, got = error_of(lambda: twice(f)), error_of(lambda: twice(st.compile(f, dynamic=dynamic)))
     assert (type(got), str(got)) == (type(expected), str(expected)) and type(got) is NotImplementedError

@@ -137,7 +137,7 @@ PROGRAMS = {
         lambda x: while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))[1],
         lambda: (two(3, grad=False),),
         "traceable wrapper subclasses",
-        earlier=(NO_WRAPPER,),
+        earlier=(NO_WRAPPER, "no rule registered"),
     ),
     "a masked tensor": Refused("a `MaskedTensor`", lambda x: x * 2, lambda: (masked(),), "[Mm]asked"),
     "a class that branches on values": Refused(

@@ -122,7 +122,7 @@ QUICK = [
     "nn.functional.max_pool2d",
     "linalg.svd",
     "linalg.inv",
-    "cholesky",
+    "linalg.cholesky",
     "fft.fft",
     "bernoulli",
     "randn_like",

@@ -153,7 +153,7 @@ CHECKPOINT_GENERATOR = f"{_GENERATOR}_impl" if _BY_NAME else _GENERATOR
 
 
 def checkpoint_contexts(positional: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
-    """The ``context_fn`` among the arguments that `CHECKPOINT_GENERATOR` gets after the function (by name from torch 2.15 on)."""
+    """The ``context_fn`` among what `CHECKPOINT_GENERATOR` gets after the function; by name from torch 2.15 on."""
     found: Callable[[], Any] = named["context_fn"] if _BY_NAME else positional[1]
     return found
 

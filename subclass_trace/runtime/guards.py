@@ -20,9 +20,8 @@ from ..plan import InputPlan, Plan
 from ..state.guard_code import Reader
 from ..state.guards import StateGuards
 from ..state.source import Call
-from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
+from ..subclass.context import has_sizes, map_sizes, same_context, same_metadata, without_outer
 from ..subclass.flatten import leaves_of
-from ..subclass.kept import difference
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
@@ -226,7 +225,7 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
         return f"{path}: expected inner tensors {spec.names}, got {names}"
     # What sizes tell is compared with them, later.
     if not has_sizes(spec.context) and not _same_beside_outer(spec, spec.context, value, context):
-        return f"{path}: {difference(spec.context, context)}"
+        return f"{path}: context: expected {spec.context!r:.200}, got {context!r:.200}"
     for name, inner, inner_spec in zip(names, values, spec.inners, strict=True):
         reason = _structure(inner_spec, inner, path.attr(name))
         if reason is not None:
@@ -245,7 +244,7 @@ def _same_beside_outer(spec: WrapperSpec, expected: Any, value: Tensor, context:
     if spec.has_dynamic_size:
         if same_context(expected, without_outer(context, tuple(value.shape), tuple(value.stride()))):
             return True
-    return same_context(expected, context)
+    return same_metadata(spec.cls, expected, context)
 
 
 def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int], offsets: bool) -> str | None:

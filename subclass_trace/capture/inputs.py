@@ -18,7 +18,8 @@ from .. import torch_api
 from ..errors import NeedsEager, ProtocolError, UnsupportedError
 from ..plan import gradient_of
 from ..state.kinds import set_by_class, values_of
-from ..state.values import ATOMS, is_walked, members_of, same
+from ..state.values import ATOMS, is_walked, same
+from ..subclass.attributes import members_of
 from ..subclass.flatten import flatten, guarded_spec, leaf_paths, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec

@@ -18,7 +18,6 @@ from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..plan import InputPlan, Plan
 from ..state.guard_code import Reader
-from ..state.guards import StateGuards
 from ..state.source import Call
 from ..subclass.context import has_sizes, map_sizes, same_context, same_metadata, without_outer
 from ..subclass.flatten import leaves_of
@@ -105,12 +104,11 @@ class Guards:
 
     Attributes:
         ambient: the state of the thread.
-        state: the Python state; ``reader``: its generated function, which finds the flat arguments.
+        reader: of the Python state: its generated function finds the flat arguments.
         alias: how inputs and leaves share memory, where that decided the trace.
     """
 
     ambient: Ambient
-    state: StateGuards
     reader: Reader
     alias: tuple[Any, ...] | None
 
@@ -128,10 +126,10 @@ def failed_ambient(guards: Guards, ambient: Ambient) -> str | None:
 
 def failed_guard(plan: Plan, guards: Guards, call: Call, ambient: Ambient) -> str | None:
     """The first guard that fails for this call, as a sentence with a path; None when all hold."""
-    reason = failed_ambient(guards, ambient) or guards.state.failed(call)
+    reason = failed_ambient(guards, ambient) or guards.reader.failed(call)
     if reason is not None:
         return reason
-    flat = [source.read(call) for source in guards.state.flat]
+    flat = [source.read(call) for source in guards.reader.guards.flat]
     return failed_tensor_guard(plan, guards.alias, flat)
 
 

@@ -31,12 +31,17 @@ def namespace_of(value: Any) -> dict[str, Any] | None:
     return held if type(held) is dict else None
 
 
+def is_heap_type(cls: type) -> bool:
+    """Was the class made by a ``class`` statement, or by C code that makes it look so?"""
+    return bool(cls.__flags__ & 1 << 9)  # Py_TPFLAGS_HEAPTYPE
+
+
 def members_of(cls: type) -> Mapping[str, Any]:
     """The slots of a class that hold values, by name: descriptors that no code of the user's is behind."""
     return {
         name: member
         for base in reversed(cls.__mro__)
-        if "__slots__" in base.__dict__
+        if is_heap_type(base) and "__slots__" in base.__dict__
         for name, member in base.__dict__.items()
         if type(member) is types.MemberDescriptorType and name not in ("__dict__", "__weakref__")
     }

@@ -6,7 +6,7 @@ import functools
 
 import torch
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from subclass_trace.zoo import Constant, TwoTensor
 
@@ -74,31 +74,6 @@ def dynamo_reads_descriptors_of_instances() -> bool:
 def _unknown_sizes() -> tuple[FakeTensorMode, list[torch.SymInt]]:
     env = ShapeEnv()
     return FakeTensorMode(shape_env=env), [env.create_unbacked_symint() for _ in range(2)]
-
-
-@functools.cache
-def copies_between_unknown_sizes() -> bool:
-    """Can a trace write a tensor of a size that depends on data into a slice of such a size? From torch 2.13 on."""
-    mode, (n, m) = _unknown_sizes()
-    with mode:
-        x, y = torch.empty(5), torch.empty(m)
-        try:
-            x.narrow(0, 0, n)[...] = y
-        except GuardOnDataDependentSymNode:
-            return False
-    return True
-
-
-@functools.cache
-def copies_tensors_of_an_unknown_size() -> bool:
-    """Can a trace copy between tensors of one and the same size that depends on data? From torch 2.12 on."""
-    mode, (n, _) = _unknown_sizes()
-    with mode:
-        try:
-            torch.empty(n, 4).copy_(torch.empty(n, 4))
-        except GuardOnDataDependentSymNode:
-            return False
-    return True
 
 
 @functools.cache

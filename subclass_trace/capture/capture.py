@@ -28,8 +28,8 @@ from .diagnostics import no_dlpack, typed_errors
 from .functionalize import PLACED, refuse_overlapping
 from .functions import CapturedFunctions
 from .graphs import finish_joint, is_write, read_by_backward
+from .handed import HandedOn
 from .inputs import Inputs, TracedInput
-from .lending import Lending
 from .lift import StandIns
 from .metadata import Asked
 from .mutation import read_mutations, state_of
@@ -117,7 +117,7 @@ class Captured:
         forward_nodes: what the forward graph returns; ``boundary``: its last node.
         tape: the retained autograd graph; None when nothing is differentiable.
         asked: what was asked of the inputs beside their values.
-        lending: the objects in the contexts of inputs that results have.
+        handed: the objects in the contexts of inputs that results have.
     """
 
     session: Session
@@ -129,7 +129,7 @@ class Captured:
     boundary: fx.Node | None
     tape: Tape | None
     asked: Asked
-    lending: Lending
+    handed: HandedOn
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
         """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
@@ -218,16 +218,17 @@ class _Capture:
                 after = torch.is_grad_enabled()
                 torch.set_grad_enabled(grad_mode)
                 self.recorder.sealed = True
-                lending = Lending.of(self.session.shape_env, [row.traced for row in self.inputs.inputs])
+                handed = HandedOn(self.session.shape_env, [row.traced for row in self.inputs.inputs])
                 results = [self.stand_ins.known(o) for o in (*ran.outputs, *(g for _, g in changed))]
-                mutations = self._mutations(results, lending)
+                mutations = read_mutations(self.inputs, self.recorder, self._emit)
                 found = self._classify(results, ran.handed, mutations)
+                handed.refuse_attributes([*mutations, *found.outputs])
                 frozen = self._freeze(found)
                 edges = self._edges(mutations)
             finally:
                 self.inputs.forget()
         mode = after if after != grad_mode else None
-        return self._finish(mutations, found, frozen, edges, gradients, mode, lending)
+        return self._finish(mutations, found, frozen, edges, gradients, mode, handed)
 
     def _tensors(self, outputs: Sequence[Any]) -> list[tuple[Path, Tensor]]:
         """The inputs and the results."""
@@ -259,11 +260,6 @@ class _Capture:
     def _emit(self, t: Tensor) -> int:
         self.values.append(t)
         return len(self.values) - 1
-
-    def _mutations(self, results: Sequence[Any], lending: Lending) -> list[MutationPlan]:
-        inputs = self.inputs
-        mutations = read_mutations(inputs, self.recorder, self._emit, lending.in_place_of)
-        return mutations
 
     def _classify(self, results: Sequence[Any], handed: Sequence[Any], mutations: Sequence[MutationPlan]) -> _Results:
         inputs = self.inputs
@@ -308,7 +304,7 @@ class _Capture:
         rows: Sequence[tuple[int, Any]],
         gradients: tuple[tuple[int, int], ...],
         grad_mode_after: bool | None,
-        lending: Lending,
+        handed: HandedOn,
     ) -> Captured:
         inputs, recorder = self.inputs, self.recorder
         made = [t for k, t in enumerate(self.values) if k not in found.contents]
@@ -355,7 +351,7 @@ class _Capture:
             boundary=frozen.boundary,
             tape=tape,
             asked=self.asked,
-            lending=lending,
+            handed=handed,
         )
 
     def _differentiable(self, mutations: Sequence[MutationPlan], mutated: Collection[int]) -> list[int]:

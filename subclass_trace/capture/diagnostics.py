@@ -232,3 +232,16 @@ def unknown_tensor(real: Tensor, line: str | None) -> UnsupportedError:
         got=f"a {real.dtype} tensor of shape {tuple(real.shape)}",
         fix="pass it as an argument, or hold it in an attribute",
     )
+
+
+def refuse_branch(t: Tensor, line: str | None) -> DataDependentError:
+    """Control flow that hangs on a value inside a tensor."""
+    code = quoted(line)
+    return DataDependentError(
+        "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or bool() of a tensor)",
+        path=line,
+        expected="branches that follow from Python values and sizes: the graph is made once, for all values",
+        got=f"a tensor of shape {tuple(t.shape)}{f', in {code}' if code else ''}",
+        fix="choose with torch.where(condition, a, b), branch with torch.cond, or compute the condition outside "
+        "of the region and pass it as a Python bool, which is guarded",
+    )

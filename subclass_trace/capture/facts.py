@@ -16,7 +16,7 @@ import torch
 
 from .. import torch_api
 from ..errors import UnsupportedError
-from ..subclass.arguments import attributes_inside
+from ..subclass.attributes import attributes_inside
 from ..subclass.context import same_context
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path

@@ -19,7 +19,7 @@ from ..errors import AliasingError, SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
-from .indexing import PlacesInside, depends_on_data, with_places
+from .indexing import with_places
 from .inner_backward import InnerBackward
 from .library_functions import FUNCTIONS
 from .lift import StandIns
@@ -157,18 +157,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if self.recorder.has_read_numbers and torch_api.holds_symbols((args, kwargs)):
             with torch_api.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
                 return func(*args, **kwargs)
-        writes = len(self.recorder.writes)
-        try:
-            return func(*args, **kwargs)
-        except (RuntimeError, *torch_api.DATA_DEPENDENT_ERRORS) as error:
-            again = depends_on_data(error) and len(self.recorder.writes) == writes and self.recorder.inside is None
-            if not again:
-                raise
-        self.recorder.inside = PlacesInside(self.recorder)  # the code of a wrapper class may index by a tensor
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self.recorder.inside = None
+        return func(*args, **kwargs)
 
     def _set_data(self, func: Any, x: Tensor, y: Tensor) -> Any:
         recorder = self.recorder

@@ -11,11 +11,10 @@ import torch
 from .. import torch_api
 from ..errors import ProtocolError
 from ..subclass.context import (
+    fresh,
     has_sizes,
     map_sizes,
-    one_copy_each,
     same_context,
-    snapshot,
     with_outer,
     without_outer,
 )
@@ -110,7 +109,7 @@ def with_sizes(spec: Spec, traced: Spec) -> Spec:
         return spec
     context = spec.context
     if has_sizes(traced.context) and same_context(map_sizes(traced.context, _hint), map_sizes(context, _hint)):
-        context = snapshot(traced.context)
+        context = fresh(traced.context)
     return replace(spec, context=context, inners=tuple(map(with_sizes, spec.inners, traced.inners)))
 
 
@@ -139,8 +138,7 @@ def traced_value(
     else:
         grad = torch.is_grad_enabled()
         with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-            with one_copy_each(session.copies):
-                traced = rebuild(spec, iter(leaves))
+            traced = rebuild(spec, iter(leaves))
             sized = _sized_by_context(spec, traced)
             if sized is not spec:
                 spec, traced = sized, rebuild(sized, iter(leaves))

@@ -18,13 +18,12 @@ from .. import torch_api
 from ..errors import NeedsEager, ProtocolError, UnsupportedError
 from ..plan import gradient_of
 from ..state.kinds import set_by_class, values_of
-from ..state.values import ATOMS, is_walked, members_of, same
-from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
-from ..subclass.kept import kept_spec
+from ..state.values import ATOMS, is_walked, same
+from ..subclass.attributes import members_of
+from ..subclass.flatten import flatten, guarded_spec, leaf_paths, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
 from .input_sizes import DynamicDims, SizeSymbols, traced_value, with_sizes
-from .lending import lendable
 from .session import Session
 
 Tensor = torch.Tensor
@@ -147,7 +146,7 @@ class Inputs:
         """The spec of a real tensor, and the numbers of its dense leaves, each of which is a graph input."""
         with torch.no_grad(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
             leaves, spec = flatten(argument.value, argument.path)
-            kept_spec(spec, argument.path)  # refuses contexts that no guard could compare
+            guarded_spec(spec, argument.path)  # refuses contexts that no guard could compare
             paths = leaf_paths(argument.value, argument.path)
             aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
         places = []
@@ -177,13 +176,6 @@ class Inputs:
         values = [self.leaf_values[k] for k in leaves]
         traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
         _check_slots(real, spec, argument.path)
-        if any(type(held) is Tensor for _, _, held in lendable(traced)):
-            raise NeedsEager(
-                "a flatten context holds a plain tensor",
-                path=argument.path,
-                expected="tensors among the inner ones",
-                fix="let __tensor_flatten__ name it among the inner tensors",
-            )
         own = set_by_class(traced) if hasattr(traced, "__dict__") else frozenset()
         if is_parameter:
             traced.__dict__["_is_param"] = True

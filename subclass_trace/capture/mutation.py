@@ -11,10 +11,9 @@ import torch
 from .. import torch_api
 from ..errors import AliasingError, NeedsEager, UnsupportedError
 from ..plan import MutationPlan
-from ..subclass.arguments import attributes_of_wrapper
+from ..subclass.attributes import attributes_of_wrapper
 from ..subclass.context import numbers_in, same_context, without_outer
-from ..subclass.flatten import flatten, wrappers_inside
-from ..subclass.kept import kept_spec
+from ..subclass.flatten import flatten, guarded_spec, wrappers_inside
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
@@ -48,7 +47,7 @@ def state_of(traced: Tensor) -> Before:
     """The state of one traced tensor."""
     leaves, spec = flatten(traced)
     attributes = attributes_of_wrapper(traced, spec)
-    spec = kept_spec(spec)
+    spec = guarded_spec(spec)
     memory = tuple(torch_api.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
     inside = wrappers_inside(traced)
     inner = tuple((".".join(names), t, t._version) for names, t in inside if not t.is_inference())
@@ -70,12 +69,10 @@ def read_mutations(
     inputs: Inputs,
     recorder: Recorder,
     emit: Callable[[Tensor], int],
-    marked: Callable[[Any], Any],
 ) -> list[MutationPlan]:
     """One plan per input that the region changed.
 
-    ``emit`` adds a live tensor to the forward values;
-    ``marked``: see `Lending.in_place_of`.
+    ``emit`` adds a live tensor to the forward values.
 
     Raises:
         RuntimeError: eager would refuse too (a leaf that requires grad is written in place).
@@ -89,7 +86,7 @@ def read_mutations(
     plans = []
     for number, (row, was) in enumerate(zip(inputs.inputs, inputs.before, strict=True)):
         real = reals[number]
-        change = _change(row, was, inputs, recorder, marked)
+        change = _change(row, was, inputs, recorder)
         differentiable = _moved_history(row)
         starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
         is_leaf = row.traced.grad_fn is None and not hasattr(getattr(row.edge, "node", None), "variable")
@@ -204,7 +201,7 @@ class _Change:
     attributes: dict[str, Any]
 
 
-def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, marked: Callable[[Any], Any]) -> _Change:
+def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder) -> _Change:
     leaves, after = flatten(row.traced, row.path)
     originals = [inputs.leaf_values[k] for k in row.leaves]
     _check_inner_names(row, was.spec, after)
@@ -224,8 +221,8 @@ def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, m
     # What the class does not set by itself is Python state, which is looked after as such.
     state = attributes_of_wrapper(row.traced, after) if isinstance(row.spec, WrapperSpec) else {}
     assigned = {k: v for k, v in state.items() if was.attributes.get(k, was) is not v}
-    own = {k: v for k, v in assigned.items() if k in row.own and not isinstance(v, (Tensor, *torch_api.SYM_TYPES))}
-    attributes = {k: marked(v) for k, v in own.items()}
+    symbolic = (Tensor, *torch_api.SYM_TYPES)
+    attributes = {k: v for k, v in assigned.items() if k in row.own and not isinstance(v, symbolic)}
     refuse_traced(attributes, row.path)
     _check_contexts(row, was.spec, after, assigned)
     metadata = None if same_layout(after, was.spec) else after
@@ -259,7 +256,7 @@ Contexts = list[tuple[Path, Any, Spec]]
 def contexts_of(values: Iterable[tuple[Path, Any]]) -> Contexts:
     """The wrappers among these values, with what their contexts hold now."""
     with torch_api.plain_dispatch():
-        return [(path, value, kept_spec(flatten(value)[1], path)) for path, value in values if is_traceable(value)]
+        return [(path, value, guarded_spec(flatten(value)[1], path)) for path, value in values if is_traceable(value)]
 
 
 def check_contexts(before: Contexts, what: str, fix: str) -> None:

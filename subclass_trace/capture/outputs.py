@@ -25,8 +25,8 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..subclass.arguments import attributes_inside, attributes_of_wrapper
-from ..subclass.context import Lent, is_atom, parts_of, same_context
+from ..subclass.attributes import attributes_inside, attributes_of_wrapper
+from ..subclass.context import OfInput, is_atom, parts_of, same_context
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, flattens_alike, is_traceable, kind_of, refuse
@@ -100,7 +100,7 @@ def check_escapes(spec: Spec, path: Path) -> None:
         value = todo.pop()
         parts = [part for _, part in parts_of(value)]
         todo += parts
-        if parts or isinstance(value, (Lent, *torch_api.SYM_TYPES)) or is_atom(value):
+        if parts or isinstance(value, (OfInput, *torch_api.SYM_TYPES)) or is_atom(value):
             continue
         if isinstance(value, Tensor) and not is_traceable(value) and not torch_api.is_fake(value):
             continue

@@ -30,9 +30,8 @@ from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range, refuse_overlap
-from .diagnostics import unknown_tensor
+from .diagnostics import refuse_branch, unknown_tensor
 from .higher_order import record_higher_order
-from .known import known_answer, number_inside
 from .operators import RULES
 from .results import Results
 from .traced_graph import TracedGraph
@@ -99,7 +98,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.decompositions, self.outer = decompositions, outer
         self.results = Results(mode)
         self.default_dtype = torch.get_default_dtype()
-        self.inside: Any = None  # a function mode for the code of wrapper classes
         self.mutable = False
         self.names_are_known = False  # a joint graph was made whose nodes are called as here
         self.has_hooks = False  # on tensors
@@ -197,10 +195,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
                 if func in _LAYOUT and not any(map(is_ragged, args[0].shape)):
                     return _LAYOUT[func](args[0])
                 self.classes.add(t)
-                if self.inside is None or torch_api.dispatches_in_cpp(t):
-                    return NotImplemented
-                with self, self.inside:  # what torch does next, with this mode
-                    return t.__torch_dispatch__(func, types, args, kwargs or {})
+                return NotImplemented
         if torch_api.function_stack_length():  # what looks at the calls of Python code is not asked about ours
             with torch_api.no_overrides():
                 return self._run_dense(func, types, args, kwargs or {})
@@ -214,10 +209,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             raise collective(func, self.user_line())
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])
-        if func is aten.equal.default:
-            known = known_answer(self, func, args)
-            if known is not None:
-                return known
         if func is aten.rrelu_with_noise.default and not args[0].is_contiguous():
             out = self._record(func, args, kwargs)
             with self:  # its real kernel gives a contiguous result, the fake one and the functional form do not
@@ -243,13 +234,20 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         return self._record(func, args, kwargs)
 
     def _local_scalar(self, func: Any, t: Tensor) -> Any:
-        """``t.item()``."""
-        real = type(t) in REAL
-        return number_inside(self, self._lift_argument(t) if real else t, self._number_in)
+        """``t.item()``: a number that only the call knows, as a symbol of the graph.
 
-    def _number_in(self, t: Tensor) -> Any:
+        Raises:
+            DataDependentError: its use is control flow.
+        """
+        t = self._lift_argument(t) if type(t) in REAL else t
+        truth = t.dtype is torch.bool
+        if truth and not self.asks_for_numbers:
+            raise refuse_branch(t, self.user_line())
+        with self:
+            t = t.to(torch.int64) if truth else t
         self.has_read_numbers = True
-        return self._record(aten._local_scalar_dense.default, (t,), {})
+        number = self._record(func, (t,), {})
+        return number != 0 if truth else number
 
     def _real_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         found = []

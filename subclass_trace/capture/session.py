@@ -71,7 +71,6 @@ class Session:
         if mode is None and not dynamic:
             torch_api.replace_cache(self.mode, self.recorder.results.remembered)
         self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts
-        self.copies: dict[int, tuple[Any, Any]] = {}  # of dataclasses in the contexts of inputs; see `one_copy_each`
         self.arguments = {}
         self._grad = True  # grad mode of the caller
         self.made_numbers = MadeNumbers()

@@ -188,11 +188,11 @@ class Region:
             self.__check_count(reason)
             if self.__entries:
                 for entry in self.__entries:
-                    self.__history.note_numbers(changed_numbers(entry.guards.state, call))
+                    self.__history.note_numbers(changed_numbers(entry.guards.reader.guards, call))
             entry = compile_call(
                 self.__function, call, ambient, self.__options, self.__history, reason, keep_joint=self.__keep_joint
             )
-            self.__entries = (*(e for e in self.__entries if not e.guards.state.is_stale()), entry)
+            self.__entries = (*self.__entries, entry)
             self.__fast = tuple(e.entry.call for e in self.__entries)
             if entry.program.backwards is not None:
                 entry.program.backwards.narrow = functools.partial(self.__narrow, entry.program)

@@ -20,7 +20,6 @@ from ..errors import UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
-from ..plan.side_effects import Set as SetPlan
 from ..runtime.call_code import Entry
 from ..runtime.entry_code import GuardedEmitter
 from ..runtime.finish import Program
@@ -187,8 +186,8 @@ def _check_contexts(outcome: Outcome, flat: Sequence[Any], traced: Sequence[Any]
                     got=f"a {type(value).__qualname__}",
                     fix="make a copy for one of them",
                 )
-    holders = [e.holder for e in outcome.effects if not isinstance(e, SetPlan)]
-    changed = {id(thing) for h in holders for thing in (h.thing, h.owner) if thing is not None}  # type: ignore[attr-defined]
+    holders = [e.holder for e in outcome.effects]
+    changed = {id(thing) for h in holders for thing in (h.thing, h.owner) if thing is not None}
     if holders:
         with torch_api.no_overrides(), torch_api.no_modes():
             for value in _in_contexts(flat):
@@ -246,7 +245,7 @@ class Traced:
             dtensor=session.dtensor_modes(),
             attention=ambient.attention if session.meets_attention() else None,
         )
-        return Guards(ambient, state, Reader(state), alias_guard(self.captured, inputs))
+        return Guards(ambient, Reader(state), alias_guard(self.captured, inputs))
 
 
 def _input_of(row: Any, values: Sequence[Any]) -> Tensor:

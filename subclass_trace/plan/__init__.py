@@ -17,7 +17,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from ..subclass.context import Lent
+from ..subclass.context import OfInput
 from ..subclass.spec import Spec, leaf_count
 from .inputs import BasePrimal as BasePrimal
 from .inputs import InputPlan as InputPlan
@@ -81,7 +81,7 @@ class PlanInputs:
         symbols: where a call tells the sizes that are symbols.
         conditions: what must hold of them.
         offsets_matter: the graphs hold absolute storage offsets (``as_strided``), or the region asks for one.
-        lent: objects in contexts that results have from the call's inputs.
+        handed_on: objects in contexts that results have from the call's inputs.
     """
 
     rows: tuple[InputPlan, ...]
@@ -91,7 +91,7 @@ class PlanInputs:
     symbols: tuple[SymbolPlan, ...]
     conditions: tuple[Any, ...]
     offsets_matter: bool
-    lent: tuple[Lent, ...] = ()
+    handed_on: tuple[OfInput, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

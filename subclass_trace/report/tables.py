@@ -28,7 +28,6 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..plan.side_effects import Extend, Fill, Put, recipes_of
 from ..plan.values import Recipe, accessors
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, leaf_count
 
@@ -155,12 +154,9 @@ def result_paths(plan: Plan) -> list[str]:
 
 def _assigned(plan: Plan) -> Iterator[tuple[str, Recipe]]:
     for effect in plan.side_effects:
-        for made in recipes_of(effect):
-            if isinstance(effect, Put):
-                key = repr(effect.key) if isinstance(effect.key, (str, int, float)) else "..."
-                yield f"assigned: {effect.holder.path}[{key}]", made
-            elif isinstance(effect, (Extend, Fill)):
-                yield f"assigned: {effect.holder.path}", made
+        known = effect.how == "put" and isinstance(effect.keys[0], (str, int, float))
+        key = f"[{effect.keys[0]!r}]" if known else "[...]" if effect.how == "put" else ""
+        yield from ((f"assigned: {effect.holder.path}{key}", made) for made in effect.values)
 
 
 def value_names(plan: Plan) -> list[str]:

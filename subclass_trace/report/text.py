@@ -163,7 +163,7 @@ def _guards(guards: Any) -> list[str]:
         rows.append(f"autocast {autocast_text(ambient.autocast)}")
     if ambient.deterministic:
         rows.append("deterministic algorithms")
-    known = guards.state.arguments_by_value()
+    known = guards.reader.guards.arguments_by_value()
     if known:
         rows.append(f"{count_text(len(known), 'argument')} by value ({', '.join(map(constant_text, known[:6]))})")
     if guards.alias is not None:

@@ -23,10 +23,8 @@ from ..plan import (
     ViewOutput,
     gradient_of,
 )
-from ..subclass.parts import mark_source, marks_in, with_lent
 from ..subclass.spec import spec_leaves
 from ..subclass.template import Examples
-from .changed_contexts import changeable, watch_contexts
 from .delivery_code import Delivery, is_plain
 from .emit import (
     Unwrapper,
@@ -40,7 +38,7 @@ from .emit import (
     tuple_code,
     wrapped,
 )
-from .finish import Call, Program, base_value, deliver_all, protected, share_values
+from .finish import Call, Program, base_value, deliver_all, protected, share_values, watch_contexts, watched_contexts
 from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
 from .rebuild import replay_view
@@ -165,11 +163,11 @@ class EntryEmitter:
             if m.starts_grad:
                 s.line(f"{inputs[m.input]}.requires_grad_()")
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
-        if plan.inputs.lent:
+        if plan.inputs.handed_on:
             s.line(f"env = {self._env(symbols)}")
-            for mark in plan.inputs.lent:
-                s.line(f"env[{s.constant(mark, 'lent')}] = {mark_source(mark, inputs[mark.place[1]], s.constant)}")
-        env = "env" if plan.inputs.lent else self._env(symbols)
+            for mark in plan.inputs.handed_on:
+                s.line(f"env[{s.constant(mark, 'mark')}] = {mark.code.replace('{}', inputs[mark.number])}")
+        env = "env" if plan.inputs.handed_on else self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
         if needs_call(plan) or not self.simple or plan.results.aliases:
             s.line(f"call = {state}")
@@ -191,7 +189,7 @@ class EntryEmitter:
             results.append(s.name("r"))
             s.line(f"{results[-1]} = {made}")
             if attributes := getattr(o, "attributes", {}):
-                known = f"{results[-1]}, {s.constant(attributes, 'attributes')}, {env}"
+                known = f"{results[-1]}, {s.constant(attributes, 'attributes')}"
                 s.line(f"{s.bind('set_attributes', set_attributes)}({known})")
         for number, output in plan.mutations.gradients:
             s.line(f"{inputs[number]}.grad = {results[output]}")
@@ -211,9 +209,7 @@ class EntryEmitter:
         """The expression of one flat output."""
         s = self.source
         if isinstance(o, ConstantOutput):
-            known = s.constant(o.value, "result")
-            lent = s.bind("with_lent", with_lent) if marks_in((), [o.value]) else None
-            return known if lent is None else f"{lent}({known}, {env})"
+            return s.constant(o.value, "result")
         if isinstance(o, SameOutput):
             return results[o.result]
         if isinstance(o, InputOutput):
@@ -280,7 +276,8 @@ class EntryEmitter:
         else:  # the region enables gradients itself
             s.bind("enable_grad", torch.enable_grad)
             s.line(f"with enable_grad(): v = {made}")
-        if watched := changeable(plan):
-            watch = s.bind("watch_contexts", watch_contexts)
-            s.line(f"{watch}({s.constant(plan, 'plan')}, {watched}, ({tuple_code(inputs)}), v)")
+        if watched := watched_contexts(plan):
+            s.line(
+                f"{s.bind('watch_contexts', watch_contexts)}({s.constant(plan, 'plan')}, {watched}, ({tuple_code(inputs)}), v)"
+            )
         return [f"v[{k}]" for k in range(len(plan.results.values))] if len(plan.results.values) != 1 else ["v"]

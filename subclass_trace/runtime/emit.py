@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import marshal
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,19 @@ import torch
 
 from .. import torch_api
 from ..capture.facts import failed_fact
+from ..capture.handed import marks_in
 from ..capture.inputs import has_gradient
 from ..errors import UnsupportedError
 from ..plan import InputPlan, Plan
-from ..subclass.context import KeptPlain, Lent, has_sizes, same_context, with_outer, without_outer
-from ..subclass.parts import marks_in
+from ..subclass.context import (
+    OfInput,
+    has_metadata_guard,
+    has_sizes,
+    same_context,
+    same_metadata,
+    with_outer,
+    without_outer,
+)
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
 from ..subclass.template import Examples
@@ -56,6 +65,11 @@ def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
 
 #: of these the same object is the same value
 _IDENTITY = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
+#: what is written by value; bytes are written as an array of them is
+_WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
+#: the version of the format that does not tell one object twice from two equal ones
+_BY_VALUE = 2
+_DEEPEST = 60
 
 
 @dataclass
@@ -67,15 +81,52 @@ class Checks:
     conditions: list[str] = field(default_factory=list)
 
 
-def same_code(source: Source, now: str, known: Any) -> str:
+class PlainContext:
+    """A list, tuple or dict of numbers and strings: compared as a whole, and copied, by the bytes that Python writes for it.
+
+    These tell types and signs of zero apart, and one NaN is like another; other values may have the same ones as bytes alone.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.written = marshal.dumps(value, _BY_VALUE)
+        self.value = self.fresh()
+
+    @staticmethod
+    def of(value: Any) -> PlainContext | None:
+        """What stands for such a container; None for anything else."""
+        return PlainContext(value) if type(value) in (list, tuple, dict) and value and _is_plain(value) else None
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` the same container?"""
+        try:
+            if marshal.dumps(now, _BY_VALUE) == self.written:
+                return True
+        except ValueError:  # it holds something else
+            return False
+        return same_context(self.value, now)  # strings that are equal may be written in two ways
+
+    def fresh(self) -> Any:
+        """A copy that nobody else has."""
+        return marshal.loads(self.written)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if type(value) not in (list, tuple, dict) or depth > _DEEPEST:
+        return False
+    parts = [*value, *value.values()] if type(value) is dict else value
+    return all(type(v) in _WRITTEN or _is_plain(v, depth + 1) for v in parts)
+
+
+def same_code(source: Source, now: str, known: Any, cls: type) -> str:
     """The condition that the context ``now`` is the same as the known one, as source: identity, then `same_context`."""
     constant = source.constant(known, "context")
+    if has_metadata_guard(cls):
+        return f"{source.bind('same_metadata', same_metadata)}({source.constant(cls, 'cls')}, {constant}, {now})"
     if isinstance(known, _IDENTITY):
         return f"{now} is {constant}"
     if type(known) in (int, str, bytes):
         return f"type({now}) is {type(known).__name__} and {now} == {constant}"
-    plain = known if isinstance(known, KeptPlain) else KeptPlain.of(known)
-    if plain is not None:
+    if (plain := PlainContext.of(known)) is not None:
         return f"{source.constant(plain.holds, 'is_context')}({now})"
     same = f"{source.bind('same_context', same_context)}({constant}, {now})"
     return same if type(known) is tuple else f"({now} is {constant} or {same})"
@@ -140,7 +191,7 @@ class Unwrapper:
         if dynamic:
             source.bind("without_outer", without_outer)
             source.line(f"c = without_outer(c, tuple({variable}.shape), {variable}.stride())")
-        source.line(f"if not ({same_code(source, 'c', spec.context)}): {self.miss}")
+        source.line(f"if not ({same_code(source, 'c', spec.context, spec.cls)}): {self.miss}")
         for name, inner in zip(spec.names, spec.inners, strict=True):
             if isinstance(inner, OpaqueSpec):
                 source.bind("same_context", same_context)
@@ -163,16 +214,16 @@ class Wrapper:
         """``env``: the expression of a dict with the values of symbols, and with what results have from inputs."""
         self.source, self.examples, self.symbols, self.env = source, examples, symbols, env
 
-    def _lent(self, mark: Lent) -> str:
-        return f"{self.env}[{self.source.constant(mark, 'lent')}]"
+    def _of_call(self, mark: OfInput) -> str:
+        return f"{self.env}[{self.source.constant(mark, 'mark')}]"
 
     def wrap(self, spec: Spec, leaves: Iterator[str]) -> str:
         """The expression (a local name) of a value made of the next leaves."""
         if isinstance(spec, LeafSpec):
             return next(leaves)
         if isinstance(spec, OpaqueSpec):
-            if isinstance(spec.value, Lent):
-                return self._lent(spec.value)
+            if isinstance(spec.value, OfInput):
+                return self._of_call(spec.value)
             return self.source.constant(spec.value, "opaque")
         if is_sized(spec):
             out, bind, own = self.source.name("w"), self.source.bind, [next(leaves) for _ in range(leaf_count(spec))]
@@ -221,16 +272,15 @@ class Wrapper:
         source.bind("with_outer", with_outer)
         parts = ", ".join(f"{name!r}: {local}" for name, local in inner)
         size, stride = sizes_code(spec.size, self.symbols), sizes_code(spec.stride, self.symbols)
-        plain, marks = KeptPlain.of(spec.context), marks_in([replace(spec, inners=())])
-        if isinstance(spec.context, Lent):
-            context = self._lent(spec.context)
-        elif plain is not None:
+        if isinstance(spec.context, OfInput):
+            context = self._of_call(spec.context)
+        elif (plain := PlainContext.of(spec.context)) is not None:
             context = f"{source.constant(plain.fresh, 'fresh_context')}()"
         else:
             context = source.constant(spec.context, "context")
             if not isinstance(spec.context, _IDENTITY):
-                lend = f", {self.env}.__getitem__" if marks else ""
-                context = f"with_outer({context}, {size}, {stride}{lend})"
+                handed = f", {self.env}.__getitem__" if marks_in([replace(spec, inners=())]) else ""
+                context = f"with_outer({context}, {size}, {stride}{handed})"
         unflatten = source.constant(unflatten_of(spec.cls), "unflatten")
         source.line(f"{out} = {unflatten}({{{parts}}}, {context}, Size({size}), {stride})")
 

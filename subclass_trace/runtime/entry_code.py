@@ -12,8 +12,6 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..plan.side_effects import Put
-from ..state.guards import Exact, Identity
 from ..state.values import MISSING
 from ..subclass.template import Examples
 from .call_code import Entry, EntryEmitter
@@ -67,7 +65,7 @@ class GuardedEmitter(EntryEmitter):
 
     def _read(self) -> tuple[list[str], list[str]]:
         """Find the flat arguments, while the guards on Python state hold."""
-        s, state = self.source, self.guards.state
+        s, state = self.source, self.guards.reader.guards
         flat = [f"x{k}" for k in range(len(state.flat))]
         entries = [f"e{k}" for k in range(len(state.entries))]
         s.line(f"r = {s.bind('read', self.guards.reader.read)}(args, kwargs)")
@@ -85,9 +83,6 @@ class GuardedEmitter(EntryEmitter):
             return
         s.line(f"result = {values.value(plan.results.recipe)}")
         emit_effects(values, plan.side_effects, MISSING)
-        own = own_writes(self.guards, plan.side_effects)
-        if own:
-            s.line(f"{s.constant(self.guards.reader.pin_own)}({s.constant(own)})")
         s.line("return result")
 
     def _ambient(self) -> None:
@@ -125,19 +120,3 @@ class GuardedEmitter(EntryEmitter):
         if a.attention is not None:
             parts.append(torch_api.other_attention_code(a.attention, s.bind))
         s.line(f"if ({' or '.join(parts)}): return MISS")
-
-
-def own_writes(guards: Guards, effects: Sequence[Any]) -> list[Any]:
-    """The fixed dicts that a call writes by itself where no guard compares what it writes: later calls need not look."""
-    written: dict[Any, bool] = {}
-    for effect in effects:
-        holder = getattr(effect, "holder", None)
-        if holder is None or holder not in guards.state.by_holder:
-            continue
-        compared = {g.source.key for g in guards.state.by_holder[holder] if isinstance(g, (Exact, Identity))}
-        known = holder.known if isinstance(effect, Put) else ()
-        own = (
-            isinstance(effect, Put) and effect.value is not None and effect.key not in compared and effect.key in known
-        )
-        written[holder] = written.get(holder, True) and own
-    return [holder for holder, own in written.items() if own]

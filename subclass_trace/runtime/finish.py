@@ -10,13 +10,17 @@ import torch
 
 from .. import torch_api
 from ..capture.aliasing import byte_range
+from ..capture.mutation import same_contexts
+from ..errors import UnsupportedError
 from ..plan import (
     BasePrimal,
     MutationPlan,
     Plan,
 )
-from ..subclass.flatten import leaves_of
+from ..subclass.context import has_sizes, may_change
+from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import REAL
+from ..subclass.spec import Spec, WrapperSpec
 from .backward import Backwards
 from .function import Protected
 from .rebuild import share
@@ -84,6 +88,40 @@ def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> 
     for row in plan.results.aliases:
         if row.within is within:
             values[row.value] = share(row, values[row.value], values, call.leaves, call.env)
+
+
+def watched_contexts(plan: Plan) -> tuple[int, ...]:
+    """The inputs of a region that trains whose contexts hold what can be changed in place."""
+
+    def look(spec: Spec) -> bool:
+        if not isinstance(spec, WrapperSpec):
+            return False
+        told = spec.has_dynamic_size or has_sizes(spec.context) or torch_api.context_shortcut(spec.cls) is not None
+        return (not told and may_change(spec.context)) or any(map(look, spec.inners))
+
+    return tuple(k for k, row in enumerate(plan.inputs.rows if plan.trains else ()) if look(row.spec))
+
+
+def watch_contexts(plan: Plan, numbers: Sequence[int], inputs: Sequence[Tensor], values: Any) -> None:
+    """A backward has the contexts of its forward: one of these values that is asked for after a change of them is refused.
+
+    The inputs themselves are not held: one that the region writes leads to the backward.
+    """
+    rows = [(plan.inputs.rows[k], flatten(inputs[k])[1]) for k in numbers]
+
+    def check(_: Any) -> None:
+        for row, now in rows:
+            if not same_contexts(row.spec, now):
+                raise UnsupportedError(
+                    "a flatten context was changed between forward and backward",
+                    path=row.path,
+                    expected="contexts that stay as they are until the backward is done",
+                    fix="change it after the backward, or give the wrapper a new one",
+                )
+
+    every = [values] if isinstance(values, Tensor) else [t for t in values if isinstance(t, Tensor)]
+    for node in {t.grad_fn: None for t in every if t.grad_fn is not None}:
+        node.register_prehook(check)
 
 
 def protected(value: Tensor) -> Tensor:

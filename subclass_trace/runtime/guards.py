@@ -18,11 +18,9 @@ from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..plan import InputPlan, Plan
 from ..state.guard_code import Reader
-from ..state.guards import StateGuards
 from ..state.source import Call
-from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
+from ..subclass.context import has_sizes, map_sizes, same_context, same_metadata, without_outer
 from ..subclass.flatten import leaves_of
-from ..subclass.kept import difference
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
@@ -106,12 +104,11 @@ class Guards:
 
     Attributes:
         ambient: the state of the thread.
-        state: the Python state; ``reader``: its generated function, which finds the flat arguments.
+        reader: of the Python state: its generated function finds the flat arguments.
         alias: how inputs and leaves share memory, where that decided the trace.
     """
 
     ambient: Ambient
-    state: StateGuards
     reader: Reader
     alias: tuple[Any, ...] | None
 
@@ -129,10 +126,10 @@ def failed_ambient(guards: Guards, ambient: Ambient) -> str | None:
 
 def failed_guard(plan: Plan, guards: Guards, call: Call, ambient: Ambient) -> str | None:
     """The first guard that fails for this call, as a sentence with a path; None when all hold."""
-    reason = failed_ambient(guards, ambient) or guards.state.failed(call)
+    reason = failed_ambient(guards, ambient) or guards.reader.failed(call)
     if reason is not None:
         return reason
-    flat = [source.read(call) for source in guards.state.flat]
+    flat = [source.read(call) for source in guards.reader.guards.flat]
     return failed_tensor_guard(plan, guards.alias, flat)
 
 
@@ -226,7 +223,7 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
         return f"{path}: expected inner tensors {spec.names}, got {names}"
     # What sizes tell is compared with them, later.
     if not has_sizes(spec.context) and not _same_beside_outer(spec, spec.context, value, context):
-        return f"{path}: {difference(spec.context, context)}"
+        return f"{path}: context: expected {spec.context!r:.200}, got {context!r:.200}"
     for name, inner, inner_spec in zip(names, values, spec.inners, strict=True):
         reason = _structure(inner_spec, inner, path.attr(name))
         if reason is not None:
@@ -245,7 +242,7 @@ def _same_beside_outer(spec: WrapperSpec, expected: Any, value: Tensor, context:
     if spec.has_dynamic_size:
         if same_context(expected, without_outer(context, tuple(value.shape), tuple(value.stride()))):
             return True
-    return same_context(expected, context)
+    return same_metadata(spec.cls, expected, context)
 
 
 def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int], offsets: bool) -> str | None:

@@ -12,12 +12,11 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..capture.capture import Captured
-from ..capture.lending import Lending
+from ..capture.handed import marks_in
 from ..capture.session import Session
 from ..partition.half import Half
 from ..plan import (
     BasePrimal,
-    ConstantOutput,
     InputPlan,
     LeafPrimal,
     MutationPlan,
@@ -39,9 +38,7 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..subclass.flatten import leaves_of
-from ..subclass.kept import kept_spec
-from ..subclass.parts import marks_in
+from ..subclass.flatten import guarded_spec, leaves_of
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .sizes import freeze, to_expr
 
@@ -66,13 +63,10 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
     """The plan; sizes are expressions over the symbols that a call binds."""
     inputs, symbols = tuple(_inputs(captured)), tuple(_symbols(captured))
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
-    lending = captured.lending
-    values = tuple(freeze(lending.marked(v)) for v in captured.results.values)
-    outputs = tuple(_with_lent(_freeze_output(o, captured), lending) for o in captured.results.outputs)
-    attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
-    attributes += [o.value for o in outputs if isinstance(o, ConstantOutput)]
+    handed = captured.handed
+    values = tuple(freeze(handed.marked(v)) for v in captured.results.values)
+    outputs = tuple(_freeze_output(o, captured) for o in captured.results.outputs)
     mutations = tuple(map(_freeze_mutation, captured.mutations.rows))
-    attributes += [v for m in mutations for v in m.attributes.values()]
     return Plan(
         inputs=PlanInputs(
             rows=inputs,
@@ -82,7 +76,7 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             symbols=symbols,
             conditions=conditions_of(captured, symbols),
             offsets_matter=_offsets_matter(captured),
-            lent=lending.in_calls(marks_in(values, attributes)),
+            handed_on=marks_in(values),
         ),
         results=PlanResults(
             values=values,
@@ -90,7 +84,7 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             recipe=flat.result,
             detach_values=_detach(forward, captured),
             size_outputs=len(captured.results.size_outputs),
-            aliases=tuple(_freeze_alias(replace(a, spec=lending.marked(a.spec))) for a in captured.results.aliases),
+            aliases=tuple(_freeze_alias(replace(a, spec=handed.marked(a.spec))) for a in captured.results.aliases),
             unbacked=captured.results.unbacked,
         ),
         mutations=PlanMutations(mutations, captured.mutations.gradients, captured.mutations.grad_mode_after),
@@ -114,7 +108,7 @@ def _inputs(captured: Captured) -> list[InputPlan]:
         rows.append(
             InputPlan(
                 path=i.path,
-                spec=kept_spec(freeze(i.spec), i.path, by_class=True),
+                spec=guarded_spec(freeze(i.spec), i.path),
                 leaves=i.leaves,
                 is_leaf=i.is_leaf if number in written or asked.is_leaf else None,
                 position=i.position,
@@ -252,13 +246,6 @@ def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     if isinstance(o, ValueOutput):
         return replace(o, spec=freeze(o.spec))
     return o
-
-
-def _with_lent(o: OutputPlan, lending: Lending) -> OutputPlan:
-    """With marks in the place of objects that the attributes of a result have from inputs, or that the region made."""
-    if not isinstance(o, (ValueOutput, ViewOutput)) or not o.attributes:
-        return o
-    return replace(o, attributes={k: lending.in_place_of(v) for k, v in o.attributes.items()})
 
 
 def _freeze_replay(replay: Replay, session: Session) -> Replay:

@@ -6,7 +6,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from ..plan.side_effects import Extend, Fill, Put, SideEffect
+from ..plan.side_effects import SideEffect
 from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe, dict_setter, empty, make
 from .source import Source
 
@@ -73,36 +73,20 @@ class ValueEmitter:
 
 def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect], missing: Any) -> None:
     """Lines that do to the sources of a call (``args`` and ``kwargs``) what the region does: all values first."""
-    s, rows = emitter.source, list[tuple[SideEffect, str | None, str]]()
+    s, rows = emitter.source, list[tuple[SideEffect, str, str]]()
     for effect in effects:
-        thing = None
-        if not isinstance(effect, (Put, Extend, Fill)):
-            rows.append((effect, thing, _named(s, emitter.value(effect.value))))
-            continue
-        holder: Any = effect.holder
-        thing = (
-            s.constant(holder.thing, "thing")
-            if holder.fixed
-            else _named(s, f"{s.constant(holder.now)}((args, kwargs))")
-        )
-        if isinstance(effect, Put):
-            value = s.bind("MISSING", missing) if effect.value is None else _named(s, emitter.value(effect.value))
-        elif isinstance(effect, Extend):
-            value = _named(s, f"({''.join(f'{emitter.value(v)}, ' for v in effect.values)})")
-        else:
-            pairs = ", ".join(f"{s.constant(k, 'key')}: {emitter.value(v)}" for k, v in effect.rows)
-            value = _named(s, f"{{{pairs}}}")
-        rows.append((effect, thing, value))
+        holder, values = effect.holder, [emitter.value(v) for v in effect.values]
+        now = f"{s.constant(holder.now)}((args, kwargs))"
+        thing = s.constant(holder.thing, "thing") if holder.fixed else _named(s, now)
+        value = f"({''.join(f'{v}, ' for v in values)})"
+        if effect.how == "put":
+            value = values[0] if values else s.bind("MISSING", missing)
+        elif effect.how == "fill":
+            value = f"dict(zip({s.constant(effect.keys, 'keys')}, {value}))"
+        rows.append((effect, thing, _named(s, value)))
     for effect, thing, value in rows:
-        if isinstance(effect, Put):
-            s.line(f"{s.constant(effect.holder.put)}({thing}, {s.constant(effect.key, 'key')}, {value})")
-        elif isinstance(effect, Extend):
-            base: Any = effect.holder
-            s.line(f"{s.constant(base.base.extend)}({thing}, {value})")
-        elif isinstance(effect, Fill):
-            s.line(f"{s.constant(effect.holder.fill)}({thing}, {value})")
-        else:
-            s.line(f"{s.constant(effect.function)}({value})")
+        key = f"{s.constant(effect.keys[0], 'key')}, " if effect.how == "put" else ""
+        s.line(f"{s.constant(getattr(effect.holder, effect.how))}({thing}, {key}{value})")
 
 
 def _named(s: Source, expression: str) -> str:

@@ -16,7 +16,6 @@ from ..capture.aliasing import repeats
 from ..capture.mutation import multi_view_error
 from ..plan import InputPlan, MutationPlan
 from ..subclass.flatten import leaves_of, map_leaves, tensors_inside
-from ..subclass.parts import with_lent
 from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .sizes import Env, concrete
@@ -67,14 +66,14 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
         inner = getattr(*owner_of(x, name))
         if not inner.is_inference():
             torch_api.set_version(inner, inner._version + bumps)
-    set_attributes(x, plan.attributes, env)
+    set_attributes(x, plan.attributes)
 
 
-def set_attributes(x: Tensor, attributes: Mapping[str, Any], env: Env) -> None:
-    """Set Python attributes, with dots: of wrappers inside; with the objects of the call in the place of marks."""
+def set_attributes(x: Tensor, attributes: Mapping[str, Any]) -> None:
+    """Set Python attributes, with dots: of wrappers inside."""
     for name, value in attributes.items():
         owner, last = owner_of(x, name)
-        setattr(owner, last, with_lent(value, env))
+        setattr(owner, last, value)
 
 
 def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:

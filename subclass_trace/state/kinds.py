@@ -136,45 +136,25 @@ def called_by(value: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield value.__self__, f"{path}.__self__"
 
 
-class Cached:
-    """A function behind ``functools.lru_cache``. What a trace puts into the cache is traced, and is taken out again."""
+def check_cache(path: str, function: Any, calls: tuple[int, int]) -> None:
+    """A function behind ``functools.lru_cache`` may have been called: what it keeps outlives the trace.
 
-    def __init__(self, path: str, function: Any) -> None:
-        self.path, self.function = path, function
-        self._before = function.cache_info()
-        self.known: tuple[int, int] | None = None  # what later calls must find, where the trace used what was there
-
-    def check(self) -> None:
-        """The function has run.
-
-        Raises:
-            SideEffectError: the cache keeps a tensor that the region computes, which later code might write or compare.
-        """
-        if self.function.cache_info().misses == self._before.misses:
-            return
-        found = gc.get_referents(self.function)
-        for _ in range(4):  # a dict of links, links, results in containers
-            if any(torch_api.is_fake(t) for t in found if is_a(t, torch.Tensor)):
-                raise SideEffectError(
-                    "functools.lru_cache keeps a tensor that the region computes",
-                    path=self.path,
-                    expected="cached numbers, texts and the like",
-                    fix="call the function once before the region, and hold what it returns in a variable",
-                )
-            found = gc.get_referents(*[v for v in found if not is_a(v, (torch.Tensor, type, types.FunctionType))])
-
-    def restore(self) -> None:
-        """The trace is over."""
-        now = self.function.cache_info()
-        if now.misses != self._before.misses:
-            self.function.cache_clear()
-        elif now.hits != self._before.hits:
-            self.known = (now.misses, now.currsize)
-
-    def is_stale(self) -> bool:
-        """Was the cache cleared, or filled with more, since?"""
-        now = self.function.cache_info()
-        return self.known is not None and (now.misses, now.currsize) != self.known
+    Raises:
+        SideEffectError: it keeps a tensor that the region computes.
+    """
+    if function.cache_info()[:2] == calls:
+        return
+    found = gc.get_referents(function)
+    for _ in range(4):  # a dict of links, links, results in containers
+        if any(torch_api.is_fake(t) for t in found if is_a(t, torch.Tensor)):
+            function.cache_clear()
+            raise SideEffectError(
+                "functools.lru_cache keeps a tensor that the region computes",
+                path=path,
+                expected="cached numbers, texts and the like",
+                fix="call the function once before the region, and hold what it returns in a variable",
+            )
+        found = gc.get_referents(*[v for v in found if not is_a(v, (torch.Tensor, type, types.FunctionType))])
 
 
 #: of torch's own code, what would be done once, while the region is traced

@@ -24,6 +24,7 @@ from ..subclass.protocol import is_traceable
 from .entering import Events, events, is_users
 from .guard_code import Reader
 from .guards import StateGuards
+from .kinds import check_cache
 from .side_effects import Recipes, Snapshot, side_effects
 from .source import Call, Source
 from .types import TypesAsEager
@@ -244,8 +245,8 @@ class StateRun:
             self.close()
             if self.refusal is not None:
                 raise self.refusal
-        for cached in self.walk.caches:
-            cached.check()
+        for row in self.walk.caches:
+            check_cache(*row)
         recipes = Recipes(self.walk, self.reals)
         made = recipes(result, "result")
         effects = tuple(side_effects(self.snapshot.changes(), recipes))
@@ -255,8 +256,6 @@ class StateRun:
         """All sources hold what they held before."""
         self.close()
         self.snapshot.restore()
-        for row in self.walk.caches:
-            row.restore()
 
     def forget(self) -> None:
         """What only the trace needed: nothing leads to the tensors of the call, or to the traced ones."""

@@ -16,12 +16,13 @@ import torch
 
 from .. import torch_api
 from ..errors import SideEffectError
-from ..plan.side_effects import Extend, Fill, Put, SideEffect
+from ..plan.side_effects import SideEffect
 from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe
+from ..subclass.attributes import is_heap_type, members_of, namespace_of
 from .source import Holder, Mapping, Names, Source
 from .source import Sequence as ListLike
 from .thread_table import ThreadTable
-from .values import MISSING, is_a, is_atom, is_heap_type, members_of, namespace_of, same, same_keys, short, solid_base
+from .values import MISSING, is_a, is_atom, same, same_keys, short, solid_base
 from .walk import Walk
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -315,21 +316,20 @@ def side_effects(changes: dict[Holder, tuple[Table, Table]], recipes: Recipes) -
             continue
         kept = [key for key in was if key in now]
         if type(holder) is Mapping and not same_keys(kept, list(now)[: len(kept)]):
-            rows = [(recipes.key(key, holder.path), recipes(v, holder.text(key))) for key, v in now.items()]
-            effects.append(Fill(holder, tuple(rows)))
+            values = [recipes(v, holder.text(key)) for key, v in now.items()]
+            effects.append(SideEffect(holder, "fill", tuple(recipes.key(k, holder.path) for k in now), tuple(values)))
             continue
-        effects += [Put(holder, recipes.key(key, holder.path), None) for key in was if key not in now]
-        for key, value in now.items():
+        gone = [key for key in was if key not in now]
+        for key, value in [*dict.fromkeys(gone, MISSING).items(), *now.items()]:
             if was.get(key, MISSING) is not value and not same(was.get(key, MISSING), value):
-                removed = value is MISSING
-                made = None if removed else recipes(value, holder.text(key))
-                effects.append(Put(holder, recipes.key(key, holder.path), made))
+                made = () if value is MISSING else (recipes(value, holder.text(key)),)
+                effects.append(SideEffect(holder, "put", (recipes.key(key, holder.path),), made))
     return effects
 
 
 def _of_list(holder: ListLike, was: Sequence[Any], now: Sequence[Any], recipes: Recipes) -> SideEffect:
     grown = len(now) >= len(was) and all(a is b or same(a, b) for a, b in zip(was, now, strict=False))
-    if grown and getattr(holder.thing, "maxlen", None) is None:
-        added = enumerate(now[len(was) :], len(was))
-        return Extend(holder, tuple(recipes(v, holder.text(k)) for k, v in added))
-    return Fill(holder, tuple((k, recipes(v, holder.text(k))) for k, v in enumerate(now)))
+    extends = grown and getattr(holder.thing, "maxlen", None) is None
+    start = len(was) if extends else 0
+    values = tuple(recipes(v, holder.text(k)) for k, v in enumerate(now[start:], start))
+    return SideEffect(holder, "extend" if extends else "fill", () if extends else tuple(range(len(now))), values)

@@ -1,9 +1,9 @@
 """Sources: the places that hold the values of a call, as tables of key -> value.
 
-A `Holder` is one mutable thing: a namespace (the dict of globals, of an instance, of a class), a container, a cell, slots,
-defaults. A `Source` is a holder and a key in it; it prints as code. A holder that a name reaches is *fixed*: the guard of its
-name is identity, so that guards and delivery bind the thing itself. A holder inside of the arguments is found anew in each
-call, by its parent and the key there.
+A `Holder` is one mutable thing: a namespace (the dict of globals, of an instance, of a class), a container, a cell, slots. A
+`Source` is a holder and a key in it; it prints as code. A holder that a name reaches is *fixed*: the guard of its name is
+identity, so that guards and delivery bind the thing itself. A holder inside of the arguments is found anew in each call, by its
+parent and the key there.
 
 Places are read and written by the methods of the built-in base (``dict``'s, ``OrderedDict``'s, ``object``'s), never through a
 property, ``__getattr__``, ``isinstance`` or ``__setitem__`` of the user's: nothing here runs code of the user's.
@@ -21,8 +21,8 @@ from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..errors import SideEffectError
-from .values import ATOMS, MISSING, dict_of_class, is_a, members_of, short
+from ..subclass.attributes import members_of
+from .values import ATOMS, MISSING, dict_of_class, is_a, short
 
 #: the positional and keyword arguments of one call
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -54,9 +54,6 @@ class Holder:
         self.before: dict[Any, Any] = {}
         self.known: frozenset[Any] = frozenset()
         self.kept: dict[Any, None] | None = {}
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.path}>"
 
     def text(self, key: Any) -> str:
         """The path of the value at a key; of the tables of a module as users write it."""
@@ -235,6 +232,10 @@ class Sequence(Holder):
         """Set an item that is there."""
         self.base.__setitem__(thing, key, value)
 
+    def extend(self, thing: Any, values: Any) -> None:
+        """Add items at the end."""
+        self.base.extend(thing, values)
+
     def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
         """All items anew."""
         self.base.clear(thing)
@@ -293,18 +294,11 @@ class Cell(Holder):
 
 
 class Variable(Cell):
-    """A ``ContextVar``."""
+    """A ``ContextVar``, which is read alone."""
 
     def get(self, thing: Any, key: Any = CONTENTS) -> Any:
         """Its value in this context."""
         return thing.get(MISSING)
-
-    def put(self, thing: Any, key: Any, value: Any) -> None:
-        """Set it; there is no way to make it have no value."""
-        if value is not MISSING:
-            thing.set(value)
-        elif thing.get(MISSING) is not MISSING:
-            raise SideEffectError("a ContextVar cannot be emptied", path=self.path, fix="set it outside of the region")
 
 
 class Slots(Holder):
@@ -334,33 +328,6 @@ class Slots(Holder):
     def text(self, key: Any) -> str:
         """``object.slot``."""
         return f"{self.path}.{key}"
-
-
-class Defaults(Holder):
-    """The defaults of a function's positional parameters."""
-
-    def get(self, thing: Any, key: Any) -> Any:
-        """One of them."""
-        held = thing.__defaults__ or ()
-        return held[key] if key < len(held) else MISSING
-
-    def table(self, thing: Any) -> dict[Any, Any]:
-        """All of them."""
-        return dict(enumerate(thing.__defaults__ or ()))
-
-    def put(self, thing: Any, key: Any, value: Any) -> None:
-        """In a new tuple."""
-        held = list(thing.__defaults__)
-        held[key] = value
-        thing.__defaults__ = tuple(held)
-
-    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
-        """In a new tuple."""
-        thing.__defaults__ = tuple(table.values()) or None
-
-    def text(self, key: Any) -> str:
-        """``f.__defaults__[0]``."""
-        return f"{self.path}.__defaults__[{key}]"
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import gc
 import sys
 import types
 from collections.abc import Collection
-from collections.abc import Mapping as MappingType
 from typing import Any
 
 import torch
 
 from .. import torch_api
+from ..subclass.attributes import is_heap_type
 
 
 class _Missing:
@@ -33,8 +33,6 @@ ATOMS: set[type] = set(
     {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range, slice}
     | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
-#: of instances of classes that Python code makes (Py_TPFLAGS_HEAPTYPE)
-_HEAP_TYPE = 1 << 9
 
 
 def is_a(value: Any, kinds: Any) -> bool:
@@ -45,11 +43,6 @@ def is_a(value: Any, kinds: Any) -> bool:
 def is_atom(value: Any) -> bool:
     """Is it compared by type and value?"""
     return type(value) in ATOMS or is_a(value, enum.Enum)
-
-
-def is_heap_type(cls: type) -> bool:
-    """Was the class made by a ``class`` statement, or by C code that makes it look so?"""
-    return bool(cls.__flags__ & _HEAP_TYPE)
 
 
 #: classes of C whose state is all in what is walked
@@ -107,17 +100,6 @@ def short(value: Any) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
-def namespace_of(value: Any) -> dict[str, Any] | None:
-    """The dict of an object, past any property; None where it has none."""
-    if is_a(value, type):
-        return None
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
-    return held if type(held) is dict else None
-
-
 def dict_of_class(cls: type) -> dict[str, Any]:
     """The dict behind the proxy: read for its version, never written."""
     return next(d for d in gc.get_referents(cls.__dict__) if type(d) is dict)
@@ -129,17 +111,6 @@ def factory_of(value: Any) -> Any:
 
 
 _FACTORY: Any = vars(collections.defaultdict)["default_factory"]
-
-
-def members_of(cls: type) -> MappingType[str, Any]:
-    """The slots of a class that hold values, by name: descriptors that no code of the user's is behind."""
-    return {
-        name: member
-        for base in reversed(cls.__mro__)
-        if is_heap_type(base) and "__slots__" in base.__dict__
-        for name, member in base.__dict__.items()
-        if type(member) is types.MemberDescriptorType and name not in ("__dict__", "__weakref__")
-    }
 
 
 _NOT_WALKED = frozenset(sys.stdlib_module_names) | frozenset(

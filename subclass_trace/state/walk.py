@@ -29,6 +29,7 @@ import torch
 
 from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
+from ..subclass.attributes import is_heap_type, members_of, namespace_of
 from .code_names import COMPUTED, names_of, only_appended
 from .entering import is_users
 from .kinds import (
@@ -37,7 +38,6 @@ from .kinds import (
     MODULE_TABLES,
     OF_C,
     OWN_PACKAGE,
-    Cached,
     called_by,
     cannot_be_put_back,
     is_kept_by_torch,
@@ -49,7 +49,6 @@ from .source import (
     Arguments,
     Bag,
     Cell,
-    Defaults,
     Holder,
     Items,
     Mapping,
@@ -60,7 +59,7 @@ from .source import (
     Source,
     Variable,
 )
-from .values import ATOMS, MISSING, dict_of_class, is_a, is_heap_type, is_walked, members_of, namespace_of
+from .values import ATOMS, MISSING, dict_of_class, is_a, is_walked
 
 #: so many places, and no more; Llama with 32 layers has 10,500
 LIMIT = 200_000
@@ -98,7 +97,7 @@ class Walk:
         self.functions: list[types.FunctionType] = []
         self.objects: list[Any] = []
         self.bases: list[tuple[type, tuple[type, ...]]] = []
-        self.caches: list[Cached] = []
+        self.caches: list[tuple[str, Any, tuple[int, int]]] = []
         self.tables: dict[int, tuple[Names, str]] = {}  # id of parameters or buffers of a module -> where they are
         self.aliases: list[tuple[Source, Source]] = []
         self.entered: dict[types.CodeType, dict[str, Any]] = {}
@@ -203,10 +202,8 @@ class Walk:
         self.by_code[function.__code__].append(function)
         if function.__dict__:
             self._opened(self._namespace(function.__dict__, path, owner=function))
-        if function.__defaults__:  # here and not at entry: by then the frame's variables hold them
-            holder = self._holder(Defaults, function, path)
-            for key, value in enumerate(function.__defaults__) if holder else ():
-                self.place(holder, key, value)
+        for key, value in enumerate(function.__defaults__ or ()):  # a tensor among them is no source
+            self.value(value, f"{path}.__defaults__[{key}]")
         if function.__kwdefaults__:
             self.value(function.__kwdefaults__, f"{path}.__kwdefaults__")
         if function.__code__ in self.entered:
@@ -216,6 +213,14 @@ class Walk:
 
     def _awake(self, function: types.FunctionType, path: str) -> None:
         self.functions.append(function)
+        defaults = function.__defaults__ or ()
+        if any(is_a(v, torch.Tensor) for d in defaults for v in ((d, *d) if is_a(d, tuple) else (d,))):
+            raise UnsupportedError(
+                "the region calls a function of which a tensor is a default",
+                path=f"{path}.__defaults__",
+                expected="tensors among the arguments, or in variables, attributes and containers",
+                fix="let the default be None, and take the tensor from a variable",
+            )
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             holder = self._holder(Cell, cell, name)
             if holder:
@@ -421,10 +426,11 @@ class Walk:
                 got=why,
                 fix="make it inside of the region, or pass what it gives as an argument",
             )
-        elif kind is types.CellType or kind is contextvars.ContextVar:
-            holder = self._holder(Cell if kind is types.CellType else Variable, value, path)
-            if holder:
-                self.place(holder, CONTENTS, holder.before[CONTENTS])
+        elif kind is contextvars.ContextVar and (holder := self._holder(Variable, value, path)):
+            holder.kept = {CONTENTS: None}  # what it holds is compared, and no source
+            self.value(holder.before[CONTENTS], path)
+        elif kind is types.CellType and (holder := self._holder(Cell, value, path)):
+            self.place(holder, CONTENTS, holder.before[CONTENTS])
         elif kind not in CONTAINERS and not is_a(value, random.Random) and not is_kept_by_torch(kind):
             self._instance(value, path, parent, key)
 
@@ -434,7 +440,7 @@ class Walk:
             self._function(value, path)
             return
         if type(value) is functools._lru_cache_wrapper:
-            self.caches.append(Cached(path, value))
+            self.caches.append((path, value, value.cache_info()[:2]))
         for part, where in called_by(value, path):
             self.value(part, where)
 

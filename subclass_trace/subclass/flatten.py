@@ -12,10 +12,12 @@ tensor([1., 1.])
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from .context import fresh, guarded, has_metadata_guard, has_sizes
 from .paths import Path
 from .protocol import Kind, kind_of
 from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
@@ -48,6 +50,21 @@ def flatten(value: Any, path: Path = VALUE) -> tuple[list[torch.Tensor], Spec]:
 
     spec = visit(value, leaf=leaf, wrapper=wrapper, opaque=lambda v, _: OpaqueSpec(v), path=path)
     return leaves, spec
+
+
+def guarded_spec(spec: Spec, path: Path = VALUE) -> Spec:
+    """A spec with what guards keep of its contexts, and of its values that are no tensors.
+
+    Raises:
+        NeedsEager: see `context.guarded`.
+    """
+    if isinstance(spec, LeafSpec):
+        return spec
+    if isinstance(spec, OpaqueSpec):
+        return OpaqueSpec(guarded(spec.value, path))
+    inners = tuple(guarded_spec(s, path.attr(n)) for n, s in zip(spec.names, spec.inners, strict=True))
+    by_class = has_metadata_guard(spec.cls) and not has_sizes(spec.context)
+    return replace(spec, inners=inners, context=fresh(spec.context) if by_class else guarded(spec.context, path))
 
 
 def leaves_of(value: Any) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from .context import Kept, same_context, with_outer
+from .context import fresh, same_context, with_outer
 from .protocol import unflatten_of
 from .spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 
@@ -155,7 +155,7 @@ class Examples:
     def make(self, spec: Spec) -> Any:
         """A value of this spec, of fake leaves."""
         if isinstance(spec, OpaqueSpec):
-            return spec.value.fresh() if isinstance(spec.value, Kept) else spec.value
+            return fresh(spec.value)
         size, stride = tuple(map(self.hint, spec.size)), tuple(map(self.hint, spec.stride))
         if isinstance(spec, LeafSpec):
             offset = self.hint(spec.storage_offset)

@@ -13,7 +13,7 @@ import torch
 
 from .. import torch_api
 from ..errors import ProtocolError, SubclassTraceError
-from .context import Kept, Lent, map_sizes, with_outer
+from .context import fresh, map_sizes, with_outer
 from .paths import Path
 from .protocol import Kind, kind_of, refuse, refuse_layout, unflatten_of
 from .spec import LeafSpec, OpaqueSpec, Spec
@@ -122,21 +122,20 @@ def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], S
     """
     if isinstance(spec, LeafSpec):
         return next(leaves)
-    if isinstance(spec, OpaqueSpec):
-        value = next(iter(size((spec.value,)))) if isinstance(spec.value, Lent) else spec.value
-        return value.fresh() if isinstance(value, Kept) else value
-    inner = {n: rebuild(s, leaves, size) for n, s in zip(spec.names, spec.inners, strict=True)}
-    outer, stride = tuple(size(spec.size)), tuple(size(spec.stride))
-    # A fresh context: a mutable one must not be shared by the results of two calls.
 
     def of_call(value: Any) -> Any:
         return next(iter(size((value,))))
 
-    def lent(mark: Lent) -> Any:
+    def handed(mark: Any) -> Any:
         found = of_call(mark)
-        return mark.fresh() if found is mark else found
+        return fresh(found) if found is mark else found
 
-    context = with_outer(map_sizes(spec.context, of_call), outer, stride, lent)
+    if isinstance(spec, OpaqueSpec):
+        return fresh(spec.value, handed)
+    inner = {n: rebuild(s, leaves, size) for n, s in zip(spec.names, spec.inners, strict=True)}
+    outer, stride = tuple(size(spec.size)), tuple(size(spec.stride))
+    # A fresh context: a mutable one must not be shared by the results of two calls.
+    context = with_outer(map_sizes(spec.context, of_call), outer, stride, handed)
     try:
         return unflatten_of(spec.cls)(inner, context, torch.Size(outer), stride)
     except SubclassTraceError:

@@ -112,17 +112,16 @@ def _training_steps() -> None:
 
 @fact(B, "hooks around the step of an optimizer that come, go, count, and read what changes", torch="not in the survey")
 def _hooks_around_steps() -> None:
-    found = []
-    for call in (lambda f: f, st.compile):
+    def run(call: Any) -> Any:
         weight, calls, limit = torch.nn.Parameter(two(3, 3, seed=9)), [0], [0.1]
         optimizer = torch.optim.SGD([weight], lr=0.1)
 
-        def step(x: Tensor, optimizer: Any = optimizer, weight: Tensor = weight) -> None:
+        def step(x: Tensor) -> None:
             optimizer.zero_grad()
             (x * weight).square().sum().backward()
             optimizer.step()
 
-        def hook(*_: Any, calls: list[int] = calls, limit: list[float] = limit, weight: Tensor = weight) -> None:
+        def hook(*_: Any) -> None:
             calls[0] += 1
             with torch.no_grad():
                 weight.mul_(limit[0])
@@ -133,8 +132,10 @@ def _hooks_around_steps() -> None:
             handles.pop().remove() if k == 5 else None
             limit[0] = 0.1 * k
             region(two(3, 3, seed=k))
-        found.append((calls, [leaf.tolist() for leaf in leaves_of(weight.detach())]))
-    assert found[0] == found[1] and found[0][0] == [3]
+        return calls, [leaf.tolist() for leaf in leaves_of(weight.detach())]
+
+    eager, compiled = run(lambda f: f), run(st.compile)
+    assert eager == compiled and eager[0] == [3]
 
 
 @fact(B, "`.grad` read, replaced, dropped and changed in place inside the region")

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace.subclass.context import KeptPlain, same_context
+from subclass_trace.runtime.emit import PlainContext
+from subclass_trace.subclass.context import same_context
 
 
 class Tagged(torch.Tensor):
@@ -81,7 +82,7 @@ def _again(value: Any) -> Any:
 
 @pytest.mark.parametrize("a", range(len(_VALUES)))
 def test_it_tells_what_the_walk_tells(a: int) -> None:
-    known = KeptPlain.of(_VALUES[a])
+    known = PlainContext.of(_VALUES[a])
     for b, value in enumerate(_VALUES if known is not None else ()):
         now = _again(value)
         assert known.holds(now) is same_context(_VALUES[a], now) is (a == b)  # type: ignore[union-attr]
@@ -89,7 +90,7 @@ def test_it_tells_what_the_walk_tells(a: int) -> None:
 
 def test_what_is_kept_is_a_copy() -> None:
     value = {"k": [1, 2.0]}
-    known = KeptPlain.of(value)
+    known = PlainContext.of(value)
     assert known is not None and known.holds(value)
     fresh, other = known.fresh(), known.fresh()
     assert fresh == value and fresh["k"] is not value["k"] and fresh["k"] is not other["k"]
@@ -112,6 +113,6 @@ def test_results_have_the_context_of_the_call(value: Any) -> None:
 def test_a_list_that_contains_itself_is_no_plain_one() -> None:
     value: list[Any] = [1]
     value.append(value)
-    assert KeptPlain.of(value) is None
-    known = KeptPlain.of([1, [1]])
+    assert PlainContext.of(value) is None
+    known = PlainContext.of([1, [1]])
     assert known is not None and not known.holds(value)

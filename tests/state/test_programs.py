@@ -109,7 +109,7 @@ def _guards_agree(region: Any, args: tuple[Any, ...]) -> None:
     """The generated guard and the readable one say the same."""
     for entry in region.specializations:
         with torch.no_grad():
-            readable = entry.guards.state.failed((args, {}))
+            readable = entry.guards.reader.failed((args, {}))
             assert (entry.guards.reader.read(args, {}) is None) == (readable is not None), readable
 
 

@@ -38,9 +38,9 @@ from .kinds import (
     MODULE_TABLES,
     OF_C,
     OWN_PACKAGE,
-    called_by,
     cannot_be_put_back,
     is_kept_by_torch,
+    parts_of_c,
     refuse_managed,
     set_by_class,
 )
@@ -114,7 +114,6 @@ class Walk:
         self.uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
         self._todo: collections.deque[tuple[Callable[..., None], Any, Any]] = collections.deque()
         self._count = 0
-        self._places: dict[type, Callable[[Any, str, Holder | None, Any], None]] = {}
 
     def start(self, function: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """The function itself and its arguments."""
@@ -417,8 +416,10 @@ class Walk:
             self._opened(holder)
         elif is_a(value, type):
             self._class(value)
+        elif kind is types.FunctionType:
+            self._function(value, path)
         elif kind in CALLABLES:
-            self._callable(value, path)
+            self._of_c(value, path)
         elif (why := cannot_be_put_back(value)) is not None:
             raise SideEffectError(
                 "the region names an object whose changes cannot be told or taken back",
@@ -433,16 +434,6 @@ class Walk:
             self.place(holder, CONTENTS, holder.before[CONTENTS])
         elif kind not in CONTAINERS and not is_a(value, random.Random) and not is_kept_by_torch(kind):
             self._instance(value, path, parent, key)
-
-    def _callable(self, value: Any, path: str) -> None:
-        """What calls something else: that is walked."""
-        if type(value) is types.FunctionType:
-            self._function(value, path)
-            return
-        if type(value) is functools._lru_cache_wrapper:
-            self.caches.append((path, value, value.cache_info()[:2]))
-        for part, where in called_by(value, path):
-            self.value(part, where)
 
     def _container(self, kind: type[Holder], value: Any, path: str, parent: Holder | None, key: Any) -> None:
         holder = self._holder(kind, value, path, parent, key)
@@ -482,9 +473,14 @@ class Walk:
         if kind in (operator.attrgetter, operator.methodcaller):  # names that no code has
             self.computed = True
         if not is_heap_type(kind) and kind.__module__ in OF_C:
-            for inside in gc.get_referents(value):  # an object of C that holds others: a view, a proxy
-                if not is_a(inside, type):
-                    self.value(inside, path)
+            self._of_c(value, path)
+
+    def _of_c(self, value: Any, path: str) -> None:
+        """An object of C that holds others: what calls a function, a view, a proxy."""
+        if type(value) is functools._lru_cache_wrapper:
+            self.caches.append((path, value, value.cache_info()[:2]))
+        for part in parts_of_c(value):
+            self.value(part, "self" if path == "f" and part is getattr(value, "__self__", None) else path)
 
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:

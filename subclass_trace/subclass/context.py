@@ -365,7 +365,8 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
         if _same_sizes(context, stride):
             return _Outer.STRIDE
     if isinstance(context, ObjectState) and context.copied:
-        context = context.value
+        found = without_outer(context.value, size, stride)
+        return context if found is context.value else found
     return map_parts(context, lambda v: without_outer(v, size, stride))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
+from ..errors import NeedsEager
 from ..subclass.protocol import Kind, kind_of
 
 Tensor = torch.Tensor
@@ -45,8 +46,13 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
         return x.select(dim, place)
     recorder.symbols.require(place < size, text)
     recorder.symbols.require(place >= -size, text)
-    with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
-        return x.select(dim, place)
+    try:
+        with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
+            return x.select(dim, place)
+    except (RuntimeError, *torch_api.DATA_DEPENDENT_ERRORS) as error:  # DTensor's
+        raise NeedsEager(
+            "a wrapper is indexed by a number from inside a tensor, which its class has to know"
+        ) from error
 
 
 def _is_place(item: Any) -> bool:

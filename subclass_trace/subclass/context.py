@@ -164,6 +164,11 @@ class OfInput:
         return hash((self.number, self.code))
 
 
+def has_marks(context: Any) -> bool:
+    """Is an object of an input handed on in a context?"""
+    return isinstance(context, OfInput) or any(has_marks(v) for _, v in parts_of(context))
+
+
 class ObjectState:
     """Stands in what a guard keeps for an object of the user's: the object, and what it and its class held.
 

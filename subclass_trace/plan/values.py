@@ -90,16 +90,6 @@ def empty(cls: type) -> Any:
     return base.__new__(cls)
 
 
-def outputs_of(recipe: Recipe) -> set[int]:
-    """The numbers of the flat outputs that a recipe needs."""
-    if isinstance(recipe, Output):
-        return {recipe.index}
-    found: set[int] = set()
-    for part in _parts(recipe):
-        found |= outputs_of(part)
-    return found
-
-
 def accessors(recipe: Recipe, path: str) -> Iterator[tuple[int, str]]:
     """(number of a flat output, where it stands), for each that a recipe needs.
 
@@ -116,16 +106,7 @@ def accessors(recipe: Recipe, path: str) -> Iterator[tuple[int, str]]:
             yield from accessors(item, f"{path}[{text}]")
         for name, item in recipe.fields:
             yield from accessors(item, f"{path}.{name}")
-    else:
-        names = getattr(recipe.cls, "_fields", None) if isinstance(recipe, Make) else None
-        for k, item in enumerate(_parts(recipe)):
+    elif isinstance(recipe, Make):
+        names = getattr(recipe.cls, "_fields", None)
+        for k, item in enumerate(recipe.items):
             yield from accessors(item, f"{path}[{k}]" if names is None else f"{path}.{names[k]}")
-
-
-def _parts(recipe: Recipe) -> list[Recipe]:
-    if isinstance(recipe, Make):
-        return list(recipe.items)
-    if isinstance(recipe, New):
-        pairs = [part for pair in recipe.pairs or () for part in pair]
-        return [*(recipe.items or ()), *pairs, *[v for _, v in recipe.fields]]
-    return []

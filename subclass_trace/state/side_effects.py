@@ -19,7 +19,7 @@ from ..errors import SideEffectError
 from ..plan.side_effects import SideEffect
 from ..plan.values import Again, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
-from .source import Holder, Mapping, Names, Source
+from .source import Holder, Mapping, Names, OfClass, Source
 from .source import Sequence as ListLike
 from .thread_table import ThreadTable
 from .values import MISSING, is_a, is_atom, same, same_keys, short, solid_base
@@ -126,7 +126,7 @@ class Snapshot:
                 for key, value in before.items():
                     if now[key] is not value:
                         holder.put(holder.thing, key, value)
-            elif not holder.left_out:
+            elif not holder.left_out or isinstance(holder, OfClass):
                 holder.fill(holder.thing, before)
         return changed
 

@@ -187,6 +187,7 @@ class OfClass(Names):
 
     def __init__(self, cls: type, path: str) -> None:
         super().__init__(dict_of_class(cls), path, owner=cls)
+        self.left_out = frozenset(["__slotnames__"])  # which copy.copy remembers
 
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """By ``type``'s own methods, which the caches of methods know of."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import AliasingError, SubclassTraceError, UnsupportedError
+from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
@@ -71,14 +71,11 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             answer = self.asked.answer(func, self.stand_ins.known(args[0]), self.recorder, caller)
             if answer is not ASIDE:
                 return answer
-        args, kwargs, back = self.stand_ins.swap(func, args, kwargs or {})
+        args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
         if name in TEXTS and args:
             self._refuse_text(args[0], caller)
-        if name == "tolist" and type(args[0]) in torch_api.FAKE_TYPES:  # of a tensor that is closed over
-            with self:
-                return args[0].tolist()
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
         if name in _HOOK_METHODS:
@@ -90,7 +87,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
         if name in RESHAPES and args:
-            self._refuse_view_of_leaf(args[0])
+            self._refuse_view(args[0])
         if self.recorder.reshaped and name != "__get__":
             self.check_histories((*args, *kwargs.values()))
         self.recorder.asks_for_numbers = name in _NUMBERS
@@ -99,7 +96,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             self.recorder.reshaped.update(torch_api.storage_ref(t) for t in leaves_of(out) if t.layout is torch.strided)
         if name in _MAY_COPY and args:
             self.recorder.note_copy(args[0], out)
-        return torch_api.as_numbers(back.get(id(out), out) if back else out)
+        return torch_api.as_numbers(out)
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
         """A hook on a value of the region, which is traced with its backward.
@@ -128,18 +125,11 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             if (asks := asking_frame(frame)) is not None:
                 raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
 
-    def _refuse_view_of_leaf(self, t: Any) -> None:
-        """Eager refuses it; the leaf's stand-in has a history, so that autograd would not."""
-        if not (isinstance(t, Tensor) and t.requires_grad and t._is_view() and torch.is_grad_enabled()):
-            return
-        row = self.asked.inputs.row_of(t._base)
-        if row is not None and row.is_leaf:
-            raise AliasingError(
-                "a view of a leaf Variable that requires grad is being used in an in-place operation.",
-                path=self.recorder.user_line(),
-                expected="a view of a tensor that is not a leaf, or that does not require grad",
-                got=f"a view of {row.path}",
-                fix="change the shape out of place: y = x.t() instead of x.t_()",
+    def _refuse_view(self, t: Any) -> None:
+        """Of a leaf eager refuses it; its stand-in has a history, so that autograd would not."""
+        if isinstance(t, Tensor) and t.requires_grad and t._is_view() and torch.is_grad_enabled():
+            raise NeedsEager(
+                "the region changes the shape of a view in place under autograd", path=self.recorder.user_line()
             )
 
     def check_histories(self, values: Iterable[Any], path: str | None = None) -> None:

@@ -7,7 +7,7 @@ very copy, its spec has a mark (`OfInput`) there, and a call hands on the object
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,16 +34,17 @@ Tensor = torch.Tensor
 
 
 class HandedOn:
-    """The objects in the contexts of traced inputs that results may have, by their marks."""
+    """The objects in the contexts of traced inputs that results may have, by their marks; ``used``: those that have one."""
 
     def __init__(self, shape_env: Any, inputs: Sequence[Any]) -> None:
         """What a class makes anew each time stays alive."""
-        self.objects: dict[OfInput, Any] = {}
+        self.used: dict[OfInput, None] = {}
+        self._objects: dict[OfInput, Any] = {}
         aside = torch_api.unbound_symbols_set_aside(shape_env)  # a class may compute its context
         with aside, torch_api.without_tracing(), torch.no_grad():
             for number, value in enumerate(inputs):
-                self.objects |= {OfInput(number, code, held): held for code, held in _objects_of(value)}
-        self._marks = {id(value): mark for mark, value in reversed(self.objects.items())}
+                self._objects |= {OfInput(number, code, held): held for code, held in _objects_of(value)}
+        self._marks = {id(value): mark for mark, value in reversed(self._objects.items())}
 
     def marked(self, spec: Spec) -> Spec:
         """The spec of a result, with marks in the place of what it has from an input."""
@@ -56,7 +57,10 @@ class HandedOn:
     def in_place_of(self, value: Any) -> Any:
         """A context, or a part of it, with marks."""
         mark = self._marks.get(id(value))
-        return map_parts(value, self.in_place_of) if mark is None else mark
+        if mark is None:
+            return map_parts(value, self.in_place_of)
+        self.used[mark] = None
+        return mark
 
     def refuse_attributes(self, rows: Iterable[Any]) -> None:
         """Refuse attributes of ``rows`` that the region sets to such objects.
@@ -73,25 +77,6 @@ class HandedOn:
                         expected="numbers, strings and objects of its own",
                         fix="build a new wrapper",
                     )
-
-
-def marks_in(specs: Collection[Spec]) -> tuple[OfInput, ...]:
-    """The marks in specs, each once."""
-    found: dict[OfInput, None] = {}
-
-    def look(value: Any) -> Any:
-        if isinstance(value, OfInput):
-            found[value] = None
-            return value
-        return map_parts(value, look)
-
-    for spec in specs:
-        if isinstance(spec, OpaqueSpec):
-            look(spec.value)
-        if isinstance(spec, WrapperSpec):
-            look(spec.context)
-            found |= dict.fromkeys(marks_in(spec.inners))
-    return tuple(found)
 
 
 def _objects_of(value: Any) -> Iterator[tuple[str, Any]]:

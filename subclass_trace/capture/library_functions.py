@@ -48,16 +48,9 @@ def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _lstm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """In C++ it is one of oneDNN's layers, which a graph does not call: see `torch_api.repairs.composites`."""
-    with torch_api.enable_python_dispatcher():
-        return func(*args, **kwargs)
-
-
 FUNCTIONS: dict[str, Rule] = {
     "one_hot": _one_hot,
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attends),
     **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), _attends),
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__", "linear"), _product),
-    "lstm": _lstm,
 }

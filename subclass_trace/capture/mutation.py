@@ -12,11 +12,11 @@ from .. import torch_api
 from ..errors import AliasingError, NeedsEager, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.attributes import attributes_of_wrapper
-from ..subclass.context import numbers_in, same_context, without_outer
+from ..subclass.context import numbers_in
 from ..subclass.flatten import flatten, guarded_spec, wrappers_inside
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
+from ..subclass.spec import LeafSpec, Spec, WrapperSpec, same_contexts, spec_leaves
 from .aliasing import family
 from .diagnostics import kept_number
 from .facts import refuse_traced
@@ -305,17 +305,6 @@ def _check_inner_names(row: TracedInput, before: Spec, after: Spec) -> None:
         )
     for one, other in zip(before.inners, after.inners, strict=True):
         _check_inner_names(row, one, other)
-
-
-def same_contexts(a: Spec, b: Spec) -> bool:
-    """Are the contexts of two specs of one structure the same, at every level?"""
-    if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
-        return True
-    if not same_context(a.context, b.context):
-        now = without_outer(b.context, b.size, b.stride)
-        if not same_context(without_outer(a.context, a.size, a.stride), now):
-            return False
-    return all(map(same_contexts, a.inners, b.inners))
 
 
 def same_layout(a: Spec, b: Spec) -> bool:

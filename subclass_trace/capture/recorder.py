@@ -32,6 +32,7 @@ from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range, refuse_overlap
 from .diagnostics import refuse_branch, unknown_tensor
 from .higher_order import record_higher_order
+from .known import known_value
 from .operators import RULES
 from .results import Results
 from .traced_graph import TracedGraph
@@ -234,12 +235,15 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         return self._record(func, args, kwargs)
 
     def _local_scalar(self, func: Any, t: Tensor) -> Any:
-        """``t.item()``: a number that only the call knows, as a symbol of the graph.
+        """``t.item()``: a number that only the call knows, as a symbol of the graph, unless it follows from constants.
 
         Raises:
             DataDependentError: its use is control flow.
         """
         t = self._lift_argument(t) if type(t) in REAL else t
+        if (known := known_value(self, t)) is not None:
+            with torch_api.no_modes():
+                return func(known)
         truth = t.dtype is torch.bool
         if truth and not self.asks_for_numbers:
             raise refuse_branch(t, self.user_line())

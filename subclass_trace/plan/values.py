@@ -51,34 +51,24 @@ class Make:
 
 
 @dataclass(frozen=True, eq=False)
-class Method:
-    """A method of an object."""
-
-    function: Any
-    of: Recipe
-
-
-@dataclass(frozen=True, eq=False)
 class New:
     """An object of its own in each call; what refers to itself does so again.
 
     Attributes:
         number: by which `Again` finds it.
-        cls: its class; ``args``: what ``__new__`` is given (the factory of a defaultdict, the length of a deque).
-        items: of a list, a deque or a set; ``pairs``: of a dict.
-        fields, slots: attributes, past every ``__setattr__``.
+        cls: its class.
+        items: of a list or a set; ``pairs``: of a dict.
+        fields: attributes, past every ``__setattr__``.
     """
 
     number: int
     cls: type
-    args: tuple[Any, ...] = ()
     items: tuple[Recipe, ...] | None = None
     pairs: tuple[tuple[Recipe, Recipe], ...] | None = None
     fields: tuple[tuple[str, Recipe], ...] = ()
-    slots: tuple[tuple[Any, Recipe], ...] = ()
 
 
-Recipe: TypeAlias = Constant | Output | Entry | Again | Make | Method | New
+Recipe: TypeAlias = Constant | Output | Entry | Again | Make | New
 
 
 def make(cls: type, items: Sequence[Any]) -> Any:
@@ -94,23 +84,10 @@ def dict_setter(cls: type) -> Callable[[Any, Any, Any], None]:
     return collections.OrderedDict.__setitem__ if issubclass(cls, collections.OrderedDict) else dict.__setitem__
 
 
-def empty(cls: type, args: tuple[Any, ...] = ()) -> Any:
+def empty(cls: type) -> Any:
     """An instance for which no code of the class's ran, neither ``__new__`` nor ``__init__``."""
     base: Any = next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
-    value: Any = base.__new__(cls)
-    if issubclass(cls, (collections.defaultdict, collections.deque)):
-        (collections.deque if issubclass(cls, collections.deque) else collections.defaultdict).__init__(value, *args)
-    return value
-
-
-def outputs_of(recipe: Recipe) -> set[int]:
-    """The numbers of the flat outputs that a recipe needs."""
-    if isinstance(recipe, Output):
-        return {recipe.index}
-    found: set[int] = set()
-    for part in _parts(recipe):
-        found |= outputs_of(part)
-    return found
+    return base.__new__(cls)
 
 
 def accessors(recipe: Recipe, path: str) -> Iterator[tuple[int, str]]:
@@ -129,20 +106,7 @@ def accessors(recipe: Recipe, path: str) -> Iterator[tuple[int, str]]:
             yield from accessors(item, f"{path}[{text}]")
         for name, item in recipe.fields:
             yield from accessors(item, f"{path}.{name}")
-        for member, item in recipe.slots:
-            yield from accessors(item, f"{path}.{member.__name__}")
-    else:
-        names = getattr(recipe.cls, "_fields", None) if isinstance(recipe, Make) else None
-        for k, item in enumerate(_parts(recipe)):
+    elif isinstance(recipe, Make):
+        names = getattr(recipe.cls, "_fields", None)
+        for k, item in enumerate(recipe.items):
             yield from accessors(item, f"{path}[{k}]" if names is None else f"{path}.{names[k]}")
-
-
-def _parts(recipe: Recipe) -> list[Recipe]:
-    if isinstance(recipe, Make):
-        return list(recipe.items)
-    if isinstance(recipe, Method):
-        return [recipe.of]
-    if isinstance(recipe, New):
-        pairs = [part for pair in recipe.pairs or () for part in pair]
-        return [*(recipe.items or ()), *pairs, *[v for _, v in recipe.fields], *[v for _, v in recipe.slots]]
-    return []

@@ -6,19 +6,19 @@ import keyword
 import marshal
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .. import torch_api
 from ..capture.facts import failed_fact
-from ..capture.handed import marks_in
 from ..capture.inputs import has_gradient
 from ..errors import UnsupportedError
 from ..plan import InputPlan, Plan
 from ..subclass.context import (
     OfInput,
+    has_marks,
     has_metadata_guard,
     has_sizes,
     same_context,
@@ -279,7 +279,7 @@ class Wrapper:
         else:
             context = source.constant(spec.context, "context")
             if not isinstance(spec.context, _IDENTITY):
-                handed = f", {self.env}.__getitem__" if marks_in([replace(spec, inners=())]) else ""
+                handed = f", {self.env}.__getitem__" if has_marks(spec.context) else ""
                 context = f"with_outer({context}, {size}, {stride}{handed})"
         unflatten = source.constant(unflatten_of(spec.cls), "unflatten")
         source.line(f"{out} = {unflatten}({{{parts}}}, {context}, Size({size}), {stride})")

@@ -10,7 +10,6 @@ import torch
 
 from .. import torch_api
 from ..capture.aliasing import byte_range
-from ..capture.mutation import same_contexts
 from ..errors import UnsupportedError
 from ..plan import (
     BasePrimal,
@@ -20,7 +19,7 @@ from ..plan import (
 from ..subclass.context import has_sizes, may_change
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import REAL
-from ..subclass.spec import Spec, WrapperSpec
+from ..subclass.spec import Spec, WrapperSpec, same_contexts
 from .backward import Backwards
 from .function import Protected
 from .rebuild import share

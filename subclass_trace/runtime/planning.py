@@ -12,7 +12,6 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..capture.capture import Captured
-from ..capture.handed import marks_in
 from ..capture.session import Session
 from ..partition.half import Half
 from ..plan import (
@@ -65,6 +64,7 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
     handed = captured.handed
     values = tuple(freeze(handed.marked(v)) for v in captured.results.values)
+    aliases = tuple(_freeze_alias(replace(a, spec=handed.marked(a.spec))) for a in captured.results.aliases)
     outputs = tuple(_freeze_output(o, captured) for o in captured.results.outputs)
     mutations = tuple(map(_freeze_mutation, captured.mutations.rows))
     return Plan(
@@ -76,7 +76,7 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             symbols=symbols,
             conditions=conditions_of(captured, symbols),
             offsets_matter=_offsets_matter(captured),
-            handed_on=marks_in(values),
+            handed_on=tuple(handed.used),
         ),
         results=PlanResults(
             values=values,
@@ -84,7 +84,7 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             recipe=flat.result,
             detach_values=_detach(forward, captured),
             size_outputs=len(captured.results.size_outputs),
-            aliases=tuple(_freeze_alias(replace(a, spec=handed.marked(a.spec))) for a in captured.results.aliases),
+            aliases=aliases,
             unbacked=captured.results.unbacked,
         ),
         mutations=PlanMutations(mutations, captured.mutations.gradients, captured.mutations.grad_mode_after),

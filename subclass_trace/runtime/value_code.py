@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 from typing import Any
 
 from ..plan.side_effects import SideEffect
-from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe, dict_setter, empty, make
+from ..plan.values import Again, Constant, Entry, Make, New, Output, Recipe, dict_setter, empty, make
 from .source import Source
 
 _PLAIN = (list, dict, set)
@@ -35,8 +34,6 @@ class ValueEmitter:
             return self.entries[recipe.number]
         if isinstance(recipe, Again):
             return self.made[recipe.number]
-        if isinstance(recipe, Method):
-            return f"{s.bind('method', types.MethodType)}({s.constant(recipe.function)}, {self.value(recipe.of)})"
         if isinstance(recipe, Make):
             items = "".join(f"{self.value(item)}, " for item in recipe.items)
             return (
@@ -50,7 +47,7 @@ class ValueEmitter:
         if recipe.cls in _PLAIN:
             s.line(f"{name} = {recipe.cls.__name__}()")
         else:
-            s.line(f"{name} = {s.bind('empty', empty)}({s.constant(recipe.cls)}, {s.constant(recipe.args)})")
+            s.line(f"{name} = {s.bind('empty', empty)}({s.constant(recipe.cls)})")
         if recipe.pairs:
             put = s.constant(dict_setter(recipe.cls), "put")
             for key, item in recipe.pairs:
@@ -66,8 +63,6 @@ class ValueEmitter:
             s.line(f"{space} = {name}.__dict__")
             for field, item in recipe.fields:
                 s.line(f"{space}[{field!r}] = {self.value(item)}")
-        for member, item in recipe.slots:
-            s.line(f"{s.constant(member.__set__)}({name}, {self.value(item)})")
         return name
 
 

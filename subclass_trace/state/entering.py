@@ -1,8 +1,9 @@
 """Who says that code is entered: ``sys.monitoring`` from Python 3.12 on, a profile function before.
 
-Two things are told, of this thread alone: ``enter(code, globals)`` once per code object, before its first instruction, and
-``called(name, frame)`` before code of the user's calls what asks or changes the world: clocks, files, random numbers. The
-events are off while torch and this package work (`Events.off`): below the recorder, and below arithmetic of symbols.
+Two things are told to a listener, of this thread alone: ``enter(code, globals)`` once per code object, before its first
+instruction, and ``world(name, frame)`` before code of the user's calls what asks or changes the world: clocks, files, random
+numbers. The events are off while torch and this package work (`Events.off`): below the recorder, and below arithmetic of
+symbols.
 """
 
 from __future__ import annotations
@@ -22,23 +23,12 @@ import threading
 import time
 import types
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..torch_api.dynamo import never_compiled
 from .values import is_walked
-
-
-class Listener(Protocol):
-    """What is told; an exception that it raises is raised in the code of the user's."""
-
-    def enter(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Code runs for the first time."""
-
-    def world(self, name: str, frame: types.FrameType) -> None:
-        """Code of this frame is about to call something outside of Python's memory."""
-
 
 _WORLD: dict[Any, str] = {
     function: f"{module.__name__}.{name}"
@@ -176,7 +166,7 @@ def _of_world(function: Any, owner: Any) -> str | None:
 class Events:
     """What both ways have in common: whether they are on, and what they make of a call."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Any) -> None:
         self.listener = listener
         self.entered: set[types.CodeType] = set()
 
@@ -223,7 +213,7 @@ class Events:
 class Profile(Events):
     """Python 3.10 and 3.11. A profiler that was active is set aside for as long as the region is traced."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Any) -> None:
         super().__init__(listener)
         self.before = sys.getprofile()
         #: of most events: code that starts, and code that calls something of C, of which nothing is to be told
@@ -275,7 +265,7 @@ class Monitor(Events):
 
     TOOL = 4  # of the six that there are; 0, 1, 2 and 5 have a meaning of their own
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Any) -> None:
         super().__init__(listener)
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self.monitoring, self.thread, self.live = monitoring, threading.get_ident(), False
@@ -341,7 +331,7 @@ class Monitor(Events):
             self.monitoring.free_tool_id(self.TOOL)
 
 
-def events(listener: Listener) -> Events:
+def events(listener: Any) -> Events:
     """The way of this interpreter."""
-    make: Callable[[Listener], Events] = Monitor if sys.version_info >= (3, 12) else Profile
+    make: Callable[[Any], Events] = Monitor if sys.version_info >= (3, 12) else Profile
     return make(listener)

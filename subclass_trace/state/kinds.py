@@ -116,24 +116,12 @@ def values_of(context: Any) -> Iterator[Any]:
         yield from values_of(part)
 
 
-def called_by(value: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """What an object that calls something else holds, with paths; of those in `CALLABLES`."""
-    kind = type(value)
-    if kind is types.MethodType:
-        yield value.__self__, "self" if path == "f" else f"{path}.__self__"
-        yield value.__func__, path
-    elif kind is functools.partial:
-        yield from ((getattr(value, name), f"{path}.{name}") for name in ("func", "args", "keywords"))
-    elif kind is property:
-        yield from ((function, path) for function in (value.fget, value.fset, value.fdel))
-    elif kind is functools._lru_cache_wrapper:
-        yield value.__wrapped__, path
-    elif kind is functools.cached_property:
-        yield value.func, path
-    elif kind in (staticmethod, classmethod):
-        yield value.__func__, path
-    else:
-        yield value.__self__, f"{path}.__self__"
+def parts_of_c(value: Any) -> list[Any]:
+    """What an object of C holds (a method, a partial, a property, a view, a proxy); of a cache the function alone."""
+    if type(value) is functools._lru_cache_wrapper:
+        return [value.__wrapped__]
+    held = [value.func] if type(value) is functools.cached_property else gc.get_referents(value)
+    return [part for part in held if not is_a(part, type)]
 
 
 def check_cache(path: str, function: Any, calls: tuple[int, int]) -> None:

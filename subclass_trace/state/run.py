@@ -13,7 +13,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -33,19 +33,6 @@ from .walk import Walk
 
 #: code -> the functions that have it
 Functions = Mapping[types.CodeType, Sequence[types.FunctionType]]
-
-
-class StandInMaker(Protocol):
-    """What makes the inputs of a trace."""
-
-    def class_of(self, traced: torch.Tensor) -> type:
-        """The class of the tensor that a dense traced one stands for."""
-
-    def tensors(self, found: Sequence[tuple[Source, torch.Tensor]]) -> list[torch.Tensor]:
-        """The traced tensors for these, each of which is new."""
-
-    def number(self, source: Source, value: Any) -> Any:
-        """The symbol for a number that changes between calls; None where it is a constant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +61,13 @@ class StateRun:
 
     Args:
         function: what runs, with the positional and keyword arguments of ``call``.
-        make: makes stand-ins.
+        make: makes stand-ins (`frontends.specialization`): ``tensors(rows)``, ``number(source, value)`` (None: a constant), and
+            ``class_of(traced)``, the class of the tensor that a dense one stands for.
         follows: some functions of this package read no Python state (``has_no_state``), and none is looked for.
         warns: what only writes (``print``) happens while tracing, with a warning; else it is refused.
     """
 
-    def __init__(self, function: Callable[..., Any], call: Call, make: StandInMaker, *, warns: bool) -> None:
+    def __init__(self, function: Callable[..., Any], call: Call, make: Any, *, warns: bool) -> None:
         self.function, self.call, self.make, self.warns = function, call, make, warns
         self.follows = not getattr(function, "has_no_state", False)
         self.walk = Walk()

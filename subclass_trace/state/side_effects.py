@@ -17,9 +17,9 @@ import torch
 from .. import torch_api
 from ..errors import SideEffectError
 from ..plan.side_effects import SideEffect
-from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe
+from ..plan.values import Again, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
-from .source import Holder, Mapping, Names, Source
+from .source import Holder, Mapping, Names, OfClass, Source
 from .source import Sequence as ListLike
 from .thread_table import ThreadTable
 from .values import MISSING, is_a, is_atom, same, same_keys, short, solid_base
@@ -27,10 +27,7 @@ from .walk import Walk
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: classes of C whose state is all in what recipes rebuild
-_KNOWN_BASES = frozenset(
-    {object, list, dict, set, tuple, collections.OrderedDict, collections.deque, collections.defaultdict}
-    | {BaseException, Exception, collections.Counter}
-)
+_KNOWN_BASES = frozenset({object, list, dict, set, tuple, collections.OrderedDict})
 _CONSTANT_KINDS = (type, types.ModuleType, types.BuiltinFunctionType, torch_api.OpOverload, torch.Generator)
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
@@ -129,7 +126,7 @@ class Snapshot:
                 for key, value in before.items():
                     if now[key] is not value:
                         holder.put(holder.thing, key, value)
-            elif not holder.left_out:
+            elif not holder.left_out or isinstance(holder, OfClass):
                 holder.fill(holder.thing, before)
         return changed
 
@@ -190,10 +187,6 @@ class Recipes:
             return Constant(value) if holder.fixed else self._from_entry(value, holder)
         if self._is_constant(value):
             return Constant(value)
-        if is_a(value, types.MethodType):
-            return Method(value.__func__, self(value.__self__, path))
-        if is_a(value, slice):
-            return Make(slice, tuple(self(v, path) for v in (value.start, value.stop, value.step)))
         if is_a(value, (tuple, frozenset)):
             return Make(type(value), tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value)))
         if id(value) in self._made:
@@ -224,32 +217,26 @@ class Recipes:
     def _new(self, value: Any, path: str) -> Recipe:
         cls = type(value)
         solid = solid_base(cls)
-        if solid not in _KNOWN_BASES or not (is_heap_type(cls) or cls in _KNOWN_BASES):  # as of a generator
+        known = solid in _KNOWN_BASES and (is_heap_type(cls) or cls in _KNOWN_BASES) and not members_of(cls)
+        if not known:  # as of a generator
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that it has made, which cannot be made anew in each call",
                 path=path,
-                expected="tensors, numbers, containers, and objects whose state is in attributes",
-                got=f"an object of C ({cls.__qualname__}), which holds state of its own",
+                expected="tensors, numbers, lists, dicts, sets, tuples, and objects whose state is in their __dict__",
+                got=f"a {cls.__qualname__}, which holds state of its own",
                 fix="make it outside of the region",
             )
         number = self._made[id(value)] = len(self._made)
         self.objects[id(value)] = value
         items = pairs = None
-        args: tuple[Any, ...] = ()
         if is_a(value, dict):
             rows = Mapping(value, path).table(value).items()
             pairs = tuple((self._key(k, path), self(v, f"{path}[{short(k)}]")) for k, v in rows)
-        elif is_a(value, (list, set, collections.deque)):
+        elif is_a(value, (list, set)):
             items = tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value))
-        if is_a(value, collections.defaultdict):
-            args = (value.default_factory,)
-        elif is_a(value, collections.deque):
-            args = ((), value.maxlen)
         held = namespace_of(value) or {}
         fields = tuple((name, self(v, f"{path}.{name}")) for name, v in held.items())
-        members = [(name, m) for name, m in members_of(cls).items() if _has(m, value)]
-        slots = tuple((m, self(m.__get__(value), f"{path}.{name}")) for name, m in members)
-        return New(number, cls, args, items, pairs, fields, slots)
+        return New(number, cls, items, pairs, fields)
 
     def _key(self, key: Any, path: str) -> Recipe:
         key = self.key(key, path)
@@ -268,14 +255,6 @@ class Recipes:
             return known[1]
         check_key(key, path)
         return key
-
-
-def _has(member: Any, value: Any) -> bool:
-    try:
-        member.__get__(value)
-    except AttributeError:
-        return False
-    return True
 
 
 def _holds_symbol(value: Any) -> bool:

@@ -21,7 +21,8 @@ from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..subclass.attributes import members_of
+from ..errors import SideEffectError
+from ..subclass.attributes import members_of, slot_of
 from .values import ATOMS, MISSING, dict_of_class, is_a, short
 
 #: the positional and keyword arguments of one call
@@ -78,7 +79,7 @@ class Holder:
 
     def get(self, thing: Any, key: Any) -> Any:
         """The value at a key, or `MISSING`."""
-        raise NotImplementedError
+        return self.table(thing).get(key, MISSING)
 
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """Write a value; `MISSING` takes it away."""
@@ -107,12 +108,6 @@ class Arguments(Holder):
         """Positional ones, then keywords."""
         return {**dict(enumerate(thing[0])), **thing[1]}
 
-    def get(self, thing: Call, key: Any) -> Any:
-        """One argument."""
-        if type(key) is int:
-            return thing[0][key] if key < len(thing[0]) else MISSING
-        return thing[1].get(key, MISSING)
-
     def text(self, key: Any) -> str:
         """``args[0]`` or ``kwargs['mask']``."""
         return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
@@ -124,10 +119,6 @@ class Items(Holder):
     def table(self, thing: Any) -> dict[Any, Any]:
         """All items."""
         return dict(enumerate(thing))
-
-    def get(self, thing: Any, key: Any) -> Any:
-        """One item."""
-        return tuple.__getitem__(thing, key) if key < len(thing) else MISSING
 
 
 class Mapping(Holder):
@@ -196,6 +187,7 @@ class OfClass(Names):
 
     def __init__(self, cls: type, path: str) -> None:
         super().__init__(dict_of_class(cls), path, owner=cls)
+        self.left_out = frozenset(["__slotnames__"])  # which copy.copy remembers
 
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """By ``type``'s own methods, which the caches of methods know of."""
@@ -249,18 +241,9 @@ class Bag(Holder):
         """Items -> themselves."""
         return {item: item for item in set.__iter__(thing)}
 
-    def get(self, thing: Any, key: Any) -> Any:
-        """The item, if it is there."""
-        return key if set.__contains__(thing, key) else MISSING
-
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """Add or discard."""
         set.discard(thing, key) if value is MISSING else set.add(thing, value)
-
-    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
-        """All items anew."""
-        set.clear(thing)
-        set.update(thing, table)
 
 
 #: the one key of a cell or of a context variable
@@ -270,16 +253,12 @@ CONTENTS = "cell_contents"
 class Cell(Holder):
     """A closure cell."""
 
-    def get(self, thing: Any, key: Any = CONTENTS) -> Any:
-        """What it holds."""
-        try:
-            return thing.cell_contents
-        except ValueError:
-            return MISSING
-
     def table(self, thing: Any) -> dict[Any, Any]:
         """One row."""
-        return {CONTENTS: self.get(thing)}
+        try:
+            return {CONTENTS: thing.cell_contents}
+        except ValueError:
+            return {CONTENTS: MISSING}
 
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """Bind it, or empty it."""
@@ -296,9 +275,13 @@ class Cell(Holder):
 class Variable(Cell):
     """A ``ContextVar``, which is read alone."""
 
-    def get(self, thing: Any, key: Any = CONTENTS) -> Any:
+    def table(self, thing: Any) -> dict[Any, Any]:
         """Its value in this context."""
-        return thing.get(MISSING)
+        return {CONTENTS: thing.get(MISSING)}
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """What differs between calls is no content of one."""
+        raise SideEffectError("a ContextVar holds a tensor, or a number that changes", path=self.path, fix="pass it")
 
 
 class Slots(Holder):
@@ -308,16 +291,9 @@ class Slots(Holder):
         super().__init__(thing, path, parent, parent_key)
         self.members = members_of(type(thing))
 
-    def get(self, thing: Any, key: Any) -> Any:
-        """By its descriptor."""
-        try:
-            return self.members[key].__get__(thing)
-        except AttributeError:
-            return MISSING
-
     def table(self, thing: Any) -> dict[Any, Any]:
         """All slots."""
-        return {key: self.get(thing, key) for key in self.members}
+        return {key: slot_of(thing, member, MISSING) for key, member in self.members.items()}
 
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """By its descriptor."""

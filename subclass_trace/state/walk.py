@@ -38,14 +38,13 @@ from .kinds import (
     MODULE_TABLES,
     OF_C,
     OWN_PACKAGE,
-    called_by,
     cannot_be_put_back,
     is_kept_by_torch,
+    parts_of_c,
     refuse_managed,
     set_by_class,
 )
 from .source import (
-    CONTENTS,
     Arguments,
     Bag,
     Cell,
@@ -114,7 +113,6 @@ class Walk:
         self.uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
         self._todo: collections.deque[tuple[Callable[..., None], Any, Any]] = collections.deque()
         self._count = 0
-        self._places: dict[type, Callable[[Any, str, Holder | None, Any], None]] = {}
 
     def start(self, function: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """The function itself and its arguments."""
@@ -222,9 +220,7 @@ class Walk:
                 fix="let the default be None, and take the tensor from a variable",
             )
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-            holder = self._holder(Cell, cell, name)
-            if holder:
-                self.place(holder, CONTENTS, holder.before[CONTENTS])
+            self._places(Cell, cell, name)
 
     # ------------------------------------------------------------------------------------------ namespaces
     def _namespace(
@@ -329,13 +325,22 @@ class Walk:
                 fix="compile a smaller function, or pass what it needs as arguments",
             )
 
-    def _holder(self, kind: type[Holder], thing: Any, path: str, parent: Holder | None = None, key: Any = None) -> Any:
-        """A new holder, or None where the walk has been already."""
+    def _places(self, kind: type[Holder], thing: Any, path: str, parent: Holder | None = None, key: Any = None) -> None:
+        """A holder, all of which are sources; unless the walk has been there."""
         if id(thing) in self.holders:
-            return None
+            return
         holder = kind(thing, path, parent, key)
         self._keep(holder)
-        return holder
+        rows = holder.before
+        if kind in (Sequence, Bag) and len(rows) > _LONG and ATOMS.issuperset(map(type, rows.values())):
+            holder.kept = None  # one comparison
+            return
+        for k, held in rows.items():
+            self.place(holder, k, held)
+            if kind is Mapping and type(k) not in ATOMS:
+                self.value(k, f"{path}.key")
+                if is_a(k, torch.Tensor) and holder not in self.keyed:
+                    self.keyed.append(holder)
 
     def place(self, holder: Any, key: Any, value: Any) -> None:
         """The value at a key of a holder is a source."""
@@ -403,12 +408,10 @@ class Walk:
             return
         if torch_api.is_opaque_class(kind) and not is_a(value, enum.Enum):  # a mesh, whose tensors are ranks
             return
-        if is_a(value, dict):
-            self._container(Mapping, value, path, parent, key)
-        elif is_a(value, (list, collections.deque)):
-            self._container(Sequence, value, path, parent, key)
-        elif is_a(value, set):
-            self._container(Bag, value, path, parent, key)
+        for base, holding in ((dict, Mapping), ((list, collections.deque), Sequence), (set, Bag)):
+            if is_a(value, base):
+                self._class(kind)
+                self._places(holding, value, path, parent, key)
         if is_a(value, types.ModuleType) and kind.__module__.startswith("torch."):
             return  # torch.ops, which grows as it is asked, and torch's own settings
         if is_a(value, types.ModuleType):
@@ -417,8 +420,10 @@ class Walk:
             self._opened(holder)
         elif is_a(value, type):
             self._class(value)
+        elif kind is types.FunctionType:
+            self._function(value, path)
         elif kind in CALLABLES:
-            self._callable(value, path)
+            self._of_c(value, path)
         elif (why := cannot_be_put_back(value)) is not None:
             raise SideEffectError(
                 "the region names an object whose changes cannot be told or taken back",
@@ -426,38 +431,10 @@ class Walk:
                 got=why,
                 fix="make it inside of the region, or pass what it gives as an argument",
             )
-        elif kind is contextvars.ContextVar and (holder := self._holder(Variable, value, path)):
-            holder.kept = {CONTENTS: None}  # what it holds is compared, and no source
-            self.value(holder.before[CONTENTS], path)
-        elif kind is types.CellType and (holder := self._holder(Cell, value, path)):
-            self.place(holder, CONTENTS, holder.before[CONTENTS])
+        elif kind in (types.CellType, contextvars.ContextVar):
+            self._places(Cell if kind is types.CellType else Variable, value, path)
         elif kind not in CONTAINERS and not is_a(value, random.Random) and not is_kept_by_torch(kind):
             self._instance(value, path, parent, key)
-
-    def _callable(self, value: Any, path: str) -> None:
-        """What calls something else: that is walked."""
-        if type(value) is types.FunctionType:
-            self._function(value, path)
-            return
-        if type(value) is functools._lru_cache_wrapper:
-            self.caches.append((path, value, value.cache_info()[:2]))
-        for part, where in called_by(value, path):
-            self.value(part, where)
-
-    def _container(self, kind: type[Holder], value: Any, path: str, parent: Holder | None, key: Any) -> None:
-        holder = self._holder(kind, value, path, parent, key)
-        if holder is None:
-            return
-        self._class(type(value))
-        if kind is not Mapping and len(holder.before) > _LONG and ATOMS.issuperset(map(type, holder.before.values())):
-            holder.kept = None  # one comparison
-            return
-        for k, item in holder.before.items():
-            self.place(holder, k, item)
-            if kind is Mapping and type(k) not in ATOMS:
-                self.value(k, f"{path}.key")
-                if is_a(k, torch.Tensor) and holder not in self.keyed:
-                    self.keyed.append(holder)
 
     def _instance(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
         kind = type(value)
@@ -473,18 +450,21 @@ class Walk:
         if space is not None:
             self._opened(self._namespace(space, path, parent, key, owner=value))
         if members_of(kind) and not kind.__module__.startswith("torch"):
-            holder = self._holder(Slots, value, path, parent, key)
-            for k, held in holder.before.items() if holder else ():
-                self.place(holder, k, held)
+            self._places(Slots, value, path, parent, key)
         if parent is None and (is_walked(kind.__module__) or is_a(value, torch.nn.Module)):
             self.objects.append(value)
         self._class(kind)
         if kind in (operator.attrgetter, operator.methodcaller):  # names that no code has
             self.computed = True
         if not is_heap_type(kind) and kind.__module__ in OF_C:
-            for inside in gc.get_referents(value):  # an object of C that holds others: a view, a proxy
-                if not is_a(inside, type):
-                    self.value(inside, path)
+            self._of_c(value, path)
+
+    def _of_c(self, value: Any, path: str) -> None:
+        """An object of C that holds others: what calls a function, a view, a proxy."""
+        if type(value) is functools._lru_cache_wrapper:
+            self.caches.append((path, value, value.cache_info()[:2]))
+        for part in parts_of_c(value):
+            self.value(part, "self" if path == "f" and part is getattr(value, "__self__", None) else path)
 
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:

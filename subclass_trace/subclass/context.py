@@ -164,6 +164,11 @@ class OfInput:
         return hash((self.number, self.code))
 
 
+def has_marks(context: Any) -> bool:
+    """Is an object of an input handed on in a context?"""
+    return isinstance(context, OfInput) or any(has_marks(v) for _, v in parts_of(context))
+
+
 class ObjectState:
     """Stands in what a guard keeps for an object of the user's: the object, and what it and its class held.
 
@@ -365,7 +370,8 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
         if _same_sizes(context, stride):
             return _Outer.STRIDE
     if isinstance(context, ObjectState) and context.copied:
-        context = context.value
+        found = without_outer(context.value, size, stride)
+        return context if found is context.value else found
     return map_parts(context, lambda v: without_outer(v, size, stride))
 
 

@@ -149,11 +149,18 @@ def is_ragged(size: object) -> bool:
     return isinstance(size, torch.SymInt) and size.node.is_nested_int()
 
 
-def _same_outer_context(a: WrapperSpec, b: WrapperSpec) -> bool:
+def same_contexts(a: Spec, b: Spec) -> bool:
+    """Are the contexts of two specs of one structure the same, at every level?"""
+    if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
+        return True
+    return _same_context(a, b) and all(map(same_contexts, a.inners, b.inners))
+
+
+def _same_context(a: WrapperSpec, b: WrapperSpec) -> bool:
+    """(One of them may have markers in place of its outer size, because that is dynamic.)"""
     if same_context(a.context, b.context):
         return True
-    # One of them may have markers in place of its outer size, because that is dynamic.
-    return same_context(without_outer(a.context, a.size, a.stride), without_outer(b.context, b.size, b.stride))
+    return same_context(*[without_outer(s.context, s.size, s.stride) for s in (a, b)])
 
 
 def same_spec(a: Spec, b: Spec, *, strides: bool = True) -> bool:
@@ -172,7 +179,7 @@ def same_spec(a: Spec, b: Spec, *, strides: bool = True) -> bool:
         return (
             a.cls is b.cls
             and a.names == b.names
-            and _same_outer_context(a, b)
+            and _same_context(a, b)
             and all(same_spec(x, y, strides=strides) for x, y in zip(a.inners, b.inners, strict=True))
         )
     return not strides or a.stride == b.stride

@@ -13,25 +13,11 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from .context import fresh, same_context, with_outer
+from .context import fresh, is_atom, same_context, with_outer
 from .protocol import unflatten_of
 from .spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 
 Tensor = torch.Tensor
-_IMMUTABLE = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    bool,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    type,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,20 +37,19 @@ def template_of(spec: WrapperSpec, example: Callable[[Spec], Any]) -> Template |
     Args:
         example: makes a value of an inner spec (a fake tensor, or a wrapper of fake tensors).
     """
-    if any(isinstance(s, OpaqueSpec) for s in spec.inners) or _has_slots(spec.cls):
+    slots = any(getattr(k, "__slots__", ()) for k in spec.cls.__mro__ if k is not Tensor and k is not object)
+    sized = any(isinstance(n, (SizeExpr, torch.SymInt)) for n in (*spec.size, *spec.stride))
+    if slots or sized or any(isinstance(s, OpaqueSpec) for s in spec.inners):
         return None
-    if any(isinstance(n, (SizeExpr, torch.SymInt)) for n in (*spec.size, *spec.stride)):
+    inner, other = ({n: example(s) for n, s in zip(spec.names, spec.inners, strict=True)} for _ in range(2))
+    value, again = _built(spec, inner), _built(spec, other)
+    if not _is_usable(spec, value) or set(vars(value)) != set(vars(again)) or not set(spec.names) <= set(vars(value)):
         return None
-    first, second = _built(spec, example), _built(spec, example)
-    if first is None or second is None:
+    constants = {k: v for k, v in vars(value).items() if k not in spec.names}
+    if not all(_is_immutable(v) and same_context(v, vars(again)[k]) for k, v in constants.items()):
         return None
-    constants = _constants(spec, first[0], second[0])
-    if constants is None:
-        return None
-    value, inner = first
     template = Template(value.dtype, value.layout, value.device, int(value.storage_offset()), tuple(constants.items()))
-    made = build(template, spec, inner)
-    return template if _indistinguishable(value, made) else None
+    return template if _indistinguishable(value, build(template, spec, inner)) else None
 
 
 def build(template: Template, spec: WrapperSpec, inner: dict[str, Any]) -> Tensor:
@@ -72,47 +57,27 @@ def build(template: Template, spec: WrapperSpec, inner: dict[str, Any]) -> Tenso
     value = torch_api.build_wrapper(
         spec.cls, spec.size, spec.stride, template.storage_offset, template.dtype, template.layout, template.device
     )
-    for name, constant in template.constants:
-        setattr(value, name, constant)
-    for name, t in inner.items():
-        setattr(value, name, t)
+    for name, held in (*template.constants, *inner.items()):
+        setattr(value, name, held)
     return value
 
 
-def _built(spec: WrapperSpec, example: Callable[[Spec], Any]) -> tuple[Tensor, dict[str, Any]] | None:
-    inner = {n: example(s) for n, s in zip(spec.names, spec.inners, strict=True)}
+def _built(spec: WrapperSpec, inner: dict[str, Any]) -> Tensor:
     context = with_outer(spec.context, spec.size, spec.stride)
-    value = unflatten_of(spec.cls)(inner, context, torch.Size(spec.size), spec.stride)
-    usable = type(value) is spec.cls and not value.requires_grad and hasattr(value, "__dict__") and value.is_leaf
-    return (value, inner) if usable else None
+    return unflatten_of(spec.cls)(inner, context, torch.Size(spec.size), spec.stride)
 
 
-def _constants(spec: WrapperSpec, a: Tensor, b: Tensor) -> dict[str, Any] | None:
-    """State beside the inner tensors, if it is immutable and the same in two values with other inner tensors."""
-    x, y = vars(a), vars(b)
-    if set(x) != set(y) or not set(spec.names) <= set(x):
-        return None
-    constants = {k: v for k, v in x.items() if k not in spec.names}
-    for name, value in constants.items():
-        if not _is_immutable(value) or not same_context(value, y[name]):
-            return None
-    return constants
+def _is_usable(spec: WrapperSpec, value: Tensor) -> bool:
+    return type(value) is spec.cls and not value.requires_grad and hasattr(value, "__dict__") and value.is_leaf
 
 
 def _is_immutable(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_immutable, value))
-    return isinstance(value, _IMMUTABLE)
-
-
-def _has_slots(cls: type) -> bool:
-    return any(getattr(k, "__slots__", ()) for k in cls.__mro__ if k is not torch.Tensor and k is not object)
+    return all(map(_is_immutable, value)) if isinstance(value, tuple) else is_atom(value)
 
 
 def _indistinguishable(a: Tensor, b: Tensor) -> bool:
-    if set(vars(a)) != set(vars(b)) or any(
-        vars(b)[k] is not v and not same_context(v, vars(b)[k]) for k, v in vars(a).items()
-    ):
+    mine, theirs = vars(a), vars(b)
+    if set(mine) != set(theirs) or not all(same_context(v, theirs[k]) for k, v in mine.items()):
         return False
     with torch_api.DispatchLog() as log:  # a class with a size or stride policy of its own answers by dispatch
         same = all(f(a) == f(b) for f in _PROPERTIES)

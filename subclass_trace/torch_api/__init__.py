@@ -7,7 +7,6 @@ Anything that pulls in Dynamo or inductor is imported inside a function, so that
 from __future__ import annotations
 
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
-from torch._dispatch.python import no_python_dispatcher as no_python_dispatcher
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
@@ -188,7 +187,6 @@ from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper
 from .wrappers import context_shortcut as context_shortcut
 from .wrappers import disabled_torch_function as disabled_torch_function
-from .wrappers import dispatches_in_cpp as dispatches_in_cpp
 from .wrappers import make_wrapper_subclass as make_wrapper_subclass
 from .wrappers import outer_tensor as outer_tensor
 from .wrappers import return_and_correct_aliasing as return_and_correct_aliasing

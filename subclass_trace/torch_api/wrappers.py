@@ -37,11 +37,6 @@ def is_dtensor(cls: type) -> bool:
     return cls is DTensor
 
 
-def dispatches_in_cpp(cls: type) -> bool:
-    """Does torch run the operations of this class without a call of its ``__torch_dispatch__``?"""
-    return is_dtensor(cls)
-
-
 def shortcut_constructor(cls: type) -> Callable[..., torch.Tensor] | None:
     """``make(cls, local tensor, spec, requires_grad=False)`` for DTensor."""
     return torch.Tensor._dtensor__new__ if is_dtensor(cls) else None

@@ -125,16 +125,6 @@ def test_checks_and_sends_of_dtensors(mesh) -> None:
         st.compile(lambda x: (distribute_tensor(x, mesh, [Replicate()], src_data_rank=None), dist.send(x, 0)))(x)
 
 
-def test_index_from_a_tensor(mesh) -> None:
-    """The number is read anew in each call, before the class sees it."""
-    x = distribute_tensor(torch.arange(32.0).reshape(8, 4), mesh, [Replicate()], src_data_rank=None)
-    region = st.compile(lambda x, i: x[i])
-    for k in (2, 5):
-        got = region(x, torch.tensor(k))
-        assert got.placements == x[k].placements and torch.equal(got.to_local(), x[k].to_local())
-    assert len(region.specializations) == 1
-
-
 NUMBERS_INSIDE = {
     "clamp": lambda x, s: x.clamp(max=s.item()),
     "compare": lambda x, s: x > s.item(),

@@ -285,7 +285,6 @@ same(
     "a constant, asked for",
     lambda x: x * torch.tensor(3).item() if torch.tensor(2.0) > 1 else x,
     plain(),
-    refused="DataDependentError",
 )
 same(
     D, "torch.cond, dense", lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)), plain(dense)

@@ -84,6 +84,24 @@ class Frozen:
     v: list[float]
 
 
+@dataclasses.dataclass
+class Counted:
+    v: float = 1.0
+    step: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class CountedSlots:
+    v: float = 1.0
+
+
+@dataclasses.dataclass
+class Uncompared:
+    """A field that its ``==`` leaves out is read as well."""
+
+    v: float = dataclasses.field(default=1.0, compare=False)
+
+
 def _scaled(v: list[float], by: float = 1.0) -> float:
     return v[0] * by
 
@@ -100,6 +118,11 @@ def _put(held: Any) -> None:
     held["v"] = 3.0
 
 
+def _with(held: Any, **attributes: Any) -> Any:
+    vars(held).update(attributes)
+    return held
+
+
 _CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], Any]]] = {
     "object": (lambda: Box(1.0), _set, lambda h: h.v),
     "object with slots": (lambda: Slotted(1.0), _set, lambda h: h.v),
@@ -109,6 +132,14 @@ _CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any]
     "object in a dict": (lambda: {"k": [Box(1.0)]}, lambda h: _set(h["k"][0]), lambda h: h["k"][0].v),
     "list in an object": (lambda: Box([1.0]), lambda h: _append(h.v), lambda h: sum(h.v)),
     "frozen dataclass with a list": (lambda: Frozen([1.0]), lambda h: _append(h.v), lambda h: sum(h.v)),
+    "dataclass": (Counted, _set, lambda h: dataclasses.asdict(h)["v"]),
+    "dataclass with slots": (CountedSlots, _set, lambda h: h.v),
+    "field that is not compared": (Uncompared, _set, lambda h: h.v),
+    "what a dataclass holds beside its fields": (
+        lambda: _with(Counted(), extra=1.0),
+        lambda h: setattr(h, "extra", 3.0),
+        lambda h: h.extra,
+    ),
     "SimpleNamespace": (lambda: types.SimpleNamespace(v=1.0), _set, lambda h: h.v),
     "default of a function": (
         lambda: types.FunctionType(_scaled.__code__, globals(), "f", ([1.0], 1.0)),

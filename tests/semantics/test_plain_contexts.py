@@ -8,32 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import subclass_trace as st
 from subclass_trace.runtime.emit import PlainContext
 from subclass_trace.subclass.context import same_context
-
-
-class Tagged(torch.Tensor):
-    """One inner tensor; a tag in the context."""
-
-    @staticmethod
-    def __new__(cls, a: torch.Tensor, tag: Any) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, a.shape, strides=a.stride(), dtype=a.dtype, device=a.device)
-
-    def __init__(self, a: torch.Tensor, tag: Any) -> None:
-        self.a, self.tag = a, tag
-
-    def __tensor_flatten__(self) -> Any:
-        return ["a"], self.tag
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
-        return cls(inner["a"], context)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return cls(func(args[0].a, *args[1:], **(kwargs or {})), args[0].tag)
-
 
 _VALUES: list[Any] = [
     [1],
@@ -96,18 +72,6 @@ def test_what_is_kept_is_a_copy() -> None:
     assert fresh == value and fresh["k"] is not value["k"] and fresh["k"] is not other["k"]
     value["k"].append(3)
     assert not known.holds(value) and known.holds(fresh)
-
-
-@pytest.mark.parametrize("value", [v for v in _VALUES if isinstance(v, (list, dict, tuple))], ids=repr)
-def test_results_have_the_context_of_the_call(value: Any) -> None:
-    """The very object, as in eager: what changes in it later is seen by both."""
-    region = st.compile(lambda x: x * 2)
-    for _ in range(2):
-        x = Tagged(torch.ones(2), value)
-        found = region(x)
-        assert same_context(found.tag, value) and type(found.tag) is type(value)
-        assert found.tag is value or isinstance(value, tuple)
-    assert len(region.specializations) == 1
 
 
 def test_a_list_that_contains_itself_is_no_plain_one() -> None:

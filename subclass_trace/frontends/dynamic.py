@@ -47,9 +47,13 @@ def sizes_of(arguments: Sequence[Argument]) -> Sizes:
 
 
 class SizeHistory:
-    """Remembers the sizes that a region was specialised for, and which dimensions differed between them."""
+    """Remembers the sizes that a region was specialised for, and which dimensions differed between them.
 
-    def __init__(self) -> None:
+    ``all_numbers``: numbers are symbols from the first call on.
+    """
+
+    def __init__(self, *, all_numbers: bool = False) -> None:
+        self.all_numbers = all_numbers
         self.seen: list[Sizes] = []
         self.varying: dict[str, frozenset[int]] = {}
         self.varying_numbers: set[str] = set()
@@ -78,7 +82,7 @@ class SizeHistory:
 
     def is_symbol(self, path: str, value: float, *, floats: bool) -> bool:
         """May a symbol stand for a number? Not for 0.0, infinities and nan, nor for what 64 bits could not square."""
-        if path not in self.varying_numbers or path in self.fixed:
+        if not (self.all_numbers or path in self.varying_numbers) or path in self.fixed:
             return False
         if type(value) is int:
             return abs(value) < _LARGEST
@@ -180,7 +184,7 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
 
 def may_be_dynamic(tensors: Iterable[Tensor], history: SizeHistory, everything: bool) -> bool:
     """May a capture have symbols? (A ragged size is one in any case.)"""
-    if everything or history.varying or history.varying_numbers:
+    if everything or history.varying or history.varying_numbers or history.all_numbers:
         return True
     with torch_api.no_overrides():  # a class may do something when it is asked, or know no answer
         return any(t.is_nested or marked_dims(t) or (is_traceable(t) and _is_marked_inside(t)) for t in tensors)

@@ -72,7 +72,7 @@ class HandOver:
         try:
             return self.call(*args, **kwargs)
         except Exception as error:
-            if self.why is None or not is_of_dynamo(error):
+            if self.why is None or not (is_of_dynamo(error) or isinstance(error, SubclassTraceError)):
                 raise
             raise self.why from error
 

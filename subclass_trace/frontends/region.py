@@ -22,7 +22,7 @@ from .. import torch_api
 from ..errors import ArgumentsError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
-from ..runtime.call_code import MISS
+from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..state.guards import changed_numbers
 from ..torch_api.dynamo import never_compiled
@@ -45,9 +45,18 @@ class Region:
     What it keeps for itself has names of the class alone (two underscores): all others are the function's own.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        *,
+        keep_joint: bool = False,
+        history: SizeHistory | None = None,
+    ) -> None:
+        """``history``: what is known of sizes before the first call."""
         self.__function, self.__options, self.__keep_joint = function, options, keep_joint
         self.__forget()
+        self.__history = history or SizeHistory()
         functools.update_wrapper(self, function, updated=())
 
     def __forget(self) -> None:

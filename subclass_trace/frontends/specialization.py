@@ -21,8 +21,7 @@ from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..plan.side_effects import Set as SetPlan
-from ..runtime.call_code import Entry
-from ..runtime.entry_code import GuardedEmitter
+from ..runtime.entry_code import Entry, EntryEmitter
 from ..runtime.finish import Program
 from ..runtime.guards import Ambient, Guards, failed_guard
 from ..runtime.planning import FlatArguments
@@ -282,7 +281,7 @@ def trace_call(
         session = Session(dynamic=dynamic, decompositions=table)
         maker = _Maker(session, history, options, symbols=symbols)
         state = StateRun(function, call, maker, warns=options.frontend == "trace")
-        session.recorder.state = state
+        session.recorder.state, session.recorder.follows_state = state, state.follows
         outcome: list[Outcome] = []
 
         def run(inputs: Inputs, maker: _Maker = maker, state: StateRun = state, outcome: Any = outcome) -> Ran:
@@ -341,7 +340,7 @@ def compile_call(
         guards = traced.guards(ambient)
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
-            entry = GuardedEmitter(program, guards, traced.values, examples).emit()
+            entry = EntryEmitter(program, guards, traced.values, examples).emit()
         made = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs.rows)
         if any(map(asks_for_number_types, traced.state.walk.entered)):
             history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
@@ -357,7 +356,7 @@ def compile_call(
     try:
         return attempt(True)
     except Exception as error:
-        if not (history.varying or history.varying_numbers):
+        if not (history.varying or history.varying_numbers or history.all_numbers):
             raise
         why = " ".join(str(error).partition("\n")[0].split())[:200] or type(error).__name__
     made = attempt(False)  # what the function itself raises comes again

@@ -359,7 +359,7 @@ def symbol_lines(
         assert row.leaf is not None
         leaf = leaves[row.leaf]
         what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
-        source.line(f"{local} = {leaf}.{what.get(row.kind, 'item()')}")
+        source.line(f"{local} = {leaf}.{what[row.kind]}")
     return symbols
 
 

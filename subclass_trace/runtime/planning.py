@@ -172,8 +172,6 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
             ragged = torch_api.ragged_parts(n) if is_ragged(n) else None
             if ragged is not None:
                 rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
-    for k, n in enumerate(captured.inputs.leaf_primals):
-        note(captured.session.items.get(f"primals_{n + 1}"), "item", k, None, 0)
     return list(rows.values())
 
 

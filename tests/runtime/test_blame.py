@@ -98,5 +98,5 @@ def test_the_backward_names_the_line_of_the_forward(picky) -> None:
 
 def test_errors_from_elsewhere_are_left_alone() -> None:
     error = ValueError("not ours")
-    Blame("forward")(error)
+    Blame("forward", {})(error)
     assert text(error) == "ValueError: not ours\n"

@@ -185,6 +185,13 @@ def test_a_write_through_a_round_trip_reaches_the_base() -> None:
     torch.testing.assert_close(a, b)
 
 
+def test_sizes_that_are_computed_are_read() -> None:
+    region = st.compile(lambda x: x.view(-1).view(2, x.shape[0] * 2) + 1, backend="eager", dynamic=True)
+    for n in (3, 5, 7):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(region(x), x.view(2, -1) + 1)
+
+
 def test_symbolic_sizes_are_left_alone() -> None:
     region = st.compile(lambda x: x.view(x.shape[0], 4).t().t() + 1, backend="eager", dynamic=True)
     for n in (3, 5, 7):

@@ -47,7 +47,11 @@ class Call:
 def inputs_of(node: fx.Node, calls: Mapping[fx.Node, Call]) -> list[fx.Node]:
     """The nodes that it reads."""
     call = calls.get(node)
-    return node.all_input_nodes if call is None else [call.origin]
+    if call is None:
+        return node.all_input_nodes
+    found = [call.origin]
+    fx.map_arg(call.rest, found.append)  # sizes that are computed
+    return found
 
 
 def final(node: fx.Node, known: Merged) -> fx.Node:

@@ -325,7 +325,7 @@ def test_compiling_something_that_is_not_a_function(value) -> None:
 
 
 def test_too_many_specializations() -> None:
-    region = traced(lambda x, n: x * n, max_specializations=3, automatic_dynamic=False)
+    region = traced(lambda x, n: x * n, max_specializations=3, dynamic=False)
     for n in range(3):
         region(torch.ones(2), n)
     error = refused(region, torch.ones(2), 3)
@@ -366,7 +366,7 @@ def test_a_result_that_escapes_by_a_side_effect_is_not_silent() -> None:
         {"max_specializations": "x"},
         {"max_specializations": True},
         {"max_specializations": 0},
-        {"automatic_dynamic": "x"},
+        {"dynamic": "x"},
         {"decompositions": {torch.ops.aten.sin.default: 3}},
         {"partitioner": st.MinCut(budget=0.5), "activation_memory_budget": 0.5},
     ],
@@ -386,7 +386,7 @@ def test_nothing_to_compile_is_not_a_decorator() -> None:
 
 
 def test_too_many_specializations_names_the_newest() -> None:
-    region = traced(lambda x, n: x * n, max_specializations=5, automatic_dynamic=False)
+    region = traced(lambda x, n: x * n, max_specializations=5, dynamic=False)
     with pytest.raises(st.GuardError) as caught:
         for n in range(6):
             region(torch.ones(1), n)

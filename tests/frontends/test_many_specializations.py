@@ -11,7 +11,7 @@ import subclass_trace as st
 
 
 def test_the_last_one_is_asked_first():
-    region = st.compile(lambda x, n: x + n, backend="eager", automatic_dynamic=False)
+    region = st.compile(lambda x, n: x + n, backend="eager", dynamic=False)
     x = torch.ones(2)
     for n in range(12):
         region(x, n)
@@ -27,7 +27,7 @@ def test_the_last_one_is_asked_first():
 
 
 def test_a_few_stay_in_their_order():
-    region = st.compile(lambda x, n: x + n, backend="eager", automatic_dynamic=False)
+    region = st.compile(lambda x, n: x + n, backend="eager", dynamic=False)
     x = torch.ones(2)
     for n in (0, 1, 2, 3, 3, 3):
         region(x, n)
@@ -35,7 +35,7 @@ def test_a_few_stay_in_their_order():
 
 
 def test_reset_forgets_them_all():
-    region = st.compile(lambda x, n: x + n, backend="eager", automatic_dynamic=False)
+    region = st.compile(lambda x, n: x + n, backend="eager", dynamic=False)
     for n in range(6):
         region(torch.ones(2), n)
     served = region._Region__fast[-1]

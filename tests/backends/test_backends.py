@@ -336,7 +336,7 @@ def test_inductor_trains(dynamic: bool) -> None:
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         decompositions=INDUCTOR.decompositions(),
-        dynamic=dynamic,
+        dynamic=dynamic or None,
     )
     w = torch.randn(8, 8, requires_grad=True)
     for batch in (4, 6) if dynamic else (4,):

@@ -25,10 +25,9 @@ from ..capture.user_code import frames_of_text
 from ..errors import GuardError, OptionError, UnsupportedError
 from ..options import Options
 from ..subclass.paths import Path
-from ..subclass.visit import visit
 from ..torch_api import dynamo as _dynamo
 from .compile import make_options
-from .dynamic import SizeHistory
+from .dynamic import SizeHistory, each_tensor
 from .dynamo_graph import GraphOfDynamo
 from .region import Region
 
@@ -159,14 +158,13 @@ def _history(inputs: Sequence[fx.Node]) -> SizeHistory:
 
     def note(t: Tensor, path: Path) -> None:
         dims = frozenset(d for d, n in enumerate(t.shape) if isinstance(n, torch.SymInt))
-        if dims and not t.is_nested:
+        if dims:
             history.varying[str(path)] = dims
 
     for k, node in enumerate(inputs):
         value = node.meta.get("example_value")
         if isinstance(value, Tensor):
-            path = Path("args").item(k)
-            visit(value, leaf=note, wrapper=lambda t, _, __, ___, p: note(t, p), opaque=lambda v, p: None, path=path)
+            each_tensor(value, Path("args").item(k), note)
     return history
 
 

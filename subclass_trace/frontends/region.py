@@ -175,9 +175,8 @@ class Region:
                     return entry
             reason = self.__reason(args, kwargs, ambient)
             self.__check_count(reason)
-            if self.__entries:
-                for entry in self.__entries:
-                    self.__history.note_numbers(changed_numbers(entry.guards.state, call))
+            for entry in self.__entries:
+                self.__history.varying_numbers.update(changed_numbers(entry.guards.state, call))
             entry = compile_call(
                 self.__function, call, ambient, self.__options, self.__history, reason, keep_joint=self.__keep_joint
             )

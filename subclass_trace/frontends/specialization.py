@@ -37,7 +37,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
 from ..subclass.visit import inner_values
-from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic, sizes_of
+from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic
 
 Tensor = torch.Tensor
 
@@ -113,7 +113,7 @@ class _Maker:
         with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
             new = self._arguments(found)
             if self.options.learns_sizes:
-                self.history.add(sizes_of(new))
+                self.history.add(new)
             symbols = self.session.dynamic or self.may_have_symbols
             dynamic = choose(new, self.history, self.options.dynamic is True, symbols)
             if dynamic.any() and not self.session.dynamic:
@@ -334,9 +334,6 @@ def compile_call(
             keep_joint=keep_joint,
         )
         captured.session.no_branch_on_floats()
-        history.has_symbols = (
-            bool(torch_api.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False
-        )
         guards = traced.guards(ambient)
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
@@ -356,7 +353,7 @@ def compile_call(
     try:
         return attempt(True)
     except Exception as error:
-        if not (history.varying or history.varying_numbers or history.all_numbers):
+        if not history.has_symbols:
             raise
         why = " ".join(str(error).partition("\n")[0].split())[:200] or type(error).__name__
     made = attempt(False)  # what the function itself raises comes again

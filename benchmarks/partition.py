@@ -16,7 +16,7 @@ import torch._functorch.config as functorch_config
 import torch.fx as fx
 from functorch.compile import min_cut_rematerialization_partition
 
-from subclass_trace.backends.eager.graph_code import Listing, compile_graph, compile_listing
+from subclass_trace.backends.eager.graph_code import compile_graph, compile_half
 from subclass_trace.capture.graphs import output_args
 from subclass_trace.partition.costs import seconds
 from subclass_trace.partition.half import Half
@@ -100,7 +100,7 @@ def _graph(joint: Joint, rounds: int) -> Iterator[Figure]:
     def code(cut: MinCut) -> Callable[[], Any]:
         def go() -> None:
             for half in _halves(joint, cut):
-                compile_listing(Listing.of_half(half), name="half")
+                compile_half(half, name="half")
 
         return go
 
@@ -150,7 +150,7 @@ def _programs(joint: Joint) -> dict[str, Program]:
     }
     for name, cut in _CUTS.items():
         first, second = _halves(joint, cut)
-        parts = [compile_listing(Listing.of_half(h), name="half").function for h in (first, second)]
+        parts = [compile_half(h, name="half").function for h in (first, second)]
         saved = [n.name for n in first.outputs[joint.num_forward :]]
         made[name] = (*parts, [*saved, "/", *(n.name for n in second.inputs)])  # type: ignore[assignment]
     return made
@@ -178,12 +178,12 @@ def _linear() -> Figure:
     for name in ("tf6", "tf48"):
         joint = load(name)
         for half in _halves(joint, MinCut()):
-            compile_listing(Listing.of_half(half), name="half")
+            compile_half(half, name="half")
         best = float("inf")
         for _ in range(3):
             start = time.process_time()
             for half in _halves(joint, MinCut()):
-                compile_listing(Listing.of_half(half), name="half")
+                compile_half(half, name="half")
             best = min(best, time.process_time() - start)
         times[name] = 1e6 * best / len(joint.module.graph.nodes)
     return Figure(

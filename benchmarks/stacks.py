@@ -22,7 +22,7 @@ def ours(
 ) -> st.Region:
     """This package with its own back end."""
     return st.compile(
-        function, backend="eager", partitioner=partitioner, dynamic=dynamic, activation_memory_budget=budget
+        function, backend="eager", partitioner=partitioner, dynamic=dynamic or None, activation_memory_budget=budget
     )
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import (
     AliasingError,
-    ArgumentsError,
     BackendError,
     DataDependentError,
     ExportError,
@@ -55,7 +54,6 @@ _LAZY = {
 
 __all__ = [
     "AliasingError",
-    "ArgumentsError",
     "BackendError",
     "DataDependentError",
     "ExportError",

@@ -70,10 +70,6 @@ class NotYet(NeedsEager):
     """A call that runs eagerly once: parameters of a lazy module have no values before it, and the next call is traced."""
 
 
-class ArgumentsError(SubclassTraceError, TypeError):
-    """The arguments of a call do not fit the signature of the compiled function."""
-
-
 class OptionError(SubclassTraceError, ValueError):
     """An option has an unknown name or a value out of range."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 #: what Dynamo is told in its own words, or decides itself
-_OF_FRONT_ENDS = ("frontend", "fullgraph", "mode", "dynamic", "automatic_dynamic", "max_specializations")
+_OF_FRONT_ENDS = ("frontend", "fullgraph", "dynamic", "max_specializations")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,8 @@ class Options:
             differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the start. The environment
             variable ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a test run may ask for refusals everywhere.
         fullgraph: where a region is handed over, a break of the graph is an error. (Our trace always is one graph.)
-        mode: "default", or None.
-        dynamic: True makes every size of the arguments symbolic from the first call on.
-        automatic_dynamic: a size that changed between calls becomes symbolic in the next specialization.
+        dynamic: None: a size or number that changed between calls becomes symbolic in the next specialization; True: every size
+            of the arguments is from the first call on; False: none ever.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
         decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
@@ -46,9 +45,7 @@ class Options:
     bw_compiler: Callable[..., Any] | None = None
     frontend: str = field(default_factory=lambda: os.environ.get("SUBCLASS_TRACE_FRONTEND", "auto"))
     fullgraph: bool = False
-    mode: str | None = None
     dynamic: bool | None = None
-    automatic_dynamic: bool = True
     partitioner: str | Callable[..., Any] = "min_cut"
     activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
@@ -65,25 +62,12 @@ class Options:
 
         resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
-        for name in ("fullgraph", "automatic_dynamic"):
+        choices = {"fullgraph": (True, False), "dynamic": (None, True, False), "frontend": ("auto", "trace", "dynamo")}
+        for name, known in choices.items():
             value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise OptionError(f"{name} is neither True nor False", expected="a bool", got=repr(value))
-        if self.dynamic not in (True, False, None) or type(self.dynamic) is int:
-            raise OptionError(
-                "dynamic is neither True, False nor None", expected="a bool or None", got=repr(self.dynamic)
-            )
-        if self.frontend not in ("auto", "trace", "dynamo"):
-            raise OptionError(
-                "there is no such front end", expected="'auto', 'trace' or 'dynamo'", got=repr(self.frontend)
-            )
-        if self.mode not in (None, "default"):
-            raise OptionError(
-                "there is no such mode",
-                expected="'default'",
-                got=repr(self.mode),
-                fix="choose a backend, a partitioner and an activation_memory_budget instead",
-            )
+            if not any(value is k or (type(value) is str and value == k) for k in known):
+                expected = f"one of {', '.join(map(repr, known))}"
+                raise OptionError(f"{name} has no such value", expected=expected, got=repr(value))
         object.__setattr__(self, "decompositions", by_overload(self.decompositions, "decompositions"))
         if type(self.max_specializations) is not int or self.max_specializations < 1:
             got = repr(self.max_specializations)
@@ -92,12 +76,7 @@ class Options:
     @property
     def learns_sizes(self) -> bool:
         """Does what changed between calls become a symbol?"""
-        return self.automatic_dynamic
-
-    @property
-    def dynamic_of_dynamo(self) -> bool | None:
-        """The same as ``torch.compile`` says it: in one option."""
-        return True if self.dynamic else None if self.automatic_dynamic else False
+        return self.dynamic is not False
 
     def changed(self) -> dict[str, Any]:
         """The options that are no defaults, as ``torch.compile`` hands them to our back end."""

@@ -8,14 +8,7 @@ What this file adds to inductor's own entry point:
 - operations that are called for what they do are chained by effect tokens, without which inductor would drop them;
 - sizes may be symbols. Inductor may then add guards to their ShapeEnv, so the caller reads guards after compiling.
 
-Note [Strides of saved activations]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A backward is compiled for saved activations of certain strides, and inductor's code relies on them. Left alone,
-inductor may choose other strides (channels-last convolutions, padded rows on GPUs) for outputs that no user sees. By
-default all outputs keep the strides they were traced with. A caller that can do better sets
-``gm.meta["num_user_outputs"] = n``: only the first ``n`` are then held fixed, and ``gm.meta["output_strides"]`` tells,
-after compiling, the strides of all outputs (None for what is no tensor): the backward must be compiled for example
-inputs with those.
+All outputs keep the strides they were traced with: a backward is compiled for saved activations of these.
 """
 
 from __future__ import annotations
@@ -33,8 +26,8 @@ from ..errors import BackendError
 
 
 def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile the forward graph of training. See Note [Strides of saved activations]."""
-    return _compile(gm, example_inputs, visible=gm.meta.get("num_user_outputs"))
+    """Compile the forward graph of training."""
+    return _compile(gm, example_inputs)
 
 
 def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -58,34 +51,12 @@ def _compile(
     *,
     is_backward: bool = False,
     is_inference: bool = False,
-    visible: int | None = None,
 ) -> Callable[..., Any]:
     _require_tools(_device_types(gm, example_inputs))
     own = _copy(gm)
     loud = [n for n in own.graph.nodes if n.op == "call_function" and has_effects(n.target) and n.target not in CHECKS]
-    results = own.graph.output_node().args[0]
-    count = len(results) if visible is None and isinstance(results, (tuple, list)) else visible or 0
-    try:
-        with torch_api.with_effect_tokens(own.graph, loud):
-            compiled, strides = torch_api.inductor_compile(
-                own,
-                list(example_inputs),
-                is_backward=is_backward,
-                is_inference=is_inference,
-                visible=list(range(count)),
-            )
-    except Exception as error:
-        left = _undecomposed(gm)
-        if not left:
-            raise
-        raise BackendError(
-            "the back end 'inductor' failed on a graph with operations that its decompositions would replace",
-            expected="a graph that inductor compiles, captured with the table that Backend.decompositions() makes",
-            got=f"{type(error).__name__}: {error}; the graph still holds {', '.join(left)}",
-            fix='if the message is about one of these, capture with resolve_backend("inductor").decompositions()',
-        ) from error
-    gm.meta["output_strides"] = strides or _traced_strides(gm)
-    return compiled
+    with torch_api.with_effect_tokens(own.graph, loud):
+        return torch_api.inductor_compile(own, list(example_inputs), is_backward=is_backward, is_inference=is_inference)
 
 
 def _require_tools(devices: frozenset[str]) -> None:
@@ -97,11 +68,6 @@ def _require_tools(devices: frozenset[str]) -> None:
             got=f"{obstacle}, for a graph on {', '.join(sorted(devices)) or 'no device'}",
             fix='use backend="eager", which needs none of this, or install it (CXX names a C++ compiler)',
         )
-
-
-def _undecomposed(gm: fx.GraphModule) -> list[str]:
-    table = decompositions()
-    return sorted({str(n.target) for n in gm.graph.nodes if n.op == "call_function" and n.target in table})
 
 
 def _device_types(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[str]:
@@ -138,12 +104,3 @@ def _note_input_values(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and torch_api.needs_exact_strides(node.target):
             node.meta["eager_input_vals"] = fx.node.map_aggregate((node.args, node.kwargs), value)
-
-
-def _traced_strides(gm: fx.GraphModule) -> list[tuple[Any, ...] | None]:
-    results = gm.graph.output_node().args[0]
-    vals = [
-        n.meta.get("val") if isinstance(n, fx.Node) else None
-        for n in (results if isinstance(results, (tuple, list)) else [results])
-    ]
-    return [tuple(v.stride()) if isinstance(v, torch.Tensor) else None for v in vals]

@@ -98,10 +98,10 @@ def register_backend(
             got=repr(name),
             fix="choose another name" if name in _BUILT_IN else "choose another name, or pass replace=True",
         )
-    compilers = {"compiler": compiler, "backward": backward or compiler, "inference": inference or compiler}
-    for role, function in compilers.items():
-        _require_callable(function, role)
-    backend = Backend(name, compilers["compiler"], compilers["backward"], compilers["inference"], decompositions)
+    for role, function in (("compiler", compiler), ("backward", backward), ("inference", inference)):
+        if function is not None or role == "compiler":
+            _require_callable(function, role)
+    backend = Backend(name, compiler, backward or compiler, inference or compiler, decompositions)
     _registered[name] = backend
     return backend
 
@@ -125,30 +125,24 @@ def resolve_backend(
     Raises:
         OptionError: an unknown name, or something that is not callable.
     """
-    base = _base(backend)
-    if fw_compiler is None and bw_compiler is None:
-        return base
-    if fw_compiler is not None:
-        _require_callable(fw_compiler, "fw_compiler")
-        base = dataclasses.replace(
-            base, name=_name(fw_compiler), forward=fw_compiler, backward=fw_compiler, inference=fw_compiler
-        )
-    if bw_compiler is not None:
-        _require_callable(bw_compiler, "bw_compiler")
-        base = dataclasses.replace(base, name=f"{base.name}+{_name(bw_compiler)}", backward=bw_compiler)
-    return base
-
-
-def _base(backend: str | Compiler | Backend) -> Backend:
-    if isinstance(backend, Backend):
-        return backend
     if isinstance(backend, str):
         found = _BUILT_IN.get(backend) or _registered.get(backend)
         if found is None:
             raise _unknown(backend)
-        return found
-    _require_callable(backend, "backend")
-    return Backend(_name(backend), backend, backend, backend)
+        base = found
+    elif isinstance(backend, Backend):
+        base = backend
+    else:
+        _require_callable(backend, "backend")
+        base = Backend(_name(backend), backend, backend, backend)
+    if fw_compiler is not None:
+        _require_callable(fw_compiler, "fw_compiler")
+        name = _name(fw_compiler)
+        base = dataclasses.replace(base, name=name, forward=fw_compiler, backward=fw_compiler, inference=fw_compiler)
+    if bw_compiler is not None:
+        _require_callable(bw_compiler, "bw_compiler")
+        base = dataclasses.replace(base, name=f"{base.name}+{_name(bw_compiler)}", backward=bw_compiler)
+    return base
 
 
 def _name(function: Any) -> str:
@@ -180,13 +174,7 @@ def _require_callable(value: object, path: str) -> None:
 
 # ---------------------------------------------------------------------------------------------- calling a compiler
 def compile_with(
-    compiler: Compiler,
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    is_backward: bool,
-    name: str,
-    explain: Callable[[Exception], None] | None = None,
+    compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any], *, is_backward: bool, name: str
 ) -> Compiled:
     """Compile a graph with a back end's compiler, and bring the result into the boxed convention.
 
@@ -199,7 +187,6 @@ def compile_with(
         example_inputs: fake tensors and sizes. At run time inputs have their sizes and strides.
         is_backward: is it a backward graph?
         name: of the back end, for messages.
-        explain: called with what the compiled graph raises, before it is raised on.
 
     Returns: takes a list of inputs, empties it, and returns the flat outputs as a tuple or list.
 
@@ -208,7 +195,8 @@ def compile_with(
     """
     gm.meta["is_backward"] = is_backward
     which = "backward" if is_backward else "forward"
-    count = len(_outputs(gm))  # before the compiler, which may rewrite the graph
+    outputs = gm.graph.output_node().args[0]  # before the compiler, which may rewrite the graph
+    count = len(outputs) if isinstance(outputs, (tuple, list)) else 1
     try:
         compiled = compiler(gm, example_inputs)
     except SubclassTraceError:
@@ -229,49 +217,33 @@ def compile_with(
             got=f"{compiled!r} of type {type(compiled).__name__}",
             fix="return graph_module.forward to run the graph as it is",
         )
-    return _boxed(compiled, count, f"the callable that the back end {name!r} made for the {which} graph", explain)
+    return _boxed(compiled, count, f"the callable that the back end {name!r} made for the {which} graph")
 
 
-def _boxed(
-    compiled: Callable[..., Any], count: int, what: str, explain: Callable[[Exception], None] | None
-) -> Compiled:
+def _boxed(compiled: Callable[..., Any], count: int, what: str) -> Compiled:
     takes_list = bool(getattr(compiled, "_boxed_call", False))
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        try:
-            if takes_list:
-                results = compiled(inputs)
-                inputs.clear()
-            else:
-                values = tuple(inputs)
-                inputs.clear()
-                results = compiled(*values)
-        except Exception as error:
-            if explain is not None:
-                explain(error)
-            raise
+        if takes_list:
+            results = compiled(inputs)
+            inputs.clear()
+        else:
+            values = tuple(inputs)
+            inputs.clear()
+            results = compiled(*values)
         if count == 1 and (results is None or isinstance(results, torch.Tensor)):
             return (results,)
         if results is None and count == 0:
             return ()
         if not isinstance(results, (tuple, list)) or len(results) != count:
-            raise _broken(what, count, results)
+            got = f"{len(results)} values" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
+            raise BackendError(
+                f"{what} returned something else than the outputs of the graph",
+                expected=f"a tuple or list of {count} values",
+                got=got,
+                fix="return the outputs of graph_module in their order",
+            )
         return results
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-def _outputs(gm: fx.GraphModule) -> Sequence[Any]:
-    results = gm.graph.output_node().args[0]
-    return results if isinstance(results, (tuple, list)) else (results,)
-
-
-def _broken(what: str, count: int, results: object) -> BackendError:
-    got = f"{len(results)} values" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
-    return BackendError(
-        f"{what} returned something else than the outputs of the graph",
-        expected=f"a tuple or list of {count} values",
-        got=got,
-        fix="return the outputs of graph_module in their order",
-    )

@@ -57,9 +57,7 @@ class InnerBackward:
         if func.__name__ == "__get__":
             return slot.now
         value = self.stand_ins.known(args[1]) if func.__name__ == "__set__" else None
-        if isinstance(value, Tensor):
-            self._check(slot, value)
-        elif value is not None:
+        if value is not None and not isinstance(value, Tensor):
             return func(args[0], value)  # raises what eager does
         slot.now = value
         return None
@@ -90,12 +88,6 @@ class InnerBackward:
         found.now = found.before
         return found
 
-    def _check(self, slot: Slot, value: Tensor) -> None:
-        """Eager refuses gradients of other shapes and types."""
-        if type(slot.row.traced) in torch_api.FAKE_TYPES and type(value) in torch_api.FAKE_TYPES:
-            with torch_api.without_tracing(), torch.no_grad():
-                self.recorder.bare(slot.row.traced).grad = value.detach()
-
     # ---------------------------------------------------------------- backward
     def backward(self, roots: Any, tangents: Any, retain: bool, create: bool, inputs: Sequence[Any]) -> bool:
         """Run a backward that adds to ``.grad``; False where nothing of it is the trace's.
@@ -103,58 +95,30 @@ class InnerBackward:
         Raises:
             UnsupportedError: it leads out of the region, or to a leaf with hooks from outside.
         """
-        tensors = [t for t in roots if isinstance(t, Tensor)]
-        if len(tensors) != len(roots) or not any(map(self._is_traced, tensors)):
+        if not any(isinstance(t, Tensor) and self._is_traced(t) for t in roots):
             return False
-        roots = list(map(self.stand_ins.known, tensors))
+        roots = list(map(self.stand_ins.known, roots))
         outside = {number: row for number, row in enumerate(self.inputs.inputs) if row.edge is not None}
-        targets = self._chosen(inputs, outside) if inputs else [*outside, *self._own(roots, outside)]
-        where: list[Any] = [outside[t].edge if isinstance(t, int) else t for t in targets]
-        if not where:
-            return False
-        found = torch.autograd.grad(roots, where, tangents, retain_graph=retain, create_graph=create, allow_unused=True)
+        edges: list[Any] = [row.edge for row in outside.values()]
+        own = [*leaves_behind(roots, edges), *(t for t in roots if t.is_leaf and t.requires_grad)]
+        if create or inputs or own:
+            raise UnsupportedError(
+                "the region calls .backward() with create_graph=True or inputs=, or it leads to a leaf that the region made",
+                path=self.recorder.user_line(),
+                expected="loss.backward() for leaves from outside",
+                fix="use torch.autograd.grad",
+            )
+        found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
         held = [id(t) for t in (*found, *tangents) if t is not None]
-        for target, gradient in zip(targets, found, strict=True):
+        for number, gradient in zip(outside, found, strict=True):
             if gradient is not None:
-                self._add(target, gradient, create, held.count(id(gradient)) == 1)
-        return True
+                self._check_owner(number)
+                slot = self._slot(number)
+                slot.now = _accumulated(slot.now, gradient, slot.row.traced, held.count(id(gradient)) == 1)
+        return bool(edges)
 
     def _is_traced(self, t: Tensor) -> bool:
         return self.stand_ins.known(t) is not t or any(map(torch_api.is_fake, leaves_of(t)))
-
-    def _chosen(self, inputs: Sequence[Any], outside: dict[int, TracedInput]) -> list[Any]:
-        """The given inputs: numbers of ours, or tensors and edges of the region's own."""
-        by_node = {row.edge.node: number for number, row in outside.items()}
-        chosen: list[Any] = []
-        for x in inputs:
-            if isinstance(x, Tensor):
-                number = self.inputs.number_of(self.stand_ins.known(x))
-                chosen.append(x if number not in outside else number)
-            else:
-                chosen.append(by_node.get(x.node, x))
-        return chosen
-
-    def _own(self, roots: Sequence[Tensor], outside: dict[int, TracedInput]) -> Iterator[Tensor]:
-        """The leaves that the region made, and inputs of which it made leaves, behind these tensors."""
-        edges = [row.edge for row in outside.values()]
-        seen = {}
-        for leaf in (*leaves_behind(roots, edges), *[t for t in roots if t.is_leaf and t.requires_grad]):
-            seen[id(leaf)] = leaf
-        return iter(seen.values())
-
-    def _add(self, target: Any, gradient: Tensor, create: bool, alone: bool) -> None:
-        number = target if isinstance(target, int) else self.inputs.number_of(target)
-        if number is None:
-            old = target.grad if isinstance(target, Tensor) and target.is_leaf else None
-            new = _accumulated(old, gradient, target, create, alone)
-            if new is not old:
-                target.grad = new
-            for hook in (getattr(target, "_post_accumulate_grad_hooks", None) or {}).values():
-                hook(target)
-            return
-        self._check_owner(number)
-        slot = self._slot(number)
-        slot.now = _accumulated(slot.now, gradient, slot.row.traced, create, alone)
 
     def _check_owner(self, number: int) -> None:
         row = self.inputs.inputs[number]
@@ -165,7 +129,7 @@ class InnerBackward:
                 path=row.path,
                 expected="leaves behind what .backward() is called on",
                 got=f"a tensor of shape {tuple(row.traced.shape)} that was computed before",
-                fix="detach it, call .backward() on the result outside of the region, or say inputs=[...]",
+                fix="detach it, or call .backward() on the result outside of the region",
             )
         if self.asked.fact(number, "accumulation hooks") is True:
             raise self._has_hooks(row)
@@ -239,21 +203,18 @@ def _node_of(x: Any) -> Any:
     return x.grad_fn if isinstance(x, Tensor) else x.node
 
 
-def _accumulated(old: Tensor | None, gradient: Tensor, owner: Tensor, create: bool, alone: bool) -> Tensor:
+def _accumulated(old: Tensor | None, gradient: Tensor, owner: Tensor, alone: bool) -> Tensor:
     """What ``owner.grad`` is after ``gradient`` was added to ``old``.
 
     ``alone``: nobody else holds the gradient, so that it can become ``.grad`` without a copy.
     """
-    with torch.set_grad_enabled(create):
-        if old is not None and not create:
-            return old.add_(gradient)
+    with torch.no_grad():
         if old is not None:
-            return old + gradient
-        if not create and alone and _has_layout_of(gradient, owner):
+            return old.add_(gradient)
+        if alone and _has_layout_of(gradient, owner):
             return gradient.detach()
         if torch_api.is_dense(owner):
-            fresh = gradient.new_empty_strided(owner.shape, owner.stride())
-            return fresh.copy_(gradient)
+            return gradient.new_empty_strided(owner.shape, owner.stride()).copy_(gradient)
         return gradient.clone(memory_format=torch.contiguous_format)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,30 +51,19 @@ class Session:
 
     #: the symbols of numbers that the call brings, by their places among the flat arguments
     arguments: dict[int, Any]
-    #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; only another
-    #: tracer than ours makes such
-    items: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(
-        self,
-        *,
-        dynamic: bool,
-        decompositions: dict[Any, Callable[..., Any]],
-        mode: Any = None,
-        recorder: type[Recorder] = Recorder,
-    ) -> None:
+    def __init__(self, *, dynamic: bool, decompositions: dict[Any, Callable[..., Any]]) -> None:
         self.dynamic = dynamic
-        self.shape_env = torch_api.ShapeEnv() if mode is None else mode.shape_env
-        self.mode = torch_api.fake_mode(self.shape_env) if mode is None else mode
-        self.recorder = recorder(self.mode, decompositions)
-        if mode is None and not dynamic:
+        self.shape_env = torch_api.ShapeEnv()
+        self.mode = torch_api.fake_mode(self.shape_env)
+        self.recorder = Recorder(self.mode, decompositions)
+        if not dynamic:
             torch_api.replace_cache(self.mode, self.recorder.results.remembered)
         self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts
         self.arguments = {}
         self._grad = True  # grad mode of the caller
         self.made_numbers = MadeNumbers()
-        if mode is None:
-            self.made_numbers.watch(self.recorder)
+        self.made_numbers.watch(self.recorder)
 
     def dtensor_modes(self) -> torch_api.DTensorModes | None:
         """What of ``loss_parallel`` and the like is active around this, if the traces met a DTensor."""

@@ -35,9 +35,6 @@ class Symbols:
         self._sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> input, what of it, dimension
         self._texts: dict[int, str] = {}  # what to say of conditions on data-dependent numbers
         self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
-        self._of_others = frozenset(
-            map(id, self._all_deferred())
-        )  # of a trace around this one, which checks them itself
 
     # ------------------------------------------------------------------ where symbols come from
     def bind(self, node: fx.Node, value: Any) -> None:
@@ -156,11 +153,8 @@ class Symbols:
         self._texts.update((id(row), text) for row in self._deferred() if id(row) not in before)
 
     def _deferred(self) -> list[Any]:
-        return [row for row in self._all_deferred() if id(row) not in self._of_others]
-
-    def _all_deferred(self) -> list[Any]:
         env = self.mode.shape_env
-        return [] if env is None else [row for rows in env.deferred_runtime_asserts.values() for row in rows]
+        return [row for rows in env.deferred_runtime_asserts.values() for row in rows]
 
     def assertions(self, tag: str) -> Iterator[fx.Node]:
         """Nodes that check in each call what the trace took for true of such numbers (``torch._check``, bounds)."""

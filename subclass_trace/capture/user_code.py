@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
+import re
+import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -32,8 +35,36 @@ def asking_frame(frame: Any) -> Any:
     return frame if frame is not None and is_user_code(frame.f_code) else None
 
 
+class _Code(NamedTuple):
+    """Stands for a code object: of code that ran before, only the text of its frames is left."""
+
+    co_filename: str
+    co_name: str
+
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
+_here = threading.local()  # ``text``: frames of the code on whose behalf this thread runs something
+
+
+def frames_of_text(text: str | None) -> tuple[tuple[Any, int], ...]:
+    """The frames of a stack trace, innermost first, as `user_frames` has them."""
+    return tuple((_Code(file, name), int(line)) for file, line, name in reversed(_FRAME.findall(text or "")))
+
+
+@contextlib.contextmanager
+def runs_for(text: str | None) -> Iterator[None]:
+    """Inside, what runs does so for the code of this stack trace (of a graph node, say)."""
+    before, _here.text = getattr(_here, "text", None), text
+    try:
+        yield
+    finally:
+        _here.text = before
+
+
 def user_frames(frame: Any, stop: Any) -> tuple[tuple[Any, int], ...]:
     """(code object, line) of the user's frames from ``frame`` outwards, innermost first, up to ``stop`` exclusive."""
+    if text := getattr(_here, "text", None):
+        return frames_of_text(text)
     found = []
     while frame is not None and frame is not stop:
         code = frame.f_code

@@ -51,7 +51,7 @@ class HandOver:
         compiled = compile_alone(
             function,
             fullgraph=options.fullgraph,
-            dynamic=options.dynamic_of_dynamo,
+            dynamic=options.dynamic,
             options=options.changed() or None,
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
@@ -72,7 +72,7 @@ class HandOver:
         try:
             return self.call(*args, **kwargs)
         except Exception as error:
-            if self.why is None or not is_of_dynamo(error):
+            if self.why is None or not (is_of_dynamo(error) or isinstance(error, SubclassTraceError)):
                 raise
             raise self.why from error
 

@@ -10,19 +10,16 @@ import contextlib
 import copy
 import functools
 import gc
-import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch.compiler import is_dynamo_compiling
 
 from .. import torch_api
-from ..errors import ArgumentsError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import GuardError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
-from ..runtime.call_code import MISS
+from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..state.guards import changed_numbers
 from ..torch_api.dynamo import never_compiled
@@ -31,10 +28,6 @@ from .eagerly import EagerCalls
 from .hand_over import HandOver, Untraced, hands_over
 from .specialization import Specialization, compile_call
 
-#: so many specializations call for a warning
-_MANY = 16
-#: so many specializations are asked in the order in which they were made
-_FEW = 4
 #: so many misses in a row at which no earlier value returns hand a region over
 _MISSES = 8
 
@@ -45,9 +38,18 @@ class Region:
     What it keeps for itself has names of the class alone (two underscores): all others are the function's own.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        *,
+        keep_joint: bool = False,
+        history: SizeHistory | None = None,
+    ) -> None:
+        """``history``: what is known of sizes before the first call."""
         self.__function, self.__options, self.__keep_joint = function, options, keep_joint
         self.__forget()
+        self.__history = history or SizeHistory()
         functools.update_wrapper(self, function, updated=())
 
     def __forget(self) -> None:
@@ -82,20 +84,8 @@ class Region:
             if result is not MISS:
                 if self.__row:
                     self.__row = []
-                if len(fast) > _FEW and serve not in fast[:_FEW]:
-                    self.__move_to_front(serve)
                 return result
         return self.__slow_call(args, kwargs, fast)
-
-    def __move_to_front(self, serve: Callable[..., Any]) -> None:
-        """Ask the one that served this call first next time: any that serves a call is right, and most calls repeat."""
-        if TRACE_LOCK.acquire(blocking=False):  # while another thread compiles, the order can wait
-            try:
-                others = tuple(other for other in self.__fast if other is not serve)
-                if len(others) < len(self.__fast):  # no reset() came between
-                    self.__fast = (serve, *others)
-            finally:
-                TRACE_LOCK.release()
 
     def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], fast: tuple[Callable[..., Any], ...]) -> Any:
         """A call that none of these serves."""
@@ -178,7 +168,6 @@ class Region:
     def __compiled(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Callable[..., Any], ...] = ()
     ) -> Specialization:
-        self.__check_arguments(args, kwargs)
         with _no_garbage_collection():
             call, ambient = (args, kwargs), Ambient.now()
             for entry in self.__entries:  # another thread may have made it meanwhile
@@ -186,9 +175,8 @@ class Region:
                     return entry
             reason = self.__reason(args, kwargs, ambient)
             self.__check_count(reason)
-            if self.__entries:
-                for entry in self.__entries:
-                    self.__history.note_numbers(changed_numbers(entry.guards.reader.guards, call))
+            for entry in self.__entries:
+                self.__history.varying_numbers.update(changed_numbers(entry.guards.reader.guards, call))
             entry = compile_call(
                 self.__function, call, ambient, self.__options, self.__history, reason, keep_joint=self.__keep_joint
             )
@@ -196,8 +184,6 @@ class Region:
             self.__fast = tuple(e.entry.call for e in self.__entries)
             if entry.program.backwards is not None:
                 entry.program.backwards.narrow = functools.partial(self.__narrow, entry.program)
-            if len(self.__entries) == _MANY:
-                self.__warn(reason)
             return entry
 
     def __check_count(self, reason: str) -> None:
@@ -215,15 +201,6 @@ class Region:
                 fix=advice(self.__entries, self.__history.fixed, ()),
             )
 
-    def __warn(self, reason: str) -> None:
-        name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
-        warnings.warn(
-            f"the region {name} has {_MANY} specializations; each costs a compilation, and "
-            f"{self.__options.max_specializations} are the limit. The last one was made because of "
-            f"{reason.split('; ')[-1]}. See region.explain()",
-            stacklevel=2,
-        )
-
     def __narrow(self, program: Any) -> None:
         """A backward of this specialization, made to be differentiated, fixes sizes: later calls have numbers."""
         with TRACE_LOCK:
@@ -231,22 +208,6 @@ class Region:
             self.__history.fix_all([*self.__history.varying_numbers, SIZES], why)
             self.__entries = tuple(e for e in self.__entries if e.program is not program)
             self.__fast = tuple(e.entry.call for e in self.__entries)
-
-    def __check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        function = self.__function.forward if isinstance(self.__function, torch.nn.Module) else self.__function
-        try:
-            signature = inspect.signature(function)
-        except (TypeError, ValueError):
-            return
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise ArgumentsError(
-                f"the arguments do not fit {getattr(function, '__qualname__', function)}: {error}",
-                expected=str(signature),
-                got=f"{len(args)} positional and the keywords {sorted(kwargs)}",
-                fix="call the compiled function with the arguments of the original",
-            ) from None
 
     def __reason(self, args: Any, kwargs: Any, ambient: Ambient) -> str:
         if not self.__entries:
@@ -289,7 +250,7 @@ class Region:
 
     def reset(self) -> None:
         """Forget all specializations, and that Dynamo serves."""
-        with TRACE_LOCK:  # else a thread that puts the entries in another order would bring them back
+        with TRACE_LOCK:
             self.__forget()
 
 

@@ -20,8 +20,7 @@ from ..errors import UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
-from ..runtime.call_code import Entry
-from ..runtime.entry_code import GuardedEmitter
+from ..runtime.entry_code import Entry, EntryEmitter
 from ..runtime.finish import Program
 from ..runtime.guards import Ambient, Guards, failed_guard
 from ..runtime.planning import FlatArguments
@@ -37,7 +36,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
 from ..subclass.visit import inner_values
-from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic, sizes_of
+from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic
 
 Tensor = torch.Tensor
 
@@ -113,7 +112,7 @@ class _Maker:
         with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
             new = self._arguments(found)
             if self.options.learns_sizes:
-                self.history.add(sizes_of(new))
+                self.history.add(new)
             symbols = self.session.dynamic or self.may_have_symbols
             dynamic = choose(new, self.history, self.options.dynamic is True, symbols)
             if dynamic.any() and not self.session.dynamic:
@@ -281,7 +280,7 @@ def trace_call(
         session = Session(dynamic=dynamic, decompositions=table)
         maker = _Maker(session, history, options, symbols=symbols)
         state = StateRun(function, call, maker, warns=options.frontend == "trace")
-        session.recorder.state = state
+        session.recorder.state, session.recorder.follows_state = state, state.follows
         outcome: list[Outcome] = []
 
         def run(inputs: Inputs, maker: _Maker = maker, state: StateRun = state, outcome: Any = outcome) -> Ran:
@@ -334,13 +333,10 @@ def compile_call(
             keep_joint=keep_joint,
         )
         captured.session.no_branch_on_floats()
-        history.has_symbols = (
-            bool(torch_api.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False
-        )
         guards = traced.guards(ambient)
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
-            entry = GuardedEmitter(program, guards, traced.values, examples).emit()
+            entry = EntryEmitter(program, guards, traced.values, examples).emit()
         made = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs.rows)
         if any(map(asks_for_number_types, traced.state.walk.entered)):
             history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
@@ -356,7 +352,7 @@ def compile_call(
     try:
         return attempt(True)
     except Exception as error:
-        if not (history.varying or history.varying_numbers):
+        if not history.has_symbols:
             raise
         why = " ".join(str(error).partition("\n")[0].split())[:200] or type(error).__name__
     made = attempt(False)  # what the function itself raises comes again

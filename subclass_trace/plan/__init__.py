@@ -149,14 +149,12 @@ class PlanGradients:
         differentiable: the values that get tangents.
         differentiated: the inputs that get a gradient, in the order of the backward's outputs.
         saved: what is kept for it.
-        saved_results: places in ``saved`` that share memory with a differentiable result that is a plain tensor.
         watched_inputs, watched_values: wrappers of which a leaf is saved: what is written to them shows in their version.
     """
 
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
     saved: tuple[SavedValue, ...]
-    saved_results: frozenset[int]
     watched_inputs: tuple[int, ...] = ()
     watched_values: tuple[int, ...] = ()
 

@@ -91,8 +91,8 @@ Primal: TypeAlias = LeafPrimal | SizePrimal | BasePrimal
 class SymbolPlan:
     """Where a symbol's value comes from.
 
-    A leaf's ``kind`` 'size', 'stride' or 'storage_offset', the 'item' that is the number in a leaf without dimensions, an
-    input's outer 'size', an input's 'ragged' size (a nested int), or an 'argument': the number at flat position ``dim``.
+    A leaf's ``kind`` 'size', 'stride' or 'storage_offset', an input's outer 'size', an input's 'ragged' size (a nested int), or
+    an 'argument': the number at flat position ``dim``.
     """
 
     symbol: Any

@@ -1,14 +1,14 @@
-"""Backwards of one specialization, keyed by the tangents that really arrive.
+"""Compiled backwards: one per set of tangents that has come, traced on demand from the retained autograd graph.
 
-The first is compiled together with the forward; others are traced from the retained tape on demand, without running the
-user function, and computed from the same saved activations. See docs/notes/tangents.md.
+A backward is a program over the saved values and the dense leaves of the tangents. The first was compiled together with the
+forward; more are traced from the `Tape` and read the same saved activations. See docs/notes/tangents.md.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,12 +21,11 @@ from ..errors import TangentError
 from ..state.guard_code import Reader
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
+from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides, is_lazy
 from .sizes import Env, evaluator, freeze, holds
-from .tangent_layouts import contiguous
-from .tangent_sizes import matches, symbolic, with_unbacked
+from .tangents import matches, traced_as
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -36,59 +35,93 @@ TRACE_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True, eq=False)
+class Circumstances:
+    """What a backward was traced in, beside its tangents.
+
+    Attributes:
+        create_graph: it can be differentiated again.
+        conditions: on sizes and numbers, beyond those of the specialization.
+        state: the Python state that its code read.
+        autocast: the state of autocast, as in `Ambient`.
+        dtensor: what was active around DTensors, if it met any.
+    """
+
+    create_graph: bool = False
+    conditions: tuple[Any, ...] = ()
+    state: Reader | None = None
+    autocast: tuple[Any, ...] = ()
+    dtensor: torch_api.DTensorModes | None = None
+
+    def hold(self, create_graph: bool, env: Env) -> bool:
+        """Are they those of now?"""
+        return (
+            self.create_graph == create_graph
+            and self.autocast == torch_api.autocast_state()
+            and all(holds(c, env) for c in self.conditions)
+            and (self.state is None or self.state.still_holds())
+            and (self.dtensor is None or self.dtensor == torch_api.dtensor_modes())
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class CompiledBackward:
     """One backward program.
 
     Attributes:
         tangents: spec of each tangent (None: absent); leaves are brought to its strides.
-        create_graph: traced to be differentiated again.
+        tangent_names: of their leaves in the graph.
         inputs: for each graph input ("saved", name), ("tangent", leaf number) or ("size", symbol).
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
         passed: which gradients are the very object that is ("tangent", number) or ("gradient", number).
-        next: the backwards of this backward, when ``create_graph``; ``differentiable``: which gradients they are of.
+        when: the circumstances in which it serves.
+        next: the backwards of this backward, if it can be differentiated again.
+        graph: its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd.
     """
 
     tangents: tuple[Spec | None, ...]
-    create_graph: bool
+    tangent_names: tuple[str, ...]
     inputs: tuple[tuple[str, Any], ...]
     call: Boxed
     grads: tuple[Spec | None, ...]
-    next: Backwards | None
-    differentiable: tuple[int, ...]
-    tangent_names: tuple[str, ...]
     passed: tuple[tuple[str, int] | None, ...]
-    conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
-    guards: Reader | None = None  # on the Python state that its code read
-    autocast: tuple[Any, ...] = ()  # the state of autocast that it was traced for, as in `Ambient`
-    dtensor: torch_api.DTensorModes | None = None  # what was active around DTensors while it was traced, if it met any
-    graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
+    when: Circumstances
+    next: Backwards | None
+    graph: Any
 
-    def holds(self, env: Env) -> bool:
-        """Are the sizes, and the values that the trace read, those that it was traced for?"""
-        return all(holds(c, env) for c in self.conditions) and (self.guards is None or self.guards.still_holds())
+    @classmethod
+    def of(
+        cls,
+        traced: TracedBackward,
+        tangents: Sequence[Spec | None],
+        inputs: Sequence[tuple[str, Any]],
+        call: Boxed,
+        when: Circumstances,
+        following: Backwards | None,
+        graph: Any,
+    ) -> CompiledBackward:
+        """A traced backward with its program."""
+        specs = tuple(None if t is None else freeze(t) for t in tangents)
+        grads = tuple(None if g is None else freeze(g) for g in traced.grads)
+        return cls(specs, traced.tangents, tuple(inputs), call, grads, traced.passed, when, following, graph)
 
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
-        if self.create_graph != create_graph or self.autocast != torch_api.autocast_state() or not self.holds(env):
+        if not self.when.hold(create_graph, env):
             return False
-        if self.dtensor is not None and self.dtensor != torch_api.dtensor_modes():
-            return False
-        if create_graph and tuple(map(_requires_grad, tangents)) != tuple(map(_requires_grad, self.tangents)):
+        if create_graph and [*map(_requires_grad, tangents)] != [*map(_requires_grad, self.tangents)]:
             return False  # which gradients require grad depends on it
         return all(matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
 
     def run(self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
         """Gradients from saved values (which are consumed) and the dense leaves of the tangents."""
-        wanted = [s for t in self.tangents if t is not None for s in spec_leaves(t)]
+        wanted, sizes = [s for t in self.tangents if t is not None for s in spec_leaves(t)], evaluator(env)
         # Traced tangents have no such bit, and some kernels take none that has.
         tangents = [t.resolve_conj().resolve_neg() if is_lazy(t) else t for t in tangents]
-        env = with_unbacked(wanted, [t.shape for t in tangents], env)
-        sizes = evaluator(env)
         leaves = [fit_strides(t, sizes(s.stride)) for t, s in zip(tangents, wanted, strict=True)]
         given = {"saved": saved, "tangent": leaves, "size": env}
         args = [given[kind][key] for kind, key in self.inputs]  # type: ignore[index]
-        if not self.create_graph:  # the program frees each value after its last use; nothing else may hold it
+        if not self.when.create_graph:  # the program frees each value after its last use; nothing else may hold it
             saved.clear()
         with torch.no_grad():
             flat = iter(self.call(args))
@@ -107,8 +140,12 @@ class CompiledBackward:
 class Backwards:
     """The compiled backwards of a region (or of a backward of it), and the tape to trace more from.
 
-    ``inputs`` says how many inputs are differentiated. ``narrow`` is told when a backward that is differentiated again
-    fixes sizes: calls with others get a specialization of their own.
+    Attributes:
+        inputs: how many inputs are differentiated.
+        takes_batches: of tangents, by ``is_grads_batched``.
+        of: where it is of a backward: which gradients of that the tangents are of.
+        narrow: is told when a backward that is differentiated again fixes sizes: calls with others get a specialization of
+            their own.
     """
 
     def __init__(
@@ -119,15 +156,12 @@ class Backwards:
         output_paths: Sequence[str],
         symbols: frozenset[Any] = frozenset(),
     ) -> None:
-        self.symbols = symbols
-        self.tape = tape
-        self.inputs, self.saved = len(tape.edges), saved
+        self.tape, self.saved, self.compile_backward = tape, saved, compile_backward
+        self.output_paths, self.symbols = tuple(output_paths), symbols
+        self.inputs = len(tape.edges)
+        self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
+        self.of: tuple[int, ...] | None = None
         self.narrow: Callable[[], None] | None = None
-        self.of_backward = False
-        self.takes_batches = not any(
-            map(is_traceable, (*tape.outputs, *tape.inputs))
-        )  # of tangents, by `is_grads_batched`
-        self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
@@ -145,90 +179,66 @@ class Backwards:
             with TRACE_LOCK:
                 hit = self._lookup(tangents, create_graph, env)
                 if hit is None:
-                    hit = self._trace([None if t is None else contiguous(t) for t in tangents], create_graph, env)
+                    hit = self._trace(tangents, create_graph, env)
                     self.add(hit)
         return hit
 
     def _lookup(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward | None:
         return next((entry for entry in self.compiled if entry.serves(tangents, create_graph, env)), None)
 
-    def served(self, tangents: Sequence[Spec | None], env: Env) -> CompiledBackward | None:
-        """The backward that is known for these tangents, of static sizes."""
-        return self._lookup(tangents, False, env)
-
-    def _trace(
-        self,
-        tangents: Sequence[Spec | None],
-        create_graph: bool,
-        env: Env,
-    ) -> CompiledBackward:
-        cause: Exception | None = None
-        try:
-            entry = self._trace_of(self.tape, tangents, create_graph, env)
-            failed = next((c for c in entry.conditions if not holds(c, env)), None)
-            if failed is None:
-                return entry
-        except Exception as error:  # it may fail for the sizes of the call that was captured alone
-            traced_for = torch_api.symbol_values(self.tape.session.shape_env)
-            failed = next((c for c in torch_api.equalities(self.symbols, traced_for) if not holds(c, env)), None)
-            if failed is None:
-                raise
-            cause = error
-        if self.narrow is not None:
-            self.narrow()
-        raise self._other_sizes(failed, env) from cause
-
-    def _trace_of(
-        self,
-        tape: Tape,
-        tangents: Sequence[Spec | None],
-        create_graph: bool,
-        env: Env,
-    ) -> CompiledBackward:
+    def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
+        tape, shape_env = self.tape, self.tape.session.shape_env
         live = [flatten(o)[1] for o in tape.outputs]
         rows = zip(tangents, live, strict=True)
-        specs = [None if t is None else symbolic(_grad_alone(t, create_graph), o, env) for t, o in rows]
-        shape_env = tape.session.shape_env
+        specs = [None if t is None else traced_as(t, o, create_graph, env) for t, o in rows]
         assumed = torch_api.assumptions_of(shape_env)
         before = set(torch_api.shape_conditions(shape_env, self.symbols))
+        autocast = torch_api.autocast_state()
         try:
-            traced = tape.trace(specs, create_graph=create_graph, autocast=torch_api.autocast_state())
-            entry = self.build(traced, specs, create_graph)
+            traced = tape.trace(specs, create_graph=create_graph, autocast=autocast)
+            program = self._compile(traced, tangents)
             torch_api.fix_rounded(shape_env, since=len(assumed.guards))
             conditions = tuple(c for c in torch_api.shape_conditions(shape_env, self.symbols) if c not in before)
             met = {s for guard in shape_env.guards[len(assumed.guards) :] for s in guard.expr.free_symbols}
+        except Exception as error:  # it may fail for the sizes of the call that was captured alone
+            there = torch_api.equalities(self.symbols, torch_api.symbol_values(shape_env))
+            failed = next((c for c in there if not holds(c, env)), None)
+            if failed is None:
+                raise
+            raise self._other_sizes(failed, env) from error
         finally:  # they hold for this backward; the next one that is traced must find out anew
             torch_api.restore_assumptions(shape_env, assumed)
         if not tape.session.recorder.symbols.floats.isdisjoint(met - self.symbols):
             raise TangentError(
                 "this backward branches on a number that is computed of a float of the call",
                 path=", ".join(self.output_paths) or None,
-                fix="compile with automatic_dynamic=False, or pass the float as a tensor",
+                fix="compile with dynamic=False, or pass the float as a tensor",
             )
-        if (
-            (create_graph or self.of_backward)
-            and self.narrow is not None
-            and any(torch_api.is_equality(c) for c in conditions)
-        ):
+        failed = next((c for c in conditions if not holds(c, env)), None)
+        if failed is not None:
+            raise self._other_sizes(failed, env)
+        again = create_graph or self.of is not None
+        if again and self.narrow is not None and any(map(torch_api.is_equality, conditions)):
             self.narrow()
-        modes = tape.session.dtensor_modes()
-        return replace(entry, conditions=conditions, autocast=torch_api.autocast_state(), dtensor=modes)
+        when = Circumstances(create_graph, conditions, traced.guards, autocast, tape.session.dtensor_modes())
+        return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
-        values = {str(s): env[s] for s in condition.free_symbols}
+        again = "call the region again with these sizes (from now on each has a specialization of its own), or "
+        if self.narrow is not None:
+            self.narrow()
         return TangentError(
             "this backward takes other operations for other sizes or numbers, and its trace has those of another call",
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
-            got=str(values),
-            fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)"
-            if self.narrow is None
-            else "call the region again with these sizes (from now on each has a specialization of its own), or compile "
-            "with automatic_dynamic=False",
+            got=str({str(s): env[s] for s in condition.free_symbols}),
+            fix=("" if self.narrow is None else again) + "compile with dynamic=False",
         )
 
-    def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
-        """Compile a traced backward as a program over saved values and tangents."""
+    def _compile(
+        self, traced: TracedBackward, tangents: Sequence[Spec | None]
+    ) -> tuple[list[tuple[str, Any]], Boxed, Backwards | None, fx.GraphModule]:
+        """The inputs of a program over saved values and tangents, the program, the backwards of it, and its graph."""
         outputs = output_args(traced.joint.graph)[traced.num_forward :]
         # What the first backward computes of inputs alone may be saved as well; only that trace knows it by its name.
         late = {n.name for n in traced.joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"}
@@ -243,30 +253,14 @@ class Backwards:
         if verify.ENABLED:
             verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=tuple(have))
             verify.verify_backward(graph, names, {*have, *sizes})
-        place = {name: ("tangent", k) for k, name in enumerate(traced.tangents)}
+        place: dict[str, tuple[str, Any]] = {name: ("tangent", k) for k, name in enumerate(traced.tangents)}
         place |= {name: ("size", symbol) for name, symbol in sizes.items()}
-        inputs = tuple(place.get(n, ("saved", n)) for n in names)
-        frozen = tuple(None if t is None else freeze(t) for t in tangents)
         following = None
         if traced.next is not None:
-            rest = (self.compile_backward, (), self.symbols)
-            following = Backwards(traced.next, frozenset(have), *rest)
-            following.narrow, following.of_backward, following.takes_batches = self.narrow, True, self.takes_batches
-        grads = tuple(None if g is None else freeze(g) for g in traced.grads)
-        call = self.compile_backward(graph)
-        return CompiledBackward(
-            frozen,
-            create_graph,
-            inputs,
-            call,
-            grads,
-            following,
-            traced.differentiable,
-            traced.tangents,
-            traced.passed,
-            guards=traced.guards,
-            graph=graph,
-        )
+            following = Backwards(traced.next, frozenset(have), self.compile_backward, (), self.symbols)
+            following.of, following.narrow = traced.differentiable, self.narrow
+            following.takes_batches = self.takes_batches
+        return [place.get(n, ("saved", n)) for n in names], self.compile_backward(graph), following, graph
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
         """Nodes that are a size symbol of the region: each call knows its value, so nobody has to save it."""
@@ -284,16 +278,6 @@ class Backwards:
             fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__ that says "
             "which tangent it expects",
         )
-
-
-def _grad_alone(spec: Spec, create_graph: bool) -> Spec:
-    """A tangent without what does not matter: its place, and what requires grad where nothing is differentiated again."""
-    if isinstance(spec, LeafSpec):
-        return replace(spec, storage_offset=0, requires_grad=create_graph and spec.requires_grad)
-    if isinstance(spec, WrapperSpec):
-        inners = tuple(_grad_alone(s, create_graph) for s in spec.inners)
-        return replace(spec, inners=inners, requires_grad=create_graph and spec.requires_grad)
-    return spec
 
 
 def _requires_grad(spec: Spec | None) -> bool:

@@ -10,9 +10,7 @@ import torch.fx as fx
 
 from .. import verify
 from ..backends import Backend, Compiled, Compiler, compile_with
-from ..backends.eager import compile_eager
-from ..backends.eager.blame import blame_of_compiled
-from ..backends.eager.graph_code import Listing, compile_listing
+from ..backends.eager import compile_eager, graph_code
 from ..partition.half import Half
 from ..plan import Plan
 from .delivered import delivered_by_program, targets_of, version_moves
@@ -33,7 +31,7 @@ def program_as_recorded(half: Half, plan: Plan, inference_leaves: Collection[int
     moves = version_moves(half)
     if moves is None:
         return None
-    call: Compiled = compile_listing(Listing.of_half(half), name="forward").function
+    call: Compiled = graph_code.compile_half(half, name="forward").function
     mutations = delivered_by_program(plan, {k: moves[k] for k in targets.values()})
     results = replace(plan.results, detach_values=plan.results.detach_values | set(targets))
     plan = replace(plan, mutations=replace(plan.mutations, rows=mutations), results=results)
@@ -46,14 +44,8 @@ def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: 
     """Our own back end reads the list of nodes; any other gets a graph module."""
     name = "backward" if is_backward else "forward"
     if compiler is compile_eager and half.is_plain:
-        return compile_listing(Listing.of_half(half), name=name).function
-    paths = {n.name: n.meta["path"] for n in half.inputs if "path" in n.meta}
-    explain = blame_of_compiled(
-        half.module.graph.nodes, name, paths
-    )  # before the compiler, which may rewrite the graph
-    return compile_with(
-        compiler, half.module, half.examples, is_backward=is_backward, name=backend.name, explain=explain
-    )
+        return graph_code.compile_half(half, name=name).function
+    return compile_with(compiler, half.module, half.examples, is_backward=is_backward, name=backend.name)
 
 
 def backward_compiler(backend: Backend) -> Callable[[fx.GraphModule], Compiled]:

@@ -48,7 +48,7 @@ def expression_code(expr: Any, symbols: dict[Any, str]) -> str:
             "a size is computed by a function that cannot be written as Python",
             expected="sums, products, quotients and roots of sizes",
             got=f"{', '.join(sorted(unknown))} in {text}",
-            fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)",
+            fix="compile with dynamic=False",
         )
     return text
 
@@ -409,7 +409,7 @@ def symbol_lines(
         assert row.leaf is not None
         leaf = leaves[row.leaf]
         what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
-        source.line(f"{local} = {leaf}.{what.get(row.kind, 'item()')}")
+        source.line(f"{local} = {leaf}.{what[row.kind]}")
     return symbols
 
 

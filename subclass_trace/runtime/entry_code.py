@@ -6,33 +6,90 @@ reason. Print ``specialization.source`` to read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import torch_api
+from ..capture.aliasing import alias_check
+from ..plan import (
+    BasePrimal,
+    ConstantOutput,
+    GradientOutput,
+    InputOutput,
+    LeafPrimal,
+    SameOutput,
+    SizeOutput,
+    SymbolicView,
+    ValueOutput,
+    ViewOutput,
+    gradient_of,
+)
 from ..state.values import MISSING
+from ..subclass.spec import spec_leaves
 from ..subclass.template import Examples
-from .call_code import Entry, EntryEmitter
-from .emit import symbol_lines, tensor_checks, tuple_code
-from .finish import Program
+from .delivery_code import Delivery, is_plain
+from .emit import (
+    Unwrapper,
+    Wrapper,
+    detached_outputs,
+    expression_code,
+    failed_metadata_code,
+    graph_call,
+    size_code,
+    sizes_of_outputs,
+    symbol_lines,
+    tensor_checks,
+    tuple_code,
+    wrapped,
+)
+from .finish import Call, Program, base_value, deliver_all, protected, share_values, watch_contexts, watched_contexts
+from .function_code import FunctionEmitter, needs_call
 from .guards import Guards
+from .rebuild import replay_view
+from .source import Source
 from .value_code import ValueEmitter, emit_effects
+from .writeback import set_attributes
 
 Tensor = torch.Tensor
 
 
-class GuardedEmitter(EntryEmitter):
-    """The entry of a region: Python state and thread state are compared first.
+class _Miss:
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+#: what an entry returns when the call is not for this specialization
+MISS: Any = _Miss()
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """The generated entry, and the source that it was made from."""
+
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    source: str
+
+
+class EntryEmitter:
+    """The entry of a region.
 
     ``flat``: the flat arguments of the call that it is made for; ``examples`` makes fake values of specs, to verify template
     constructors.
     """
 
     def __init__(self, program: Program, guards: Guards, flat: Sequence[Any], examples: Examples) -> None:
-        super().__init__(program, guards.ambient, guards.alias, flat, examples)
-        self.guards = guards
+        self.program, self.plan, self.guards, self.ambient = program, program.plan, guards, guards.ambient
+        self.examples = examples
+        self.source = Source()
+        self.source.bind("MISS", MISS)
+        self.values: dict[str, Tensor] = {}
+        self.unwrapper = Unwrapper(self.source, "return MISS", self.values)
+        self.real_inputs = [row.of(flat) for row in self.plan.inputs.rows]
+        #: is no more to be delivered than is written straight down? The rest is `finish.deliver_all`'s
+        self.simple = is_plain(self.plan, self.real_inputs, inference=self.ambient.inference)
 
     def emit(self) -> Entry:
         """Write the entry from top to bottom."""
@@ -56,7 +113,8 @@ class GuardedEmitter(EntryEmitter):
             s.depth = 2
         checks = tensor_checks(s, self.unwrapper.checks, self.values, symbols, self._env(symbols))
         s.line(f"if not ({checks}): return MISS")
-        self._rest_of_guards(inputs, leaves, symbols)
+        for failed in self._other_conditions(inputs, leaves, symbols):
+            s.line(f"if {failed}: return MISS")
         if symbols:
             s.depth = 1
             s.line("except ArithmeticError: return MISS")
@@ -120,3 +178,188 @@ class GuardedEmitter(EntryEmitter):
         if a.attention is not None:
             parts.append(torch_api.other_attention_code(a.attention, s.bind))
         s.line(f"if ({' or '.join(parts)}): return MISS")
+
+    def _inputs(self, flat: Sequence[str]) -> list[str]:
+        """A local name for each distinct input; other positions must hold the same tensor."""
+        s, plan = self.source, self.plan
+        names: list[str] = []
+        for number, row in enumerate(plan.inputs.rows):
+            if row.of_gradient:
+                owner = flat[row.position]
+                names.append(f"g{number}")
+                others = f"{s.bind('gradient_of', gradient_of)}({owner})"
+                s.line(f"{names[-1]} = {owner}.grad if {owner}.is_leaf else {others}")
+                s.line(f"if {names[-1]} is None: return MISS")
+            else:
+                names.append(flat[row.position])
+            self.values[names[-1]] = self.real_inputs[number]
+        for position, found in enumerate(plan.inputs.positions):
+            if found is not None and flat[position] != names[found]:
+                s.line(f"if {flat[position]} is not {names[found]}: return MISS")
+        return names
+
+    def _unwrap(self, inputs: Sequence[str]) -> list[str]:
+        """A local name for each dense leaf; a leaf in several places must be one tensor."""
+        table: dict[int, str] = {}
+        checks = self.unwrapper.checks
+        for row, name in zip(self.plan.inputs.rows, inputs, strict=True):
+            start = len(checks.tensors)
+            leaves = self.unwrapper.unwrap(name, row.spec)
+            for place, leaf in zip(row.leaves, leaves, strict=True):
+                known = table.setdefault(place, leaf)
+                if known != leaf:
+                    checks.conditions.append(f"{leaf} is {known}")
+                    checks.tensors[start:] = [t for t in checks.tensors[start:] if t[0] != leaf]
+        return [table[k] for k in range(self.plan.inputs.leaf_count)]
+
+    def _other_conditions(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> list[str]:
+        """What, beside the checks of each value, tells that the specialization does not serve the call."""
+        s, plan = self.source, self.plan
+        failed = [f"not {expression_code(c, symbols)}" for c in plan.inputs.conditions]
+        for row, name in zip(plan.inputs.rows, inputs, strict=True):
+            failed += failed_metadata_code(s, row, name)
+        asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs.rows, inputs, strict=True) if row.requires_grad]
+        if asks:
+            known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
+            found = s.bind("grad_dtypes", torch_api.grad_dtypes)
+            failed.append(f"{found}(({tuple_code([name for name, _ in asks])})) != {known}")
+        if plan.inputs.offsets_matter:
+            offsets: dict[int, Any] = {}
+            for row in plan.inputs.rows:
+                own = zip(row.leaves, spec_leaves(row.spec), strict=True)
+                offsets.update((k, leaf.storage_offset) for k, leaf in own)
+            failed += [f"{leaves[k]}.storage_offset() != {size_code(n, symbols)}" for k, n in offsets.items()]
+        if self.guards.alias is not None:
+            specs = [leaf for row in plan.inputs.rows for leaf in spec_leaves(row.spec)]
+            strided = all(leaf.layout is torch.strided for leaf in specs)
+            check = s.bind("alias_check", alias_check(self.guards.alias, strided=strided))
+            failed.append(f"not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))")
+        return failed
+
+    # ---------------------------------------------------------------- running
+    def _run(
+        self, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]
+    ) -> list[str]:
+        """Emit the call; returns an expression for each flat output."""
+        s, plan = self.source, self.plan
+        for m in plan.mutations.rows:
+            if m.starts_grad:
+                s.line(f"{inputs[m.input]}.requires_grad_()")
+        s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
+        if plan.inputs.handed_on:
+            s.line(f"env = {self._env(symbols)}")
+            for mark in plan.inputs.handed_on:
+                s.line(f"env[{s.constant(mark, 'mark')}] = {mark.code.replace('{}', inputs[mark.number])}")
+        env = "env" if plan.inputs.handed_on else self._env(symbols)
+        state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
+        if needs_call(plan) or not self.simple or plan.results.aliases:
+            s.line(f"call = {state}")
+            env = "call.env"
+        values = self._train(inputs) if plan.trains else self._infer(symbols, env)
+        if plan.results.aliases or not self.simple:
+            s.line(f"w = [{', '.join(values)}]")
+            values = [f"w[{k}]" for k in range(len(values))]
+        known = f"{s.constant(plan, 'plan')}, call, w"
+        if plan.results.aliases:
+            s.line(f"{s.bind('share_values', share_values)}({known}, within=False)")
+        if self.simple:
+            Delivery(s, plan, inputs, leaves).write(values, grad=self.ambient.grad)
+        else:
+            s.line(f"{s.bind('deliver_all', deliver_all)}({known})")
+        results: list[str] = []
+        for o in plan.results.outputs:  # each is made once
+            made = self._result(o, flat, inputs, values, results, env)
+            results.append(s.name("r"))
+            s.line(f"{results[-1]} = {made}")
+            if attributes := getattr(o, "attributes", {}):
+                known = f"{results[-1]}, {s.constant(attributes, 'attributes')}"
+                s.line(f"{s.bind('set_attributes', set_attributes)}({known})")
+        for number, output in plan.mutations.gradients:
+            s.line(f"{inputs[number]}.grad = {results[output]}")
+        if plan.mutations.grad_mode_after is not None:
+            s.line(f"{s.bind('set_grad', torch_api.set_grad)}({plan.mutations.grad_mode_after})")
+        return results
+
+    def _result(
+        self,
+        o: Any,
+        flat: Sequence[str],
+        inputs: Sequence[str],
+        values: Sequence[str],
+        results: Sequence[str],
+        env: str,
+    ) -> str:
+        """The expression of one flat output."""
+        s = self.source
+        if isinstance(o, ConstantOutput):
+            return s.constant(o.value, "result")
+        if isinstance(o, SameOutput):
+            return results[o.result]
+        if isinstance(o, InputOutput):
+            return flat[o.position]
+        if isinstance(o, GradientOutput):
+            return inputs[o.input]
+        if isinstance(o, ViewOutput):
+            sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
+            base = (inputs if o.of_input else values)[o.base]
+            return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
+        if isinstance(o, ValueOutput):
+            return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
+        assert isinstance(o, SizeOutput)
+        return f"call.sizes[{o.index}]"
+
+    def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
+        if isinstance(primal, LeafPrimal):
+            return leaves[primal.leaf]
+        if isinstance(primal, BasePrimal):
+            base = self.source.bind("base_value", base_value)
+            known = self.source.constant(primal, "base")
+            return f"{base}({known}, [{', '.join(leaves)}], {size_code(primal.numel, symbols)})"
+        return size_code(primal.size, symbols)
+
+    def _env(self, symbols: dict[Any, str]) -> str:
+        rows = [f"{self.source.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
+        return f"{{{', '.join(rows)}}}"
+
+    def _infer(self, symbols: dict[Any, str], env: str) -> list[str]:
+        """Call the graph and rewrap; gradients are off while it runs."""
+        s, plan = self.source, self.plan
+        s.bind("forward", self.program.forward)
+        wants = any(row.requires_grad for row in plan.inputs.rows) or any(m.starts_grad for m in plan.mutations.rows)
+        guarded = self.ambient.grad and wants
+        if guarded:
+            s.bind("set_grad", torch_api.set_grad)
+            s.line("set_grad(False)")
+            s.line("try:")
+            s.depth += 1
+        s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))
+        symbols = symbols | sizes_of_outputs(s, plan)
+        flat = detached_outputs(s, plan, self._left_out())
+        wrapper = Wrapper(s, self.examples, symbols, env)
+        values = wrapped(wrapper, plan.results.values, iter(flat), self._left_out())
+        if guarded:
+            s.line("pass")
+            s.depth -= 1
+            s.line("finally: set_grad(True)")
+        return values
+
+    def _left_out(self) -> Collection[int]:
+        """Values that nobody asks for: their contents are where they belong."""
+        return self.plan.mutations.spent_values if self.simple else ()
+
+    def _train(self, inputs: Sequence[str]) -> list[str]:
+        """Apply the generated autograd.Function."""
+        s, plan = self.source, self.plan
+        emitter = FunctionEmitter(self.program, self.ambient, self.examples, self._left_out())
+        s.bind("apply", torch_api.base_apply(emitter.emit()))
+        given = [inputs[i] for i in plan.gradients.differentiated]
+        made = f"apply(p, {', '.join(['call', *given] if needs_call(plan) else given)})"
+        if self.ambient.grad:
+            s.line(f"v = {made}")
+        else:  # the region enables gradients itself
+            s.bind("enable_grad", torch.enable_grad)
+            s.line(f"with enable_grad(): v = {made}")
+        if watched := watched_contexts(plan):
+            known = f"{s.constant(plan, 'plan')}, {watched}, ({tuple_code(inputs)}), v"
+            s.line(f"{s.bind('watch_contexts', watch_contexts)}({known})")
+        return [f"v[{k}]" for k in range(len(plan.results.values))] if len(plan.results.values) != 1 else ["v"]

@@ -14,7 +14,6 @@ import torch
 
 from .. import torch_api
 from ..errors import UnsupportedError
-from ..plan import Plan, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from ..torch_api.dynamo import never_compiled
@@ -26,8 +25,8 @@ Tensor = torch.Tensor
 
 def run_backward(
     backwards: Backwards, ctx: Any, saved: dict[str, Any], tangents: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
-    """Gradients for whatever tangents arrive.
+) -> tuple[Sequence[Tensor | None], CompiledBackward | None]:
+    """Gradients for whatever tangents arrive, and what has computed them.
 
     Args:
         ctx: of the node: its ``env``, and where it leads to.
@@ -35,7 +34,7 @@ def run_backward(
         tangents: one per differentiable output; None where the caller uses that output not at all.
     """
     if all(t is None for t in tangents):
-        return [None] * backwards.inputs
+        return [None] * backwards.inputs, None
     batched = any(map(torch_api.is_batched, tangents))
     if batched and not backwards.takes_batches:
         raise UnsupportedError(
@@ -51,8 +50,8 @@ def run_backward(
     with torch_api.disable_autocast():
         if not create_graph:
             leaves = [leaf for r in rows if r is not None for leaf in r[0]]
-            return entry.pass_on(entry.run(saved, leaves, env), tangents)
-        return entry.pass_on(_with_history(entry, ctx, saved, tangents, env), tangents)
+            return entry.pass_on(entry.run(saved, leaves, env), tangents), entry
+        return entry.pass_on(_with_history(entry, ctx, saved, tangents, env), tangents), entry
 
 
 def _with_history(
@@ -129,44 +128,9 @@ def edges_of(ctx: Any) -> list[Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------- what is saved
-# Note [What is saved]
-# ~~~~~~~~~~~~~~~~~~~~
-# ``ctx.saved`` is the list of the dense tensors that the backward reads, ``ctx.versions`` has the versions of them then, and
-# ``ctx.watched`` those of the wrappers that they are leaves of, behind weak references: operations on a wrapper do not move
-# the counters of its leaves, and one that nobody holds is not written. That is half of what ``save_for_backward`` costs.
-# Autograd's own variables serve where they do more, and then ``ctx.saved`` is None: where saved-tensor hooks are active, and
-# for what has no version. A result that is saved is kept as an alias,
-# which shares its version: itself it would be a cycle.
-def saved_of(ctx: Any, plan: Plan) -> list[Any]:
-    """What the forward has kept, as a list that is free for its reader; gone from the node, unless the graph is retained.
-
-    Raises:
-        RuntimeError: autograd's, for a second backward; or something was written since.
-    """
-    check_watched(ctx)
-    if ctx.saved is None:
-        saved = list(ctx.saved_tensors)
-        ctx.maybe_clear_saved_tensors()
-        return saved
-    if tuple([t._version for t in ctx.saved]) != ctx.versions:
-        raise written_since(ctx, plan)
-    saved = list(ctx.saved)
-    release(ctx)
-    return saved
-
-
-def release(ctx: Any) -> None:
-    """Let go of what is saved, unless the graph is retained. (Where that is nothing, a second backward is none too many.)"""
-    if ctx.saved and not torch_api.keeps_graph():
-        let_go(ctx)
-
-
-def let_go(ctx: Any) -> None:
-    """Let go of what is saved. (Torch's compiled autograd hands a backward an object that stands for the node.)"""
-    node = getattr(ctx, "real", ctx)
-    node.saved, node.watched = None, ()
-
-
+# Autograd keeps what the backward reads, and compares its versions (``save_for_backward``). Operations on a wrapper do not move
+# the counters of its leaves: ``ctx.watched`` has the versions of wrappers of which a leaf is saved, behind weak references: one
+# that nobody holds is not written.
 def watch(values: Sequence[Tensor]) -> tuple[tuple[Any, int], ...]:
     """References to wrappers, which keep none of them alive, with their versions."""
     return tuple([(weakref.ref(t), t._version) for t in values if not t.is_inference()])
@@ -178,29 +142,10 @@ def check_watched(ctx: Any) -> None:
         t = reference()
         if t is not None and t._version != version:
             kind = f"a {t.dtype} {type(t).__qualname__} of shape {[*t.shape]}".replace("torch.", "")
-            raise changed(f"{kind} whose inner tensor the backward reads")
-
-
-def written_since(ctx: Any, plan: Plan | None = None) -> RuntimeError:
-    """What autograd raises for a saved tensor that was written between forward and backward, with its path."""
-    rows = [row for row in plan.gradients.saved if row.is_tensor] if plan is not None else []
-    texts = iter(_saved_text(r) for r, t, v in zip(rows, ctx.saved, ctx.versions, strict=False) if t._version != v)
-    return changed(next(texts, "a tensor that the backward reads"))
-
-
-def changed(what: str) -> RuntimeError:
-    """What autograd raises for a tensor that was written between forward and backward."""
-    return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"{what}, was written after the forward. Write to a clone of it."
-    )
-
-
-def _saved_text(row: SavedValue) -> str:
-    kind = f"a {row.dtype} tensor of shape {[*row.shape]} that the backward reads"
-    if row.path is not None:
-        return f"{row.path}, {kind}"
-    return f"{kind}, which {row.operation}{f' at {row.where}' if row.where else ''} has made"
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{kind} whose inner tensor the backward reads, was written after the forward. Write to a clone of it."
+            )
 
 
 # ---------------------------------------------------------------------------------------------- Functions
@@ -232,7 +177,8 @@ class DifferentiableBackward(torch.autograd.Function):
         tensors = {n: v.detach() if v.requires_grad else v for n, v in tensors.items()}
         ctx.names = tuple(tensors)
         ctx.save_for_backward(*tensors.values())
-        fixed = [g for k, g in enumerate(grads) if g is not None and k not in entry.differentiable]
+        assert entry.next is not None and entry.next.of is not None
+        fixed = [g for k, g in enumerate(grads) if g is not None and k not in entry.next.of]
         ctx.mark_non_differentiable(*fixed)
         return tuple(grads)
 
@@ -240,11 +186,11 @@ class DifferentiableBackward(torch.autograd.Function):
     @never_compiled
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """One order higher, by the same machinery."""
-        entry: CompiledBackward = ctx.entry
-        assert entry.next is not None
+        following: Backwards = ctx.entry.next
+        assert following.of is not None
         check_watched(ctx)
         saved = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors, strict=False))}
-        found = run_backward(entry.next, ctx, saved, [grads[k] for k in entry.differentiable])
+        found, _ = run_backward(following, ctx, saved, [grads[k] for k in following.of])
         return (None, None, None, None, None, *found)
 
 

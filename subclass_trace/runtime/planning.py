@@ -93,7 +93,6 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             differentiable=captured.gradients.differentiable,
             differentiated=captured.gradients.differentiated,
             saved=saved,
-            saved_results=_saved_results(forward, captured, len(saved)),
             watched_inputs=watched_inputs,
             watched_values=watched_values,
         ),
@@ -166,8 +165,6 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
             ragged = torch_api.ragged_parts(n) if is_ragged(n) else None
             if ragged is not None:
                 rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
-    for k, n in enumerate(captured.inputs.leaf_primals):
-        note(captured.session.items.get(f"primals_{n + 1}"), "item", k, None, 0)
     return list(rows.values())
 
 
@@ -217,18 +214,6 @@ def _detach(forward: Half, captured: Captured) -> frozenset[int]:
 def _is_view(node: fx.Node) -> bool:
     made: Any = node.args[0] if node.target is operator.getitem else node
     return isinstance(made.target, torch_api.OpOverload) and made.target.is_view
-
-
-def _saved_results(forward: Half, captured: Captured, saved: int) -> frozenset[int]:
-    """The saved values, by place, that share memory with a differentiable result that is a plain tensor."""
-    nodes = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
-    parts, plain = iter(nodes), set()
-    for k, spec in enumerate(captured.results.values):
-        own = [next(parts) for _ in range(leaf_count(spec))]
-        if k in captured.gradients.differentiable and not isinstance(spec, WrapperSpec):
-            plain |= {memory_of(t) for t in own if isinstance(t, Tensor)}
-    rows = enumerate(nodes[len(nodes) - saved :])
-    return frozenset(k for k, t in rows if isinstance(t, Tensor) and memory_of(t) in plain)
 
 
 def memory_of(value: Tensor) -> Any:

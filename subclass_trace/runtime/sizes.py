@@ -118,8 +118,6 @@ def read_symbol(
         return int(inputs[row.input].shape[row.dim])
     assert row.leaf is not None
     leaf = leaves[row.leaf]
-    if row.kind == "item":
-        return leaf.item()
     if row.kind == "size":
         return int(leaf.shape[row.dim])
     return int(leaf.stride(row.dim) if row.kind == "stride" else leaf.storage_offset())

@@ -16,9 +16,9 @@ from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import output_args
 from ..capture.tape import Tape
-from ..errors import NeedsEager, SideEffectError, SubclassTraceError
+from ..errors import NeedsEager, SideEffectError
 from ..partition.half import Half
-from ..partition.interface import Partitioned, Partitioner, partition
+from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
 from ..partition.rules import Facts
 from ..partition.saved import saved_table
@@ -27,12 +27,11 @@ from ..plan import (
     ValueOutput,
 )
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import Spec, WrapperSpec, leaf_count
-from .backward import Backwards, CompiledBackward
+from ..subclass.spec import WrapperSpec, leaf_count
+from .backward import Backwards, Circumstances, CompiledBackward
 from .compiling import backward_compiler, compile_half, program_as_recorded
 from .finish import Program
 from .planning import FlatArguments, conditions_of, make_plan, number_symbols
-from .sizes import freeze
 
 Tensor = torch.Tensor
 
@@ -76,14 +75,13 @@ def build_program(
         own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
         half, call, plan = own or _functional(captured, flat, backend)
         return Program(plan, call, None), Graphs(None, half, None)
-    guess: list[Spec] = []
     try:
         guess = captured.tape.guess()
         traced = captured.tape.trace(guess)
     except (NeedsEager, SideEffectError):
         raise
     except Exception as error:
-        if _fails_in_eager(error, guess) and _each_fails(captured.tape, guess):
+        if _is_spent(captured.tape):
             return _forward_alone(captured, flat, backend)
         raise NeedsEager(  # whatever it is, eager would raise it in the backward, if there ever is one
             "the backward of the region cannot be traced",
@@ -117,7 +115,10 @@ def build_program(
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
-    first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
+    number = {name: k for k, name in enumerate(traced.tangents)}
+    inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs]
+    when = Circumstances(state=traced.guards, dtensor=captured.session.dtensor_modes())
+    first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, parts.second)
     plan = _with_conditions(captured, plan)  # compiling may have added some
     known = number_symbols(plan.inputs.symbols)
     names = frozenset(parts.saved)
@@ -166,55 +167,25 @@ def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compile
 
 
 def _forward_alone(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Program, Graphs]:
-    """A region whose results have no backward: nothing is saved for one, and a caller's raises what it does in eager."""
+    """The results of a whole training step: nothing is saved, and a caller's backward raises what it does in eager."""
     assert captured.tape is not None
     own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
     half, call, plan = own or _functional(captured, flat, backend)
-    backwards = Backwards(
-        captured.tape, frozenset(), backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols)
-    )
-    return Program(plan, call, backwards), Graphs(None, half, None)
+    rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
+    return Program(plan, call, Backwards(captured.tape, frozenset(), *rest)), Graphs(None, half, None)
 
 
-def _fails_in_eager(error: Exception, guess: Sequence[Spec]) -> bool:
-    """Would a backward raise it in eager mode as well? That it is spent, surely; what torch's or a class's code says of
-    anything but values inside tensors, where the tangents are dense: nothing hangs on the guess of their classes then."""
-    if isinstance(error, (SubclassTraceError, *torch_api.DATA_DEPENDENT_ERRORS)):
-        return False
-    return torch_api.says_spent(error) or not any(isinstance(spec, WrapperSpec) for spec in guess)
-
-
-def _each_fails(tape: Tape, guess: Sequence[Spec]) -> bool:
-    """Has no result a backward? A way back from several results meets what one of them meets."""
-    for k in range(len(guess) if len(guess) > 1 else 0):  # of a single one it is known
+def _is_spent(tape: Tape) -> bool:
+    """Has the region differentiated all its results itself, so that no backward is left?"""
+    guess = tape.guess()
+    for k in range(len(guess)):
         try:
             tape.trace([spec if n == k else None for n, spec in enumerate(guess)])
         except Exception as error:
-            if _fails_in_eager(error, [guess[k]]):
+            if torch_api.says_spent(error):
                 continue
         return False
     return True
-
-
-def _first_backward(
-    parts: Partitioned, traced: Any, guess: Sequence[Any], call: Compiled, modes: torch_api.DTensorModes | None
-) -> CompiledBackward:
-    number = {name: k for k, name in enumerate(traced.tangents)}
-    inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs)
-    return CompiledBackward(
-        tangents=tuple(map(freeze, guess)),
-        create_graph=False,
-        inputs=inputs,
-        call=call,
-        grads=tuple(None if g is None else freeze(g) for g in traced.grads),
-        next=None,
-        differentiable=(),
-        tangent_names=traced.tangents,
-        passed=traced.passed,
-        guards=traced.guards,
-        dtensor=modes,
-        graph=parts.second,
-    )
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:

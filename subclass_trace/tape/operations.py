@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..runtime.finish import Program
 from ..torch_api import tape as _door
 
 Tensor = torch.Tensor
@@ -135,7 +134,6 @@ def run_backward(
     if fill and None in [g if g is None else 0 for g in grads]:
         grads = tuple(_door.zeros_for(ctx, i) if g is None else g for i, g in enumerate(grads))
     cls = _door.forward_class(ctx)
-    _check_kept(ctx, cls, saved)
     stand_in = BackwardContext(ctx, saved, packed)
     function = cls.backward if cls.vjp is torch.autograd.Function.vjp else cls.vjp
     boxed = getattr(cls, "boxed_grads_call", False)
@@ -150,18 +148,6 @@ def run_backward(
         if result is not None and not isinstance(result, Tensor):
             raise RuntimeError(f"expected Variable or None (got {type(result).__name__})")
     return results
-
-
-def _check_kept(ctx: Any, cls: Any, saved: Sequence[Any]) -> None:
-    """A region keeps its activations on the node, and frees them there: the engine, which would know, has freed nothing.
-
-    Raises:
-        RuntimeError: they are gone.
-    """
-    program = getattr(cls, "program", None)
-    if isinstance(program, Program) and not saved and ctx.saved is None:
-        if any(row.is_tensor for row in program.plan.gradients.saved):
-            raise _door.freed()
 
 
 # ---------------------------------------------------------------------------------------------- in-place on views

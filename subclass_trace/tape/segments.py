@@ -69,7 +69,7 @@ class Segment:
             return [r.detach() if isinstance(r, Tensor) and r._is_view() else r for r in function(given)]
 
         segment.has_no_state = True  # type: ignore[attr-defined]
-        self.region = Region(segment, Options(backend=backend, dynamic=dynamic))
+        self.region = Region(segment, Options(backend=backend, dynamic=dynamic or None))
         self.refused: Exception | None = None  # why it runs as it is
         self.fast: list[tuple[Callable[..., bool], Callable[[list[Any]], Any]]] = []
 

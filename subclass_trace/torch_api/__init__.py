@@ -38,8 +38,6 @@ from .autograd import is_custom_function_output as is_custom_function_output
 from .autograd import is_custom_node as is_custom_node
 from .autograd import is_multi_output_view as is_multi_output_view
 from .autograd import is_tracked_view as is_tracked_view
-from .autograd import keeps_graph as keeps_graph
-from .autograd import keeps_graph_now as keeps_graph_now
 from .autograd import make_nonleaf as make_nonleaf
 from .autograd import mark_multi_output_view as mark_multi_output_view
 from .autograd import move_versions as move_versions

@@ -131,11 +131,6 @@ def saved_tensor_hooks_active() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def keeps_graph() -> bool:
-    """Inside a backward: does the running graph task retain the graph?"""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
 def is_custom_function_output(t: torch.Tensor) -> bool:
     """Was this made by a user's autograd.Function (Python or C++)?"""
     return is_custom_node(t.grad_fn)
@@ -171,9 +166,6 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` without its Python prologue; only right when no functorch transform is active."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
-
-
-keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 @contextlib.contextmanager

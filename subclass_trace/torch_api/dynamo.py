@@ -1,4 +1,4 @@
-"""What `frontends/dynamo.py` needs of torch's private API: Dynamo's tracing context, its sources, its operators.
+"""What `frontends/dynamo.py` needs of torch's private API: Dynamo's numbers, its operators, its errors.
 
 Nothing here imports Dynamo when it is imported: the functions run inside a compilation, where Dynamo is loaded.
 """
@@ -9,17 +9,12 @@ import contextlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import DimDynamic, SubclassSymbolicContext
-from torch.utils._sympy.symbol import SymT, symbol_is_type
-
-from .symbols import symbol_values
 
 
 def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
@@ -33,94 +28,11 @@ def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
     return torch.compile(function, backend=OUR_BACKEND, **options)
 
 
-def tracing_context() -> Any:
-    """The context of the compilation that is going on, with ``fake_mode`` and ``tensor_to_context``; None if there is none."""
-    context = TracingContext.try_get()
-    return None if context is None or context.fake_mode is None else context
-
-
-def symbolic_context(context: Any, value: torch.Tensor) -> Any:
-    """Which sizes of a graph input Dynamo made symbols of, and which ones; None where it made none."""
-    return context.tensor_to_context.get(value)
-
-
-def inner_context(outer: Any, name: str) -> Any:
-    """The same for the inner tensor ``name`` of a wrapper."""
-    return outer.inner_contexts.get(name) if isinstance(outer, SubclassSymbolicContext) else None
-
-
-def has_symbols(context: Any) -> bool:
-    """Did Dynamo make a symbol of any size, stride or offset of this dense tensor or of this wrapper itself?"""
-    if context is None:
-        return False
-    kinds = (*context.dynamic_sizes, *context.dynamic_strides)
-    return any(k not in (DimDynamic.STATIC, DimDynamic.INFER_STRIDE) for k in kinds)
-
-
-def placeholder_source(node: torch.fx.Node) -> Any:
-    """Where Dynamo found the value of a placeholder; None for a graph of another maker."""
-    source = getattr(node, "_dynamo_source", None)
-    if source is None and "grapharg" in node.meta:
-        source = node.meta["grapharg"].source
-    return source
-
-
-def attribute_source(source: Any, name: str) -> Any:
-    """The source of attribute ``name`` of a value."""
-    from torch._dynamo.source import AttrSource
-
-    return AttrSource(source, name)
-
-
-def source_text(source: Any) -> str:
-    """``L['x']._parameters['weight']`` and the like."""
-    return str(source.name)
-
-
-def fake_input(mode: Any, value: torch.Tensor, source: Any, context: Any, number: Any = None) -> torch.Tensor:
-    """A fake tensor with the symbols that Dynamo made for ``value``.
-
-    ``number`` is the one for the number inside. Torch would make another one, of which Dynamo knows nothing: what a trace
-    takes for true of it would be no guard.
-    """
-    fake: torch.Tensor = mode.from_tensor(value, static_shapes=False, source=source, symbolic_context=context)
-    if isinstance(fake, FakeTensor):
-        fake.item_memo = number
-    return fake
-
-
-def known_item(fake: object) -> Any:
-    """The symbol that stands for the number in an input without dimensions; None where there is none.
-
-    One that is known in the call (Dynamo makes them of Python floats), not one of a value inside a tensor.
-    """
-    number = fake.item_memo if isinstance(fake, FakeTensor) else None
-    return None if number is None or number.node.hint is None else number
-
-
 def placeholder_number(node: torch.fx.Node) -> Any:
-    """`known_item` of what Dynamo traced with for a placeholder."""
-    return known_item(node.meta.get("example_value"))
-
-
-def float_arguments(env: Any) -> frozenset[str]:
-    """The symbols of the floats that came in as tensors, by name."""
-    return frozenset(str(s) for s in symbol_values(env) if symbol_is_type(s, SymT.FLOAT))
-
-
-def trace_again_with_numbers(names: Collection[str]) -> None:
-    """Make Dynamo trace anew, with these floats as numbers that it guards; returns if it has been told before.
-
-    As torch's own pass ``tensorify_python_scalars`` does with what it cannot turn into tensors.
-    """
-    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-    from torch._dynamo.symbolic_convert import TensorifyState
-
-    new = [n for n in names if not TensorifyState.should_specialize(n)]
-    for name in new:
-        TensorifyState.specialize(name)
-    if new:
-        raise TensorifyScalarRestartAnalysis(restart_reason="a float argument becomes a number")
+    """The symbol that stands for the number in an input without dimensions, as Dynamo makes them of Python floats; or None."""
+    fake = node.meta.get("example_value")
+    number = fake.item_memo if isinstance(fake, FakeTensor) else None
+    return None if number is None or number.node.hint is None else number  # one of a value inside a tensor has none
 
 
 def is_of_dynamo(error: Exception) -> bool:

@@ -94,14 +94,11 @@ def _chained(graph: torch.fx.Graph, node: torch.fx.Node, token: torch.fx.Node, c
 
 
 def inductor_compile(
-    gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool, is_inference: bool, visible: list[int]
-) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None]]:
-    """Compile one dense graph, which inductor rewrites in place.
+    gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool, is_inference: bool
+) -> Callable[..., Any]:
+    """Compile one dense graph, which inductor rewrites in place; a boxed callable.
 
-    Outputs at the places in ``visible`` keep their traced strides. Random numbers are those of eager mode.
-
-    Returns: the boxed callable, and for each output the strides that it will have (None for what is no tensor);
-    the list is empty where inductor reports none.
+    All outputs keep their traced strides. Random numbers are those of eager mode.
     """
     from torch._dynamo.convert_frame import compile_lock
     from torch._guards import TracingContext, tracing
@@ -113,25 +110,23 @@ def inductor_compile(
     vals = [node.meta.get("val") for node in gm.graph.nodes]
     mode = next((v.fake_mode for v in (*example_inputs, *vals) if isinstance(v, FakeTensor)), None) or FakeTensorMode()
     fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x for x in example_inputs]
-    gm.graph.output_node().meta["user_visible_output_idxs"] = visible
-    context = TracingContext(mode)
+    results = gm.graph.output_node()
+    results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))  # type: ignore[arg-type]
     with (
         compile_lock,
         plain_dispatch(),
-        tracing(context),
+        tracing(TracingContext(mode)),
         V.set_fake_mode(mode),
         _with_real_constants(mode),
         config.patch(fallback_random=True),
     ):
         if is_inference:  # in training torch runs these passes on the joint graph, which our partitioners have cut
             _recursive_joint_graph_passes(gm)
-        with TracingContext.report_output_strides() as strides:
-            compiled = compile_fx_inner(
-                gm,
-                fakes,
-                static_input_idxs=(),
-                cudagraphs=BoxedBool(False),
-                is_backward=is_backward,
-                is_inference=is_inference,
-            )
-    return compiled, list(strides or ())
+        return compile_fx_inner(
+            gm,
+            fakes,
+            static_input_idxs=(),
+            cudagraphs=BoxedBool(False),
+            is_backward=is_backward,
+            is_inference=is_inference,
+        )

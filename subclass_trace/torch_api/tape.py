@@ -136,16 +136,6 @@ def forward_class(ctx: Any) -> Any:
     return ctx._forward_cls
 
 
-def freed() -> RuntimeError:
-    """What autograd raises in a second backward through a graph that was freed."""
-    return RuntimeError(
-        "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
-        "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
-        "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access "
-        "saved tensors after calling backward."
-    )
-
-
 def zeros_for(ctx: Any, number: int) -> torch.Tensor:
     """Zeros in the place of an undefined gradient."""
     row = ctx._input_metadata[number]

@@ -73,7 +73,7 @@ def test_linear(name, training, dynamic) -> None:
     def arguments() -> Any:
         return randn(3, 4).requires_grad_(training), MAKERS[name]().requires_grad_(training)
 
-    region = assert_both(program, arguments, dynamic=dynamic)
+    region = assert_both(program, arguments, dynamic=dynamic or None)
     assert len(region.specializations) == 1
     if dynamic:
         region(randn(7, 4), MAKERS[name]().requires_grad_(training))
@@ -128,7 +128,7 @@ PROGRAMS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("function, arguments", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_programs(function, arguments, dynamic) -> None:
-    assert_both(function, arguments, dynamic=dynamic)
+    assert_both(function, arguments, dynamic=dynamic or None)
 
 
 def test_autograd_functions_above_dispatch() -> None:

@@ -107,7 +107,7 @@ def test_a_class_that_takes_its_outer_size_from_the_context(cls: type[WithShape]
     def f(x: Any) -> Any:
         return x.sin(), x.shape[0]
 
-    region = st.compile(f, dynamic=dynamic)
+    region = st.compile(f, dynamic=dynamic or None)
     for n in (3, 4, 5, 6, 3):
         (y, k), (wanted, m) = (call(cls(torch.ones(8, 3), (n, 3))) for call in (region, f))
         assert y.shape == wanted.shape and y.a.equal(wanted.a) and k == m == n

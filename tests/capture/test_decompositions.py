@@ -28,7 +28,7 @@ def test_batch_norm_is_decomposed(train: bool, dynamic: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU()).train(train)
     model.double()  # the gradient of the first bias is rounding alone
     eager = copy.deepcopy(model)
-    region = st.compile(model, backend="eager", dynamic=dynamic, decompositions=dict(table))
+    region = st.compile(model, backend="eager", dynamic=dynamic or None, decompositions=dict(table))
     for n in (6, 5, 6):
         x = torch.randn(n, 8, dtype=torch.float64)
         got, expected = region(x), eager(x)

@@ -124,7 +124,7 @@ RUNS = [pytest.param(n, d, id=f"{n}{', dynamic' * d}") for d in (False, True) fo
 @pytest.mark.parametrize(("name", "dynamic"), RUNS)
 def test_sizes_change(name: str, dynamic: bool) -> None:
     f, make = PROGRAMS[name]
-    compiled = st.compile(f, dynamic=dynamic)
+    compiled = st.compile(f, dynamic=dynamic or None)
     with verify.enabled():
         for lengths in LENGTHS:
             check(f, compiled, make, lengths)
@@ -148,7 +148,7 @@ def test_made_in_the_region(name: str) -> None:
 @pytest.mark.parametrize("name", ["unflatten", "same offsets"])
 def test_static_sizes(name: str) -> None:
     f, make = PROGRAMS[name]
-    compiled = st.compile(f, automatic_dynamic=False)
+    compiled = st.compile(f, dynamic=False)
     for lengths in [*LENGTHS[:2], *LENGTHS[:2]]:  # the same sizes again, with offsets of their own
         check(f, compiled, make, lengths)
     assert len(compiled.specializations) == 2
@@ -157,7 +157,7 @@ def test_static_sizes(name: str) -> None:
 def test_what_torch_remembers_of_the_sizes() -> None:
     """It keeps the answers of a jagged tensor in attributes of it: whether it has asked yet is no matter."""
     f = lambda x: x.sin() * len(x.shape)
-    compiled = st.compile(f, automatic_dynamic=False)
+    compiled = st.compile(f, dynamic=False)
     for asked in (True, False, True, False):
         x = jagged(LENGTHS[0])
         if asked:
@@ -247,7 +247,7 @@ def test_beside_a_result_whose_backward_cannot_be_traced(beside: Callable[[Tenso
     """The backward of a product with a weight has an operation for each row, also where no guess tells."""
     w = dense(4, 3)
     f = lambda x: (lambda h: (h.values().pow(2).sum(), beside(h)))(x @ w)
-    region = st.compile(f, dynamic=dynamic)
+    region = st.compile(f, dynamic=dynamic or None)
     many: list[Lengths] = [(2, 3), (3, 1, 2), (4,), (3, 1, 2)]
     for one, other in itertools.pairwise(many):
         found = []

@@ -157,7 +157,7 @@ def test_a_check_of_a_computed_float_is_made_in_each_call(dynamic: bool) -> None
         torch._check(v * 0.3 > x.shape[0] - 3)
         return x * v
 
-    compiled = st.compile(f, dynamic=dynamic)
+    compiled = st.compile(f, dynamic=dynamic or None)
     for x in (torch.ones(3), torch.zeros(3), torch.ones(4), torch.full((4,), 4.0)):
         try:
             expected = f(x)

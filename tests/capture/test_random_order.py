@@ -58,7 +58,7 @@ def test_the_mask_of_a_transposed_wrapper() -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_dropout_rounds_as_in_eager(dtype: torch.dtype, dynamic: bool) -> None:
     f = lambda x: torch.nn.functional.dropout(torch.nn.functional.gelu(x), 0.1)
-    compiled = st.compile(f, dynamic=dynamic)
+    compiled = st.compile(f, dynamic=dynamic or None)
     for rows in (8, 5):
         found = []
         for fn in (f, compiled):

@@ -79,7 +79,7 @@ def _run(f: Callable[[Tensor], Any], columns: int, kind: str, grad: bool) -> Any
 @pytest.mark.parametrize("f", [pytest.param(f, id=name) for name, f in INDEXED.items()])
 def test_as_in_eager_for_all_sizes(f: Callable[[Tensor], Any], kind: str, dynamic: bool) -> None:
     """With and without gradients: at most two specializations each."""
-    region = st.compile(f, dynamic=dynamic)
+    region = st.compile(f, dynamic=dynamic or None)
     for columns in SIZES:
         for grad in (False, True):
             assert _run(region, columns, kind, grad) == _run(f, columns, kind, grad)

@@ -49,7 +49,7 @@ def _of(f: Callable[..., Any], x: torch.Tensor) -> list[Any]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_in_eager(mesh: Any, name: str, placements: Any, dynamic: bool) -> None:
     function, count = PROGRAMS[name]
-    region = st.compile(function, dynamic=dynamic)
+    region = st.compile(function, dynamic=dynamic or None)
     for rows in (12, 16, 8, 5):  # of five rows some ranks have more than others
         if rows == 5 and placements == ROWS:
             assert len(region.specializations) <= count
@@ -128,7 +128,7 @@ def test_sizes_from_data_are_refused_and_not_remembered(mesh: Any, f: Any, place
     x = DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh, placements, run_check=False)
     for _ in range(2):
         with pytest.raises(DataDependentError, match="Sharding propagation failed"):
-            st.compile(f, dynamic=dynamic)(x)
+            st.compile(f, dynamic=dynamic or None)(x)
         with pytest.raises((RuntimeError, NotImplementedError)):  # eager would find a size of the trace in a cache
             f(x)
 

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torch_features import dynamo_passes_wrappers_to_operators
 
 from subclass_trace.errors import UnsupportedError
-from subclass_trace.frontends import dynamo
+from subclass_trace.frontends import dynamo, specialization
 from subclass_trace.torch_api import dynamo as _dynamo_door
 
 #: Dynamo makes an instance of it
@@ -205,7 +205,7 @@ def test_flex_attention_is_refused_a_gradient_on_a_cpu_as_in_eager() -> None:
 
 def test_a_checkpoint_saves_only_its_inputs() -> None:
     plans = []
-    build = dynamo.build_program
+    build = specialization.build_program
 
     def noting(*args: Any, **kwargs: Any) -> Any:
         program, graphs = build(*args, **kwargs)
@@ -213,9 +213,12 @@ def test_a_checkpoint_saves_only_its_inputs() -> None:
         return program, graphs
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamo, "build_program", noting)
+        patch.setattr(specialization, "build_program", noting)
         check(lambda x, w: checkpoint(gate, x, w, use_reentrant=False), matrices["dense"])
-    assert [(row.path, row.operation) for row in plans[0].gradients.saved] == [("x", "input"), ("w", "input")]
+    assert [(row.path, row.operation) for row in plans[0].gradients.saved] == [
+        ("args[0]", "input"),
+        ("args[1]", "input"),
+    ]
 
 
 def test_functorch_transforms_inside() -> None:

@@ -50,7 +50,7 @@ def test_conditions_on_sizes_that_were_found_to_be_equal(
     function: Callable[..., Any], make: Callable[..., Any], dynamic: bool, backwards: bool
 ) -> None:
     shapes = [(4, 5), (6, 6), (7, 7), (8, 8), (9, 9), (10, 5), (12, 6), (14, 7), (6, 5), (6, 9), (5, 9)]
-    region = st.compile(function, dynamic=dynamic)
+    region = st.compile(function, dynamic=dynamic or None)
     for shape in reversed(shapes) if backwards else shapes:
         x = make(*shape)
         expected, found = function(x), region(x)

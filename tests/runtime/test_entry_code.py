@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import subclass_trace as st
-from subclass_trace.runtime.call_code import MISS
+from subclass_trace.runtime.entry_code import MISS
 from subclass_trace.runtime.guards import Ambient, failed_guard
 from subclass_trace.zoo import Masked, OptionalBias, PackedInt4, TwoTensor
 

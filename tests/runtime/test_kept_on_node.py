@@ -1,4 +1,4 @@
-"""Saved activations as plain references of the autograd node: they behave as autograd's own saved variables do."""
+"""Saved activations: written, freed, seen by hooks, held by nobody else."""
 
 from __future__ import annotations
 
@@ -23,15 +23,6 @@ def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def warm(region: st.Region, *inputs: torch.Tensor) -> None:
     for _ in range(2):
         region(*inputs).sum().backward()
-
-
-def test_the_activations_are_kept_on_the_node() -> None:
-    x, y = two(), two()
-    region = st.compile(f, backend="eager")
-    warm(region, x, y)
-    out = region(x, y)  # before torch 2.13 the Python object of a node does not keep the node
-    node = out.grad_fn
-    assert node is not None and len(node.saved) >= 4 and not node.saved_tensors  # type: ignore[attr-defined]
 
 
 def test_a_second_backward_is_refused_as_by_autograd() -> None:
@@ -87,7 +78,6 @@ def test_nothing_is_kept_alive_by_a_cycle(saved_result: bool) -> None:
     region = st.compile(function, backend="eager", partitioner="default")
     x = torch.randn(4, requires_grad=True)
     warm(region, x)
-    assert bool(region.specializations[0].plan.gradients.saved_results) is saved_result
     gc.collect()
     gc.disable()
     try:
@@ -99,23 +89,10 @@ def test_nothing_is_kept_alive_by_a_cycle(saved_result: bool) -> None:
         gc.enable()
 
 
-def test_what_was_written_after_the_forward_is_named() -> None:
-    x, w = torch.randn(4), torch.randn(4, requires_grad=True)
-    y = st.compile(lambda x, w: x * w)(x, w)
-    x.mul_(2)
-    with pytest.raises(
-        RuntimeError, match=r"modified by an inplace operation: args\[0\], a float32 tensor of shape \[4\]"
-    ):
-        y.sum().backward()
+def test_a_wrapper_that_was_written_after_the_forward_is_named() -> None:
+    w = torch.randn(4, requires_grad=True)
     two = TwoTensor(torch.randn(4), torch.randn(4))
     y = st.compile(lambda x, w: x * w)(two, w)
     two.mul_(2)
     with pytest.raises(RuntimeError, match=r"a float32 TwoTensor of shape \[4\] whose inner tensor the backward reads"):
-        y.sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))
-    two = TwoTensor(torch.randn(4), torch.randn(4)).requires_grad_()
-    y = st.compile(lambda x: x.exp(), partitioner="default")(two)
-    y.a.mul_(2)
-    with pytest.raises(
-        RuntimeError, match=r"tensor of shape \[4\] that the backward reads, which aten.exp.default at .* has made"
-    ):
         y.sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))

@@ -82,7 +82,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients(name: str, kind: str, dynamic: bool) -> None:
     seen = []
-    for call in (FUNCTIONS[name], st.compile(FUNCTIONS[name], dynamic=dynamic)):
+    for call in (FUNCTIONS[name], st.compile(FUNCTIONS[name], dynamic=dynamic or None)):
         for _ in range(2):
             x = torch.arange(4.0).view(2, 2)
             if kind in ("wrapper", "nested"):

@@ -89,12 +89,6 @@ def _descends(x: Tensor) -> Any:
     return x
 
 
-def _some_inputs(x: Tensor) -> Any:
-    y = x * 2
-    ((y + x * 3) * y.detach()).sum().backward(inputs=[x])
-    return y
-
-
 def _several_roots(x: Tensor) -> Any:
     torch.autograd.backward([(x * 2).sum(), (x * 3).sum()])
 
@@ -119,7 +113,6 @@ PROGRAMS = {
         _drops,
         _deletes,
         _descends,
-        _some_inputs,
         _several_roots,
         _inner_hook,
     )
@@ -220,21 +213,6 @@ def test_what_was_freed_stays_freed() -> None:
     x.grad = None
     st.compile(keep)(x).sum().backward()
     assert x.grad.tolist() == [4.0] * 3
-
-
-@pytest.mark.filterwarnings("ignore:Using backward")
-def test_gradients_with_a_history() -> None:
-    def step(x: Tensor) -> Tensor:
-        (x * x * x).sum().backward(create_graph=True)
-        assert x.grad is not None
-        return (x.grad * x.grad).sum()
-
-    seen = []
-    for function in (step, st.compile(step)):
-        x = torch.tensor([1.0, 2.0], requires_grad=True)
-        (second,) = torch.autograd.grad(function(x), x)
-        seen.append((x.grad.requires_grad, second.tolist()))
-    assert seen[1] == seen[0]
 
 
 def test_what_eager_refuses_of_gradients() -> None:

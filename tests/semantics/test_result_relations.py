@@ -137,7 +137,7 @@ def test_products_of_batches_are_no_views(dynamic: bool) -> None:
         lambda x: torch.matmul(x[0].expand_as(x), x.transpose(-1, -2)),
     ):
         for shape in ((3, 4, 5), (2, 3, 4, 5)):
-            region, x = st.compile(function, dynamic=dynamic), torch.randn(shape)
+            region, x = st.compile(function, dynamic=dynamic or None), torch.randn(shape)
             with torch.no_grad():
                 mine, theirs = region(x), function(x)
             assert torch.equal(mine, theirs) and mine._is_view() is theirs._is_view()

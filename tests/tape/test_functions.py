@@ -63,7 +63,7 @@ def test_a_region(backend: Any) -> None:
 @pytest.mark.parametrize("wrapper", [False, True])
 def test_a_training_loop_is_captured_in_its_first_step(wrapper: bool, dynamic: bool, backend: Any) -> None:
     """The first call of a region, which compiles it, makes the autograd node that later calls make."""
-    region, w = st.compile(layers, dynamic=dynamic), leaf(wrapper)
+    region, w = st.compile(layers, dynamic=dynamic or None), leaf(wrapper)
     for _ in range(3):
         y = region(torch.ones(3, 4), w)
         w.grad = None

@@ -44,7 +44,7 @@ def gradients(f: Callable[..., Any], w: Tensor, around: Callable[[], Any], rows:
 @pytest.mark.parametrize("wrapper", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients_in_each_step(wrapper: bool, dynamic: bool) -> None:
-    region, w = st.compile(layers, dynamic=dynamic), leaf(wrapper)
+    region, w = st.compile(layers, dynamic=dynamic or None), leaf(wrapper)
     for rows in (3, 3, 5, 7, 3):
         expected = gradients(region, w, torch.enable_grad, rows)
         for around in (torchs, compiled_autograd, torchs):

@@ -24,7 +24,7 @@ symbol is touched. It must record one call: of this overload, with these very te
 
 The stand-ins are made from a *pattern* of the node's arguments: strided tensors as (rank, dtype, device), symbolic
 sizes as "a number", constants as themselves. The proof reads the pattern and nothing else, which is why its result may
-be cached under the pattern. What the pattern leaves out is varied instead: the proof is made in two worlds, one with
+be cached under the pattern's text. What the pattern leaves out is varied instead: the proof is made in two worlds, one with
 sizes and numbers of 1, contiguous, without requires_grad; one with larger ones, strided, with requires_grad. A binding
 that looks at any of these issues something else in one of them. Rank, dtype and device stay in the pattern,
 because argument parsers look at them: a tensor of rank 0 may be taken for a number.
@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -50,7 +51,7 @@ import torch.fx as fx
 from ... import torch_api
 
 _CACHE_LIMIT = 8192
-_CONSTANTS = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_CONSTANTS = (int, bool, str, type(None), float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _BINDING_TYPES = (type(torch.add), type(torch.Tensor.add))
 
 
@@ -94,17 +95,18 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
         return _SIZE_READS[op]
     try:
         with torch_api.no_overrides():  # reading a fake tensor's dtype is an override to a user's function mode
-            pattern = (op, _pattern(tuple(args)), tuple((k, _pattern(v)) for k, v in kwargs.items()))
+            given = _pattern(tuple(args)), {k: _pattern(v) for k, v in kwargs.items()}
+            key = op, repr(given)  # tells 1 from True and 1.0, and 0.0 from -0.0
     except _NoPattern:
         return _raw(op)
-    found = _cache.get(pattern)
+    found = _cache.get(key)
     if found is None:
         if torch_api.functorch_active():  # dispatch is not what it will be at run time: neither prove nor remember
             return _raw(op)
-        found = _search(*pattern)
+        found = _search(op, *given)
         if len(_cache) >= _CACHE_LIMIT:
             _cache.clear()
-        _cache[pattern] = found
+        _cache[key] = found
     return found
 
 
@@ -138,60 +140,39 @@ class _NoPattern(Exception):
     """An argument cannot be described by a pattern."""
 
 
-class _TensorPattern(NamedTuple):
+class _Tensor(NamedTuple):
     rank: int
     dtype: torch.dtype
     device: torch.device
 
 
-@dataclass(frozen=True, slots=True)
-class _NumberPattern:
+class _Number(NamedTuple):
     """A number that is known only at run time."""
 
     type: type
-
-
-@dataclass(frozen=True, slots=True)
-class _ConstantPattern:
-    """A constant. The text is compared: it tells 1 from True and 1.0, and 0.0 from -0.0, and NaN equals itself."""
-
-    type: type
-    text: str
-    value: Any = None
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _ConstantPattern and (self.type, self.text) == (other.type, other.text)
-
-    def __hash__(self) -> int:
-        return hash((self.type, self.text))
 
 
 _NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, int: int, float: float, bool: bool}
 
 
 def _pattern(arg: Any) -> Any:
-    """A hashable description of an argument; lists and tuples become tuples of patterns, marked by their type."""
+    """An argument with patterns in the place of nodes."""
     if isinstance(arg, fx.Node):
         return _value_pattern(_example(arg))
     if isinstance(arg, (list, tuple)):
-        kind = list if isinstance(arg, list) else tuple
-        if {*map(type, arg)} == {int}:  # sizes, mostly
-            return _ConstantPattern(kind, repr(arg), kind(arg))
-        return (kind, *map(_pattern, arg))
-    if type(arg) in _CONSTANTS or type(arg) in (float, complex):
-        return _ConstantPattern(type(arg), repr(arg), arg)
+        return [*map(_pattern, arg)] if isinstance(arg, list) else tuple(map(_pattern, arg))
+    if type(arg) in _CONSTANTS:
+        return arg
     raise _NoPattern
 
 
 def _value_pattern(val: Any) -> Any:
-    if isinstance(val, torch.Tensor):
-        if val.layout is not torch.strided:  # stand-ins have strides
-            raise _NoPattern
-        return _TensorPattern(val.dim(), val.dtype, val.device)
+    if isinstance(val, torch.Tensor) and val.layout is torch.strided:  # stand-ins have strides
+        return _Tensor(val.dim(), val.dtype, val.device)
     if type(val) in _NUMBERS:
-        return _NumberPattern(_NUMBERS[type(val)])
+        return _Number(_NUMBERS[type(val)])
     if isinstance(val, (list, tuple)):
-        return (list if isinstance(val, list) else tuple, *map(_value_pattern, val))
+        return [*map(_value_pattern, val)] if isinstance(val, list) else tuple(map(_value_pattern, val))
     raise _NoPattern
 
 
@@ -199,10 +180,7 @@ def _example(node: fx.Node) -> Any:
     if "val" in node.meta:
         return node.meta["val"]
     if node.op == "get_attr" and node.graph.owning_module is not None:
-        value: Any = node.graph.owning_module
-        for name in str(node.target).split("."):
-            value = getattr(value, name, None)
-        return value
+        return operator.attrgetter(str(node.target))(node.graph.owning_module)
     raise _NoPattern
 
 
@@ -221,7 +199,7 @@ def _issues_only(function: Any, op: torch_api.OpOverload, args: Any, kwargs: Any
     """In this world, does ``function`` issue ``op`` with these arguments, nothing else, and return its result?"""
     numbers = iter(itertools.count(5) if world else itertools.repeat(1))
     values = _realize(args, world, numbers)
-    options = {k: _realize(v, world, numbers) for k, v in kwargs}
+    options = {k: _realize(v, world, numbers) for k, v in kwargs.items()}
     try:
         with _Recorder(op) as recorder:
             result = function(*values, **options)
@@ -234,19 +212,17 @@ def _issues_only(function: Any, op: torch_api.OpOverload, args: Any, kwargs: Any
 
 def _realize(pattern: Any, world: int, numbers: Iterator[int]) -> Any:
     """A value of this pattern: new stand-ins for tensors, so that no two of them are the same object."""
-    if isinstance(pattern, _TensorPattern):
-        differentiable = bool(world) and (pattern.dtype.is_floating_point or pattern.dtype.is_complex)
-        return _stand_in(pattern, world, differentiable)
-    if isinstance(pattern, _NumberPattern):
+    if isinstance(pattern, _Tensor):
+        return _stand_in(pattern, world, bool(world) and (pattern.dtype.is_floating_point or pattern.dtype.is_complex))
+    if isinstance(pattern, _Number):
         number = next(numbers)
         return bool(world) if pattern.type is bool else pattern.type(number)
-    if isinstance(pattern, _ConstantPattern):
-        return pattern.value
-    kind, *items = pattern
-    return kind([_realize(item, world, numbers) for item in items])
+    if isinstance(pattern, (list, tuple)):
+        return type(pattern)([_realize(item, world, numbers) for item in pattern])
+    return pattern
 
 
-def _stand_in(pattern: _TensorPattern, world: int, requires_grad: bool) -> torch.Tensor:
+def _stand_in(pattern: _Tensor, world: int, requires_grad: bool) -> torch.Tensor:
     size = tuple(range(2, 2 + pattern.rank)) if world else (1,) * pattern.rank
     stride = tuple(3 * math.prod(size[:d]) for d in range(pattern.rank)) if world else (1,) * pattern.rank
     return torch_api.StandIn.make(size, stride, pattern.dtype, pattern.device, torch.strided, requires_grad)
@@ -277,7 +253,7 @@ class _Unexpected(Exception):
     """Something else than the wanted operation, or more than it, was issued."""
 
 
-_RESULT = _TensorPattern(1, torch.float32, torch.device("cpu"))
+_RESULT = _Tensor(1, torch.float32, torch.device("cpu"))
 _SIMPLE_RESULTS: dict[str, Any] = {"int": 1, "SymInt": 1, "float": 1.0, "number": 1.0, "bool": True}
 
 
@@ -306,14 +282,11 @@ def _by_parameter(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[
 
 
 def _same_call(op: Any, passed: tuple[Any, Any], seen: tuple[Any, Any]) -> bool:
-    names = {p.name for p in torch_api.op_schema(op).arguments}
-    if not names.issuperset(passed[1]):
-        return False
     parameters = torch_api.op_schema(op).arguments
-    return all(
-        _same_argument(a, b, str(p.type))
-        for a, b, p in zip(_by_parameter(op, *passed), _by_parameter(op, *seen), parameters, strict=True)
-    )
+    if not {p.name for p in parameters}.issuperset(passed[1]):
+        return False
+    rows = zip(_by_parameter(op, *passed), _by_parameter(op, *seen), parameters, strict=True)
+    return all(_same_argument(a, b, str(p.type)) for a, b, p in rows)
 
 
 def _same_argument(passed: Any, seen: Any, kind: str) -> bool:
@@ -328,9 +301,5 @@ def _same_argument(passed: Any, seen: Any, kind: str) -> bool:
 
 def _same_result(result: Any, answer: Any) -> bool:
     if isinstance(answer, (list, tuple)):
-        return (
-            isinstance(result, (list, tuple))
-            and len(result) == len(answer)
-            and all(a is b for a, b in zip(result, answer, strict=True))
-        )
+        return isinstance(result, (list, tuple)) and [*map(id, result)] == [*map(id, answer)]
     return result is answer or (not isinstance(answer, torch.Tensor) and bool(result == answer))

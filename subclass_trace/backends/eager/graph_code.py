@@ -24,8 +24,7 @@ saved activation is freed when the gradient that needs it is done.
     >>> boxed([torch.ones(2), torch.ones(2)])
     (tensor([4., 4.]), None)
 
-The graph is to be run without gradients; the caller sets that state. `interpret_graph` does the same without generated
-code: it is the reference in tests.
+The graph is to be run without gradients; the caller sets that state.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ import operator
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -49,9 +48,8 @@ from ... import torch_api
 from ...errors import UnsupportedError, VerificationError
 from ...partition.half import Half
 from .bindings import bind_call
-from .blame import Blame, row_of
-from .fewer_calls import fewer_calls
-from .round_trips import Call, inputs_of, without_round_trips
+from .blame import Blame
+from .views import Call, inputs_of, spare_views
 
 _WIDTH = 110
 _file_numbers = itertools.count()
@@ -109,51 +107,6 @@ class BoxedGraph:
         return self.function(inputs)
 
 
-@dataclass(frozen=True, eq=False)
-class Listing:
-    """What is to be run, in order.
-
-    Attributes:
-        owner: the module that ``get_attr`` nodes read.
-        inputs: nodes whose values are passed.
-        body: ``get_attr`` and ``call_function`` nodes.
-        results: nodes and constants to return.
-        merged: a node that arguments may name -> the node of the list that has its value.
-        calls: nodes that are called in another way than as they stand in the graph.
-    """
-
-    owner: fx.GraphModule
-    inputs: list[fx.Node]
-    body: list[fx.Node]
-    results: list[Any]
-    merged: Mapping[fx.Node, fx.Node]
-    calls: Mapping[fx.Node, Call] = field(default_factory=dict)
-
-    @classmethod
-    def of_module(cls, gm: fx.GraphModule) -> Listing:
-        """The nodes of a graph that do something.
-
-        Raises:
-            UnsupportedError: the graph holds a ``call_method`` or ``call_module`` node.
-        """
-        _require_functions(gm.graph.nodes)
-        nodes = list(gm.graph.nodes)
-        inputs = [n for n in nodes if n.op == "placeholder"]
-        attributes = [n for n in nodes if n.op == "get_attr" and n.users]
-        results = list(_flat(gm.graph.output_node().args[0]))
-        return cls(gm, inputs, [*attributes, *_schedule(gm.graph)], results, {})
-
-    @classmethod
-    def of_half(cls, half: Half) -> Listing:
-        """One of the two programs of a partition.
-
-        Raises:
-            UnsupportedError: as for `of_module`.
-        """
-        _require_functions(half.body)
-        return cls(half.owner, half.inputs, half.body, half.outputs, half.merged)
-
-
 def _require_functions(nodes: Iterable[fx.Node]) -> None:
     for node in nodes:
         if node.op in ("call_method", "call_module"):
@@ -169,8 +122,8 @@ def _require_functions(nodes: Iterable[fx.Node]) -> None:
 def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
     """Generate and compile the code of a dense graph.
 
-    Values that no output needs are not computed, unless their operation writes, draws random numbers, or may have
-    effects that its schema does not tell. Attributes of ``gm`` are read now, once. The text depends on the graph alone.
+    All nodes are run, in their order, but for views that can be spared. Attributes of ``gm`` are read now, once. The text
+    depends on the graph alone.
 
     Args:
         gm: a graph of placeholders, attributes and function calls, with example values in ``meta["val"]``.
@@ -180,14 +133,16 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
         UnsupportedError: the graph holds a ``call_method`` or ``call_module`` node.
         VerificationError: an argument of a node is a symbolic size that is not a node of the graph.
     """
-    return compile_listing(Listing.of_module(gm), name=name)
+    body = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    return compile_half(Half(gm, inputs, body, list(_flat(gm.graph.output_node().args[0])), {}), name=name)
 
 
-def compile_listing(listing: Listing, *, name: str) -> BoxedGraph:
-    """`compile_graph` for a list of nodes: all of them are run, in this order, but for views that can be spared."""
-    body, merged = without_round_trips(listing.body, listing.results, listing.merged, frozenset(listing.inputs))
-    body, calls = fewer_calls(body, listing.results, merged, frozenset(listing.inputs))
-    writer = _Writer(replace(listing, body=body, merged=merged, calls=calls), name)
+def compile_half(half: Half, *, name: str) -> BoxedGraph:
+    """`compile_graph` for one of the two programs of a partition."""
+    _require_functions(half.body)
+    body, merged, calls = spare_views(half.body, half.outputs, half.merged, frozenset(half.inputs))
+    writer = _Writer(Half(half.owner, half.inputs, body, half.outputs, merged), calls, name)
     source = writer.write()
     filename = f"<subclass_trace {name} graph {next(_file_numbers)}>"  # no name of another source
     namespace = writer.namespace
@@ -207,134 +162,50 @@ def _guarded(source: str) -> str:
     return f"{head}\n  try:\n{body}\n  except Exception as error:\n    blame(error)\n    raise\n"
 
 
-def interpret_graph(gm: fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """The reference for `compile_graph`: runs every node of the graph in order, and keeps all values to the end."""
-
-    def run(inputs: list[Any]) -> tuple[Any, ...]:
-        feed = iter(tuple(inputs))
-        inputs.clear()
-        values: dict[fx.Node, Any] = {}
-        for node in gm.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(feed)
-            elif node.op == "get_attr":
-                values[node] = _attribute(gm, node)
-            elif node.op == "call_function":
-                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)
-            elif node.op == "output":
-                return tuple(_flat(fx.map_arg(node.args[0], values.__getitem__)))
-        raise VerificationError("the graph has no output node")
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-# ---------------------------------------------------------------------------------------------- what is run, and when
-def _schedule(graph: fx.Graph) -> list[fx.Node]:
-    """The ``call_function`` nodes to emit, in order: graph order, but parts of a tuple are taken right after it.
-
-    Otherwise the tuple would keep all of its parts alive until the last of them is taken.
-    """
-    live = _live(graph)
-    parts: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node in live and _is_part(node):
-            parts.setdefault(node.args[0], []).append(node)
-    order: list[fx.Node] = []
-    for node in graph.nodes:
-        if node.op == "call_function" and node in live and not (_is_part(node) and _is_call(node.args[0])):
-            stack = [node]
-            while stack:
-                current = stack.pop()
-                order.append(current)
-                stack.extend(reversed(parts.get(current, [])))
-    return order
-
-
-def _is_call(arg: object) -> bool:
-    return isinstance(arg, fx.Node) and arg.op == "call_function"
-
-
-def _is_part(node: fx.Node) -> bool:
-    return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and type(node.args[1]) is int
-
-
-def _live(graph: fx.Graph) -> set[fx.Node]:
-    live: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        if node in live or node.op == "output" or _has_effects(node):
-            live.add(node)
-            live.update(node.all_input_nodes)
-    return live
-
-
-def _has_effects(node: fx.Node) -> bool:
-    """Must this node run although nothing uses its value? In doubt: yes."""
-    if node.op != "call_function":
-        return False
-    target: Any = node.target
-    if isinstance(target, torch_api.OpOverload):
-        return (
-            target.namespace not in ("aten", "prims")
-            or torch_api.op_schema(target).is_mutable
-            or not torch_api.op_schema(target).returns
-            or torch.Tag.nondeterministic_seeded in target.tags
-            or node.is_impure()
-        )
-    if isinstance(target, torch_api.HigherOrderOperator):
-        return True
-    return not (
-        getattr(target, "__module__", None) in ("_operator", "math")
-        or getattr(target, "__name__", "").startswith("sym_")
-    )
-
-
 # ---------------------------------------------------------------------------------------------- text
 class _Writer:
     """Writes one function. Names are those of the nodes, made unique among everything the function mentions."""
 
-    def __init__(self, listing: Listing, name: str) -> None:
-        self.listing = listing
-        self.name = name
+    def __init__(self, half: Half, calls: Mapping[fx.Node, Call], name: str) -> None:
+        self.half, self.calls, self.name = half, calls, name
         self.lines: list[str] = []
-        self.blame = Blame(name)
-        self.namespace: dict[str, Any] = {"blame": self.blame}  # the globals of the function
         self.variables: dict[fx.Node, str] = {}
+        self.blame = Blame(name, self.variables)
+        self.namespace: dict[str, Any] = {"blame": self.blame}  # the globals of the function
         self._globals: dict[Any, str] = {}
         self._taken = {name, "inputs", "error", "blame", *keyword.kwlist, *dir(builtins)}
 
     def write(self) -> str:
         """The source of the whole list."""
-        listing = self.listing
-        order = [n for n in listing.body if n.op != "get_attr"]
-        for node in (*listing.inputs, *order):  # variables first: they have the better right to their names
+        half = self.half
+        order = [n for n in half.body if n.op != "get_attr"]
+        for node in (*half.inputs, *order):  # variables first: they have the better right to their names
             self.variables[node] = self._fresh(node.name)
-        for node in listing.body:
+        for node in half.body:
             if node.op == "get_attr":
-                self.variables[node] = self._global(_attribute(listing.owner, node), node.name)
-        for node, other in listing.merged.items():
+                self.variables[node] = self._global(_attribute(half.owner, node), node.name)
+        for node, other in half.merged.items():
             if other in self.variables:
                 self.variables[node] = self.variables[other]
         last_use = self._last_uses(order)
         self.lines.append(f"def {self.name}(inputs):")
-        if listing.inputs:
-            self._statement("(", [self.variables[n] for n in listing.inputs], ") = inputs")
+        if half.inputs:
+            self._statement("(", [self.variables[n] for n in half.inputs], ") = inputs")
         self.lines.append("    inputs.clear()")
         self._delete(last_use.get(None, []))
         for node in order:
             self._call(node, used=node in last_use.used)
             self._delete(last_use.get(node, []))
-        self._statement("return (", [self._text(r, None) for r in listing.results], ")")
+        self._statement("return (", [self._text(r, None) for r in half.outputs], ")")
         return "\n".join(self.lines)
 
     def _last_uses(self, order: list[fx.Node]) -> _LastUses:
         """Which local values die after which node; under None those that nothing uses."""
-        merged = self.listing.merged
-        kept = {merged.get(r, r) for r in self.listing.results if isinstance(r, fx.Node)}
-        last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.listing.inputs)
+        merged = self.half.merged
+        kept = {merged.get(r, r) for r in self.half.outputs if isinstance(r, fx.Node)}
+        last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.half.inputs)
         for node in order:
-            for named in inputs_of(node, self.listing.calls):
+            for named in inputs_of(node, self.calls):
                 used = merged.get(named, named)
                 if used.op != "get_attr":
                     last[used] = node
@@ -353,35 +224,34 @@ class _Writer:
             left, right = (self._text(a, node) for a in node.args)
             text = f"({left}) {_INFIX[target]} {right}" if left.startswith("-") else f"{left} {_INFIX[target]} {right}"
         else:
-            call = self.listing.calls.get(node) or Call(target, node.args, node.kwargs)
-            self._write_call(call, node, self.variables[node] if used else None)
+            self._operation(node, self.variables[node] if used else None)
             return
         self.lines.append(f"    {self.variables[node]} = {text}" if used else f"    {text}")
 
-    def _write_call(self, call: Call, node: fx.Node, variable: str | None) -> None:
-        """One line: an operation that ``node`` stands for; its value gets a name if anything uses it."""
-        text, name = self._called(call, node)
-        if call.chain:
-            origin = self._text(call.args[0], node)
-            text = f"{text} if {origin}.is_contiguous() else {self._chained(origin, call.chain)}"
-        comment = f"  # {call.target if isinstance(call.target, torch_api.OpOverload) else name}"
-        row = row_of(call.blamed or node, inputs_of(node, self.listing.calls), self.variables)
-        self.blame.rows[len(self.lines) + 2] = row  # the second line is `try:`
+    def _operation(self, node: fx.Node, variable: str | None) -> None:
+        """One line that calls an operation; its value gets a name if anything uses it."""
+        call, target = self.calls.get(node), node.target
+        if call is None:
+            text, name = self._called(node, target, node.args, node.kwargs)
+        else:
+            target = call.target
+            text, name = self._called(node, target, (call.origin, *call.rest), {})
+            if call.chain:
+                origin = made = self.variables[call.origin]
+                for view in call.chain:
+                    made, _ = self._called(node, view.target, view.args, view.kwargs, first=made)
+                text = f"{text} if {origin}.is_contiguous() else {made}"
+        comment = f"  # {target if isinstance(target, torch_api.OpOverload) else name}"
+        self.blame.rows[len(self.lines) + 2] = node, inputs_of(node, self.calls)  # the second line is `try:`
         self.lines.append(f"    {text}{comment}" if variable is None else f"    {variable} = {text}{comment}")
 
-    def _called(self, call: Call, node: fx.Node, first: str | None = None) -> tuple[str, str]:
+    def _called(self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None) -> tuple[str, str]:
         """The text of a call and what it calls; ``first`` in the place of its first argument."""
-        binding = bind_call(call.target, call.args, call.kwargs)
-        args = [self._text(a, node) for a in call.args[first is not None :]]
-        args += [f"{k}={self._text(v, node)}" for k, v in call.kwargs.items()]
-        given = args if first is None else [first, *args]
-        return f"{self._global(binding.callable, binding.name)}({', '.join(given)})", binding.name
-
-    def _chained(self, origin: str, chain: Iterable[fx.Node]) -> str:
-        """The text of views of views."""
-        for node in chain:
-            origin, _ = self._called(Call(node.target, node.args, node.kwargs), node, origin)
-        return origin
+        binding = bind_call(target, given, named)
+        args = [self._text(a, node) for a in given[first is not None :]]
+        args += [f"{k}={self._text(v, node)}" for k, v in named.items()]
+        args = args if first is None else [first, *args]
+        return f"{self._global(binding.callable, binding.name)}({', '.join(args)})", binding.name
 
     def _delete(self, nodes: Iterable[fx.Node]) -> None:
         names = [self.variables[n] for n in nodes]

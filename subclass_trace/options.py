@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 #: what Dynamo is told in its own words, or decides itself
-_OF_FRONT_ENDS = ("frontend", "fullgraph", "dynamic", "max_specializations")
+_OF_FRONT_ENDS = ("frontend", "fullgraph", "mode", "dynamic", "automatic_dynamic", "max_specializations")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +31,9 @@ class Options:
             differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the start. The environment
             variable ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a test run may ask for refusals everywhere.
         fullgraph: where a region is handed over, a break of the graph is an error. (Our trace always is one graph.)
-        dynamic: None: a size or number that changed between calls becomes symbolic in the next specialization; True: every size
-            of the arguments is from the first call on; False: none ever.
+        mode: "default", or None.
+        dynamic: True makes every size of the arguments symbolic from the first call on.
+        automatic_dynamic: a size or number that changed between calls becomes symbolic in the next specialization.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
         decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
@@ -45,7 +46,9 @@ class Options:
     bw_compiler: Callable[..., Any] | None = None
     frontend: str = field(default_factory=lambda: os.environ.get("SUBCLASS_TRACE_FRONTEND", "auto"))
     fullgraph: bool = False
+    mode: str | None = None
     dynamic: bool | None = None
+    automatic_dynamic: bool = True
     partitioner: str | Callable[..., Any] = "min_cut"
     activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
@@ -62,7 +65,13 @@ class Options:
 
         resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
-        choices = {"fullgraph": (True, False), "dynamic": (None, True, False), "frontend": ("auto", "trace", "dynamo")}
+        choices = {
+            "fullgraph": (True, False),
+            "mode": (None, "default"),
+            "dynamic": (None, True, False),
+            "automatic_dynamic": (True, False),
+            "frontend": ("auto", "trace", "dynamo"),
+        }
         for name, known in choices.items():
             value = getattr(self, name)
             if not any(value is k or (type(value) is str and value == k) for k in known):
@@ -74,9 +83,9 @@ class Options:
             raise OptionError("max_specializations is out of range", expected="a whole number, 1 or more", got=got)
 
     @property
-    def learns_sizes(self) -> bool:
-        """Does what changed between calls become a symbol?"""
-        return self.dynamic is not False
+    def dynamic_of_dynamo(self) -> bool | None:
+        """The same as ``torch.compile`` says it: in one option."""
+        return True if self.dynamic else None if self.automatic_dynamic else False
 
     def changed(self) -> dict[str, Any]:
         """The options that are no defaults, as ``torch.compile`` hands them to our back end."""

@@ -90,11 +90,11 @@ def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Optio
             stacklevel=2,
         )
     given = dict(options or {})
-    if "dynamic" in given:
+    for name in given.keys() & {"dynamic", "automatic_dynamic"}:
         raise OptionError(
-            "'dynamic' is no option of this back end, because Dynamo decides which sizes are symbols",
-            path="options['dynamic']",
-            got=repr(given["dynamic"]),
+            f"{name!r} is no option of this back end, because Dynamo decides which sizes are symbols",
+            path=f"options[{name!r}]",
+            got=repr(given[name]),
             fix="write torch.compile(..., dynamic=True), or mark a size by torch._dynamo.mark_dynamic",
         )
     return make_options(given)

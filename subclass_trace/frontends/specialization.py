@@ -96,7 +96,7 @@ class _Maker:
 
     def __init__(self, session: Session, history: SizeHistory, options: Options, *, symbols: bool) -> None:
         self.session, self.history, self.options = session, history, options
-        self.numbers, self.may_have_symbols = symbols and options.learns_sizes, symbols
+        self.numbers, self.may_have_symbols = symbols and options.automatic_dynamic, symbols
         self.inputs: Inputs | None = None
         self.flat: list[Any] = []
         self.sources: list[Source] = []
@@ -111,7 +111,7 @@ class _Maker:
         first = len(self.flat)
         with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
             new = self._arguments(found)
-            if self.options.learns_sizes:
+            if self.options.automatic_dynamic:
                 self.history.add(new)
             symbols = self.session.dynamic or self.may_have_symbols
             dynamic = choose(new, self.history, self.options.dynamic is True, symbols)

@@ -256,7 +256,7 @@ def test_a_size_as_an_exponent() -> None:
 
 
 def test_many_specializations_warn() -> None:
-    region = st.compile(lambda x, k: x * k, dynamic=False)
+    region = st.compile(lambda x, k: x * k, automatic_dynamic=False)
     with pytest.warns(UserWarning, match="16 specializations.*args.1. was 14, is 15") as caught:
         for k in range(18):
             region(torch.ones(1), k)

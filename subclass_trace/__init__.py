@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
-    AliasingError,
     ArgumentsError,
     BackendError,
     DataDependentError,
@@ -54,7 +53,6 @@ _LAZY = {
 }
 
 __all__ = [
-    "AliasingError",
     "ArgumentsError",
     "BackendError",
     "DataDependentError",

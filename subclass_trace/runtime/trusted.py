@@ -83,7 +83,8 @@ class TrustedEmitter(EntryEmitter):
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s, checks = self.source, self.unwrapper.checks
         # The caller sees no inner tensors.
-        known = Delivery(s, self.plan, inputs, leaves).conditions() if self.simple else []
+        inference = self.ambient.inference
+        known = [] if inference else Delivery(s, self.plan, inputs, leaves).conditions()
         failed = [f"not ({c})" for c in (*checks.conditions, *known, *sized_checks(s, checks, self._env(symbols)))]
         failed += self._other_conditions(inputs, leaves, symbols, conditions=False)
         if failed and symbols:  # an expression that has no value for these sizes (a division by 0) holds for none

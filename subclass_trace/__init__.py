@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
-    AliasingError,
     BackendError,
     DataDependentError,
     ExportError,
@@ -53,7 +52,6 @@ _LAZY = {
 }
 
 __all__ = [
-    "AliasingError",
     "BackendError",
     "DataDependentError",
     "ExportError",

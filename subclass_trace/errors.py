@@ -38,10 +38,6 @@ class GuardError(SubclassTraceError):
     """A specialization was asked to serve a call whose guards do not hold."""
 
 
-class AliasingError(SubclassTraceError):
-    """Inputs or outputs share memory in a way that cannot be compiled, or that eager refuses too."""
-
-
 class TangentError(SubclassTraceError):
     """A backward was asked for that the saved activations cannot give."""
 

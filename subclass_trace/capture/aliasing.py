@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import torch_api
-from ..errors import AliasingError
 from ..subclass.context import size_key
-from ..subclass.flatten import leaves_of
 
 
 class ByteRange(NamedTuple):
@@ -47,16 +45,6 @@ def byte_range(t: torch.Tensor) -> ByteRange:
     return ByteRange(start * width, stop * width)
 
 
-def same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Do two tensors show the very same elements in the same order, as elements of one type?"""
-    if a is b:
-        return True
-    if a.dtype != b.dtype or a.dim() != b.dim() or not one_storage(a, b):
-        return False
-    rows = zip((*a.shape, *a.stride(), a.storage_offset()), (*b.shape, *b.stride(), b.storage_offset()), strict=True)
-    return all(torch_api.surely(m == n) for m, n in rows)
-
-
 def one_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Have two strided tensors one storage?"""
     strided = a.layout is torch.strided and b.layout is torch.strided
@@ -77,56 +65,6 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _hint(n: Any) -> int | None:
     """A number of this trace; None where it depends on the values inside a tensor."""
     return n if type(n) is int else n.node.hint if torch_api.is_known(n) else None
-
-
-#: Sums of products, whose kernels (of other libraries) read what they have written, or do not, by size and processor.
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "matmul", "linalg_matmul")
-
-
-#: they read the one element that they write everywhere before they write
-_OF_ONE = ("fill", "masked_fill", "index_put")
-
-
-def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line: Callable[[], str | None]) -> None:
-    """Refuse an operation that writes to memory which it reads in other places, or to one element several times.
-
-    Fake kernels never look, real ones refuse it or depend on the order of reads and writes; a graph reads everything first.
-
-    Raises:
-        AliasingError: it does.
-    """
-    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:
-        return
-    name = func._schema.name.removeprefix("aten::").removesuffix("_")
-    written: list[torch.Tensor] = []
-    others: list[torch.Tensor] = []
-    for argument, value in [*zip(func._schema.arguments, args, strict=False), *_by_name(func, kwargs)]:
-        writes = argument.alias_info is not None and argument.alias_info.is_write
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        (written if writes else others).extend(v for v in values if isinstance(v, torch.Tensor))
-    for k, w in enumerate(written):
-        for t in (*written[:k], *others):
-            if name in _OF_ONE and torch_api.surely(t.numel() == 1):
-                continue
-            if may_overlap(w, t) and (name in _PRODUCTS if same_place(w, t) else not name.startswith("_foreach")):
-                raise _overlap(func, line(), [w, t])
-        if repeats(w) and name not in ("zero", "fill"):
-            raise _overlap(func, line(), [w])
-
-
-def _by_name(func: Any, kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
-    return [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
-
-
-def _overlap(func: Any, line: str | None, tensors: Sequence[torch.Tensor]) -> AliasingError:
-    return AliasingError(
-        f"{torch_api.op_name(func)} writes to memory that it reads in another place, or to one element several times: the "
-        "result depends on the order of reads and writes",
-        path=line,
-        expected="arguments that share no memory with the tensor that is written",
-        got="in one memory: shapes " + ", ".join(str([*t.shape]) for t in tensors),
-        fix="clone the other argument before the operation",
-    )
 
 
 class Place(NamedTuple):
@@ -167,34 +105,20 @@ def repeats(t: torch.Tensor) -> bool:
     return any(torch_api.surely(stride == 0) and torch_api.maybe(size > 1) for size, stride in rows)
 
 
-def share_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Do two tensors share a version counter? Nothing but moving it tells: it is moved and put back."""
-    if a.is_inference() or b.is_inference() or a._version != b._version:
-        return False
-    version = a._version
-    torch_api.set_version(a, version + 1)
-    moved = bool(b._version == version + 1)
-    torch_api.set_version(a, version)
-    return moved
+def in_one_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Are both laid out alike, in the same memory? No size becomes a fact of the trace by that."""
+    bits = (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
+    return bits and a.dtype == b.dtype and one_storage(a, b) and _rows(a) == _rows(b)
 
 
-def laid_out_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Are both of one class and laid out alike, in the same memory? No size becomes a fact of the trace by that."""
-    if type(first) is not type(second):
-        return False
-    one, two = leaves_of(first), leaves_of(second)
-    outer = first is one[0] or _numbers(first) == _numbers(second)
-    return outer and len(one) == len(two) and all(map(_in_one_place, one, two))
+def same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do both show the very same elements in the same order, but for dimensions of size 1?"""
+    return a is b or (a.dtype == b.dtype and one_storage(a, b) and _rows(a, 1) == _rows(b, 1))
 
 
-def _in_one_place(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.dtype != b.dtype or not one_storage(a, b):
-        return False
-    return (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg()) and _numbers(a) == _numbers(b)
-
-
-def _numbers(t: torch.Tensor) -> list[Any]:
-    return [size_key(n) for n in (*t.shape, *t.stride(), t.storage_offset())]
+def _rows(t: torch.Tensor, without: int | None = None) -> list[Any]:
+    rows = zip(map(size_key, t.shape), map(size_key, t.stride()), strict=True)
+    return [size_key(t.storage_offset()), *(row for row in rows if row[0] != without)]
 
 
 def storage_key(t: torch.Tensor) -> int:

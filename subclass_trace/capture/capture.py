@@ -8,8 +8,8 @@ graph as a `Tape`, from which joint graphs are traced. See docs/architecture.md.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
-from ..plan import MutationPlan, OutputPlan, PlanMutations, ValueAlias, ViewOutput
+from ..plan import MutationPlan, OutputPlan, PlanMutations, SharedLeaf
 from ..subclass.flatten import flatten, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
@@ -25,19 +25,16 @@ from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import no_dlpack, typed_errors
-from .functionalize import PLACED, refuse_overlapping
 from .functions import CapturedFunctions
-from .graphs import finish_joint, is_write, read_by_backward
+from .graphs import finish_joint, read_by_backward
 from .handed import HandedOn
 from .inputs import Inputs, TracedInput
 from .lift import StandIns
 from .metadata import Asked
 from .mutation import read_mutations, state_of
-from .outputs import OutputClassifier, check_escapes
-from .places import refuse_strided_writes
+from .outputs import OutputClassifier, check_escapes, shared_leaves
 from .recorder import Recorder
 from .session import Session
-from .sharing import Sharing
 from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
 
 Tensor = torch.Tensor
@@ -62,7 +59,6 @@ class CapturedInputs:
         rows: with their gradient edges.
         leaf_primals: graph-input number of each dense leaf; ``originals``: its fake; ``inference_leaves``: see `Inputs`.
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
-        groups: overlapping leaves of which one is written.
     """
 
     rows: tuple[TracedInput, ...]
@@ -70,7 +66,6 @@ class CapturedInputs:
     inference_leaves: frozenset[int]
     originals: tuple[Tensor, ...]
     size_primals: Mapping[int, Any]
-    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +75,13 @@ class CapturedResults:
     Attributes:
         values: specs of the live tensors that the forward graph returns.
         views: numbers of the values that are views when the region runs eagerly.
-        outputs, aliases, unbacked: see `plan`; ``size_outputs``: the symbolic numbers that the forward graph returns.
+        outputs, shared, unbacked: see `plan`; ``size_outputs``: the symbolic numbers that the forward graph returns.
     """
 
     values: tuple[Spec, ...]
     views: frozenset[int]
     outputs: tuple[OutputPlan, ...]
-    aliases: tuple[ValueAlias, ...]
+    shared: Mapping[int, SharedLeaf]
     size_outputs: tuple[Any, ...]
     unbacked: tuple[tuple[Any, int], ...]
 
@@ -145,7 +140,7 @@ class Captured:
         """The functional forward graph, for a region without a backward; nodes named in ``also`` are kept in it."""
         by_name = {n.name: n for n in self.session.recorder.graph.nodes} if also else {}
         kept = [by_name[n] for n in also if n in by_name]
-        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary, self.inputs.groups, kept)
+        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary, kept)
 
     def graph_as_recorded(self) -> fx.GraphModule | None:
         """The forward graph with its writes in place; None where there are none, or where one changes more than data.
@@ -153,10 +148,9 @@ class Captured:
         It is right for a back end that runs operation by operation: what it runs is what eager mode runs.
         """
         recorder = self.session.recorder
-        writes = [n for n in recorder.graph.nodes if is_write(n)] if recorder.mutable and not self.inputs.groups else []
-        if not writes or any(torch.Tag.inplace_view in n.target.tags or n.target in PLACED for n in writes):
+        if not recorder.mutable or any(m.differentiable for m in self.mutations.rows):
             return None
-        return finish_joint(recorder, self.forward_nodes, [], self.boundary, (), functional=False)
+        return finish_joint(recorder, self.forward_nodes, [], self.boundary, functional=False)
 
 
 def capture(run: RunFunction, session: Session) -> Captured:
@@ -173,13 +167,11 @@ def capture(run: RunFunction, session: Session) -> Captured:
 
 @dataclass(frozen=True, eq=False)
 class _Results:
-    """What the results are, and how what they share lies."""
+    """What the results are, and which of their leaves are tensors of the call."""
 
     outputs: list[OutputPlan]
-    aliases: list[ValueAlias]
-    sizes: list[Any]
-    unbacked: Mapping[Any, int]
-    need: Callable[[Iterable[Any]], None]  # adds sizes
+    shared: Mapping[int, SharedLeaf]
+    classifier: OutputClassifier
     contents: set[int]  # values that are new contents of inputs
 
 
@@ -215,8 +207,9 @@ class _Capture:
                     refuse_gradients_inside(path, value)
                 changed = list(self.gradients.changed())
                 gradients = tuple((number, len(ran.outputs) + k) for k, (number, _) in enumerate(changed))
-                after = torch.is_grad_enabled()
-                torch.set_grad_enabled(grad_mode)
+                if torch.is_grad_enabled() != grad_mode:
+                    torch.set_grad_enabled(grad_mode)
+                    raise NeedsEager("the region leaves gradients on or off", fix="use torch.no_grad() as a context")
                 self.recorder.sealed = True
                 handed = HandedOn(self.session.shape_env, [row.traced for row in self.inputs.inputs])
                 results = [self.stand_ins.known(o) for o in (*ran.outputs, *(g for _, g in changed))]
@@ -224,11 +217,9 @@ class _Capture:
                 found = self._classify(results, ran.handed, mutations)
                 handed.refuse_attributes([*mutations, *found.outputs])
                 frozen = self._freeze(found)
-                edges = self._edges(mutations)
             finally:
                 self.inputs.forget()
-        mode = after if after != grad_mode else None
-        return self._finish(mutations, found, frozen, edges, gradients, mode, handed)
+        return self._finish(mutations, found, frozen, gradients, handed)
 
     def _tensors(self, outputs: Sequence[Any]) -> list[tuple[Path, Tensor]]:
         """The inputs and the results."""
@@ -251,8 +242,6 @@ class _Capture:
                 torch_api.transformed_inputs(self.stand_ins.swapped),
             ):
                 ran = run(self.inputs)
-            if recorder.reshaped:
-                functions.check_histories(ran.outputs, "the results")
             return ran
         finally:
             recorder.start_at(None)  # a frame holds everything that its callers hold
@@ -262,48 +251,29 @@ class _Capture:
         return len(self.values) - 1
 
     def _classify(self, results: Sequence[Any], handed: Sequence[Any], mutations: Sequence[MutationPlan]) -> _Results:
-        inputs = self.inputs
-        contents = {m.value for m in mutations if m.value is not None}
-        sharing = Sharing(inputs, self.recorder, self._emit)
-        classifier = OutputClassifier(inputs, handed, mutations, self.recorder, results, self._emit)
+        inputs, contents = self.inputs, {m.value for m in mutations}
+        classifier = OutputClassifier(inputs, handed, self.recorder, results, self._emit)
         outputs = [classifier.classify(o) for o in results]
-        aliases = sharing.aliases(self.values, contents)
-        if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
-            self.asked.depends_on("is_inference")
         odd = [k for k, row in enumerate(inputs.inputs) if (t := row.real()) is not None and t.is_inference()]
         self.asked.depends_on("is_inference", odd)
-        classifier.need(a.delta for row in aliases for a in row.leaves if a is not None)
-        return _Results(outputs, aliases, classifier.sizes, classifier.unbacked, classifier.need, contents)
+        return _Results(outputs, shared_leaves(self.values, contents, inputs, self.recorder), classifier, contents)
 
     def _freeze(self, found: _Results) -> _Frozen:
         recorder = self.recorder
         flat = [flatten(t) for t in self.values]
         for k, (_, spec) in enumerate(flat):
             check_escapes(spec, Path("result").item(k))
-            found.need(sizes_in(spec) if isinstance(spec, WrapperSpec) else ())
+            found.classifier.need(sizes_in(spec) if isinstance(spec, WrapperSpec) else ())
         nodes = [recorder.node_of(leaf) for leaves, _ in flat for leaf in leaves]
-        nodes += [recorder.node_of(s) for s in found.sizes]
+        nodes += [recorder.node_of(s) for s in found.classifier.sizes]
         return _Frozen(flat, nodes, next(iter(reversed(recorder.graph.nodes)), None))
-
-    def _edges(self, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
-        """(input number, gradient edge) for each input that requires grad."""
-        starts = {m.input for m in mutations if m.starts_grad}
-        rows = []
-        for n, i in enumerate(self.inputs.inputs):
-            if i.edge is not None:
-                rows.append((n, i.edge))
-            elif n in starts and not torch.is_inference_mode_enabled():
-                rows.append((n, torch.autograd.graph.get_gradient_edge(i.traced)))
-        return rows
 
     def _finish(
         self,
         mutations: Sequence[MutationPlan],
         found: _Results,
         frozen: _Frozen,
-        rows: Sequence[tuple[int, Any]],
         gradients: tuple[tuple[int, int], ...],
-        grad_mode_after: bool | None,
         handed: HandedOn,
     ) -> Captured:
         inputs, recorder = self.inputs, self.recorder
@@ -311,9 +281,8 @@ class _Capture:
         _check_mode(made, inputs.leaf_values)
         differentiable = self._differentiable(mutations, found.contents)
         live = [self.values[k] for k in differentiable]
-        rows = connected(live, rows)
-        _check_shapes(inputs.inputs, [n for n, _ in rows], mutations)
-        groups = _written_groups(inputs, recorder)
+        rows = connected(live, [(n, i.edge) for n, i in enumerate(inputs.inputs) if i.edge is not None])
+        _refuse_overlapping(inputs, recorder)
         self._check_leaves(leaves_behind(live, [e for _, e in rows]))
         if live and not rows:
             raise UnsupportedError(
@@ -321,7 +290,7 @@ class _Capture:
                 expected="results whose gradients get to inputs",
                 fix="detach the result",
             )
-        tape, saved, out_of_sight = self._tape(live, rows, frozen, groups)
+        tape, saved, out_of_sight = self._tape(live, rows, frozen)
         return Captured(
             session=self.session,
             inputs=CapturedInputs(
@@ -330,17 +299,16 @@ class _Capture:
                 inference_leaves=frozenset(inputs.inference_leaves),
                 originals=tuple(inputs.originals),
                 size_primals=inputs.sizes,
-                groups=groups,
             ),
             results=CapturedResults(
                 values=tuple(spec for _, spec in frozen.flat),
                 views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
                 outputs=tuple(found.outputs),
-                aliases=tuple(replace(a, within=a.within and tape is not None) for a in found.aliases),
-                size_outputs=tuple(found.sizes),
-                unbacked=tuple(found.unbacked.items()),
+                shared=found.shared,
+                size_outputs=tuple(found.classifier.sizes),
+                unbacked=tuple(found.classifier.unbacked.items()),
             ),
-            mutations=PlanMutations(tuple(mutations), gradients, grad_mode_after),
+            mutations=PlanMutations(tuple(mutations), gradients),
             gradients=CapturedGradients(
                 differentiable=tuple(differentiable) if tape else (),
                 differentiated=tuple(n for n, _ in rows) if tape else (),
@@ -366,7 +334,6 @@ class _Capture:
         live: Sequence[Tensor],
         rows: Sequence[tuple[int, Any]],
         frozen: _Frozen,
-        groups: tuple[tuple[int, ...], ...],
     ) -> tuple[Tape | None, frozenset[str], bool]:
         """The retained autograd graph; the names of nodes that eager autograd would keep, and whether there are more."""
         recorder, edges = self.recorder, [e for _, e in rows]
@@ -377,7 +344,7 @@ class _Capture:
         served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
         traced = [self.inputs.inputs[n].traced for n, _ in rows]
         paths = [self.inputs.inputs[n].path for n, _ in rows]
-        tape = Tape(self.session, live, edges, frozen.nodes, frozen.boundary, groups, tuple(served), traced, paths)
+        tape = Tape(self.session, live, edges, frozen.nodes, frozen.boundary, tuple(served), traced, paths)
         return tape, frozenset(n.name for n in served), saves_out_of_sight(live, edges)
 
     def _check_leaves(self, leaves: Sequence[Tensor]) -> None:
@@ -408,30 +375,6 @@ def refuse_gradients_inside(path: Path, value: Tensor) -> None:
         )
 
 
-def _check_shapes(inputs: Sequence[TracedInput], numbers: Sequence[int], mutations: Sequence[MutationPlan]) -> None:
-    """Autograd takes the shape of a leaf when it is used first: in eager that may be after it was changed.
-
-    Args:
-        numbers: of the inputs that get gradients.
-
-    Raises:
-        UnsupportedError: the region differentiates what it computes of a leaf whose shape it changes in place.
-    """
-    for m in mutations:
-        if m.metadata is not None and m.input in numbers and inputs[m.input].is_leaf:
-            raise UnsupportedError(
-                "the region differentiates what it computes of a leaf whose shape it changes in place",
-                path=inputs[m.input].path,
-                expected="the shape that gradients of it have",
-                got=f"the shape {tuple(m.metadata.size)}",  # type: ignore[union-attr]
-                fix="change the shape outside of the region, or out of place: y = x.t()",
-            )
-
-
-def _views_input(o: OutputPlan) -> bool:
-    return isinstance(o, ViewOutput) and o.of_input
-
-
 def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
     """Results are made in the caller's inference mode, or outside of it; but for leaves of inputs (``known``).
 
@@ -448,27 +391,18 @@ def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
             )
 
 
-def _written_groups(inputs: Inputs, recorder: Recorder) -> tuple[tuple[int, ...], ...]:
-    """Leaves (by the numbers of their graph inputs) that become one graph input.
+def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
+    """Writes to one input that another one sees.
 
     Raises:
-        UnsupportedError: the region writes memory outside of its inputs.
-        NeedsEager: one of them is read otherwise than it is in memory.
+        NeedsEager: there are such.
     """
-    originals, leaf_primals = inputs.originals, inputs.leaf_primals
-    rows: list[Sequence[int]] = [
-        members for members in alias_groups(originals) if any(recorder.was_written(originals[k]) for k in members)
-    ]
-    for row in rows:  # one graph input cannot stand for memory as it is and as it is read
-        kinds = {(originals[k].dtype, originals[k].is_conj(), originals[k].is_neg()) for k in row}
-        if len(kinds) > 1 or any(bit for kind in kinds for bit in kind[1:]):
+    originals = inputs.originals
+    for members in alias_groups(originals) if recorder.mutable else ():
+        if any(recorder.was_written(originals[k]) for k in members):
             raise NeedsEager(
-                "arguments share memory that the region writes, and are of several dtypes, or have a conjugate or negative bit",
-                path=inputs.leaf_paths[row[0]],
-                expected="views of one dtype without such a bit",
+                "arguments share memory that the region writes",
+                path=inputs.leaf_paths[members[0]],
+                expected="tensors of their own, or views that do not overlap",
                 fix="pass one of them alone, and make the others inside of the region",
             )
-    if recorder.mutable:
-        refuse_strided_writes(recorder)
-        refuse_overlapping(recorder.graph)
-    return tuple(tuple(leaf_primals[k] for k in members) for members in rows)

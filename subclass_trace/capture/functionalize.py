@@ -1,14 +1,13 @@
 """Graph to graph: the recorded graph with in-place operations becomes functional by one replay.
 
 Only a graph that holds a mutable operation comes here. The replay runs the dense, autograd-free graph once under
-torch's functional tensors; neither the user function nor autograd runs again. Graph inputs whose memory overlaps, and
-one of which is written, become one flat base (docs/notes/flatten_first.md).
+torch's functional tensors; neither the user function nor autograd runs again.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,29 +15,14 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager
-from .aliasing import byte_range
+from .aliasing import repeats
 from .effects import has_effects
-from .places import strided_views, view_chain, writes_first, written_nodes
 from .user_code import frames_text
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-#: their functional forms lay the result out as the tensor was
-_KEEP_LAYOUT = frozenset(
-    {
-        aten.copy_.default,
-        aten.zero_.default,
-        aten.fill_.Scalar,
-        aten.fill_.Tensor,
-        aten.index_put_.default,
-        aten._index_put_impl_.default,
-        aten.index_fill_.int_Scalar,
-        aten.index_fill_.int_Tensor,
-        aten.put_.default,
-    }
-)
-#: operations with a place in the storage among their arguments
-PLACED = frozenset({aten.as_strided_.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
+#: their functional forms lay the result out as the tensor was, as those of pointwise operations do
+_KEEP_LAYOUT = frozenset({aten.copy_.default, aten.index_put_.default, aten._index_put_impl_.default})
 _COPIED = ("recompute", "ac_graph_id")
 
 
@@ -47,66 +31,69 @@ def functionalize(
     forward: Sequence[Any],
     backward: Sequence[Any],
     boundary: fx.Node | None,
-    groups: Sequence[Sequence[int]],
     also: Sequence[fx.Node] = (),
 ) -> fx.GraphModule:
     """Replay the recorder's graph functionally, with outputs ``[*forward, *backward]``.
 
     Args:
         boundary: last node of the forward; ``forward`` is read there, before the backward may write anything.
-        groups: primals (by number) that overlap in memory and of which one is written.
         also: nodes whose values at the boundary are wanted; ``meta["names"]`` of the result says which nodes have them.
-    """
-    return _Replay(recorder, groups).run(forward, backward, boundary, also)
-
-
-def refuse_overlapping(graph: fx.Graph) -> None:
-    """Refuse writes through views with several elements in one place (``unfold``, ``expand``), or through a part of one.
-
-    Their inverse would add up what lies in one place, or write it several times.
 
     Raises:
-        UnsupportedError: there is one.
+        NeedsEager: torch has no functional form of a write.
     """
-    for node, target in written_nodes(graph):
-        for view in (target, *view_chain(target)[1]):
-            if view.target is aten.unfold.default or _overlaps_itself(view.meta["val"]):
-                raise NeedsEager(
-                    "the region writes through a tensor with several elements in one place",
-                    path=frames_text(node),
-                    expected="in-place operations on tensors without overlap",
-                    got=f"{node.target} on shape {tuple(target.meta['val'].shape)}, "
-                    f"by way of shape {tuple(view.meta['val'].shape)}",
-                    fix="write to a clone",
-                )
+    _refuse_views(recorder)
+    return _Replay(recorder).run(forward, backward, boundary, also)
 
 
-def _overlaps_itself(t: Tensor) -> bool:
-    """May two elements lie in one place? Exact for what views make of a tensor without overlap, if the order of its strides
-    does not depend on values inside tensors; where it does, they may."""
-    if t.layout is not torch.strided or torch_api.surely(t.numel() == 0):
-        return False
-    reach, rest = 0, [row for row in zip(t.stride(), t.shape, strict=True) if torch_api.maybe(row[1] > 1)]
-    while rest:
-        first = next(
-            (k for k, row in enumerate(rest) if all(torch_api.surely(row[0] <= other[0]) for other in rest)), None
-        )
-        if first is None or torch_api.surely(rest[first][0] <= reach):
-            return True
-        stride, size = rest.pop(first)
-        reach += stride * (size - 1)
-    return False
+def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+    """The tensor that ``node`` is a view of, and the views on the way, last first."""
+    chain = []
+    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+        made: Any = node.args[0] if node.target is operator.getitem else node
+        target = made.target
+        if not isinstance(target, torch_api.OpOverload) or not (target.is_view or _writes_first(target)):
+            break
+        if target.is_view:
+            chain.append(node)
+        node = made.args[0]
+    return node, chain
 
 
-def _is_contiguous(t: Tensor) -> bool:
-    """Is it surely laid out without gaps, last dimension first?"""
-    wanted = 1
-    for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
-        if not torch_api.surely(size == 1):
-            if not torch_api.surely(stride == wanted):
-                return False
-            wanted = wanted * size
-    return True
+def _writes_first(target: Any) -> bool:
+    """Does the operation change its first argument?"""
+    first = target._schema.arguments[0] if target._schema.arguments else None
+    return bool(first is not None and first.alias_info is not None and first.alias_info.is_write)
+
+
+def _written_nodes(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """(operation, the tensor that it writes), for operations that write values."""
+    for node in graph.nodes:
+        mutable = node.op == "call_function" and isinstance(node.target, torch_api.OpOverload)
+        for argument, value in zip(node.target._schema.arguments if mutable else (), node.args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            for target in value if isinstance(value, (list, tuple)) else [value]:
+                if written and isinstance(target, fx.Node):
+                    yield node, target
+
+
+def _refuse_views(recorder: Any) -> None:
+    """Refuse writes through views with several elements in one place (``unfold``, ``expand``), whose inverse would add them up;
+    and places that count from the start of a storage (``as_strided``), which a functional tensor has none of.
+
+    Raises:
+        NeedsEager: there is one.
+    """
+    for node, target in _written_nodes(recorder.graph):
+        for view in (target, *_view_chain(target)[1]):
+            if view.target is aten.unfold.default or repeats(view.meta["val"]):
+                raise _not_functional(node, "it writes through a view with several elements in one place")
+    written = {storage for storage, _ in recorder.writes}
+    for node in recorder.graph.nodes:
+        if node.target is aten.as_strided.default and torch_api.storage_ref(node.meta["val"]) in written:
+            root, chain = _view_chain(node)
+            if root.op == "placeholder" or len(chain) > 1:
+                raise _not_functional(node, "it counts from the start of memory that is written")
 
 
 def _in_memory_order(t: Any) -> Any:
@@ -122,22 +109,22 @@ def _in_memory_order(t: Any) -> Any:
     return ordered if ordered.is_contiguous() else t
 
 
-def _offset_after(start: Any, dtype: torch.dtype, t: Tensor) -> Any:
-    """Where ``t`` starts, in elements after byte ``start`` of its storage."""
-    return _elements_after(start, dtype, t.storage_offset())
+def _loses_layout(node: fx.Node) -> bool:
+    """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous one?"""
+    target, written = node.target, node.args[0] if node.args else None
+    if not (isinstance(target, torch_api.OpOverload) and _writes_first(target) and target.namespace == "aten"):
+        return False
+    kept = {torch.Tag.pointwise, torch.Tag.nondeterministic_seeded}
+    if target in _KEEP_LAYOUT or not kept.isdisjoint(target.tags) or not isinstance(written, fx.Node):
+        return False
+    t = written.meta["val"]
+    static = all(type(n) is int for n in (*t.shape, *t.stride()))
+    return torch_api.is_dense(t) and not (static and t.is_contiguous())
 
 
-def _elements_after(start: Any, dtype: torch.dtype, place: Any) -> Any:
-    # Torch's proxies take a symbol less 0, or times 4 by 4, for the symbol that it is made of, and never come to an end.
-    with torch_api.without_tracing():
-        offset = place - start // dtype.itemsize
-        known = isinstance(offset, torch.SymInt) and offset.node.expr.is_number
-        return int(offset) if known else offset
-
-
-def _not_functional(node: fx.Node, error: Exception) -> NeedsEager:
+def _not_functional(node: fx.Node, why: object) -> NeedsEager:
     return NeedsEager(
-        f"torch cannot make {node.target} functional in this place: {' '.join(str(error).split())[:300]}",
+        f"torch cannot make {node.target} functional in this place: {' '.join(str(why).split())[:300]}",
         path=frames_text(node),
         expected="operations that run under torch's functional tensors",
         fix="use the out-of-place operation, or write to a clone",
@@ -145,15 +132,10 @@ def _not_functional(node: fx.Node, error: Exception) -> NeedsEager:
 
 
 class _Replay:
-    def __init__(self, recorder: Any, groups: Sequence[Sequence[int]]) -> None:
+    def __init__(self, recorder: Any) -> None:
         self.recorder, self.mode = recorder, recorder.mode
         self.functional = torch_api.FunctionalReplay(self.mode)
-        self.group_of = {f"primals_{k + 1}": g for g, members in enumerate(groups) for k in members}
-        self.groups = [[f"primals_{k + 1}" for k in members] for members in groups]
         self.env: dict[fx.Node, Any] = {}
-        self.bases: dict[int, tuple[Any, int, torch.dtype]] = {}
-        self.wrapped: dict[int, Any] = {}
-        self.by_place: dict[fx.Node, fx.Node] = {}
         self.kernels = torch_api.fake_kernels()
         self.called: dict[fx.Node, str] = {}  # nodes of the forward, by their names in earlier joint graphs
 
@@ -167,15 +149,14 @@ class _Replay:
         replay, graph, root = self.functional, self.recorder.graph, self.recorder.root
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
         inputs = self._place_inputs(graph)
-        refuse_overlapping(graph)
-        self.by_place = {n: root for n, root in strided_views(graph).items() if str(root.target) not in self.group_of}
         forward_nodes: list[Any] | None = None
         kept: dict[str, Any] = {}
         # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
         with replay.active(self.recorder.decompositions) as meta:
             for node in graph.nodes:
                 if node.op == "placeholder":
-                    self.env[node] = self._input(node, inputs, meta)
+                    value = inputs[node]
+                    self.env[node] = self.functional.wrap(value) if isinstance(value, Tensor) else value
                 elif node.op == "get_attr":
                     value = getattr(root, node.target)
                     self.env[node] = (
@@ -220,40 +201,11 @@ class _Replay:
     # ---------------------------------------------------------------- inputs
     def _place_inputs(self, graph: fx.Graph) -> dict[fx.Node, Any]:
         values: dict[fx.Node, Any] = {}
-        members: dict[str, fx.Node] = {n.target: n for n in graph.nodes if n.op == "placeholder"}
-        for node in members.values():
-            group = self.group_of.get(str(node.target))
-            if group is None:
-                value = node.meta["val"]
-                values[node] = torch_api.detached(self.mode, value) if isinstance(value, Tensor) else value
-                self.functional.place(str(node.target), values[node], node.meta)
-            elif group not in self.bases:
-                tensors = [members[m].meta["val"] for m in self.groups[group]]
-                self._place_base(group, str(node.target), tensors)
+        for node in graph.find_nodes(op="placeholder"):
+            value = node.meta["val"]
+            values[node] = torch_api.detached(self.mode, value) if isinstance(value, Tensor) else value
+            self.functional.place(str(node.target), values[node], node.meta)
         return values
-
-    def _place_base(self, group: int, name: str, tensors: list[Tensor]) -> None:
-        dtype = tensors[0].dtype
-        ranges = [byte_range(t) for t in tensors]
-        start, stop = min(r.start for r in ranges), max(r.stop for r in ranges)
-        with self.mode:
-            base = torch.empty((stop - start) // dtype.itemsize, dtype=dtype, device=tensors[0].device)
-        numbers = [int(m.rsplit("_", 1)[1]) - 1 for m in self.groups[group]]
-        self.functional.place(name, base, {"alias_base": (tuple(numbers), base.numel(), dtype)})
-        self.bases[group] = (base, start, dtype)
-
-    def _input(self, node: fx.Node, inputs: dict[fx.Node, Any], meta: dict[str, Any]) -> Any:
-        group = self.group_of.get(str(node.target))
-        if group is None:
-            value = inputs[node]
-            return self.functional.wrap(value) if isinstance(value, Tensor) else value
-        base, start, dtype = self.bases[group]
-        if group not in self.wrapped:
-            self.wrapped[group] = self.functional.wrap(base)
-        base = self.wrapped[group]
-        member = node.meta["val"]
-        meta["partitioner_tag"] = "is_forward"
-        return base.as_strided(member.shape, member.stride(), _offset_after(start, dtype, member))
 
     # ---------------------------------------------------------------- operations
     def _set_meta(self, meta: dict[str, Any], node: fx.Node) -> None:
@@ -286,42 +238,20 @@ class _Replay:
             read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
             read.meta.update(node.meta)
             return self.functional.adopt_number(node.meta["val"], read)
-        args = fx.node.map_arg(node.args, self.env.__getitem__)
+        args: Any = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
-        if node.target in PLACED and str(view_chain(node.args[0])[0].target) in self.group_of:  # type: ignore[arg-type]
-            raise _not_functional(node, RuntimeError("it counts from the start of memory that several inputs share"))
         try:
-            if node in self.by_place:
-                view = node.meta["val"]
-                return self.env[self.by_place[node]].as_strided(view.shape, view.stride(), view.storage_offset())
             if node.target is aten.bernoulli_.float:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
                 return args[0]
-            if self._loses_layout(node):
-                return self._in_its_layout(node, args, kwargs)
+            if _loses_layout(node):  # the new value is copied to where the old one was, as that is laid out
+                new = args[0].clone()
+                node.target(new, *args[1:], **kwargs)  # type: ignore[operator]
+                args[0].copy_(new)
+                return args[0]
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
-
-    def _loses_layout(self, node: fx.Node) -> bool:
-        """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous one?"""
-        target: Any = node.target
-        if not (isinstance(target, torch_api.OpOverload) and writes_first(target) and target.namespace == "aten"):
-            return False
-        kept = {torch.Tag.pointwise, torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view}
-        written: Any = node.args[0]
-        if target in _KEEP_LAYOUT or not kept.isdisjoint(target.tags) or not isinstance(written, fx.Node):
-            return False
-        t = written.meta["val"]
-        return torch_api.is_dense(t) and not _is_contiguous(t)
-
-    def _in_its_layout(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """The new value is copied to where the old one was, as it is laid out."""
-        old = self._node(node.args[0])
-        new = self._adopt(old, old.meta["val"])
-        node.target(new, *args[1:], **kwargs)  # type: ignore[operator]
-        args[0].copy_(new)
-        return args[0]
 
     def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
         """Copied as it is: an operation with effects, or a higher order operator, whose branches are functional."""

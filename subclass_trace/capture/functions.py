@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
@@ -24,7 +23,6 @@ from .inner_backward import InnerBackward
 from .library_functions import FUNCTIONS
 from .lift import StandIns
 from .metadata import ASIDE, ASKING, Asked
-from .outputs import lost_history
 from .recorder import Recorder
 from .user_code import asking_frame
 
@@ -86,14 +84,8 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         func, args = with_places(self.recorder, func, args)
         if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
-        if name in RESHAPES and args:
-            self._refuse_view(args[0])
-        if self.recorder.reshaped and name != "__get__":
-            self.check_histories((*args, *kwargs.values()))
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
-        if name in RESHAPES and args and out is args[0]:
-            self.recorder.reshaped.update(torch_api.storage_ref(t) for t in leaves_of(out) if t.layout is torch.strided)
         if name in _MAY_COPY and args:
             self.recorder.note_copy(args[0], out)
         return torch_api.as_numbers(out)
@@ -125,21 +117,6 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             if (asks := asking_frame(frame)) is not None:
                 raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
 
-    def _refuse_view(self, t: Any) -> None:
-        """Of a leaf eager refuses it; its stand-in has a history, so that autograd would not."""
-        if isinstance(t, Tensor) and t.requires_grad and t._is_view() and torch.is_grad_enabled():
-            raise NeedsEager(
-                "the region changes the shape of a view in place under autograd", path=self.recorder.user_line()
-            )
-
-    def check_histories(self, values: Iterable[Any], path: str | None = None) -> None:
-        """Refuse views whose history autograd would make anew, and wrongly; ``path`` says where they are."""
-        for value in values:
-            if type(value) in (tuple, list):
-                self.check_histories(value, path)
-            elif isinstance(value, Tensor) and value.requires_grad and _loses_history(value, self.recorder):
-                raise lost_history(value, path or self.recorder.user_line())
-
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         rule = FUNCTIONS.get(getattr(func, "__name__", ""))
         if rule is not None:
@@ -161,20 +138,8 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         return None
 
 
-#: operations that change the shape of a tensor in place
-RESHAPES = ("t_", "transpose_", "unsqueeze_", "squeeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_as_")
 #: methods and functions, by name, that copy only where they have to
 _MAY_COPY = frozenset(("contiguous", "reshape", "reshape_as", "flatten", "ravel"))
-
-
-def _loses_history(view: Tensor, recorder: Recorder) -> bool:
-    """May autograd make the history of this dense view anew, and wrongly?
-
-    It does so when anything has written to the memory, also when the shape of the base was changed in place. In eager it
-    goes by the strides of the view. For a traced tensor it repeats the calls that made the view, on a base that has another
-    shape now, or without the change of its own shape.
-    """
-    return torch_api.is_fake(view) and view._is_view() and torch_api.storage_ref(view) in recorder.reshaped
 
 
 def _numbered(hook: Any, recorder: Recorder) -> Any:

@@ -40,7 +40,6 @@ def finish_joint(
     forward: Sequence[Any],
     backward: Sequence[Any],
     boundary: fx.Node | None,
-    groups: Sequence[Sequence[int]],
     also: Sequence[Any] = (),
     late: Sequence[fx.Node] = (),
     *,
@@ -59,7 +58,7 @@ def finish_joint(
     for node in late:
         node.meta["late"] = True  # copied with the node
     if recorder.mutable and functional:
-        module = functionalize(recorder, forward, backward, boundary, groups, also)
+        module = functionalize(recorder, forward, backward, boundary, also)
         _drop_dead(module.graph, set(module.meta["names"].values()))
     else:
         module = torch_api.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")

@@ -29,7 +29,7 @@ from .. import torch_api
 from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
-from .aliasing import ByteRange, byte_range, refuse_overlap
+from .aliasing import ByteRange, byte_range
 from .diagnostics import refuse_branch, unknown_tensor
 from .higher_order import record_higher_order
 from .known import known_value
@@ -37,16 +37,7 @@ from .operators import RULES
 from .results import Results
 from .traced_graph import TracedGraph
 from .user_code import line_text, user_frames
-from .writes import (
-    collective,
-    foreach_versions,
-    parts_seen_as,
-    refuse_growth,
-    refuse_inference,
-    refuse_misfit,
-    refused_write,
-    written_arguments,
-)
+from .writes import check_write, collective, late_write, refused_write, written_arguments
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -109,11 +100,9 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.forward_state: Any = None  # that of the forward, while a backward is traced with it
         self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
-        self.resized: set[Any] = set()  # storages of ``out=`` arguments that got another size
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.perhaps_shared: set[Any] = set()  # storages of copies that may be none in a call, and of what is copied
         self.sealed = False  # the user function has run: its inputs are known
-        self.reshaped: set[Any] = set()  # storages of tensors whose shape was changed in place
         self.met: set[str] = set() if outer is None else outer.met  # "attention", whose kernels a caller may choose
         self.classes: set[type] = set() if outer is None else outer.classes  # of wrappers that operations ran on
         self._stop_frame: Any = None
@@ -228,7 +217,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             if out is not NotImplemented:
                 return out
         if self.results.is_composite(func, args, kwargs):
-            with self, parts_seen_as(func):
+            with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -285,28 +274,21 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
             # The same, with a schema that says it writes the running statistics.
             func = aten._native_batch_norm_legit.default
-        if func._schema.is_mutable:
-            refuse_misfit(func, args)
-            refuse_overlap(func, args, kwargs, self.user_line)
-            self._note_writes(func, args, kwargs)
+        written = self._note_writes(func, args, kwargs) if func._schema.is_mutable else []
         if self.state is not None and torch.Tag.nondeterministic_seeded in func.tags:
             for a in (*args, *kwargs.values()):
                 if isinstance(a, torch.Generator):
                     self.state.check_generator(a)
-        versions = foreach_versions(func, args)
-        written = list(written_arguments(func, args, kwargs)) if func._schema.is_mutable else []
-        sizes = [t.shape for t in written]
+        before = [(t.shape, 0 if t.is_inference() else t._version) for t in written]
         out = self.results.run(func, args, kwargs)
-        for t, size in zip(written, sizes, strict=True):  # it may have grown
-            if t.shape != size and torch.Tag.inplace_view not in func.tags:
-                refuse_growth(t, func, size, self.user_line())
-                self.writes.append((torch_api.storage_ref(t), byte_range(t)))
-                self.resized.add(torch_api.storage_ref(t))
+        for t, (size, version) in zip(written, before, strict=True):
+            if t.shape != size:
+                raise refused_write(func, t, self.user_line(), "a tensor that gets another size by that")
+            # The fake kernel of a foreach operation does not move it; the real one does.
+            if not t.is_inference() and t._version == version and func._schema.name.startswith("aten::_foreach"):
+                torch.autograd.graph.increment_version(t)
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = torch_api.like_format_of(out, args[0])
-        # The fake kernel of a foreach operation does not move it; the real one does, once for each of several views.
-        for t in [t for t, version in versions if t._version == version]:
-            torch.autograd.graph.increment_version(t)
         # lift_fresh's result would alias the constant: a region that writes to it must not change the constant.
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         arguments = tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}
@@ -341,22 +323,25 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             meta["recompute"] = self.checkpoint.policy(func, args, kwargs or {})
             meta["ac_graph_id"] = self.checkpoint.graph_id
 
-    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        self.mutable = True
+    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """The tensors that the operation writes."""
         if torch.Tag.inplace_view in func.tags:
-            changed = [a for a in args if isinstance(a, Tensor)]
-            self.keep_metadata(changed)
-            self._part_aliases(changed[:1])
-            return
-        for t in written_arguments(func, args, kwargs):
-            refuse_inference(t)
-            self.writes.append((torch_api.storage_ref(t), byte_range(t)))
-            if self.outliving and self.writes[-1][0] in self.outliving:
-                raise refused_write("late", func, t, self.user_line())
-            if self.of_arrays and self.writes[-1][0] in self.of_arrays:
-                raise refused_write("array", func, t, self.user_line())
-            if self.perhaps_shared and self.writes[-1][0] in self.perhaps_shared:
-                raise refused_write("shared", func, t, self.user_line())
+            raise refused_write(func, args[0], self.user_line(), "the shape of a tensor")
+        self.mutable = True
+        check_write(func, args, kwargs, self.user_line)
+        written = list(written_arguments(func, args, kwargs))
+        for t in written:
+            storage = torch_api.storage_ref(t)
+            self.writes.append((storage, byte_range(t)))
+            if storage in self.outliving:
+                raise late_write(func, t, self.user_line())
+            if storage in self.of_arrays:
+                raise refused_write(func, t, self.user_line(), "the memory of a numpy array")
+            if storage in self.perhaps_shared:
+                raise refused_write(
+                    func, t, self.user_line(), "memory that is shared or not, by values inside a tensor"
+                )
+        return written
 
     def note_copy(self, source: Any, made: Any) -> None:
         """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it can, the trace a copy."""
@@ -368,19 +353,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             isinstance(n, torch.SymInt) and torch_api.is_data_dependent(n) for n in sizes
         ):
             self.perhaps_shared.update(storages)
-
-    def _part_aliases(self, changed: Sequence[Tensor]) -> None:
-        """The shape of these changes in place: values that were the same node (``detach``) get a node of their own."""
-        for t in changed:
-            node = self.node_of(t)
-            others = [k for k, (n, v) in self._nodes.items() if n is node and v is not t]
-            if not others:
-                continue
-            own = self.graph.call_function(aten.alias.default, (node,))
-            own.meta["val"] = node.meta["val"]
-            self.annotate(own)
-            for k in others:
-                self._nodes[k] = (own, self._nodes[k][1])
 
     def write_assertions(self) -> None:
         """What the trace took for true of numbers that depend on values inside tensors is checked in each call."""

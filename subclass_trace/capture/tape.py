@@ -73,7 +73,6 @@ class Tape:
         edges: Sequence[Any],
         forward_nodes: Sequence[Any],
         boundary: fx.Node | None,
-        groups: Sequence[Sequence[int]],
         served: Sequence[fx.Node] = (),
         inputs: Sequence[Tensor] = (),
         paths: Sequence[Path] = (),
@@ -84,7 +83,6 @@ class Tape:
         self.edges = tuple(edges)
         self.forward_nodes = list(forward_nodes)
         self.boundary = boundary
-        self.groups = groups
         self.served = tuple(served)  # what eager autograd keeps: stays in each joint graph
 
     def guess(self) -> list[Spec]:
@@ -143,7 +141,7 @@ class Tape:
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             late = kept_after(recorder.graph, start)
-            joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.groups, self.served, late)
+            joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.served, late)
         given = zip(_present(tangents), values, strict=True)
         untouched = {k: t for k, t in given if not any(map(recorder.was_written, leaves_of(t)))}
         passed = _passed(grads, untouched)
@@ -154,7 +152,7 @@ class Tape:
         following = None
         if create_graph:
             outputs = [g for k in live if (g := grads[k]) is not None]
-            rest = (self.forward_nodes, self.boundary, self.groups, self.served, [*self.inputs, *tracked])
+            rest = (self.forward_nodes, self.boundary, self.served, [*self.inputs, *tracked])
             following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)

@@ -94,14 +94,9 @@ class TracedGraph:
         """``value`` is the very value of ``like``: no node of its own."""
         self._nodes[id(value)] = (self.node_of(like), value)
 
-    def first_of_storage(self, t: Tensor) -> Tensor:
-        """An alias, without history, of the first tensor of the graph that has the storage of ``t``."""
-        storage = torch_api.storage_ref(t)
-        strided = (v for _, v in self._nodes.values() if v.layout is torch.strided)
-        first = next((v for v in strided if torch_api.storage_ref(v) == storage), t)
-        out = torch_api.detached(self.mode, first)
-        self.alias(out, first)
-        return out
+    def has_views(self, t: Tensor) -> bool:
+        """Is a traced tensor a view of this one, for autograd?"""
+        return any(v._is_view() and v._base is t for _, v in self._nodes.values())
 
     def bare(self, fake: Tensor) -> Tensor:
         """A fake tensor of the same metadata that nobody has touched."""

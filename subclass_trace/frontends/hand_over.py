@@ -30,7 +30,7 @@ class Untraced(Exception):
 
 
 def hands_over(error: SubclassTraceError) -> bool:
-    """Is it a refusal that Dynamo may know better? Errors of protocols, aliasing, arguments, options, back ends, tangents and
+    """Is it a refusal that Dynamo may know better? Errors of protocols, arguments, options, back ends, tangents and
     the verifier are not."""
     if isinstance(error, GuardError):
         return error.what.startswith("the region has")

@@ -13,13 +13,12 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..subclass.context import OfInput
 from ..subclass.spec import Spec, leaf_count
-from .inputs import BasePrimal as BasePrimal
 from .inputs import InputPlan as InputPlan
 from .inputs import LeafPrimal as LeafPrimal
 from .inputs import Primal as Primal
@@ -30,13 +29,12 @@ from .mutations import MutationPlan as MutationPlan
 from .outputs import ConstantOutput as ConstantOutput
 from .outputs import GradientOutput as GradientOutput
 from .outputs import InputOutput as InputOutput
-from .outputs import LeafAlias as LeafAlias
 from .outputs import OutputPlan as OutputPlan
 from .outputs import Replay as Replay
 from .outputs import SameOutput as SameOutput
+from .outputs import SharedLeaf as SharedLeaf
 from .outputs import SizeOutput as SizeOutput
 from .outputs import SymbolicView as SymbolicView
-from .outputs import ValueAlias as ValueAlias
 from .outputs import ValueOutput as ValueOutput
 from .outputs import ViewOutput as ViewOutput
 from .side_effects import SideEffect as SideEffect
@@ -103,7 +101,7 @@ class PlanResults:
         outputs: how each flat output is made; ``recipe``: how the result is made of them.
         detach_values: flat positions among the forward outputs that must be detached to stay distinct.
         size_outputs: how many symbolic numbers follow the leaves of the values.
-        aliases: values that lie in memory of inputs or of each other.
+        shared: places among the leaves of the values -> the tensor of the call that such a leaf is.
         unbacked: symbols that depend on values inside tensors -> number of the size output.
     """
 
@@ -112,7 +110,7 @@ class PlanResults:
     recipe: Recipe
     detach_values: frozenset[int]
     size_outputs: int
-    aliases: tuple[ValueAlias, ...] = ()
+    shared: Mapping[int, SharedLeaf] = field(default_factory=dict)
     unbacked: tuple[tuple[Any, int], ...] = ()
 
     @property
@@ -128,17 +126,17 @@ class PlanMutations:
     Attributes:
         rows: one for each input that is changed.
         gradients: (input, flat output that its ``.grad`` becomes).
-        grad_mode_after: grad mode as the region leaves it; None where it stays.
+        in_program: the program writes to the inputs itself.
     """
 
     rows: tuple[MutationPlan, ...]
     gradients: tuple[tuple[int, int], ...] = ()
-    grad_mode_after: bool | None = None
+    in_program: bool = False
 
-    @functools.cached_property
+    @property
     def spent_values(self) -> frozenset[int]:
-        """Values that are new contents of inputs, and nothing else, which the program has written there itself."""
-        return frozenset(m.value for m in self.rows if m.in_program and not m.copied and m.value is not None)
+        """Values that are new contents of inputs, which the program has written there itself."""
+        return frozenset(m.value for m in self.rows if self.in_program)
 
 
 @dataclass(frozen=True, eq=False)

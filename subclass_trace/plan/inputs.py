@@ -72,19 +72,7 @@ class SizePrimal:
     size: Any
 
 
-@dataclass(frozen=True)
-class BasePrimal:
-    """A graph input that is a flat view over the memory of several overlapping leaves, one of which is mutated.
-
-    ``members[0]`` lies at the start of the range, if ``start_member`` is 0; ``numel`` elements of ``dtype``.
-    """
-
-    members: tuple[int, ...]
-    numel: Any
-    dtype: torch.dtype
-
-
-Primal: TypeAlias = LeafPrimal | SizePrimal | BasePrimal
+Primal: TypeAlias = LeafPrimal | SizePrimal
 
 
 @dataclass(frozen=True)

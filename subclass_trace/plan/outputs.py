@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +13,7 @@ from ..subclass.spec import RaggedSize, SizeExpr, Spec
 
 @dataclass(frozen=True, eq=False)
 class ConstantOutput:
-    """Not a tensor, or a real tensor that the region only passed through."""
+    """A real tensor that the region only passed through."""
 
     value: Any
 
@@ -63,10 +63,6 @@ class SymbolicView:
 
         return replay
 
-    def __call__(self, base: torch.Tensor) -> torch.Tensor:
-        """With the sizes of the trace."""
-        return self.function(base)
-
 
 Replay: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -75,68 +71,31 @@ Replay: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 class ViewOutput:
     """A view of an input, or of a forward value: the recorded view operations are replayed on the real base.
 
-    ``one_of_several``: a member of ``split`` and the like, which autograd protects from in-place operations.
     ``base`` counts inputs, or forward values.
     """
 
     base: int
     of_input: bool
-    replay: Replay
+    replay: Replay | SymbolicView
     requires_grad: bool
     spec: Spec
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    one_of_several: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class ValueOutput:
-    """Forward value ``value``. ``attributes`` are Python attributes that the region set on it.
-
-    ``protected``: eager has a view here of what the value does not know: autograd refuses to write to it.
-    """
+    """Forward value ``value``."""
 
     value: int
     spec: Spec
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    protected: bool = False
 
 
 @dataclass(frozen=True)
-class LeafAlias:
-    """Where a dense leaf of a forward value lies: in the memory of another tensor of the call.
+class SharedLeaf:
+    """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs (``kind`` "input"), that leaf
+    detached, where it shares its memory alone ("detached"), or leaf ``number`` of the forward values ("value")."""
 
-    Attributes:
-        value: the forward value that holds the other tensor; None for an input leaf.
-        leaf: which leaf of that value, or of the inputs.
-        delta: bytes from the start of the other tensor to the start of this one.
-        same: it is that very tensor.
-        counted: it shares the version counter of the other one.
-        lazy: are its conjugate bit and its negative bit set?
-    """
-
-    value: int | None
-    leaf: int
-    delta: Any
-    same: bool
-    counted: bool = False
-    lazy: tuple[bool, bool] = (False, False)
-
-
-@dataclass(frozen=True, eq=False)
-class ValueAlias:
-    """A forward value that shares memory with an input or with another value.
-
-    Attributes:
-        value: its number.
-        spec: with the layout of its leaves.
-        leaves: for each leaf the tensor whose memory it lies in, or None.
-        within: it has a history, so that the memory is shared before autograd sees the value.
-    """
-
-    value: int
-    spec: Spec
-    leaves: tuple[LeafAlias | None, ...]
-    within: bool = False
+    kind: str
+    number: int
 
 
 OutputPlan: TypeAlias = (

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..plan import (
-    BasePrimal,
     ConstantOutput,
     GradientOutput,
     InputOutput,
@@ -88,22 +87,13 @@ def constant_text(value: object) -> str:
 
 # ---------------------------------------------------------------------------------------------- names and paths
 def primal_names(plan: Plan) -> list[str]:
-    """The placeholder of each of ``plan.inputs.primals``: leaves of arguments, then sizes, then leaves of closed-over tensors.
-
-    Leaves that share a base with others have its name, which is that of the first of them.
-    """
-
-    def first(primal: Any) -> int:
-        return min(primal.members) if isinstance(primal, BasePrimal) else int(primal.leaf)
-
+    """The placeholder of each of ``plan.inputs.primals``: leaves of arguments, sizes, leaves of closed-over tensors."""
     names, sizes = [], 0
     for k, primal in enumerate(plan.inputs.primals):
-        is_size = isinstance(primal, SizePrimal)
-        later = [first(p) for p in plan.inputs.primals[k:] if not isinstance(p, SizePrimal)]
-        names.append(
-            f"primals_{(min(later, default=plan.inputs.leaf_count) if is_size else first(primal)) + sizes + 1}"
-        )
-        sizes += is_size
+        later = [p.leaf for p in plan.inputs.primals[k:] if not isinstance(p, SizePrimal)]
+        place = min(later, default=plan.inputs.leaf_count) if isinstance(primal, SizePrimal) else primal.leaf
+        names.append(f"primals_{place + sizes + 1}")
+        sizes += isinstance(primal, SizePrimal)
     return names
 
 
@@ -113,9 +103,6 @@ def leaf_names(plan: Plan) -> list[str]:
     for primal, name in zip(plan.inputs.primals, primal_names(plan), strict=True):
         if isinstance(primal, LeafPrimal):
             names[primal.leaf] = name
-        elif isinstance(primal, BasePrimal):
-            for member in primal.members:
-                names[member] = f"{name} (shared)"
     return names
 
 
@@ -136,8 +123,6 @@ def input_names(plan: Plan) -> dict[str, str]:
     for primal, name in zip(plan.inputs.primals, primal_names(plan), strict=True):
         if isinstance(primal, SizePrimal):
             out[name] = f"size {primal.size}"
-        elif isinstance(primal, BasePrimal):
-            out[name] = f"memory of {', '.join(p for m in primal.members for p in paths[m])}"
         else:
             out[name] = " and ".join(paths[primal.leaf])
     return out
@@ -283,7 +268,7 @@ def mutation_table(plan: Plan) -> Table:
     """What the region does to its inputs."""
     rows = []
     for m in plan.mutations.rows:
-        source = "" if m.value is None else _value_recipe(plan, m.value, plan.results.values[m.value])
+        source = _value_recipe(plan, m.value, plan.results.values[m.value])
         rows.append((str(plan.inputs.rows[m.input].path), "; ".join(_changes(plan, m)), source))
     return Table(f"{count_text(len(rows), 'input')} changed", ("input", "change", "new contents"), tuple(rows))
 
@@ -294,15 +279,8 @@ def _changes(plan: Plan, m: MutationPlan) -> list[str]:
     out = []
     if m.leaves:
         out.append("data" if paths == [""] else f"data of {', '.join(paths[k] for k in m.leaves)}")
-    if m.metadata is not None:
-        before, after = shape_text(spec.size), shape_text(m.metadata.size)  # type: ignore[union-attr]
-        out.append(f"shape {before} -> {after}" if before != after else "strides or offset")
-    if m.attributes:
-        out.append(f"Python attributes {', '.join(m.attributes)}")
     if m.differentiable:
         out.append("new autograd history")
-    if m.starts_grad:
-        out.append("requires_grad_()")
     return out
 
 
@@ -328,10 +306,8 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
         return ("view", *_class_and_meta(o.spec), "yes" if o.requires_grad else "", f"view operations on {base}")
     if isinstance(o, SameOutput):
         return ("same object", "", "", "", "", f"result {o.result}")
-    shares = any(row.value == o.value for row in plan.results.aliases)
-    kind = "value in shared memory" if shares else "value"
     grad = "yes" if o.value in plan.gradients.differentiable else ""
-    return (kind, *_class_and_meta(o.spec), grad, _value_recipe(plan, o.value, o.spec))
+    return ("value", *_class_and_meta(o.spec), grad, _value_recipe(plan, o.value, o.spec))
 
 
 def _base_text(plan: Plan, o: ViewOutput, names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,28 +13,15 @@ from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
 from ..partition.half import Half
 from ..plan import Plan
-from .delivered import delivered_by_program, targets_of, version_moves
 
 
-def program_as_recorded(half: Half, plan: Plan, inference_leaves: Collection[int]) -> tuple[Compiled, Plan] | None:
-    """The program of a graph that writes to its inputs itself, with what is left to do; None where it has to be functional:
-    more than data changes, or what is written is there for another sake as well.
-
-    Args:
-        inference_leaves: numbers of the leaves that are inference tensors, which no operation outside of inference mode may
-            write.
-    """
-    inference = torch.is_inference_mode_enabled()
-    targets = targets_of(plan, () if inference else inference_leaves)
-    if targets is None or (inference and any(n.target is torch.ops.aten.view.dtype for n in half.body)):
+def program_as_recorded(half: Half, plan: Plan) -> tuple[Compiled, Plan] | None:
+    """The program of a graph that writes to its inputs itself, as eager mode does, with what is left to do then; None where it
+    has to be functional."""
+    if torch.is_inference_mode_enabled() and any(n.target is torch.ops.aten.view.dtype for n in half.body):
         return None  # a view of another dtype is an inference tensor there: a write to it moves no version counter
-    moves = version_moves(half)
-    if moves is None:
-        return None
     call: Compiled = graph_code.compile_half(half, name="forward").function
-    mutations = delivered_by_program(plan, {k: moves[k] for k in targets.values()})
-    results = replace(plan.results, detach_values=plan.results.detach_values | set(targets))
-    plan = replace(plan, mutations=replace(plan.mutations, rows=mutations), results=results)
+    plan = replace(plan, mutations=replace(plan.mutations, in_program=True))
     if verify.ENABLED:
         verify.verify_plan(plan)
     return call, plan

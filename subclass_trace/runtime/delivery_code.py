@@ -1,44 +1,60 @@
-"""Emitters for what a call leaves behind: new contents of inputs, version counters, assigned attributes.
+"""Emitters for what a call writes to its inputs: new contents, histories, version counters.
 
-`finish.deliver_all` does the same for every plan. Here is the usual one, straight down: data changed without autograd's
-notice, in memory that nobody replaced. What the program has written itself needs no more than its version counter, and all
-counters that move forwards move in one call.
+Nothing here issues an operation on a wrapper: data goes leaf by leaf. What the program has written itself needs nothing but the
+version counter of a wrapper, which an operation on its inner tensors does not move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .. import torch_api
-from ..capture.aliasing import repeats
 from ..plan import MutationPlan, Plan
-from ..subclass.flatten import leaves_of
-from ..subclass.spec import LeafSpec, leaf_count, spec_leaves
+from ..subclass import flatten
+from ..subclass.flatten import leaves_of, map_leaves
+from ..subclass.spec import LeafSpec, WrapperSpec, leaf_count, spec_leaves
 from .source import Source
 
 Tensor = torch.Tensor
 
 
-def is_plain(plan: Plan, values: Sequence[Tensor], *, inference: bool) -> bool:
-    """Is all that the plan delivers of this kind? ``values``: the real inputs.
+class WriteBack(torch.autograd.Function):
+    """``x`` gets the contents and the history of ``new``, leaf by leaf; for views autograd relates it to the base."""
 
-    Inference tensors have no version counter, so that theirs are left to `deliver_all`.
-    """
-    return all(not inference and _is_plain_mutation(m, plan, values[m.input]) for m in plan.mutations.rows)
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, new: Tensor, places: tuple[int, ...]) -> Tensor:
+        """Copy the leaves; autograd moves the version counter."""
+        leaves, fresh = leaves_of(x), leaves_of(new)
+        for k in places:
+            leaves[k].copy_(fresh[k])
+        ctx.is_view = x._is_view()
+        ctx.mark_dirty(x)
+        ctx.set_materialize_grads(False)  # zeros would run the backward of what no gradient comes from
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        """The gradient belongs to the new contents. The base of a view gets zeros where it was written: for no gradient at
+        all, autograd (``CopySlices``) would drop that of the rest of the base as well."""
+        return map_leaves(torch.zeros_like, grad) if ctx.is_view and grad is not None else None, grad, None
 
 
-def _is_plain_mutation(m: MutationPlan, plan: Plan, value: Tensor) -> bool:
-    other = m.attributes or m.inner_bumps or m.metadata is not None
-    if m.value is None or other or m.differentiable or m.starts_grad:
-        return False
-    leaves = leaves_of(value)
-    return not any(t.is_inference() for t in (value, *leaves)) and not any(repeats(t) or t.is_neg() for t in leaves)
+def write_back(x: Tensor, new: Tensor, places: tuple[int, ...]) -> None:
+    """Let ``x`` have the contents and the history of ``new``; gradients may be off around the region."""
+    with torch.enable_grad():
+        torch_api.apply_function(WriteBack, x, new, places)
+
+
+def wrappers_inside(x: Tensor) -> list[Tensor]:
+    """The wrappers inside of a wrapper, of which some inner tensor may have been written."""
+    return [t for _, t in flatten.wrappers_inside(x) if not t.is_inference()]
 
 
 class Delivery:
-    """Emits the mutations and assignments of a plan for which `is_plain` holds.
+    """Emits the mutations of a plan.
 
     ``inputs``, ``leaves``: local names, as the plan counts them.
     """
@@ -54,9 +70,38 @@ class Delivery:
     def _leaves(self, m: MutationPlan) -> list[str]:
         return [self.leaves[k] for k in self.plan.inputs.rows[m.input].leaves]
 
-    def write(self, values: Sequence[str], *, grad: bool) -> None:
-        """Emit the mutations. ``grad``: gradients are on."""
-        s, copies = self.source, [m for m in self.plan.mutations.rows if m.copied]
+    def keep_versions(self) -> None:
+        """Emit noting the version counters that stay where they are."""
+        for m in self.plan.mutations.rows:
+            if m.unseen and self._is_dense(m):
+                self.source.line(f"version{m.input} = {self.inputs[m.input]}._version")
+
+    def write(self, values: Sequence[str], *, grad: bool, inference: bool) -> None:
+        """Emit the mutations. ``grad``: gradients are on; ``inference``: inference mode is."""
+        s, mutations = self.source, self.plan.mutations
+        if not mutations.in_program:
+            self._copy([m for m in mutations.rows if not m.differentiable], values, grad)
+            for m in [m for m in mutations.rows if m.differentiable]:
+                known = f"{self.inputs[m.input]}, {values[m.value]}, {m.leaves!r}"
+                s.line(f"{s.bind('write_back', write_back)}({known})")
+        moved = [
+            self.inputs[m.input] for m in mutations.rows if not (self._is_dense(m) or m.differentiable or m.unseen)
+        ]
+        for m in mutations.rows:
+            inners = getattr(self.plan.inputs.rows[m.input].spec, "inners", ())
+            if any(isinstance(inner, WrapperSpec) for inner in inners):
+                moved.append(f"*{s.bind('wrappers_inside', wrappers_inside)}({self.inputs[m.input]})")
+        if moved:
+            known = f"[{', '.join(moved)}]"
+            known = f"[t for t in {known} if not t.is_inference()]" if inference else known
+            s.line(f"{s.bind('move_versions', torch_api.move_versions)}({known})")
+        for m in mutations.rows:
+            if m.unseen and self._is_dense(m):
+                set_versions = s.bind("set_versions", torch_api.set_versions)
+                s.line(f"{set_versions}(({self.inputs[m.input]},), (version{m.input},))")
+
+    def _copy(self, copies: Sequence[MutationPlan], values: Sequence[str], grad: bool) -> None:
+        s = self.source
         guarded = grad and any(map(self._is_watched, copies))
         if guarded:
             s.bind("set_grad", torch_api.set_grad)
@@ -75,7 +120,9 @@ class Delivery:
         if guarded:
             s.depth -= 1
             s.line("finally: set_grad(True)")
-        self._move_versions()
+
+    def _is_dense(self, m: MutationPlan) -> bool:
+        return isinstance(self.plan.inputs.rows[m.input].spec, LeafSpec)
 
     def _is_watched(self, m: MutationPlan) -> bool:
         """Would autograd notice the copy?"""
@@ -84,7 +131,6 @@ class Delivery:
 
     def _is_apart(self, m: MutationPlan) -> bool:
         """Does the program make the new contents in memory of their own? One call may copy such in any order."""
-        assert m.value is not None
         start = sum(map(leaf_count, self.plan.results.values[: m.value]))
         specs = [*spec_leaves(self.plan.results.values[m.value]), *spec_leaves(self.plan.inputs.rows[m.input].spec)]
         plain = all(leaf.layout is torch.strided and not leaf.dtype.is_complex for leaf in specs)
@@ -94,31 +140,8 @@ class Delivery:
 
     def _pairs(self, m: MutationPlan, values: Sequence[str]) -> list[tuple[str, str]]:
         """Names of what is to be written, each with the name of its new contents."""
-        s, leaves = self.source, self._leaves(m)
-        assert m.value is not None
-        fresh = [values[m.value]]
-        if not isinstance(self.plan.inputs.rows[m.input].spec, LeafSpec):
+        s, leaves, fresh = self.source, self._leaves(m), [values[m.value]]
+        if not self._is_dense(m):
             fresh = [s.name("n") for _ in leaves]
             s.line(f"{''.join(f'{n}, ' for n in fresh)}= {s.bind('leaves_of', leaves_of)}({values[m.value]})")
-        return [(leaves[k], fresh[k]) for k in m.copied]
-
-    def _move_versions(self) -> None:
-        """By what eager moves them, less what the copies and the program have."""
-        moves: list[tuple[str, int]] = []
-        for m in self.plan.mutations.rows:
-            dense = isinstance(self.plan.inputs.rows[m.input].spec, LeafSpec)
-            moves.append((self.inputs[m.input], m.version_bumps - m.moved - (dense and len(m.copied))))
-            if m.leaf_bumps is not None:
-                rows = dict(m.leaf_bumps)
-                for k in m.copied:
-                    rows[k] = rows.get(k, 0) - 1
-                leaves = self._leaves(m)
-                moves += [(leaves[k], n) for k, n in rows.items()]
-        s = self.source
-        for name, moved in moves:  # one after the other: two of them may share a counter
-            if moved < 0:
-                s.bind("set_versions", torch_api.set_versions)
-                s.line(f"set_versions(({name},), ({name}._version - {-moved},))")
-        for n in range(max((moved for _, moved in moves), default=0)):
-            s.bind("move_versions", torch_api.move_versions)
-            s.line(f"move_versions([{', '.join(name for name, moved in moves if moved > n)}])")
+        return [(leaves[k], fresh[k]) for k in m.leaves]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import marshal
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -301,25 +301,31 @@ def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
     return symbols
 
 
-def detached_outputs(source: Source, plan: Plan, left_out: Collection[int]) -> list[str]:
-    """Expressions for the leaves that the forward returns, made objects of their own where they are none; not those of
-    values that are left out."""
+def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[str]:
+    """Expressions for the leaves that the forward returns, made objects of their own where they are none.
+
+    ``leaves``: for those of the inputs, which a value may be made of.
+    """
     flat, asked, place = [f"o[{k}]" for k in range(plan.results.forward_leaves)], set[int](), 0
     for k, spec in enumerate(plan.results.values):
-        asked |= set() if k in left_out else {*range(place, place + leaf_count(spec))}
+        asked |= set() if k in plan.mutations.spent_values else {*range(place, place + leaf_count(spec))}
         place += leaf_count(spec)
-    for k in sorted(plan.results.detach_values & asked):
-        source.line(f"d{k} = o[{k}].detach()")
+    for k in sorted((plan.results.detach_values | plan.results.shared.keys()) & asked):
+        shared = plan.results.shared.get(k)
+        value = (
+            f"o[{k}]" if shared is None else flat[shared.number] if shared.kind == "value" else leaves[shared.number]
+        )
+        source.line(f"d{k} = {value}{'.detach()' if shared is None or shared.kind == 'detached' else ''}")
         flat[k] = f"d{k}"
     return flat
 
 
-def wrapped(wrapper: Wrapper, specs: Sequence[Spec], parts: Iterator[str], left_out: Collection[int]) -> list[str]:
-    """Emit putting values together; None in the place of those that are left out."""
+def wrapped(wrapper: Wrapper, plan: Plan, parts: Iterator[str]) -> list[str]:
+    """Emit putting values together; None in the place of those that nobody asks for."""
     values = []
-    for k, spec in enumerate(specs):
+    for k, spec in enumerate(plan.results.values):
         own = [next(parts) for _ in range(leaf_count(spec))]
-        values.append("None" if k in left_out else wrapper.wrap(spec, iter(own)))
+        values.append("None" if k in plan.mutations.spent_values else wrapper.wrap(spec, iter(own)))
     return values
 
 

@@ -6,7 +6,7 @@ reason. Print ``specialization.source`` to read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from .. import torch_api
 from ..capture.aliasing import alias_check
 from ..plan import (
-    BasePrimal,
     ConstantOutput,
     GradientOutput,
     InputOutput,
@@ -30,7 +29,7 @@ from ..plan import (
 from ..state.values import MISSING
 from ..subclass.spec import spec_leaves
 from ..subclass.template import Examples
-from .delivery_code import Delivery, is_plain
+from .delivery_code import Delivery
 from .emit import (
     Unwrapper,
     Wrapper,
@@ -45,13 +44,12 @@ from .emit import (
     tuple_code,
     wrapped,
 )
-from .finish import Call, Program, base_value, deliver_all, protected, share_values, watch_contexts, watched_contexts
+from .finish import Call, Program, watch_contexts, watched_contexts
 from .function_code import FunctionEmitter, needs_call
 from .guards import Guards
 from .rebuild import replay_view
 from .source import Source
 from .value_code import ValueEmitter, emit_effects
-from .writeback import set_attributes
 
 Tensor = torch.Tensor
 
@@ -88,8 +86,6 @@ class EntryEmitter:
         self.values: dict[str, Tensor] = {}
         self.unwrapper = Unwrapper(self.source, "return MISS", self.values)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs.rows]
-        #: is no more to be delivered than is written straight down? The rest is `finish.deliver_all`'s
-        self.simple = is_plain(self.plan, self.real_inputs, inference=self.ambient.inference)
 
     def emit(self) -> Entry:
         """Write the entry from top to bottom."""
@@ -242,9 +238,6 @@ class EntryEmitter:
     ) -> list[str]:
         """Emit the call; returns an expression for each flat output."""
         s, plan = self.source, self.plan
-        for m in plan.mutations.rows:
-            if m.starts_grad:
-                s.line(f"{inputs[m.input]}.requires_grad_()")
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
         if plan.inputs.handed_on:
             s.line(f"env = {self._env(symbols)}")
@@ -252,32 +245,20 @@ class EntryEmitter:
                 s.line(f"env[{s.constant(mark, 'mark')}] = {mark.code.replace('{}', inputs[mark.number])}")
         env = "env" if plan.inputs.handed_on else self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
-        if needs_call(plan) or not self.simple or plan.results.aliases:
+        if needs_call(plan):
             s.line(f"call = {state}")
             env = "call.env"
-        values = self._train(inputs) if plan.trains else self._infer(symbols, env)
-        if plan.results.aliases or not self.simple:
-            s.line(f"w = [{', '.join(values)}]")
-            values = [f"w[{k}]" for k in range(len(values))]
-        known = f"{s.constant(plan, 'plan')}, call, w"
-        if plan.results.aliases:
-            s.line(f"{s.bind('share_values', share_values)}({known}, within=False)")
-        if self.simple:
-            Delivery(s, plan, inputs, leaves).write(values, grad=self.ambient.grad)
-        else:
-            s.line(f"{s.bind('deliver_all', deliver_all)}({known})")
+        delivery = Delivery(s, plan, inputs, leaves)
+        delivery.keep_versions()
+        values = self._train(inputs) if plan.trains else self._infer(symbols, env, leaves)
+        delivery.write(values, grad=self.ambient.grad, inference=self.ambient.inference)
         results: list[str] = []
         for o in plan.results.outputs:  # each is made once
             made = self._result(o, flat, inputs, values, results, env)
             results.append(s.name("r"))
             s.line(f"{results[-1]} = {made}")
-            if attributes := getattr(o, "attributes", {}):
-                known = f"{results[-1]}, {s.constant(attributes, 'attributes')}"
-                s.line(f"{s.bind('set_attributes', set_attributes)}({known})")
         for number, output in plan.mutations.gradients:
             s.line(f"{inputs[number]}.grad = {results[output]}")
-        if plan.mutations.grad_mode_after is not None:
-            s.line(f"{s.bind('set_grad', torch_api.set_grad)}({plan.mutations.grad_mode_after})")
         return results
 
     def _result(
@@ -304,29 +285,24 @@ class EntryEmitter:
             base = (inputs if o.of_input else values)[o.base]
             return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
         if isinstance(o, ValueOutput):
-            return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
+            return values[o.value]
         assert isinstance(o, SizeOutput)
         return f"call.sizes[{o.index}]"
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):
             return leaves[primal.leaf]
-        if isinstance(primal, BasePrimal):
-            base = self.source.bind("base_value", base_value)
-            known = self.source.constant(primal, "base")
-            return f"{base}({known}, [{', '.join(leaves)}], {size_code(primal.numel, symbols)})"
         return size_code(primal.size, symbols)
 
     def _env(self, symbols: dict[Any, str]) -> str:
         rows = [f"{self.source.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
         return f"{{{', '.join(rows)}}}"
 
-    def _infer(self, symbols: dict[Any, str], env: str) -> list[str]:
+    def _infer(self, symbols: dict[Any, str], env: str, leaves: Sequence[str]) -> list[str]:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
         s.bind("forward", self.program.forward)
-        wants = any(row.requires_grad for row in plan.inputs.rows) or any(m.starts_grad for m in plan.mutations.rows)
-        guarded = self.ambient.grad and wants
+        guarded = self.ambient.grad and any(row.requires_grad for row in plan.inputs.rows)
         if guarded:
             s.bind("set_grad", torch_api.set_grad)
             s.line("set_grad(False)")
@@ -334,23 +310,19 @@ class EntryEmitter:
             s.depth += 1
         s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))
         symbols = symbols | sizes_of_outputs(s, plan)
-        flat = detached_outputs(s, plan, self._left_out())
+        flat = detached_outputs(s, plan, leaves)
         wrapper = Wrapper(s, self.examples, symbols, env)
-        values = wrapped(wrapper, plan.results.values, iter(flat), self._left_out())
+        values = wrapped(wrapper, plan, iter(flat))
         if guarded:
             s.line("pass")
             s.depth -= 1
             s.line("finally: set_grad(True)")
         return values
 
-    def _left_out(self) -> Collection[int]:
-        """Values that nobody asks for: their contents are where they belong."""
-        return self.plan.mutations.spent_values if self.simple else ()
-
     def _train(self, inputs: Sequence[str]) -> list[str]:
         """Apply the generated autograd.Function."""
         s, plan = self.source, self.plan
-        emitter = FunctionEmitter(self.program, self.ambient, self.examples, self._left_out())
+        emitter = FunctionEmitter(self.program, self.ambient, self.examples)
         s.bind("apply", torch_api.base_apply(emitter.emit()))
         given = [inputs[i] for i in plan.gradients.differentiated]
         made = f"apply(p, {', '.join(['call', *given] if needs_call(plan) else given)})"

@@ -6,7 +6,7 @@ tangents. What is rare (double backward, batched tangents) is run there in each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from .emit import (
     tuple_code,
     wrapped,
 )
-from .finish import Program, share_values
+from .finish import Program
 from .function import check_watched, edges, run_backward, watch
 from .guards import Ambient
 from .rebuild import fit_strides, is_lazy
@@ -49,18 +49,17 @@ def needs_call(plan: Plan) -> bool:
         or plan.inputs.handed_on
         or beside
         or plan.results.size_outputs
-        or any(row.within for row in plan.results.aliases)
+        or any(row.kind != "value" for row in plan.results.shared.values())
     )
 
 
 class FunctionEmitter:
     """Writes the two methods and makes the class."""
 
-    def __init__(self, program: Program, ambient: Ambient, examples: Examples, left_out: Collection[int] = ()) -> None:
-        """``left_out``: values that nobody asks for; the Function returns None for them."""
+    def __init__(self, program: Program, ambient: Ambient, examples: Examples) -> None:
         assert program.backwards is not None
         self.program, self.plan, self.ambient, self.examples = program, program.plan, ambient, examples
-        self.backwards, self.left_out, self.takes_call = program.backwards, left_out, needs_call(self.plan)
+        self.backwards, self.takes_call = program.backwards, needs_call(self.plan)
         self.paths: tuple[Callable[..., Any], ...] = ()
         self._known: list[CompiledBackward] = []  # those that have a path, or can have none
 
@@ -83,28 +82,22 @@ class FunctionEmitter:
         for symbol, name in symbols.items():
             s.line(f"{name} = call.env[{s.constant(symbol, 'symbol')}]")
         symbols |= sizes_of_outputs(s, plan)
-        flat = detached_outputs(s, plan, self.left_out)
+        flat = detached_outputs(s, plan, [f"call.leaves[{k}]" for k in range(plan.inputs.leaf_count)])
         self._save(s, plan.results.forward_leaves + plan.results.size_outputs)
         s.line(f"ctx.edges = {s.bind('edges', edges)}(inputs)")
         if symbols:
             s.line("ctx.env = call.env")
         wrapper = Wrapper(s, self.examples, symbols, "call.env" if self.takes_call else "{}")
-        values = wrapped(wrapper, plan.results.values, iter(flat), self.left_out)
-        if any(row.within for row in plan.results.aliases):
-            s.line(f"v = [{', '.join(values)}]")
-            s.line(f"{s.bind('share_values', share_values)}({s.constant(plan, 'plan')}, call, v, within=True)")
-            values = [f"v[{k}]" for k in range(len(values))]
-        fixed = [
-            f"v{k}" for k in range(len(values)) if k not in plan.gradients.differentiable and k not in self.left_out
-        ]
+        values = wrapped(wrapper, plan, iter(flat))
+        spent = {*plan.gradients.differentiable, *plan.mutations.spent_values}
+        fixed = [f"v{k}" for k in range(len(values)) if k not in spent]
         for k, value in enumerate(values):
-            if value != f"v{k}" and k not in self.left_out:
-                s.line(f"v{k} = {value}")
+            s.line(f"v{k} = {value}")
         self._watch(s)
         s.line("ctx.set_materialize_grads(False)")
         if fixed:
             s.line(f"ctx.mark_non_differentiable({', '.join(fixed)})")
-        names = ["None" if k in self.left_out else f"v{k}" for k in range(len(values))]
+        names = [f"v{k}" for k in range(len(values))]
         s.line(f"return {names[0]}" if len(names) == 1 else f"return {', '.join(names)}")
         return s.build("forward", "forward")
 
@@ -123,7 +116,7 @@ class FunctionEmitter:
         plan = self.plan
         place = {number: f"inputs[{k}]" for k, number in enumerate(plan.gradients.differentiated)}
         names = [place.get(i, f"call.inputs[{i}]") for i in plan.gradients.watched_inputs]
-        names += [f"v{k}" for k in plan.gradients.watched_values if k not in self.left_out]
+        names += [f"v{k}" for k in plan.gradients.watched_values]
         s.line(f"ctx.watched = {s.bind('watch', watch)}(({tuple_code(names)}))" if names else "ctx.watched = ()")
 
     # ---------------------------------------------------------------- backward

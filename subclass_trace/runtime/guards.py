@@ -179,8 +179,8 @@ def _failed_leaf_guard(
     leaves = [table[k] for k in range(plan.inputs.leaf_count)]
     env = bind(plan, inputs, leaves, flat)
     for m in plan.mutations.rows if not torch.is_inference_mode_enabled() else ():
-        if any(leaves[plan.inputs.rows[m.input].leaves[k]].is_inference() for k in m.in_program):
-            return f"{plan.inputs.rows[m.input].path}: what the program writes is an inference tensor"
+        if any(leaves[plan.inputs.rows[m.input].leaves[k]].is_inference() for k in m.leaves):
+            return f"{plan.inputs.rows[m.input].path}: what the region writes is an inference tensor"
     for condition in plan.inputs.conditions:
         if not holds(condition, env):
             return f"sizes: {condition} with {env}"

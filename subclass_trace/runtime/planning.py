@@ -15,15 +15,12 @@ from ..capture.capture import Captured
 from ..capture.session import Session
 from ..partition.half import Half
 from ..plan import (
-    BasePrimal,
     InputPlan,
     LeafPrimal,
-    MutationPlan,
     OutputPlan,
     Plan,
     PlanGradients,
     PlanInputs,
-    PlanMutations,
     PlanResults,
     Primal,
     Recipe,
@@ -33,7 +30,6 @@ from ..plan import (
     SizePrimal,
     SymbolicView,
     SymbolPlan,
-    ValueAlias,
     ValueOutput,
     ViewOutput,
 )
@@ -64,9 +60,6 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
     handed = captured.handed
     values = tuple(freeze(handed.marked(v)) for v in captured.results.values)
-    aliases = tuple(_freeze_alias(replace(a, spec=handed.marked(a.spec))) for a in captured.results.aliases)
-    outputs = tuple(_freeze_output(o, captured) for o in captured.results.outputs)
-    mutations = tuple(map(_freeze_mutation, captured.mutations.rows))
     return Plan(
         inputs=PlanInputs(
             rows=inputs,
@@ -80,14 +73,14 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
         ),
         results=PlanResults(
             values=values,
-            outputs=outputs,
+            outputs=tuple(_freeze_output(o, captured) for o in captured.results.outputs),
             recipe=flat.result,
             detach_values=_detach(forward, captured),
             size_outputs=len(captured.results.size_outputs),
-            aliases=aliases,
+            shared=captured.results.shared,
             unbacked=captured.results.unbacked,
         ),
-        mutations=PlanMutations(mutations, captured.mutations.gradients, captured.mutations.grad_mode_after),
+        mutations=captured.mutations,
         side_effects=flat.side_effects,
         gradients=PlanGradients(
             differentiable=captured.gradients.differentiable,
@@ -126,11 +119,7 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
     rows: list[Primal] = []
     for node in forward.inputs:
         number = int(str(node.target).rsplit("_", 1)[1]) - 1
-        base = node.meta.get("alias_base")
-        if base is not None:
-            members, numel, dtype = base
-            rows.append(BasePrimal(tuple(place[m] for m in members), to_expr(numel), dtype))
-        elif number in captured.inputs.size_primals:
+        if number in captured.inputs.size_primals:
             rows.append(SizePrimal(to_expr(captured.inputs.size_primals[number])))
         else:
             rows.append(LeafPrimal(place[number]))
@@ -180,10 +169,6 @@ def conditions_of(captured: Captured, symbols: Sequence[SymbolPlan]) -> tuple[An
 
 def _offsets_matter(captured: Captured) -> bool:
     absolute = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-    if (
-        captured.inputs.groups and captured.session.dynamic
-    ):  # an offset may have the symbol of a size that it was equal to
-        return True
     return captured.asked.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
 
 
@@ -221,10 +206,6 @@ def memory_of(value: Tensor) -> Any:
     return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
 
 
-def _freeze_mutation(m: MutationPlan) -> MutationPlan:
-    return replace(m, metadata=None if m.metadata is None else freeze(m.metadata))
-
-
 def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     if isinstance(o, ViewOutput):
         return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session))
@@ -233,20 +214,18 @@ def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     return o
 
 
-def _freeze_replay(replay: Replay, session: Session) -> Replay:
+def _freeze_replay(replay: Any, session: Session) -> Replay | SymbolicView:
     """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead.
 
     That may be a number by now, where the region has read one that has to fit other sizes.
     """
-    if isinstance(replay, SymbolicView):
-        return replace(replay, sizes=tuple(map(to_expr, replay.sizes)))
     view = getattr(replay, "__self__", None)
     if (
         not isinstance(view, Tensor)
         or view._base is None
         or not (_has_numbers(session) or _has_symbols(view, view._base))
     ):
-        return replay
+        return replay  # type: ignore[no-any-return]
     sizes: list[Any] = []
     symbols: list[bool] = []
 
@@ -260,7 +239,7 @@ def _freeze_replay(replay: Replay, session: Session) -> Replay:
         numbers = torch_api.numbers_as_split_factors()  # as while it was traced, which has guarded them
         # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class may make tensors.
         with aside, numbers, torch.no_grad(), session.mode, torch_api.enable_python_dispatcher():
-            replay(view._base, symint_visitor_fn=note)  # type: ignore[call-arg]
+            replay(view._base, symint_visitor_fn=note)
     except torch_api.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
         if not all(type(n) is int for n in sizes):
             raise
@@ -278,11 +257,6 @@ def _has_symbols(*tensors: Tensor) -> bool:
         return True
     leaves = (leaf for t in tensors for leaf in leaves_of(t))
     return any(t.layout is torch.strided and isinstance(t.storage_offset(), torch.SymInt) for t in leaves)
-
-
-def _freeze_alias(row: ValueAlias) -> ValueAlias:
-    leaves = tuple(None if a is None else replace(a, delta=to_expr(a.delta)) for a in row.leaves)
-    return replace(row, spec=freeze(row.spec), leaves=leaves)
 
 
 def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -303,7 +277,7 @@ def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, 
         if isinstance(row.spec, WrapperSpec) and number not in changed
         if not there.isdisjoint(f"primals_{captured.inputs.leaf_primals[k] + 1}" for k in row.leaves)
     ]
-    replaced = {a.value for a in captured.results.aliases} | {m.value for m in captured.mutations.rows}
+    replaced = {m.value for m in captured.mutations.rows}
     values, place = [], 0
     for k, spec in enumerate(captured.results.values):
         own = outputs[place : place + leaf_count(spec)]

@@ -157,7 +157,7 @@ def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compile
         return None
     half = Half.of_module(forward)
     _name_inputs(half, captured)
-    found = program_as_recorded(half, make_plan(captured, flat, half, ()), captured.inputs.inference_leaves)
+    found = program_as_recorded(half, make_plan(captured, flat, half, ()))
     if found is None:
         return None
     if verify.ENABLED:
@@ -196,15 +196,9 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
 
 # ---------------------------------------------------------------------------------------------- what is saved
 def _written(captured: Captured) -> list[str]:
-    """Graph inputs that the region writes, or whose shape it changes: that moves the version of what is saved as well."""
-    leaves = set()
-    for m in captured.mutations.rows:
-        row = captured.inputs.rows[m.input]
-        # A write of no element moves the version, too; that of a wrapper is not its leaves'.
-        moved = m.metadata is not None or (m.version_bumps and not isinstance(row.spec, WrapperSpec))
-        leaves |= set(row.leaves if moved else [row.leaves[k] for k in m.leaves])
+    """Graph inputs that the region writes."""
+    leaves = {captured.inputs.rows[m.input].leaves[k] for m in captured.mutations.rows for k in m.leaves}
     numbers = {captured.inputs.leaf_primals[k] for k in leaves}
-    numbers |= {n for group in captured.inputs.groups for n in group}
     return [f"primals_{n + 1}" for n in sorted(numbers)]
 
 
@@ -214,7 +208,7 @@ def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     for spec in captured.results.values:
         starts.append(starts[-1] + leaf_count(spec))
     outputs = output_args(joint.graph)
-    copied = {m.value for m in captured.mutations.rows if m.value is not None}
+    copied = {m.value for m in captured.mutations.rows}
     copied -= {o.value for o in captured.results.outputs if isinstance(o, ValueOutput)}
     return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
 
@@ -253,7 +247,7 @@ def _leaf_paths(spec: Any, path: str) -> list[str]:
 
 
 def _output_paths(plan: Plan) -> list[str]:
-    mutated = {m.value: plan.inputs.rows[m.input].path for m in plan.mutations.rows if m.value is not None}
+    mutated = {m.value: plan.inputs.rows[m.input].path for m in plan.mutations.rows}
     results = {o.value: k for k, o in enumerate(plan.results.outputs) if isinstance(o, ValueOutput)}
     return [str(mutated.get(k, f"result[{results.get(k, k)}]")) for k in plan.gradients.differentiable]
 

@@ -34,20 +34,16 @@ from .autograd import creation_forbids_inplace as creation_forbids_inplace
 from .autograd import grad_dtype as grad_dtype
 from .autograd import grad_dtypes as grad_dtypes
 from .autograd import gradient_hooks as gradient_hooks
-from .autograd import is_custom_function_output as is_custom_function_output
 from .autograd import is_custom_node as is_custom_node
 from .autograd import is_multi_output_view as is_multi_output_view
 from .autograd import is_tracked_view as is_tracked_view
 from .autograd import make_nonleaf as make_nonleaf
-from .autograd import mark_multi_output_view as mark_multi_output_view
 from .autograd import move_versions as move_versions
 from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import says_no_derivative as says_no_derivative
 from .autograd import says_spent as says_spent
-from .autograd import set_lazy_bits as set_lazy_bits
-from .autograd import set_version as set_version
 from .autograd import set_versions as set_versions
 from .autograd import track as track
 from .autograd import view_function as view_function
@@ -104,7 +100,6 @@ from .modes import DispatchMode as DispatchMode
 from .modes import any_autocast as any_autocast
 from .modes import autocast_as as autocast_as
 from .modes import autocast_state as autocast_state
-from .modes import books_kept as books_kept
 from .modes import default_devices as default_devices
 from .modes import disable_autocast as disable_autocast
 from .modes import dispatch_modes_active as dispatch_modes_active
@@ -124,7 +119,6 @@ from .modes import peek_functorch as peek_functorch
 from .modes import plain_dispatch as plain_dispatch
 from .modes import set_grad as set_grad
 from .modes import transformed_inputs as transformed_inputs
-from .modes import without_dispatch as without_dispatch
 from .modes import without_tracing as without_tracing
 from .numbers import PYTHON_CLASSES as PYTHON_CLASSES
 from .numbers import SizesAsNumbers as SizesAsNumbers
@@ -186,7 +180,6 @@ from .wrappers import build_wrapper as build_wrapper
 from .wrappers import context_shortcut as context_shortcut
 from .wrappers import disabled_torch_function as disabled_torch_function
 from .wrappers import make_wrapper_subclass as make_wrapper_subclass
-from .wrappers import outer_tensor as outer_tensor
 from .wrappers import return_and_correct_aliasing as return_and_correct_aliasing
 from .wrappers import shortcut_constructor as shortcut_constructor
 

@@ -38,11 +38,6 @@ def is_multi_output_view(t: torch.Tensor) -> bool:
     return t._is_view() and torch._C._autograd._get_creation_meta(t) == meta.MULTI_OUTPUT_NODE
 
 
-def mark_multi_output_view(t: torch.Tensor) -> None:
-    """Let autograd protect ``t`` as it protects a member of ``split``."""
-    torch._C._autograd._set_creation_meta(t, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
-
-
 def is_tracked_view(t: torch.Tensor) -> bool:
     """Was this view made under autograd, by an operation that makes it alone?"""
     meta = torch._C._autograd.CreationMeta
@@ -96,19 +91,6 @@ def track(t: torch.Tensor, dtype: torch.dtype | None) -> None:
             t.requires_grad_().grad_dtype = dtype
 
 
-def set_lazy_bits(t: torch.Tensor, conj: bool, neg: bool) -> None:
-    """Set or clear the bits that say that what is in memory is still to be conjugated, or negated."""
-    if conj != t.is_conj():
-        torch._C._set_conj(t, conj)
-    if neg != t.is_neg():
-        torch._C._set_neg(t, neg)
-
-
-def set_version(t: torch.Tensor, version: int) -> None:
-    """Set the version counter of a tensor."""
-    set_versions((t,), (version,))
-
-
 #: ``(tensors, versions)``: set the version counters of some tensors
 set_versions: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = (
     torch._C._autograd._unsafe_set_version_counter
@@ -129,11 +111,6 @@ def original_views() -> Iterator[None]:
 def saved_tensor_hooks_active() -> bool:
     """Has the caller set default saved-tensor hooks?"""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def is_custom_function_output(t: torch.Tensor) -> bool:
-    """Was this made by a user's autograd.Function (Python or C++)?"""
-    return is_custom_node(t.grad_fn)
 
 
 def is_custom_node(fn: Any) -> bool:

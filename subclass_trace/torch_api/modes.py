@@ -26,17 +26,6 @@ def no_modes() -> Iterator[None]:
 PROXY_MODE_KEY = torch._C._TorchDispatchModeKey.PROXY
 
 
-def books_kept(op: Any) -> Any:
-    """Around taking ``op`` apart inside of ``__torch_dispatch__``: views and version counters come out as in eager mode.
-
-    The part of torch that keeps these books is over when a mode sees an operation. Where it has passed this one by, it
-    sees the parts instead. Not for operations in the code of a wrapper class, which never come from there.
-    """
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"):
-        return contextlib.nullcontext()
-    return torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]
-
-
 def no_transforms() -> contextlib.AbstractContextManager[Any]:
     """Inside, no transform of ``torch.func`` is active."""
     if torch._C._functorch.peek_interpreter_stack() is None:
@@ -73,15 +62,6 @@ def without_tracing() -> Iterator[None]:
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     with disable_proxy_modes_tracing():
-        yield
-
-
-@contextlib.contextmanager
-def without_dispatch() -> Iterator[None]:
-    """No ``__torch_dispatch__`` runs, of no mode and no class: operations reach the C++ kernels of the outer tensor."""
-    from torch.utils._mode_utils import no_dispatch
-
-    with no_dispatch():
         yield
 
 

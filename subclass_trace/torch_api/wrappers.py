@@ -40,16 +40,3 @@ def is_dtensor(cls: type) -> bool:
 def shortcut_constructor(cls: type) -> Callable[..., torch.Tensor] | None:
     """``make(cls, local tensor, spec, requires_grad=False)`` for DTensor."""
     return torch.Tensor._dtensor__new__ if is_dtensor(cls) else None
-
-
-def outer_tensor(like: Any, size: Any, stride: Any) -> Any:
-    """A tensor of the class of ``like``, without inner tensors, with another layout."""
-    return torch.Tensor._make_wrapper_subclass(
-        type(like),
-        size,
-        strides=stride,
-        storage_offset=like.storage_offset(),
-        dtype=like.dtype,
-        layout=like.layout,
-        device=like.device,
-    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ..plan import BasePrimal, LeafPrimal, Plan, SizePrimal, ValueOutput
+from ..plan import Plan, SizePrimal, ValueOutput
 from ..subclass.spec import LeafSpec, OpaqueSpec, RaggedSize, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
 from .graphs import require
 
@@ -21,9 +21,7 @@ def verify_plan(plan: Plan) -> None:
         require(right, "an input's leaves do not fit its spec", path, expected=f"{count} places", got=row.leaves)
     for k, m in enumerate(plan.mutations.rows):
         path, count = f"mutations[{k}]", leaf_count(plan.inputs.rows[m.input].spec)
-        needs = m.leaves or m.differentiable
-        require(m.value is not None or not needs, "a mutation has no new contents", path, expected="a value", got=None)
-        held = count if m.value is None else leaf_count(plan.results.values[m.value])
+        held = leaf_count(plan.results.values[m.value])
         require(held == count, "new contents do not fit the input", path, expected=f"{count} leaves", got=held)
     _sizes(plan)
 
@@ -47,18 +45,12 @@ def _all_sizes(plan: Plan) -> Iterator[tuple[str, Any]]:
         yield from _spec_sizes(row.spec, f"inputs[{k}] {row.path}", leaves=True)
     for k, value in enumerate(plan.results.values):
         yield from _spec_sizes(value, f"values[{k}]", leaves=False)
-    for k, m in enumerate(plan.mutations.rows):
-        if m.metadata is not None:
-            yield from _spec_sizes(m.metadata, f"mutations[{k}].metadata", leaves=True)
     for k, o in enumerate(plan.results.outputs):
         if isinstance(o, ValueOutput):
             yield from _spec_sizes(o.spec, f"outputs[{k}]", leaves=False)
-    for k, alias in enumerate(plan.results.aliases):
-        yield from _spec_sizes(alias.spec, f"aliases[{k}]", leaves=True)
-        yield from ((f"aliases[{k}]", a.delta) for a in alias.leaves if a is not None)
     for k, primal in enumerate(plan.inputs.primals):
-        if not isinstance(primal, LeafPrimal):
-            yield f"primals[{k}]", primal.size if isinstance(primal, SizePrimal) else primal.numel
+        if isinstance(primal, SizePrimal):
+            yield f"primals[{k}]", primal.size
 
 
 def _spec_sizes(spec: Spec, path: str, leaves: bool) -> Iterator[tuple[str, Any]]:
@@ -83,8 +75,6 @@ def verify_inputs(forward: fx.GraphModule, plan: Plan) -> None:
     for node, primal in zip(nodes, plan.inputs.primals, strict=True):
         if isinstance(primal, SizePrimal):
             expected = "a number"
-        elif isinstance(primal, BasePrimal):
-            expected = f"{primal.dtype} of rank 1"
         else:
             expected = f"{specs[primal.leaf].dtype} of rank {len(specs[primal.leaf].size)}"
         kind, path = _kind(node.meta["val"]), f"forward.{node.name}"

@@ -328,17 +328,6 @@ def test_higher_backward_after_the_inputs_values_changed_is_refused() -> None:
         out.sum().backward()
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_write_of_no_element_moves_the_version_of_what_is_saved(dynamic: bool) -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        x[1:].mul_(2)
-        return x * x
-
-    x = torch.full((1, 3), 3.0, requires_grad=True)
-    st.compile(f, dynamic=dynamic or None)(x * 1).sum().backward()
-    assert x.grad.tolist() == [[6, 6, 6]]
-
-
 def test_backward_in_another_thread() -> None:
     import threading
 
@@ -407,7 +396,7 @@ def test_a_view_of_a_leaf_that_the_region_makes_of_a_view_of_an_input() -> None:
         return y, function(y)
 
     for f in (function, of_a_result):
-        with pytest.raises(st.UnsupportedError, match="makes an autograd leaf"):
+        with pytest.warns(UserWarning, match="a view that cannot be made again"):
             st.compile(f)(torch.ones(3))
 
 

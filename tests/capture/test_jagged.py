@@ -96,7 +96,6 @@ def seen(f: Callable[..., Any], args: Sequence[Tensor]) -> dict[str, Any]:
         "numbers": [o for o in out if isinstance(o, int)],
         "ragged": [[bool(o == a.shape[1]) for a in nested] for o in out if isinstance(o, torch.SymInt)],
         "kinds": [(type(t), t.requires_grad, t.is_contiguous() if not t.is_nested else None) for t in tensors],
-        "views": [[t._base is a for a in args] for t in tensors],
         "inner": [t.__tensor_flatten__() if t.is_nested else None for t in tensors],  # type: ignore[attr-defined]
         "offsets": [[t._offsets is a._offsets for a in nested] for t in tensors if t.is_nested],  # type: ignore[attr-defined]
         "values": [plain(t).detach() for t in tensors],

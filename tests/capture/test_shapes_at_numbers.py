@@ -70,7 +70,7 @@ def test_writes_through_shapes_at_numbers(name: str) -> None:
         rows = [r if isinstance(r, tuple) else (r,) for r in (found, expected)]
         for a, b in zip((*rows[0], mine), (*rows[1], theirs), strict=True):
             assert torch.equal(a, b) and a.stride() == b.stride()
-    assert len(region.specializations) == 1
+    assert len(region.specializations) <= 1  # a view of an input at such a place, as a result, runs eagerly
 
 
 SHARED: dict[str, Callable[[Tensor, int], Any]] = {
@@ -83,9 +83,9 @@ SHARED: dict[str, Callable[[Tensor, int], Any]] = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_a_write_to_what_may_be_a_view_is_refused(name: str) -> None:
-    x = torch.arange(12.0)
-    with pytest.raises(st.DataDependentError, match="two tensors share or not") as caught:
+def test_a_write_to_what_may_be_a_view_runs_eagerly(name: str) -> None:
+    x, y = torch.arange(12.0), torch.arange(12.0)
+    with pytest.warns(UserWarning, match="memory that is shared or not"):
         st.compile(lambda x, n: SHARED[name](x, n.item()))(x, torch.tensor(4))
-    assert "test_shapes_at_numbers.py" in str(caught.value.path)
-    assert torch.equal(x, torch.arange(12.0))
+    SHARED[name](y, 4)
+    assert torch.equal(x, y)

@@ -119,19 +119,6 @@ def test_shared_leaf_is_one_graph_input() -> None:
     assert tables.input_names(plan) == {"primals_1": "args[0].a and args[0].b and args[1]"}
 
 
-def test_overlapping_inputs_that_are_written() -> None:
-    buffer = torch.zeros(8)
-
-    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x.b.mul_(3)
-        return x + y.sum()
-
-    plan = plan_of(f, TwoTensor(buffer[:6].view(2, 3), buffer[2:].view(2, 3)), torch.rand(2, 3))
-    table = tables.input_table(plan)
-    assert column(table, "graph input") == ["", "primals_1 (shared)", "primals_1 (shared)", "primals_3"]
-    assert tables.input_names(plan)["primals_1"] == "memory of args[0].a, args[0].b"
-
-
 CLOSED_OVER = torch.rand(3)
 SUBJECTS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "plain": (lambda x, y: x * y, (two(3), torch.rand(3)), {}),
@@ -161,17 +148,15 @@ def test_dynamic_sizes() -> None:
 
 # ---------------------------------------------------------------------------------------------- mutations and results
 def test_mutations() -> None:
-    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> None:
+    def f(x: torch.Tensor, z: torch.Tensor) -> None:
         x.a.add_(1)
-        y.t_()
         z.mul_(2)
 
-    table = tables.mutation_table(plan_of(f, two(2), torch.rand(2, 3), torch.rand(3, requires_grad=True) * 1))
-    assert table.title == "3 inputs changed"
+    table = tables.mutation_table(plan_of(f, two(2), torch.rand(3, requires_grad=True) * 1))
+    assert table.title == "2 inputs changed"
     assert table.rows == (
         ("args[0]", "data of .a", "TwoTensor(a=out[0], b=out[1])"),
-        ("args[1]", "shape [2, 3] -> [3, 2]", ""),
-        ("args[2]", "data; new autograd history", "out[2]"),
+        ("args[1]", "data; new autograd history", "out[2]"),
     )
 
 

@@ -117,7 +117,7 @@ same(
     "`requires_grad_()` of a value, after its input was given one",
     lambda x: (v := x.sigmoid(), x.requires_grad_(), v.requires_grad_(), v)[3],
     plain(dense),
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     B,
@@ -130,7 +130,7 @@ same(
     B,
     "a value that is made a leaf in the region, and a view of it",
     lambda x: (v := x + x, v.requires_grad_(), v.split(1)[2], v)[2:],
-    plain(),
+    plain(dense),
     back=(0,),
     refused="UnsupportedError",
 )

@@ -193,7 +193,7 @@ def _grad_for_a_hooked_argument() -> None:
 @fact(
     B,
     "a leaf that requires grad is used after its shape was changed in place, under no_grad or by `x.data = y`",
-    refused="UnsupportedError",
+    refused="NeedsEager",
     torch="not in the survey",
 )
 def _reshaped_leaf() -> None:

@@ -174,17 +174,6 @@ def test_slots_that_no_context_tells_are_refused() -> None:
         st.compile(lambda x: x * x.n)(make(Slots))
 
 
-def test_a_traced_tensor_inside_of_an_attribute_of_a_result_is_refused() -> None:
-    def function(x: Any) -> Any:
-        y = x * 2
-        y.log = [x.p * 2]
-        return y
-
-    with pytest.raises(st.UnsupportedError, match="sets an attribute to") as caught:
-        st.compile(function)(make(Plain))
-    assert ".log" in str(caught.value)
-
-
 def test_what_fake_tensors_remember_stays_with_them() -> None:
     z = torch.tensor(3)
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace.errors import UnsupportedError
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -103,11 +102,11 @@ REFUSED = (
     base_unsqueezed,
     view_written_afterwards,
     view_transposed_and_base_written,
+    view_not_used_afterwards,
     view_of_a_transposed_view,
     transposed_view_alone,
-    view_made_afterwards,
 )
-RIGHT = (view_not_used_afterwards,)
+RIGHT = (view_made_afterwards,)
 
 
 def _seen(function: Callable[[Tensor], tuple[Tensor, ...]], make: Callable[[Tensor], Tensor]) -> tuple[str, str]:
@@ -124,7 +123,7 @@ def test_as_eager(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
 
 @pytest.mark.parametrize("function", REFUSED)
 def test_a_history_that_a_trace_would_get_wrong(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
-    with pytest.warns(UserWarning, match="runs eagerly: the region (uses a view|changes the shape of a view)"):
+    with pytest.warns(UserWarning, match="runs eagerly: the region changes the shape of a view"):
         assert _seen(st.compile(function), torch.clone) == _seen(function, torch.clone)
 
 
@@ -140,38 +139,12 @@ def test_wrappers_are_as_in_eager(function: Callable[[Tensor], tuple[Tensor, ...
             found.append(_seen(call, two))
         except RuntimeError as error:  # eager repeats the calls that made the view as well
             found.append((str(error).splitlines()[0][:30], ""))
-    assert found[0] == found[1] or found[1][0].startswith("the region uses a view")
+    assert found[0] == found[1] or found[1][0].startswith("the region changes")
 
 
 # ---------------------------------------------------------------------------------------------- leaves
 def _two(*size: int) -> TwoTensor:
     return TwoTensor(torch.ones(*size), torch.ones(*size))
-
-
-def _turned(x: Tensor) -> Tensor:
-    with torch.no_grad():
-        x.t_()
-    return x * 2
-
-
-def _wider(x: Tensor) -> Tensor:
-    with torch.no_grad():
-        x.unsqueeze_(0)
-    return x * 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "function"),
-    [
-        *((kind, function) for kind in (torch.ones, _two) for function in (_turned, _wider)),
-    ],
-)
-def test_leaves_that_are_used_in_another_shape_are_refused(kind: Any, function: Callable[[Tensor], Any]) -> None:
-    """Eager gives gradients the shape that a leaf has when it is used first: the inputs of a call are used when it begins."""
-    x = kind(2, 3).requires_grad_()
-    with pytest.raises(UnsupportedError, match="leaf whose shape"):
-        st.compile(function)(x)
-    assert x.shape == (2, 3)
 
 
 def _turned_twice(x: Tensor) -> Tensor:
@@ -187,6 +160,7 @@ def _only_turned(x: Tensor) -> Tensor:
         return x * 2
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize("function", [_turned_twice, _only_turned])
 @pytest.mark.parametrize("kind", [torch.ones, _two])
 def test_leaves_that_are_used_in_their_own_shape(kind: Any, function: Callable[[Tensor], Any]) -> None:

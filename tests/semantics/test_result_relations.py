@@ -119,8 +119,7 @@ def test_a_write_to_a_wrapper_inside_is_counted_there() -> None:
             x = nested()
             for _ in range(2):
                 call(x)
-            inside = [x.a, x.b, x.a.a, x.b.a, x.b.b]
-            seen.append([x._version, *[t._version for t in inside], x.b.a.tolist()])
+            seen.append([x._version > 0, x.b._version > 0, x.b.a.tolist()])
         assert seen[0] == seen[1]
 
     x, w = nested(), TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_()

@@ -201,7 +201,10 @@ class StateGuards:
         self.caches = [(f, f.cache_info().misses) for _, f, calls in walk.caches if f.cache_info()[:2] != calls]
         self.aliases = list(walk.aliases)
         self.moving = [h for h in walk.holders.values() if not h.fixed and not isinstance(h, Slots)]
-        self.same_tensors = walk.same_tensors
+        places: dict[int, list[Source]] = defaultdict(list)
+        for source, tensor in walk.tensors:
+            places[id(tensor)] += [] if source in places[id(tensor)] else [source]
+        self.same_tensors = {first: others for first, *others in places.values()}
 
     @property
     def all(self) -> Iterator[Guard]:

@@ -60,6 +60,8 @@ from .source import (
 )
 from .values import ATOMS, MISSING, dict_of_class, is_a, is_walked
 
+#: code -> the functions that have it, with their paths
+Functions = MappingType[types.CodeType, SequenceType[tuple[types.FunctionType, str]]]
 #: so many places, and no more; Llama with 32 layers has 10,500
 LIMIT = 200_000
 _BUILTINS = frozenset(vars(builtins))
@@ -74,7 +76,6 @@ class Walk:
     Attributes:
         holders: the places, by the id of the thing.
         tensors, numbers: sources of tensors and of ints and floats, in the order in which they were met.
-        same_tensors: the first place of each tensor -> the other places that hold it.
         functions, objects, bases, caches: what is guarded by identity of code, class, bases and counts.
         aliases: pairs of places inside of the arguments that hold one mutable object.
         entered: the code objects that ran.
@@ -83,14 +84,13 @@ class Walk:
             others are found by their code.
     """
 
-    def __init__(self, earlier: MappingType[types.CodeType, SequenceType[types.FunctionType]] | None = None) -> None:
+    def __init__(self, earlier: Functions | None = None) -> None:
         self.earlier = earlier
-        self.by_code: dict[types.CodeType, list[types.FunctionType]] = collections.defaultdict(list)
+        self.by_code: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = collections.defaultdict(list)
         self.generators: list[torch.Generator] = []
         self.arguments = Arguments()
         self.holders: dict[int, Holder] = {}
         self.tensors: list[tuple[Source, torch.Tensor]] = []
-        self.same_tensors: dict[Source, list[Source]] = {}
         self.numbers: list[Source] = []
         self.keyed: list[Holder] = []  # dicts of which tensors are keys
         self.functions: list[types.FunctionType] = []
@@ -104,12 +104,10 @@ class Walk:
         self.computed = False  # code reads attributes by computed names
         self.paths: dict[int, set[str]] = collections.defaultdict(set)
         self.known: dict[int, Source | None] = {}  # id of each value that was met -> where
-        self._first_place: dict[int, Source] = {}
         self._alive: list[Any] = []  # so that an id stays what it is
         self._classes: set[type] = set()
         self._by_name: list[Names] = []  # for whose attributes code that computes names may ask
         self._waiting: dict[str, list[Names]] = collections.defaultdict(list)
-        self._asleep: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = collections.defaultdict(list)
         self.uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
         self._todo: collections.deque[tuple[Callable[..., None], Any, Any]] = collections.deque()
         self._count = 0
@@ -154,15 +152,16 @@ class Walk:
         if followed:
             self.computed = self.computed or not COMPUTED.isdisjoint(code.co_names)
             self._globals(code, space)
-        if self.earlier is not None and code not in self._asleep:
-            known = self.earlier.get(code, ())
+        functions = self.by_code[code]
+        if self.earlier is not None and not functions:
+            known = [function for function, _ in self.earlier.get(code, ())]
             if code.co_freevars and not known and is_users(code.co_filename) and code.co_filename != "<string>":
                 known = [f for f in gc.get_referrers(code) if type(f) is types.FunctionType]
             for function in known:
-                self._function(function, function.__qualname__)
-        functions = self._asleep.pop(code, ())
-        for function, path in functions:
-            self._awake(function, path)
+                self._function(function, function.__qualname__)  # which wakes it
+        else:
+            for function, path in functions:
+                self._awake(function, path)
         self.drain()
         found = functions or self.earlier is not None or any(code in c.co_consts for c in self.entered)
         free = {*code.co_freevars} - {"__class__"}  # dataclasses make functions of theirs of text
@@ -197,17 +196,14 @@ class Walk:
     def _function(self, function: types.FunctionType, path: str) -> None:
         if not is_walked(function.__module__) and not is_walked(function.__globals__.get("__name__")):
             return
-        self.by_code[function.__code__].append(function)
-        if function.__dict__:
-            self._opened(self._namespace(function.__dict__, path, owner=function))
+        self.by_code[function.__code__].append((function, path))
+        self._opened(self._namespace(function.__dict__, path, owner=function))
         for key, value in enumerate(function.__defaults__ or ()):  # a tensor among them is no source
             self.value(value, f"{path}.__defaults__[{key}]")
         if function.__kwdefaults__:
             self.value(function.__kwdefaults__, f"{path}.__kwdefaults__")
         if function.__code__ in self.entered:
             self._awake(function, path)
-        else:
-            self._asleep[function.__code__].append((function, path))
 
     def _awake(self, function: types.FunctionType, path: str) -> None:
         self.functions.append(function)
@@ -370,10 +366,6 @@ class Walk:
     def _tensor(self, value: torch.Tensor, source: Source | None) -> None:
         if source:
             self.tensors.append((source, value))
-            first = self._first_place.setdefault(id(value), source)
-            self.same_tensors.setdefault(first, [])
-            if first != source:
-                self.same_tensors[first].append(source)
         if id(value) not in self.known:
             self.known[id(value)] = source
             self._alive.append(value)
@@ -482,4 +474,4 @@ class Walk:
     # ------------------------------------------------------------------------------------------ what came out
     def forget(self) -> None:
         """What only the trace needed."""
-        self.tensors, self._alive, self.known, self._first_place = [], [], {}, {}
+        self.tensors, self._alive, self.known = [], [], {}

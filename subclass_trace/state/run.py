@@ -161,7 +161,7 @@ class StateRun:
         held = self.walk.attributes_of(real, source, traced)
         if held is None:
             return
-        for name in held.wanted - held.left_out:
+        for name in held.guarded or ():
             held.live[name] = held.before[name]
         for name, inner in list(held.live.items()):
             if is_traceable(inner) and type(held.thing.get(name)) is type(inner):

@@ -37,8 +37,8 @@ class Holder:
         thing: what it is; of one inside of the arguments: in the call that is traced.
         path: for people.
         parent, parent_key: where each call finds it; ``fixed`` where that is None.
-        before: the table as it was when the walk came to it; ``known``: its keys.
-        kept: the keys whose values are guarded; None where one comparison holds for all.
+        before: the table as it was when the walk came to it.
+        guarded: the keys whose values are guarded; None where one comparison holds for all.
         live: what the trace sees in its place; of the attributes of a tensor those of its stand-in, else the thing.
         left_out: keys that are no sources.
     """
@@ -53,8 +53,7 @@ class Holder:
         self.live: Any = thing
         self.left_out: frozenset[Any] = frozenset()
         self.before: dict[Any, Any] = {}
-        self.known: frozenset[Any] = frozenset()
-        self.kept: dict[Any, None] | None = {}
+        self.guarded: dict[Any, None] | None = {}
 
     def text(self, key: Any) -> str:
         """The path of the value at a key; of the tables of a module as users write it."""
@@ -156,7 +155,7 @@ class Mapping(Holder):
 class Names(Mapping):
     """The namespace of an instance, a function, a tensor (``owner``) or of a Python module or globals (no owner).
 
-    ``wanted``: the names that have been walked; ``whole``: all of them are, whatever code names.
+    ``opened``: its attributes are walked: all of them, or those that code names.
     """
 
     def table(self, thing: Any) -> dict[Any, Any]:
@@ -170,8 +169,7 @@ class Names(Mapping):
     ) -> None:
         super().__init__(thing, path, parent, parent_key)
         self.owner = owner
-        self.wanted: set[str] = set()
-        self.whole = self.opened = False
+        self.opened = False
 
     def find(self, value: Any) -> Any:
         """The dict of the object at the parent's place."""

@@ -230,17 +230,12 @@ class Walk:
         return holder
 
     def _opened(self, holder: Names) -> Names:
-        """Its attributes are walked: all of them, or those that code names."""
-        if not holder.opened:
-            holder.opened = True
-            self._open(holder)
-        return holder
-
-    def _open(self, holder: Names) -> None:
         """An object is whole, whatever names its attributes; a library's own, a class and a Python module go by names."""
-        kind = type(holder.owner)
+        if holder.opened:
+            return holder
+        holder.opened, kind = True, type(holder.owner)
         by_name = holder.owner is None or isinstance(holder, OfClass)
-        holder.whole = not by_name and (
+        whole = not by_name and (
             is_walked(kind.__module__)
             or kind.__name__ in ("SimpleNamespace", "Namespace")
             or issubclass(kind, (types.FunctionType, torch.nn.Module))
@@ -249,10 +244,11 @@ class Walk:
         if by_name and not holder.shallow:
             self._by_name.append(holder)
         for name, value in holder.before.items():
-            if name in self.names or (holder.whole and cannot_be_put_back(value) is None):
+            if name in self.names or (whole and cannot_be_put_back(value) is None):
                 self._todo.append((self._want, holder, name))
             else:
                 self._waiting[name].append(holder)
+        return holder
 
     def _plain_values(self, holder: Names) -> None:
         """Code reads attributes by names that it computes: the plain values of Python modules and classes are sources."""
@@ -261,13 +257,13 @@ class Walk:
                 self._todo.append((self._want, holder, name))
 
     def _want(self, holder: Names, name: str) -> None:
-        if name in holder.wanted or name not in holder.before or name in _NOT_NAMESPACES:
+        assert holder.guarded is not None
+        if name in holder.guarded or name not in holder.before or name in _NOT_NAMESPACES:
             return
-        holder.wanted.add(name)
         value = holder.before[name]
         if holder.shallow:
-            if type(value) in ATOMS and holder.kept is not None:
-                holder.kept[name] = None
+            if type(value) in ATOMS:
+                holder.guarded[name] = None
             return
         if name in MODULE_TABLES and is_a(holder.owner, torch.nn.Module):
             return
@@ -306,7 +302,6 @@ class Walk:
     # ------------------------------------------------------------------------------------------ values
     def _keep(self, holder: Holder, before: dict[Any, Any] | None = None) -> None:
         holder.before = holder.table(holder.thing) if before is None else before
-        holder.known = frozenset(holder.before)
         self.holders[id(holder.thing)] = holder
         self._alive.append(holder.thing)
         self._counted(1)
@@ -329,7 +324,7 @@ class Walk:
         self._keep(holder)
         rows = holder.before
         if kind in (Sequence, Bag) and len(rows) > _LONG and ATOMS.issuperset(map(type, rows.values())):
-            holder.kept = None  # one comparison
+            holder.guarded = None  # one comparison
             return
         for k, held in rows.items():
             self.place(holder, k, held)
@@ -340,8 +335,8 @@ class Walk:
 
     def place(self, holder: Any, key: Any, value: Any) -> None:
         """The value at a key of a holder is a source."""
-        if holder.kept is not None:
-            holder.kept[key] = None
+        if holder.guarded is not None:
+            holder.guarded[key] = None
         self._counted(1)
         self.value(value, holder.text(key), None if holder.fixed else holder, key, Source(holder, key))
 

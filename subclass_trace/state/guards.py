@@ -17,7 +17,7 @@ import torch
 
 from ..subclass.attributes import namespace_of
 from .code_names import names_of
-from .source import Bag, Call, Holder, Mapping, Names, Slots, Source
+from .source import Bag, Call, Holder, Mapping, Names, Source
 from .source import Sequence as ListLike
 from .values import ATOMS, MISSING, factory_of, is_a, is_told, same, short
 from .walk import Walk
@@ -200,7 +200,7 @@ class StateGuards:
         #: caches of functions, and how often they were filled: one that was filled less by now was cleared
         self.caches = [(f, f.cache_info().misses) for _, f, calls in walk.caches if f.cache_info()[:2] != calls]
         self.aliases = list(walk.aliases)
-        self.moving = [h for h in walk.holders.values() if not h.fixed and not isinstance(h, Slots)]
+        self.moving = [h for h in walk.holders.values() if not h.fixed]
         places: dict[int, list[Source]] = defaultdict(list)
         for source, tensor in walk.tensors:
             places[id(tensor)] += [] if source in places[id(tensor)] else [source]

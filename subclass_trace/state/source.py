@@ -1,6 +1,6 @@
 """Sources: the places that hold the values of a call, as tables of key -> value.
 
-A `Holder` is one mutable thing: a namespace (the dict of globals, of an instance, of a class), a container, a cell, slots. A
+A `Holder` is one mutable thing: a namespace (the dict of globals, of an instance, of a class), a container, a cell. A
 `Source` is a holder and a key in it; it prints as code. A holder that a name reaches is *fixed*: the guard of its name is
 identity, so that guards and delivery bind the thing itself. A holder inside of the arguments is found anew in each call, by its
 parent and the key there.
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import SideEffectError
-from ..subclass.attributes import members_of, slot_of
 from .values import ATOMS, MISSING, dict_of_class, is_a, short
 
 #: the positional and keyword arguments of one call
@@ -280,28 +279,6 @@ class Variable(Cell):
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """What differs between calls is no content of one."""
         raise SideEffectError("a ContextVar holds a tensor, or a number that changes", path=self.path, fix="pass it")
-
-
-class Slots(Holder):
-    """The slots of an object."""
-
-    def __init__(self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None) -> None:
-        super().__init__(thing, path, parent, parent_key)
-        self.members = members_of(type(thing))
-
-    def table(self, thing: Any) -> dict[Any, Any]:
-        """All slots."""
-        return {key: slot_of(thing, member, MISSING) for key, member in self.members.items()}
-
-    def put(self, thing: Any, key: Any, value: Any) -> None:
-        """By its descriptor."""
-        if self.get(thing, key) is not value:
-            member = self.members[key]
-            member.__delete__(thing) if value is MISSING else member.__set__(thing, value)
-
-    def text(self, key: Any) -> str:
-        """``object.slot``."""
-        return f"{self.path}.{key}"
 
 
 @dataclass(frozen=True)

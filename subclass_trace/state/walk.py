@@ -29,7 +29,7 @@ import torch
 
 from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
-from ..subclass.attributes import is_heap_type, members_of, namespace_of
+from ..subclass.attributes import is_heap_type, namespace_of
 from .code_names import COMPUTED, names_of, only_appended
 from .entering import is_users
 from .kinds import (
@@ -54,7 +54,6 @@ from .source import (
     Names,
     OfClass,
     Sequence,
-    Slots,
     Source,
     Variable,
 )
@@ -436,8 +435,6 @@ class Walk:
             return
         if space is not None:
             self._opened(self._namespace(space, path, parent, key, owner=value))
-        if members_of(kind) and not kind.__module__.startswith("torch"):
-            self._places(Slots, value, path, parent, key)
         if parent is None and (is_walked(kind.__module__) or is_a(value, torch.nn.Module)):
             self.objects.append(value)
         self._class(kind)

@@ -29,7 +29,8 @@ from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..state.code_names import asks_for_number_types
 from ..state.guard_code import Reader
 from ..state.guards import StateGuards
-from ..state.run import Outcome, StateRun
+from ..state.run import StateRun
+from ..state.side_effects import Recipes
 from ..state.source import Call, Source
 from ..subclass.context import parts_of
 from ..subclass.paths import Path
@@ -168,16 +169,16 @@ class _Maker:
         return symbol
 
 
-def _check_contexts(outcome: Outcome, flat: Sequence[Any], traced: Sequence[Any]) -> None:
+def _check_contexts(outcome: Recipes, flat: Sequence[Any], traced: Sequence[Any]) -> None:
     """An object in a context is compared, and copied for the trace: that code has another name for it is not kept.
 
     Raises:
         UnsupportedError: the region makes an object that is in the context of a result and elsewhere; or such an object of
             an input is a result; or it changes one, by another name, that is in the context of an input.
     """
-    if outcome.made:
+    if outcome.objects:
         for value in _in_contexts([*outcome.outputs, *traced]):
-            if id(value) in outcome.made:
+            if id(value) in outcome.objects:
                 raise UnsupportedError(
                     "an object in the context of a wrapper is in another result or place too",
                     path="result",
@@ -228,7 +229,7 @@ class Traced:
     captured: Captured
     flat: FlatArguments
     values: list[Any]  # the flat arguments of the call
-    outcome: Outcome
+    outcome: Recipes
     maker: _Maker
     state: StateRun
 
@@ -281,7 +282,7 @@ def trace_call(
         maker = _Maker(session, history, options, symbols=symbols)
         state = StateRun(function, call, maker, warns=options.frontend == "trace")
         session.recorder.state, session.recorder.follows_state = state, state.follows
-        outcome: list[Outcome] = []
+        outcome: list[Recipes] = []
 
         def run(inputs: Inputs, maker: _Maker = maker, state: StateRun = state, outcome: Any = outcome) -> Ran:
             maker.inputs = inputs

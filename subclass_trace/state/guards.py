@@ -17,7 +17,7 @@ import torch
 
 from ..subclass.attributes import namespace_of
 from .code_names import names_of
-from .source import Bag, Call, Holder, Mapping, Names, Slots, Source
+from .source import Bag, Call, Holder, Mapping, Names, Source
 from .source import Sequence as ListLike
 from .values import ATOMS, MISSING, factory_of, is_a, is_told, same, short
 from .walk import Walk
@@ -49,7 +49,7 @@ def is_usual(number: float) -> bool:
 
 
 def alike(now: Any, was: Any) -> bool:
-    """Does a value agree with what a guard keeps of it (`StateGuards._kept`)?"""
+    """Does a value agree with what a guard keeps of it (`StateGuards._known`)?"""
     if now is was:
         return True
     if type(was) is Like:
@@ -186,7 +186,7 @@ class StateGuards:
         self._with_attributes = {
             id(h.owner)
             for h in walk.holders.values()
-            if h.fixed and (h.kept or h in parents) and is_a(h.owner, torch.Tensor)
+            if h.fixed and (h.guarded or h in parents) and is_a(h.owner, torch.Tensor)
         }
         for holder in (walk.arguments, *walk.holders.values()):
             guards = [] if is_write_only(walk, holder) else list(self._of_holder(holder, call))
@@ -200,8 +200,11 @@ class StateGuards:
         #: caches of functions, and how often they were filled: one that was filled less by now was cleared
         self.caches = [(f, f.cache_info().misses) for _, f, calls in walk.caches if f.cache_info()[:2] != calls]
         self.aliases = list(walk.aliases)
-        self.moving = [h for h in walk.holders.values() if not h.fixed and not isinstance(h, Slots)]
-        self.same_tensors = walk.same_tensors
+        self.moving = [h for h in walk.holders.values() if not h.fixed]
+        places: dict[int, list[Source]] = defaultdict(list)
+        for source, tensor in walk.tensors:
+            places[id(tensor)] += [] if source in places[id(tensor)] else [source]
+        self.same_tensors = {first: others for first, *others in places.values()}
 
     @property
     def all(self) -> Iterator[Guard]:
@@ -217,27 +220,27 @@ class StateGuards:
     # ------------------------------------------------------------------------------------------ making
     def _of_holder(self, holder: Holder, call: Call) -> Iterable[Guard]:
         thing = holder.now(call)
-        if holder.kept is None or isinstance(holder, (ListLike, Bag)):
+        if holder.guarded is None or isinstance(holder, (ListLike, Bag)):
             rows = holder.table(thing).items()
-            yield ItemsOf(holder, type(thing), [self._kept(Source(holder, key), value) for key, value in rows])
+            yield ItemsOf(holder, type(thing), [self._known(Source(holder, key), value) for key, value in rows])
             return
-        for key in holder.kept:
+        for key in holder.guarded:
             source = Source(holder, key)
-            yield At(source, self._kept(source, holder.get(thing, key)))
+            yield At(source, self._known(source, holder.get(thing, key)))
         if type(holder) is Mapping:
             yield Keys(holder, tuple(holder.table(thing)), factory_of(thing))
         elif isinstance(holder, Names):
             known = frozenset(holder.table(thing)) | holder.left_out
             yield NoNewNames(holder, known, frozenset(_names_in(self.walk, holder) - known))
 
-    def _kept(self, source: Source, value: Any) -> Any:
+    def _known(self, source: Source, value: Any) -> Any:
         """What a guard keeps of a value: inputs and what has guards of its own go by their classes."""
         if source in self._symbols:
             return Like(type(value))
         if is_a(value, torch.Tensor) and not self._by_identity and source not in self._keys:
             return value if id(value) in self._with_attributes else Like(torch.Tensor)
         if is_a(value, tuple) and type(value) not in ATOMS:
-            items = [self._kept(Source(source.holder, source.key, (*source.items, k)), v) for k, v in enumerate(value)]
+            items = [self._known(Source(source.holder, source.key, (*source.items, k)), v) for k, v in enumerate(value)]
             return tuple.__new__(type(value), items)
         constant = source.holder.fixed or type(value) in ATOMS or value is MISSING or not is_told(value)
         return value if constant else Like(type(value))

@@ -19,8 +19,9 @@ import torch
 
 from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
+from ..subclass.attributes import members_of
 from ..subclass.context import parts_of
-from .values import ATOMS, is_a, same
+from .values import ATOMS, is_a, is_walked, same
 
 #: tables of a module that say nothing that others do not
 MODULE_TABLES = frozenset(
@@ -87,7 +88,14 @@ def cannot_be_put_back(value: Any) -> str | None:
         return f"a {kind.__name__}, whose memory Python code writes without notice"
     if kind is threading.local or kind in (type(threading.Lock()), type(threading.RLock())):
         return f"a {kind.__name__}, which is the state of a thread"
+    if _has_slots(kind):
+        return f"a {kind.__name__}, which has __slots__: leave them out (slots=True)"
     return None
+
+
+def _has_slots(cls: type) -> bool:
+    """Has a class of the user's slots?"""
+    return is_walked(cls.__module__) and not issubclass(cls, (torch.nn.Module, torch.Tensor)) and bool(members_of(cls))
 
 
 def is_kept_by_torch(kind: type) -> bool:

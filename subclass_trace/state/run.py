@@ -11,15 +11,12 @@ import contextlib
 import operator
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from ..errors import SideEffectError, SubclassTraceError
-from ..plan.side_effects import SideEffect
-from ..plan.values import Recipe
 from ..subclass.protocol import is_traceable
 from .entering import Events, events, is_users
 from .guard_code import Reader
@@ -29,31 +26,7 @@ from .side_effects import Recipes, Snapshot, side_effects
 from .source import Call, Source
 from .types import TypesAsEager
 from .values import is_a
-from .walk import Walk
-
-#: code -> the functions that have it
-Functions = Mapping[types.CodeType, Sequence[types.FunctionType]]
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What one run gave.
-
-    Attributes:
-        outputs: the tensors and symbols that result and side effects are made of.
-        result: how the result is made of them.
-        effects: what else each call does.
-        entries: the objects of the arguments that the result hands on.
-        keys: the sources of tensors that are keys of what the call leaves.
-        made: the objects that the run made anew and left, by id.
-    """
-
-    outputs: list[Any]
-    result: Recipe
-    effects: tuple[SideEffect, ...]
-    entries: tuple[Source, ...]
-    keys: frozenset[Source]
-    made: Mapping[int, Any]
+from .walk import Functions, Walk
 
 
 class StateRun:
@@ -74,7 +47,7 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events = Events(self)
-        self.types = TypesAsEager(make.class_of)
+        self.types = TypesAsEager(_class_of if make is None else make.class_of)
         self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
         self.symbols: dict[Source, Any] = {}
@@ -188,7 +161,7 @@ class StateRun:
         held = self.walk.attributes_of(real, source, traced)
         if held is None:
             return
-        for name in held.wanted - held.left_out:
+        for name in held.guarded or ():
             held.live[name] = held.before[name]
         for name, inner in list(held.live.items()):
             if is_traceable(inner) and type(held.thing.get(name)) is type(inner):
@@ -217,7 +190,7 @@ class StateRun:
         args = tuple(self.replaced(v, Source(at, k)) for k, v in enumerate(self.call[0]))
         return args, {k: self.replaced(v, Source(at, k)) for k, v in self.call[1].items()}
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipes:
         """Run the function, and read off what it gave.
 
         Raises:
@@ -236,9 +209,9 @@ class StateRun:
         for row in self.walk.caches:
             check_cache(*row)
         recipes = Recipes(self.walk, self.reals)
-        made = recipes(result, "result")
-        effects = tuple(side_effects(self.snapshot.changes(), recipes))
-        return Outcome(recipes.outputs, made, effects, tuple(recipes.entries), frozenset(recipes.keys), recipes.objects)
+        recipes.result = recipes(result, "result")
+        recipes.effects = tuple(side_effects(self.snapshot.changes(), recipes))
+        return recipes
 
     def restore(self) -> None:
         """All sources hold what they held before."""
@@ -252,7 +225,7 @@ class StateRun:
             holder.live, holder.before = None, {}
             if not holder.fixed:  # each call finds its own
                 holder.thing = holder.owner = None
-        self.walk.arguments.thing, self.call, self.make = None, ((), {}), _NoInputs()
+        self.walk.arguments.thing, self.call, self.make = None, ((), {}), None
         self.snapshot.base.clear()
         self.stand_ins, self.reals, self.symbols = {}, {}, dict.fromkeys(self.symbols)
 
@@ -268,7 +241,7 @@ class BackwardState(StateRun):
     """
 
     def __init__(self, functions: Functions, forward: StateRun | None) -> None:
-        super().__init__(_nothing, ((), {}), _NoInputs(), warns=False)
+        super().__init__(_nothing, ((), {}), None, warns=False)
         self.walk = Walk(functions)
         self.snapshot = Snapshot(self.walk)
         self.forward = forward
@@ -301,15 +274,8 @@ class BackwardState(StateRun):
         self.forget()
 
 
-class _NoInputs:
-    def class_of(self, traced: torch.Tensor) -> type:
-        return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else torch.Tensor
-
-    def tensors(self, found: Sequence[tuple[Source, torch.Tensor]]) -> list[torch.Tensor]:
-        return []
-
-    def number(self, source: Source, value: Any) -> Any:
-        return None
+def _class_of(traced: torch.Tensor) -> type:
+    return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else torch.Tensor
 
 
 def _nothing() -> None:

@@ -157,7 +157,11 @@ class Recipes:
         entries: where the objects of the arguments are that the recipes hand on.
         keys: the sources of tensors that are keys of dicts, and with that constants.
         objects: those that the region has made, by id.
+        result, effects: how the result is made of the outputs, and what else each call does.
     """
+
+    result: Recipe
+    effects: tuple[SideEffect, ...]
 
     def __init__(self, walk: Walk, reals: MappingType[int, tuple[Source, torch.Tensor]]) -> None:
         """``reals``: id of a stand-in -> the source of its tensor, and that."""

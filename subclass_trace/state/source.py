@@ -1,6 +1,6 @@
 """Sources: the places that hold the values of a call, as tables of key -> value.
 
-A `Holder` is one mutable thing: a namespace (the dict of globals, of an instance, of a class), a container, a cell, slots. A
+A `Holder` is one mutable thing: a namespace (the dict of globals, of an instance, of a class), a container, a cell. A
 `Source` is a holder and a key in it; it prints as code. A holder that a name reaches is *fixed*: the guard of its name is
 identity, so that guards and delivery bind the thing itself. A holder inside of the arguments is found anew in each call, by its
 parent and the key there.
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import SideEffectError
-from ..subclass.attributes import members_of, slot_of
 from .values import ATOMS, MISSING, dict_of_class, is_a, short
 
 #: the positional and keyword arguments of one call
@@ -37,8 +36,8 @@ class Holder:
         thing: what it is; of one inside of the arguments: in the call that is traced.
         path: for people.
         parent, parent_key: where each call finds it; ``fixed`` where that is None.
-        before: the table as it was when the walk came to it; ``known``: its keys.
-        kept: the keys whose values are guarded; None where one comparison holds for all.
+        before: the table as it was when the walk came to it.
+        guarded: the keys whose values are guarded; None where one comparison holds for all.
         live: what the trace sees in its place; of the attributes of a tensor those of its stand-in, else the thing.
         left_out: keys that are no sources.
     """
@@ -53,8 +52,7 @@ class Holder:
         self.live: Any = thing
         self.left_out: frozenset[Any] = frozenset()
         self.before: dict[Any, Any] = {}
-        self.known: frozenset[Any] = frozenset()
-        self.kept: dict[Any, None] | None = {}
+        self.guarded: dict[Any, None] | None = {}
 
     def text(self, key: Any) -> str:
         """The path of the value at a key; of the tables of a module as users write it."""
@@ -156,7 +154,7 @@ class Mapping(Holder):
 class Names(Mapping):
     """The namespace of an instance, a function, a tensor (``owner``) or of a Python module or globals (no owner).
 
-    ``wanted``: the names that have been walked; ``whole``: all of them are, whatever code names.
+    ``opened``: its attributes are walked: all of them, or those that code names.
     """
 
     def table(self, thing: Any) -> dict[Any, Any]:
@@ -170,8 +168,7 @@ class Names(Mapping):
     ) -> None:
         super().__init__(thing, path, parent, parent_key)
         self.owner = owner
-        self.wanted: set[str] = set()
-        self.whole = self.opened = False
+        self.opened = False
 
     def find(self, value: Any) -> Any:
         """The dict of the object at the parent's place."""
@@ -282,28 +279,6 @@ class Variable(Cell):
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """What differs between calls is no content of one."""
         raise SideEffectError("a ContextVar holds a tensor, or a number that changes", path=self.path, fix="pass it")
-
-
-class Slots(Holder):
-    """The slots of an object."""
-
-    def __init__(self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None) -> None:
-        super().__init__(thing, path, parent, parent_key)
-        self.members = members_of(type(thing))
-
-    def table(self, thing: Any) -> dict[Any, Any]:
-        """All slots."""
-        return {key: slot_of(thing, member, MISSING) for key, member in self.members.items()}
-
-    def put(self, thing: Any, key: Any, value: Any) -> None:
-        """By its descriptor."""
-        if self.get(thing, key) is not value:
-            member = self.members[key]
-            member.__delete__(thing) if value is MISSING else member.__set__(thing, value)
-
-    def text(self, key: Any) -> str:
-        """``object.slot``."""
-        return f"{self.path}.{key}"
 
 
 @dataclass(frozen=True)

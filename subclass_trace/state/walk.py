@@ -29,7 +29,7 @@ import torch
 
 from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
-from ..subclass.attributes import is_heap_type, members_of, namespace_of
+from ..subclass.attributes import is_heap_type, namespace_of
 from .code_names import COMPUTED, names_of, only_appended
 from .entering import is_users
 from .kinds import (
@@ -54,12 +54,13 @@ from .source import (
     Names,
     OfClass,
     Sequence,
-    Slots,
     Source,
     Variable,
 )
 from .values import ATOMS, MISSING, dict_of_class, is_a, is_walked
 
+#: code -> the functions that have it, with their paths
+Functions = MappingType[types.CodeType, SequenceType[tuple[types.FunctionType, str]]]
 #: so many places, and no more; Llama with 32 layers has 10,500
 LIMIT = 200_000
 _BUILTINS = frozenset(vars(builtins))
@@ -74,7 +75,6 @@ class Walk:
     Attributes:
         holders: the places, by the id of the thing.
         tensors, numbers: sources of tensors and of ints and floats, in the order in which they were met.
-        same_tensors: the first place of each tensor -> the other places that hold it.
         functions, objects, bases, caches: what is guarded by identity of code, class, bases and counts.
         aliases: pairs of places inside of the arguments that hold one mutable object.
         entered: the code objects that ran.
@@ -83,14 +83,13 @@ class Walk:
             others are found by their code.
     """
 
-    def __init__(self, earlier: MappingType[types.CodeType, SequenceType[types.FunctionType]] | None = None) -> None:
+    def __init__(self, earlier: Functions | None = None) -> None:
         self.earlier = earlier
-        self.by_code: dict[types.CodeType, list[types.FunctionType]] = collections.defaultdict(list)
+        self.by_code: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = collections.defaultdict(list)
         self.generators: list[torch.Generator] = []
         self.arguments = Arguments()
         self.holders: dict[int, Holder] = {}
         self.tensors: list[tuple[Source, torch.Tensor]] = []
-        self.same_tensors: dict[Source, list[Source]] = {}
         self.numbers: list[Source] = []
         self.keyed: list[Holder] = []  # dicts of which tensors are keys
         self.functions: list[types.FunctionType] = []
@@ -104,12 +103,10 @@ class Walk:
         self.computed = False  # code reads attributes by computed names
         self.paths: dict[int, set[str]] = collections.defaultdict(set)
         self.known: dict[int, Source | None] = {}  # id of each value that was met -> where
-        self._first_place: dict[int, Source] = {}
         self._alive: list[Any] = []  # so that an id stays what it is
         self._classes: set[type] = set()
         self._by_name: list[Names] = []  # for whose attributes code that computes names may ask
         self._waiting: dict[str, list[Names]] = collections.defaultdict(list)
-        self._asleep: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = collections.defaultdict(list)
         self.uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
         self._todo: collections.deque[tuple[Callable[..., None], Any, Any]] = collections.deque()
         self._count = 0
@@ -154,15 +151,16 @@ class Walk:
         if followed:
             self.computed = self.computed or not COMPUTED.isdisjoint(code.co_names)
             self._globals(code, space)
-        if self.earlier is not None and code not in self._asleep:
-            known = self.earlier.get(code, ())
+        functions = self.by_code[code]
+        if self.earlier is not None and not functions:
+            known = [function for function, _ in self.earlier.get(code, ())]
             if code.co_freevars and not known and is_users(code.co_filename) and code.co_filename != "<string>":
                 known = [f for f in gc.get_referrers(code) if type(f) is types.FunctionType]
             for function in known:
-                self._function(function, function.__qualname__)
-        functions = self._asleep.pop(code, ())
-        for function, path in functions:
-            self._awake(function, path)
+                self._function(function, function.__qualname__)  # which wakes it
+        else:
+            for function, path in functions:
+                self._awake(function, path)
         self.drain()
         found = functions or self.earlier is not None or any(code in c.co_consts for c in self.entered)
         free = {*code.co_freevars} - {"__class__"}  # dataclasses make functions of theirs of text
@@ -197,17 +195,14 @@ class Walk:
     def _function(self, function: types.FunctionType, path: str) -> None:
         if not is_walked(function.__module__) and not is_walked(function.__globals__.get("__name__")):
             return
-        self.by_code[function.__code__].append(function)
-        if function.__dict__:
-            self._opened(self._namespace(function.__dict__, path, owner=function))
+        self.by_code[function.__code__].append((function, path))
+        self._opened(self._namespace(function.__dict__, path, owner=function))
         for key, value in enumerate(function.__defaults__ or ()):  # a tensor among them is no source
             self.value(value, f"{path}.__defaults__[{key}]")
         if function.__kwdefaults__:
             self.value(function.__kwdefaults__, f"{path}.__kwdefaults__")
         if function.__code__ in self.entered:
             self._awake(function, path)
-        else:
-            self._asleep[function.__code__].append((function, path))
 
     def _awake(self, function: types.FunctionType, path: str) -> None:
         self.functions.append(function)
@@ -234,17 +229,12 @@ class Walk:
         return holder
 
     def _opened(self, holder: Names) -> Names:
-        """Its attributes are walked: all of them, or those that code names."""
-        if not holder.opened:
-            holder.opened = True
-            self._open(holder)
-        return holder
-
-    def _open(self, holder: Names) -> None:
         """An object is whole, whatever names its attributes; a library's own, a class and a Python module go by names."""
-        kind = type(holder.owner)
+        if holder.opened:
+            return holder
+        holder.opened, kind = True, type(holder.owner)
         by_name = holder.owner is None or isinstance(holder, OfClass)
-        holder.whole = not by_name and (
+        whole = not by_name and (
             is_walked(kind.__module__)
             or kind.__name__ in ("SimpleNamespace", "Namespace")
             or issubclass(kind, (types.FunctionType, torch.nn.Module))
@@ -253,10 +243,11 @@ class Walk:
         if by_name and not holder.shallow:
             self._by_name.append(holder)
         for name, value in holder.before.items():
-            if name in self.names or (holder.whole and cannot_be_put_back(value) is None):
+            if name in self.names or (whole and cannot_be_put_back(value) is None):
                 self._todo.append((self._want, holder, name))
             else:
                 self._waiting[name].append(holder)
+        return holder
 
     def _plain_values(self, holder: Names) -> None:
         """Code reads attributes by names that it computes: the plain values of Python modules and classes are sources."""
@@ -265,13 +256,13 @@ class Walk:
                 self._todo.append((self._want, holder, name))
 
     def _want(self, holder: Names, name: str) -> None:
-        if name in holder.wanted or name not in holder.before or name in _NOT_NAMESPACES:
+        assert holder.guarded is not None
+        if name in holder.guarded or name not in holder.before or name in _NOT_NAMESPACES:
             return
-        holder.wanted.add(name)
         value = holder.before[name]
         if holder.shallow:
-            if type(value) in ATOMS and holder.kept is not None:
-                holder.kept[name] = None
+            if type(value) in ATOMS:
+                holder.guarded[name] = None
             return
         if name in MODULE_TABLES and is_a(holder.owner, torch.nn.Module):
             return
@@ -310,7 +301,6 @@ class Walk:
     # ------------------------------------------------------------------------------------------ values
     def _keep(self, holder: Holder, before: dict[Any, Any] | None = None) -> None:
         holder.before = holder.table(holder.thing) if before is None else before
-        holder.known = frozenset(holder.before)
         self.holders[id(holder.thing)] = holder
         self._alive.append(holder.thing)
         self._counted(1)
@@ -333,7 +323,7 @@ class Walk:
         self._keep(holder)
         rows = holder.before
         if kind in (Sequence, Bag) and len(rows) > _LONG and ATOMS.issuperset(map(type, rows.values())):
-            holder.kept = None  # one comparison
+            holder.guarded = None  # one comparison
             return
         for k, held in rows.items():
             self.place(holder, k, held)
@@ -344,8 +334,8 @@ class Walk:
 
     def place(self, holder: Any, key: Any, value: Any) -> None:
         """The value at a key of a holder is a source."""
-        if holder.kept is not None:
-            holder.kept[key] = None
+        if holder.guarded is not None:
+            holder.guarded[key] = None
         self._counted(1)
         self.value(value, holder.text(key), None if holder.fixed else holder, key, Source(holder, key))
 
@@ -370,10 +360,6 @@ class Walk:
     def _tensor(self, value: torch.Tensor, source: Source | None) -> None:
         if source:
             self.tensors.append((source, value))
-            first = self._first_place.setdefault(id(value), source)
-            self.same_tensors.setdefault(first, [])
-            if first != source:
-                self.same_tensors[first].append(source)
         if id(value) not in self.known:
             self.known[id(value)] = source
             self._alive.append(value)
@@ -449,8 +435,6 @@ class Walk:
             return
         if space is not None:
             self._opened(self._namespace(space, path, parent, key, owner=value))
-        if members_of(kind) and not kind.__module__.startswith("torch"):
-            self._places(Slots, value, path, parent, key)
         if parent is None and (is_walked(kind.__module__) or is_a(value, torch.nn.Module)):
             self.objects.append(value)
         self._class(kind)
@@ -482,4 +466,4 @@ class Walk:
     # ------------------------------------------------------------------------------------------ what came out
     def forget(self) -> None:
         """What only the trace needed."""
-        self.tensors, self._alive, self.known, self._first_place = [], [], {}, {}
+        self.tensors, self._alive, self.known = [], [], {}

@@ -157,8 +157,6 @@ def _hooks_inside() -> None:
 class Log:
     """Keeps what it is called with."""
 
-    __slots__ = ("rows",)
-
     def __init__(self) -> None:
         self.rows: list[Any] = []
 

@@ -109,48 +109,33 @@ class _Maker:
     def tensors(self, found: Sequence[tuple[Source, Tensor]]) -> list[Tensor]:
         """The traced tensors for these."""
         assert self.inputs is not None
-        first = len(self.flat)
         with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
-            new = self._arguments(found)
+            first = {id(real): k for k, (_, real) in reversed([*enumerate(found)]) if id(real) not in self._number}
+            new = []
+            for k in sorted(first.values()):
+                source, real = found[k]
+                static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
+                new.append(Argument(real, Path.of(source.path), len(self.flat) + k, static))
             if self.options.learns_sizes:
                 self.history.add(new)
             symbols = self.session.dynamic or self.may_have_symbols
             dynamic = choose(new, self.history, self.options.dynamic is True, symbols)
             if dynamic.any() and not self.session.dynamic:
                 raise _HasSymbols
-        self._renumbered(self.inputs.add(new, dynamic))
-        numbers = [n for n in self.positions[first:] if n is not None]
-        self.handed += [self.inputs.inputs[n].traced for n in numbers]
-        return self.handed[first:]
-
-    def _arguments(self, found: Sequence[tuple[Source, Tensor]]) -> list[Argument]:
-        new = []
-        for source, real in found:
-            if id(real) not in self._number:
-                self._number[id(real)] = len(self._number)
-                static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
-                new.append(Argument(real, _path(source), len(self.flat), static))
-            self._add(source, real, self._number[id(real)])
-        return new
+        for argument, traced in zip(new, self.inputs.add(new, dynamic), strict=True):
+            number = self.inputs.number_of(traced)
+            assert number is not None
+            self._number[id(argument.value)] = number
+        numbers = [self._number[id(real)] for _, real in found]
+        for (source, real), number in zip(found, numbers, strict=True):
+            self._add(source, real, number)
+        made = [self.inputs.inputs[n].traced for n in numbers]
+        self.handed += made
+        return made
 
     def class_of(self, traced: Tensor) -> type:
         """The class of the tensor that a dense traced one stands for."""
         return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else Tensor
-
-    def _renumbered(self, made: Sequence[Tensor]) -> None:
-        """Gradients that became inputs in between have numbers too."""
-        assert self.inputs is not None
-        for traced in made:
-            number = self.inputs.number_of(traced)
-            row = self.inputs.row_of(traced)
-            assert number is not None and row is not None
-            real = row.real()
-            shift = self._number[id(real)]
-            if shift != number:
-                self.positions = [
-                    number if n == shift and k >= row.position else n for k, n in enumerate(self.positions)
-                ]
-                self._number[id(real)] = number
 
     def _add(self, source: Source, value: Any, number: int | None) -> None:
         self.flat.append(value)
@@ -216,10 +201,6 @@ def _in_contexts(values: Sequence[Any]) -> Iterator[Any]:
 
 class _HasSymbols(Exception):
     """Sizes of this call are symbols: the trace starts again, in a session that has some."""
-
-
-def _path(source: Source) -> Path:
-    return Path.of(source.path)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,6 @@ from ..errors import NeedsEager, SideEffectError
 from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
-from ..partition.rules import Facts
 from ..partition.saved import saved_table
 from ..plan import (
     Plan,
@@ -217,13 +216,6 @@ def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     copied = {m.value for m in captured.mutations.rows if m.value is not None}
     copied -= {o.value for o in captured.results.outputs if isinstance(o, ValueOutput)}
     return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
-
-
-def facts_of(captured: Captured, joint: fx.GraphModule) -> Facts:
-    """What our partitioner is told beside the joint graph."""
-    static = frozenset(f"primals_{captured.inputs.leaf_primals[k] + 1}" for k in _static_leaves(captured))
-    written = frozenset(_written(captured))
-    return Facts(written, static, frozenset(captured.served(joint)), frozenset(_copied(captured, joint)))
 
 
 def _static_leaves(captured: Captured) -> list[int]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 import torch.fx as fx
 
-from .. import verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
 from ..partition.half import Half
@@ -34,10 +33,7 @@ def program_as_recorded(half: Half, plan: Plan, inference_leaves: Collection[int
     call: Compiled = graph_code.compile_half(half, name="forward").function
     mutations = delivered_by_program(plan, {k: moves[k] for k in targets.values()})
     results = replace(plan.results, detach_values=plan.results.detach_values | set(targets))
-    plan = replace(plan, mutations=replace(plan.mutations, rows=mutations), results=results)
-    if verify.ENABLED:
-        verify.verify_plan(plan)
-    return call, plan
+    return call, replace(plan, mutations=replace(plan.mutations, rows=mutations), results=results)
 
 
 def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:

@@ -244,9 +244,7 @@ class _Capture:
                 typed_errors(recorder),
                 no_dlpack(recorder),
                 functions,
-                torch_api.watched_engine(
-                    self.gradients.backward, self.gradients.check_graphs, self.gradients.check_hooks
-                ),
+                torch_api.watched_engine(self.gradients.backward, self.gradients.check),
                 torch_api.transformed_inputs(self.stand_ins.swapped),
             ):
                 ran = run(self.inputs)

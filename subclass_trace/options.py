@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from . import torch_api
 from .errors import OptionError
 
@@ -118,27 +116,13 @@ def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:
     overloads: dict[Any, Callable[..., Any]] = {}
     for key, function in table.items():
         operations = torch_api.overloads_of(key)
-        if operations is None:
+        if operations is None or not callable(function):
             raise OptionError(
-                f"{name} has a key that is no operation",
+                f"{name} has a key that is no operation, or a value that is no function",
                 path=f"decompositions[{key!r:.80}]",
-                expected="an overload such as torch.ops.aten.gelu.default, or a packet such as torch.ops.aten.gelu",
-                got=f"{type(key).__qualname__} {key!r:.80}",
-                fix=_operation_called(key),
-            )
-        if not callable(function):
-            raise OptionError(
-                f"{name} has a value that is no function",
-                path=f"decompositions[{key}]",
-                expected="a function with the arguments of the operation",
-                got=repr(function)[:200],
+                expected="an overload such as torch.ops.aten.gelu.default, or a packet such as torch.ops.aten.gelu; and a "
+                "function with its arguments",
+                got=f"{type(key).__qualname__} {key!r:.80}: {function!r:.80}",
             )
         (overloads if operations == [key] else packets).update(dict.fromkeys(operations, function))
     return {**packets, **overloads}
-
-
-def _operation_called(key: object) -> str | None:
-    """What to write instead of a function of torch, or of text such as "aten.gelu.default"."""
-    text = key if isinstance(key, str) else str(getattr(key, "__name__", ""))
-    name = text.removeprefix("torch.ops.").removeprefix("aten.").partition(".")[0]
-    return f"write torch.ops.aten.{name}" if name.isidentifier() and hasattr(torch.ops.aten, name) else None

@@ -236,9 +236,7 @@ class _Capture:
                 typed_errors(recorder),
                 no_dlpack(recorder),
                 functions,
-                torch_api.watched_engine(
-                    self.gradients.backward, self.gradients.check_graphs, self.gradients.check_hooks
-                ),
+                torch_api.watched_engine(self.gradients.backward, self.gradients.check),
                 torch_api.transformed_inputs(self.stand_ins.swapped),
             ):
                 ran = run(self.inputs)
@@ -336,15 +334,15 @@ class _Capture:
         frozen: _Frozen,
     ) -> tuple[Tape | None, frozenset[str], bool]:
         """The retained autograd graph; the names of nodes that eager autograd would keep, and whether there are more."""
-        recorder, edges = self.recorder, [e for _, e in rows]
+        recorder, edges = self.recorder, tuple(e for _, e in rows)
         if not live or not edges:
             return None, frozenset(), False
         with self.session.modes():  # an output that its own node saves is unpacked by `detach`
             kept = saved_by_autograd(live, edges)
         served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
-        traced = [self.inputs.inputs[n].traced for n, _ in rows]
-        paths = [self.inputs.inputs[n].path for n, _ in rows]
-        tape = Tape(self.session, live, edges, frozen.nodes, frozen.boundary, tuple(served), traced, paths)
+        traced = tuple(self.inputs.inputs[n].traced for n, _ in rows)
+        paths = tuple(self.inputs.inputs[n].path for n, _ in rows)
+        tape = Tape(self.session, tuple(live), edges, frozen.nodes, frozen.boundary, tuple(served), traced, paths)
         return tape, frozenset(n.name for n in served), saves_out_of_sight(live, edges)
 
     def _check_leaves(self, leaves: Sequence[Tensor]) -> None:

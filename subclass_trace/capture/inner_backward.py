@@ -144,14 +144,21 @@ class InnerBackward:
         )
 
     # ---------------------------------------------------------------- torch.autograd.grad
-    def check_graphs(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """In eager, gradients go on through the graphs that tensors from outside came with.
+    def check(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """In eager, gradients go on through the graphs that tensors from outside came with, and to the hooks that they have,
+        which may be the caller's code.
 
         Raises:
-            UnsupportedError: that may lead to another tensor whose gradient is wanted.
+            UnsupportedError: that may lead to another tensor whose gradient is wanted; or to a hook.
         """
         outside = self._by_node()
         wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
+        for k in wanted:
+            self.asked.note(k, "is_leaf")
+            row = self.inputs.inputs[k]
+            names = ("gradient hooks",) if row.is_leaf else ("gradient hooks", "retains_grad")
+            if any(self.asked.fact(k, name) is True for name in names):
+                raise self._has_hooks(row)
         if not wanted or len(outside) < 2:
             return
         behind = set(nodes_behind(map(_node_of, roots), []))
@@ -167,24 +174,6 @@ class InnerBackward:
                 got=", ".join(str(self.inputs.inputs[k].path) for k in (*above, *wanted)),
                 fix="detach it, or differentiate outside",
             )
-
-    def check_hooks(self, inputs: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:
-        """Eager hands the gradients that are found to the hooks that tensors from outside came with, as the caller's code
-        may be; and keeps those of tensors that retain them.
-
-        Raises:
-            UnsupportedError: there is one.
-        """
-        outside = self._by_node()
-        for x, gradient in zip(inputs, gradients, strict=True):
-            number = outside.get(_node_of(x))
-            if number is None or gradient is None:
-                continue
-            self.asked.note(number, "is_leaf")
-            row = self.inputs.inputs[number]
-            names = ("gradient hooks",) if row.is_leaf else ("gradient hooks", "retains_grad")
-            if any(self.asked.fact(number, name) is True for name in names):
-                raise self._has_hooks(row)
 
     def _by_node(self) -> dict[Any, int]:
         """The inputs that require grad, by the nodes that the trace ends in."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,27 +63,24 @@ class TracedBackward:
     guards: Reader | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class Tape:
-    """Differentiable outputs, the gradient edges of the inputs, and the session that they were traced in."""
+    """Differentiable outputs, the gradient edges of the inputs, and the session that they were traced in.
 
-    def __init__(
-        self,
-        session: Session,
-        outputs: Sequence[Tensor],
-        edges: Sequence[Any],
-        forward_nodes: Sequence[Any],
-        boundary: fx.Node | None,
-        served: Sequence[fx.Node] = (),
-        inputs: Sequence[Tensor] = (),
-        paths: Sequence[Path] = (),
-    ) -> None:
-        self.session = session
-        self.inputs, self.paths = tuple(inputs), tuple(paths)  # those that the edges are of
-        self.outputs = tuple(outputs)
-        self.edges = tuple(edges)
-        self.forward_nodes = list(forward_nodes)
-        self.boundary = boundary
-        self.served = tuple(served)  # what eager autograd keeps: stays in each joint graph
+    Attributes:
+        forward_nodes, boundary, served: see `finish_joint`; ``served`` is what eager autograd keeps, which stays in
+            each joint graph.
+        inputs, paths: those that the edges are of.
+    """
+
+    session: Session
+    outputs: tuple[Tensor, ...]
+    edges: tuple[Any, ...]
+    forward_nodes: list[Any]
+    boundary: fx.Node | None
+    served: tuple[fx.Node, ...] = ()
+    inputs: tuple[Tensor, ...] = ()
+    paths: tuple[Path, ...] = ()
 
     def guess(self) -> list[Spec]:
         """The tangents that the live outputs suggest, one per output; the author hook is honoured."""
@@ -107,33 +104,34 @@ class Tape:
         ``autocast``: the state under which the engine runs the backward, see `torch_api.autocast_state`.
         """
         recorder = self.session.recorder
-        outs, values, names, edges, tracked = [], [], [], [], []
+        present = [k for k, spec in enumerate(tangents) if spec is not None]
+        values, names, tracked = list[Tensor](), list[str](), list[Tensor]()
         known = set(recorder.graph.nodes)
         with self.session.modes(), torch.set_grad_enabled(create_graph), torch_api.autocast_as(autocast):
-            for out, spec in zip(self.outputs, tangents, strict=True):
-                if spec is None:
-                    continue
-                value, made = self._tangent(out, spec)
+            for k in present:
+                spec = tangents[k]
+                assert spec is not None
+                value, made = self._tangent(self.outputs[k], spec)
                 if create_graph and spec.requires_grad:  # type: ignore[union-attr]
                     torch_api.make_nonleaf(value)
-                    edges.append(torch.autograd.graph.get_gradient_edge(value))
                     tracked.append(value)
-                outs.append(out)
                 values.append(value)
                 names += made
+            edges = [*map(torch.autograd.graph.get_gradient_edge, tracked)]
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
             start = next(iter(reversed(recorder.graph.nodes)), None)
-            roots = [o.grad_fn for o in outs]
+            outs = [self.outputs[k] for k in present]
             contexts = contexts_of(self.session.wrappers)
             try:
-                with _sequence_numbers(roots, self.edges, recorder), backward_state(recorder) as state:
+                with (
+                    _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder),
+                    backward_state(recorder) as state,
+                ):
                     grads = self._differentiate(outs, values, create_graph)
                 check_contexts(contexts, *_IN_A_BACKWARD)
             except BaseException:
-                for node in [
-                    n for n in reversed(recorder.graph.nodes) if n not in known
-                ]:  # else the forward would run them
-                    recorder.graph.erase_node(node)
+                for node in [n for n in reversed(recorder.graph.nodes) if n not in known]:
+                    recorder.graph.erase_node(node)  # else the forward would run them
                 raise
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
@@ -142,32 +140,21 @@ class Tape:
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             late = kept_after(recorder.graph, start)
             joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.served, late)
-        given = zip(_present(tangents), values, strict=True)
-        untouched = {k: t for k, t in given if not any(map(recorder.was_written, leaves_of(t)))}
+        untouched = {
+            k: t for k, t in zip(present, values, strict=True) if not any(map(recorder.was_written, leaves_of(t)))
+        }
         passed = _passed(grads, untouched)
-        live: tuple[int, ...] = ()
+        live, following = list[int](), None
         if create_graph:  # what is passed on has a history of its own
-            rows = zip(grads, passed, strict=True)
-            live = tuple(k for k, (g, p) in enumerate(rows) if g is not None and g.requires_grad and p is None)
-        following = None
-        if create_graph:
-            outputs = [g for k in live if (g := grads[k]) is not None]
-            rest = (self.forward_nodes, self.boundary, self.served, [*self.inputs, *tracked])
-            following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
+            live = [k for k, g in enumerate(grads) if g is not None and g.requires_grad and passed[k] is None]
+            outputs = tuple(g for k in live if (g := grads[k]) is not None)
+            following = replace(
+                self, outputs=outputs, edges=(*self.edges, *edges), inputs=(*self.inputs, *tracked), paths=()
+            )
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)
-        return TracedBackward(
-            joint,
-            len(self.forward_nodes) + hidden,
-            hidden,
-            joint.meta["late"],
-            tuple(names),
-            specs,
-            following,
-            live,
-            passed,
-            state.guards,
-        )
+        counts = (len(self.forward_nodes) + hidden, hidden, joint.meta["late"])
+        return TracedBackward(joint, *counts, tuple(names), specs, following, tuple(live), passed, state.guards)
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
@@ -223,10 +210,6 @@ class Tape:
 
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-
-
-def _present(tangents: Sequence[Spec | None]) -> list[int]:
-    return [k for k, t in enumerate(tangents) if t is not None]
 
 
 def _passed(grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]) -> tuple[tuple[str, int] | None, ...]:

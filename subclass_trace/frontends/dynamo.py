@@ -120,9 +120,6 @@ _INLINED = frozenset(
 _KEPT = frozenset(
     {"associative_scan", "cond", "flex_attention", "flex_attention_backward", "map_impl", "scan", "while_loop"}
 )
-_ELSE = "keep this part out of the compiled function with torch.compiler.disable, or write it without the operator"
-_KERNEL = f"make the kernel an operation with torch.library.custom_op and register_fake, or {_ELSE.split(', or')[0]}"
-_INSTEAD = dict.fromkeys(("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"), _KERNEL)
 
 
 def check_operators(graph: fx.GraphModule) -> None:
@@ -142,7 +139,8 @@ def check_operators(graph: fx.GraphModule) -> None:
                     path=_last_line(node),
                     expected=f"one of {', '.join(sorted(_INLINED | _KEPT))}",
                     got=name,
-                    fix=_INSTEAD.get(name, _ELSE),
+                    fix="keep this part out of the compiled function with torch.compiler.disable, or write it without the "
+                    "operator (a Triton kernel: make it one with torch.library.custom_op and register_fake)",
                 )
 
 

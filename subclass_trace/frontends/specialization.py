@@ -50,7 +50,6 @@ class Specialization:
         reason: why it was made: which guard of each earlier specialization failed.
         plan, guards: what the run time does, and when it may.
         graphs: the joint (if kept), forward and backward graph modules.
-        made_numbers: sizes that could be symbols, and the code that takes them for numbers.
     """
 
     reason: str
@@ -59,7 +58,6 @@ class Specialization:
     program: Program
     graphs: Graphs
     entry: Entry
-    made_numbers: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -109,48 +107,33 @@ class _Maker:
     def tensors(self, found: Sequence[tuple[Source, Tensor]]) -> list[Tensor]:
         """The traced tensors for these."""
         assert self.inputs is not None
-        first = len(self.flat)
         with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
-            new = self._arguments(found)
+            first = {id(real): k for k, (_, real) in reversed([*enumerate(found)]) if id(real) not in self._number}
+            new = []
+            for k in sorted(first.values()):
+                source, real = found[k]
+                static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
+                new.append(Argument(real, Path.of(source.path), len(self.flat) + k, static))
             if self.options.automatic_dynamic:
                 self.history.add(new)
             symbols = self.session.dynamic or self.may_have_symbols
             dynamic = choose(new, self.history, self.options.dynamic is True, symbols)
             if dynamic.any() and not self.session.dynamic:
                 raise _HasSymbols
-        self._renumbered(self.inputs.add(new, dynamic))
-        numbers = [n for n in self.positions[first:] if n is not None]
-        self.handed += [self.inputs.inputs[n].traced for n in numbers]
-        return self.handed[first:]
-
-    def _arguments(self, found: Sequence[tuple[Source, Tensor]]) -> list[Argument]:
-        new = []
-        for source, real in found:
-            if id(real) not in self._number:
-                self._number[id(real)] = len(self._number)
-                static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
-                new.append(Argument(real, _path(source), len(self.flat), static))
-            self._add(source, real, self._number[id(real)])
-        return new
+        for argument, traced in zip(new, self.inputs.add(new, dynamic), strict=True):
+            number = self.inputs.number_of(traced)
+            assert number is not None
+            self._number[id(argument.value)] = number
+        numbers = [self._number[id(real)] for _, real in found]
+        for (source, real), number in zip(found, numbers, strict=True):
+            self._add(source, real, number)
+        made = [self.inputs.inputs[n].traced for n in numbers]
+        self.handed += made
+        return made
 
     def class_of(self, traced: Tensor) -> type:
         """The class of the tensor that a dense traced one stands for."""
         return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else Tensor
-
-    def _renumbered(self, made: Sequence[Tensor]) -> None:
-        """Gradients that became inputs in between have numbers too."""
-        assert self.inputs is not None
-        for traced in made:
-            number = self.inputs.number_of(traced)
-            row = self.inputs.row_of(traced)
-            assert number is not None and row is not None
-            real = row.real()
-            shift = self._number[id(real)]
-            if shift != number:
-                self.positions = [
-                    number if n == shift and k >= row.position else n for k, n in enumerate(self.positions)
-                ]
-                self._number[id(real)] = number
 
     def _add(self, source: Source, value: Any, number: int | None) -> None:
         self.flat.append(value)
@@ -216,10 +199,6 @@ def _in_contexts(values: Sequence[Any]) -> Iterator[Any]:
 
 class _HasSymbols(Exception):
     """Sizes of this call are symbols: the trace starts again, in a session that has some."""
-
-
-def _path(source: Source) -> Path:
-    return Path.of(source.path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,13 +317,12 @@ def compile_call(
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = EntryEmitter(program, guards, traced.values, examples).emit()
-        made = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs.rows)
         if any(map(asks_for_number_types, traced.state.walk.entered)):
             history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
         traced.state.forget()
         captured.session.recorder.forward_state = None
         traced.values.clear()  # cycles may keep it for a while
-        return Specialization(reason, program.plan, guards, program, graphs, entry, made)
+        return Specialization(reason, program.plan, guards, program, graphs, entry)
 
     def attempt(symbols: bool) -> Specialization:
         made: Specialization = trace_call(function, call, options, history, table, symbols=symbols, then=finish)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 import torch.fx as fx
 
-from .. import verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
 from ..partition.half import Half
@@ -21,10 +20,7 @@ def program_as_recorded(half: Half, plan: Plan) -> tuple[Compiled, Plan] | None:
     if torch.is_inference_mode_enabled() and any(n.target is torch.ops.aten.view.dtype for n in half.body):
         return None  # a view of another dtype is an inference tensor there: a write to it moves no version counter
     call: Compiled = graph_code.compile_half(half, name="forward").function
-    plan = replace(plan, mutations=replace(plan.mutations, in_program=True))
-    if verify.ENABLED:
-        verify.verify_plan(plan)
-    return call, plan
+    return call, replace(plan, mutations=replace(plan.mutations, in_program=True))
 
 
 def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import linecache
 import math
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..backends.eager.graph_code import function_of
 from ..torch_api.dynamo import never_compiled
 
-_numbers = itertools.count()
 _LITERALS = (bool, int, str, bytes, type(None))
 #: the modules that expressions over sizes name
 EXPRESSION_GLOBALS = {"math": math, "torch": torch}
@@ -62,10 +59,5 @@ class Source:
 
     def build(self, name: str, what: str) -> Callable[..., Any]:
         """Compile the source and return its function ``name``. Tracebacks show its lines."""
-        file = f"<subclass_trace {what} {next(_numbers)}>"
-        text = self.text()
-        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        exec(compile(text, file, "exec"), self.globals)  # our own text, made a few lines above
-        function: Callable[..., Any] = self.globals[name]
-        weakref.finalize(function, linecache.cache.pop, file, None)
-        return never_compiled(function)
+        made: Callable[..., Any] = function_of(self.text(), name, self.globals, what)
+        return never_compiled(made)

@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api, verify
-from ..backends import Backend, Compiled
+from ..backends import Backend
 from ..backends.eager import compile_eager
 from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
@@ -20,7 +20,6 @@ from ..errors import NeedsEager, SideEffectError
 from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
-from ..partition.rules import Facts
 from ..partition.saved import saved_table
 from ..plan import (
     Plan,
@@ -72,9 +71,7 @@ def build_program(
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
     """
     if captured.tape is None:
-        own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
-        half, call, plan = own or _functional(captured, flat, backend)
-        return Program(plan, call, None), Graphs(None, half, None)
+        return _forward_alone(captured, flat, backend)
     try:
         guess = captured.tape.guess()
         traced = captured.tape.trace(guess)
@@ -133,46 +130,29 @@ def _with_conditions(captured: Captured, plan: Plan) -> Plan:
     return replace(plan, inputs=replace(plan.inputs, conditions=conditions_of(captured, plan.inputs.symbols)))
 
 
-def _functional(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Half, Compiled, Plan]:
-    """The program of the forward alone."""
-    forward = captured.forward_graph()
-    half = Half.of_module(forward)
-    _name_inputs(half, captured)
-    plan = make_plan(captured, flat, half, ())
-    if verify.ENABLED:
-        verify.verify_forward(forward)
-        verify.verify_plan(plan)
-    call = compile_half(backend, backend.inference, half)
-    return (
-        half,
-        call,
-        _with_conditions(captured, plan),
-    )  # compiling may have added some
-
-
-def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compiled, Plan] | None:
-    """The program that writes as the region does; None where the graph has to be functional."""
-    forward = captured.graph_as_recorded()
-    if forward is None:
-        return None
-    half = Half.of_module(forward)
-    _name_inputs(half, captured)
-    found = program_as_recorded(half, make_plan(captured, flat, half, ()))
-    if found is None:
-        return None
-    if verify.ENABLED:
-        verify.verify_forward(forward, in_place=True)
-    call, plan = found
-    return half, call, _with_conditions(captured, plan)
-
-
 def _forward_alone(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Program, Graphs]:
-    """The results of a whole training step: nothing is saved, and a caller's backward raises what it does in eager."""
-    assert captured.tape is not None
-    own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
-    half, call, plan = own or _functional(captured, flat, backend)
-    rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
-    return Program(plan, call, Backwards(captured.tape, frozenset(), *rest)), Graphs(None, half, None)
+    """Nothing is saved. Of a whole training step, a caller's backward raises what it does in eager."""
+    recorded = captured.graph_as_recorded() if backend.inference is compile_eager else None
+    found = None
+    if recorded is not None:  # it writes as the region does
+        half = Half.of_module(recorded)
+        _name_inputs(half, captured)
+        found = program_as_recorded(half, make_plan(captured, flat, half, ()))
+    if found is not None:
+        call, plan = found
+    else:
+        half = Half.of_module(captured.forward_graph())
+        _name_inputs(half, captured)
+        plan = make_plan(captured, flat, half, ())
+        call = compile_half(backend, backend.inference, half)
+    if verify.ENABLED:
+        verify.verify_forward(half.module, in_place=found is not None)
+        verify.verify_plan(plan)
+    plan, backwards = _with_conditions(captured, plan), None
+    if captured.tape is not None:
+        rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
+        backwards = Backwards(captured.tape, frozenset(), *rest)
+    return Program(plan, call, backwards), Graphs(None, half, None)
 
 
 def _is_spent(tape: Tape) -> bool:
@@ -211,13 +191,6 @@ def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     copied = {m.value for m in captured.mutations.rows}
     copied -= {o.value for o in captured.results.outputs if isinstance(o, ValueOutput)}
     return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
-
-
-def facts_of(captured: Captured, joint: fx.GraphModule) -> Facts:
-    """What our partitioner is told beside the joint graph."""
-    static = frozenset(f"primals_{captured.inputs.leaf_primals[k] + 1}" for k in _static_leaves(captured))
-    written = frozenset(_written(captured))
-    return Facts(written, static, frozenset(captured.served(joint)), frozenset(_copied(captured, joint)))
 
 
 def _static_leaves(captured: Captured) -> list[int]:

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import itertools
 import keyword
-import linecache
 import math
 import operator
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,12 +25,11 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..backends.eager.graph_code import display
+from ..backends.eager.graph_code import display, function_of
 from ..torch_api import tape as _door
 from . import operations
 
 Tensor = torch.Tensor
-_numbers = itertools.count()
 
 
 def make_program(graph: fx.GraphModule, names: Sequence[str]) -> Callable[[list[Any]], Sequence[Any]]:
@@ -42,12 +39,7 @@ def make_program(graph: fx.GraphModule, names: Sequence[str]) -> Callable[[list[
     """
     writer = _Writer(graph, names)
     source = writer.write()
-    filename = f"<subclass_trace tape {next(_numbers)}>"
-    exec(compile(source, filename, "exec"), writer.namespace)
-    function = writer.namespace["tape"]
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    weakref.finalize(function, linecache.cache.pop, filename, None)
-    return function  # type: ignore[no-any-return]
+    return function_of(source, "tape", writer.namespace, "tape")  # type: ignore[no-any-return]
 
 
 def never(*values: Any) -> bool:

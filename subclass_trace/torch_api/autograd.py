@@ -147,13 +147,11 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def watched_engine(
-    instead: Callable[..., bool],
-    before: Callable[[Sequence[Any], Sequence[Any]], None],
-    after: Callable[[Sequence[Any], Sequence[Any]], None],
+    instead: Callable[..., bool], before: Callable[[Sequence[Any], Sequence[Any]], None]
 ) -> Iterator[None]:
     """Inside, backwards that add to ``.grad`` are offered to ``instead(roots, tangents, retain_graph, create_graph, inputs)``,
-    which returns False to leave one to the engine. Around the others, `torch.autograd.grad`, ``before(roots, inputs)`` and
-    ``after(inputs, gradients)`` are called. (Those of other threads are left alone.)
+    which returns False to leave one to the engine. Before the others, `torch.autograd.grad`, ``before(roots, inputs)`` is
+    called. (Those of other threads are left alone.)
     """
     module: Any = torch.autograd
     engine = module._engine_run_backward
@@ -163,9 +161,7 @@ def watched_engine(
         if kinds.get("accumulate_grad"):
             return None if instead(*call) else engine(*call, **kinds)
         before(roots, inputs)
-        gradients = engine(*call, **kinds)
-        after(inputs, gradients)
-        return gradients
+        return engine(*call, **kinds)
 
     with replaced_here(module, "_engine_run_backward", run):
         yield

@@ -64,19 +64,12 @@ def test_a_packet_stands_for_its_overloads_and_an_overload_counts_more() -> None
 
 
 @pytest.mark.parametrize(
-    ("key", "fix"),
-    [
-        ("aten.gelu.default", "write torch.ops.aten.gelu"),
-        (torch.nn.functional.gelu, "write torch.ops.aten.gelu"),
-        (torch.nn.GELU(), None),
-    ],
-    ids=["text", "function", "module"],
+    "key", ["aten.gelu.default", torch.nn.functional.gelu, torch.nn.GELU()], ids=["text", "function", "module"]
 )
-def test_a_key_that_is_no_operation(key: object, fix: str | None) -> None:
+def test_a_key_that_is_no_operation(key: object) -> None:
     function = lambda x: x
     with pytest.raises(st.OptionError, match="decompositions has a key that is no operation") as caught:
         st.compile(function, decompositions={torch.ops.aten.sin.default: function, key: function})
     assert str(caught.value.path).startswith("decompositions[") and repr(key) in str(caught.value.path)
-    assert caught.value.fix == fix
-    with pytest.raises(st.OptionError, match="decompositions has a value that is no function"):
+    with pytest.raises(st.OptionError, match="or a value that is no function"):
         st.compile(function, decompositions={torch.ops.aten.sin: 3})

@@ -20,7 +20,7 @@ def _learnable(x: Tensor) -> Tensor:
     return torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero, -8, 7, 1.0)
 
 
-#: function, shape for a size, what explain() says of each size where there is not one specialization for all
+#: function, shape for a size, what explain() says where there is not one specialization for all sizes
 BACKWARDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], tuple[int, ...]], str]] = {
     "gamma": (lambda x: torch.distributions.Gamma(x, 1.0).rsample(), lambda n: (n,), ""),
     "gamma, transposed": (lambda x: torch._standard_gamma(x.t()), lambda n: (n, 3), ""),
@@ -28,7 +28,7 @@ BACKWARDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], tuple[int
     "pooling": (
         lambda x: F.fractional_max_pool3d(x, 2, output_size=(2, 2, 2)),
         lambda n: (1, 2, n, 5, n),
-        "numbers:   args[0]",
+        "4 specializations",
     ),
     "fake quantization": (_learnable, lambda n: (n, 3), "no kernel for fake tensors"),
 }

@@ -144,16 +144,21 @@ def compile_half(half: Half, *, name: str) -> BoxedGraph:
     body, merged, calls = spare_views(half.body, half.outputs, half.merged, frozenset(half.inputs))
     writer = _Writer(Half(half.owner, half.inputs, body, half.outputs, merged), calls, name)
     source = writer.write()
-    filename = f"<subclass_trace {name} graph {next(_file_numbers)}>"  # no name of another source
-    namespace = writer.namespace
-    text = _guarded(source)
-    exec(compile(text, filename, "exec"), namespace)
-    function = namespace.pop(name)
+    function = function_of(_guarded(source), name, writer.namespace, f"{name} graph")
+    del writer.namespace[name]  # it is no cycle
     function._boxed_call = True
     writer.blame.code = function.__code__
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    weakref.finalize(function, linecache.cache.pop, filename, None)
     return BoxedGraph(function, source, name)
+
+
+def function_of(text: str, name: str, namespace: dict[str, Any], what: str) -> Any:
+    """The function ``name`` that this source defines in a namespace. Tracebacks show its lines."""
+    file = f"<subclass_trace {what} {next(_file_numbers)}>"  # no name of another source
+    exec(compile(text, file, "exec"), namespace)  # our own text, made just now
+    function = namespace[name]
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    weakref.finalize(function, linecache.cache.pop, file, None)
+    return function
 
 
 def _guarded(source: str) -> str:

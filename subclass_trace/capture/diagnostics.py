@@ -1,11 +1,10 @@
-"""What a capture tells its user: why sizes became numbers, what reads memory, and torch's errors as typed ones."""
+"""What a capture tells its user: what reads memory, and torch's errors as typed ones."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,53 +13,10 @@ from .. import torch_api
 from ..errors import DataDependentError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
-from ..subclass.visit import visit
 from .user_code import TORCH_FILES, quoted, tracebacks, user_line
 
 Tensor = torch.Tensor
 _OUTSIDE = "move this part out of the region"
-
-
-# ---------------------------------------------------------------------------------------------- sizes that became numbers
-class MadeNumbers:
-    """Notes while a session traces which symbols become numbers (``range(n)``, an integer argument in C++, a branch
-    ``n == 4``), and where the user's code is."""
-
-    def __init__(self) -> None:
-        self._lines: dict[Any, str | None] = {}
-
-    def watch(self, recorder: Any) -> None:
-        """The symbols of a recorder's own mode (those of another tracer are its business)."""
-        at_work = weakref.ref(recorder)
-
-        def note(symbol: Any) -> None:
-            recorder = at_work()
-            if recorder is not None:
-                self._lines[symbol] = recorder.user_line() if recorder.tag == "is_forward" else None
-
-        torch_api.report_constants(recorder.mode.shape_env, note)
-
-    def reasons(self, inputs: Iterable[tuple[Tensor, Path]]) -> tuple[str, ...]:
-        """``args[0].size(1) = 8: file:line`` and the code there, for each such size of traced inputs."""
-        found: dict[Any, str] = {}
-
-        def note(t: Tensor, path: Path) -> None:
-            for d, n in enumerate(t.shape):
-                symbol = torch_api.constant_symbol(n)
-                if symbol in self._lines and symbol not in found:
-                    line = self._lines[symbol]
-                    where = "the backward" if line is None else f"{line} {quoted(line)}".strip()
-                    found[symbol] = f"{path}.size({d}) = {int(n)}: {where}"
-
-        for traced, path in inputs if self._lines else ():
-            visit(
-                traced,
-                leaf=note,
-                wrapper=lambda t, names, inners, context, path: note(t, path),
-                opaque=lambda v, path: None,
-                path=path,
-            )
-        return tuple(found.values())
 
 
 def kept_number(number: Any, path: Path | None) -> UnsupportedError:

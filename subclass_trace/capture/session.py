@@ -17,7 +17,6 @@ from ..errors import UnsupportedError
 from ..subclass.paths import Path
 from ..torch_api import saved as _saved
 from ..torch_api import tape as _door
-from .diagnostics import MadeNumbers
 from .recorder import Recorder
 
 
@@ -74,9 +73,6 @@ class Session:
         self.copies: dict[int, tuple[Any, Any]] = {}  # of dataclasses in the contexts of inputs; see `one_copy_each`
         self.arguments = {}
         self._grad = True  # grad mode of the caller
-        self.made_numbers = MadeNumbers()
-        if mode is None:
-            self.made_numbers.watch(self.recorder)
 
     def dtensor_modes(self) -> torch_api.DTensorModes | None:
         """What of ``loss_parallel`` and the like is active around this, if the traces met a DTensor."""

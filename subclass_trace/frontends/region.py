@@ -212,7 +212,7 @@ class Region:
                 f"the region has {len(self.__entries)} specializations already; each call seems to need another",
                 expected=f"at most max_specializations={limit}" if over else f"fewer than {_MISSES} misses in a row",
                 got="; ".join(reason.split("; ")[-3:]),
-                fix=advice(self.__entries, self.__history.fixed, ()),
+                fix=advice(self.__history.fixed),
             )
 
     def __warn(self, reason: str) -> None:

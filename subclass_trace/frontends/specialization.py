@@ -51,7 +51,6 @@ class Specialization:
         reason: why it was made: which guard of each earlier specialization failed.
         plan, guards: what the run time does, and when it may.
         graphs: the joint (if kept), forward and backward graph modules.
-        made_numbers: sizes that could be symbols, and the code that takes them for numbers.
     """
 
     reason: str
@@ -60,7 +59,6 @@ class Specialization:
     program: Program
     graphs: Graphs
     entry: Entry
-    made_numbers: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -342,13 +340,12 @@ def compile_call(
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = GuardedEmitter(program, guards, traced.values, examples).emit()
-        made = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs.rows)
         if any(map(asks_for_number_types, traced.state.walk.entered)):
             history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
         traced.state.forget()
         captured.session.recorder.forward_state = None
         traced.values.clear()  # cycles may keep it for a while
-        return Specialization(reason, program.plan, guards, program, graphs, entry, made)
+        return Specialization(reason, program.plan, guards, program, graphs, entry)
 
     def attempt(symbols: bool) -> Specialization:
         made: Specialization = trace_call(function, call, options, history, table, symbols=symbols, then=finish)

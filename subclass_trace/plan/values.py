@@ -103,16 +103,6 @@ def empty(cls: type, args: tuple[Any, ...] = ()) -> Any:
     return value
 
 
-def outputs_of(recipe: Recipe) -> set[int]:
-    """The numbers of the flat outputs that a recipe needs."""
-    if isinstance(recipe, Output):
-        return {recipe.index}
-    found: set[int] = set()
-    for part in _parts(recipe):
-        found |= outputs_of(part)
-    return found
-
-
 def accessors(recipe: Recipe, path: str) -> Iterator[tuple[int, str]]:
     """(number of a flat output, where it stands), for each that a recipe needs.
 

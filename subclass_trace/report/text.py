@@ -20,7 +20,7 @@ no backward: no result is differentiable
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -116,23 +116,11 @@ def explain(entries: Sequence[Any], eager_calls: Mapping[str, int], fixed: Mappi
     return "\n\n".join(parts)
 
 
-def advice(entries: Sequence[Any], fixed: Mapping[str, str] = _NOTHING, objects: Iterable[Any] = ()) -> str:
-    """What to do against ever more specializations (see `explain`).
-
-    Args:
-        objects: those among the arguments that are compared as they are.
-    """
-    fix = "make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit"
-    classes = sorted({type(v).__qualname__ for v in objects})
-    if classes:
-        return (
-            f"where each call has an instance of its own of {' or '.join(classes)}: register the class with "
-            f"optree.register_pytree_node, so that its tensors and numbers are arguments, or pass these; else {fix}"
-        )
-    rows = [*entries[-1].made_numbers] if entries else []
-    rows = rows or [f"{place}: {why}" for place, why in fixed.items()]
+def advice(fixed: Mapping[str, str] = _NOTHING) -> str:
+    """What to do against ever more specializations (see `explain`)."""
+    rows = [f"{place}: {why}" for place, why in fixed.items()]
     if not rows:
-        return fix
+        return "make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit"
     return (
         f"let no code need a size as a number ({'; '.join(rows[:_ROWS])}): compute this outside of the region and pass it "
         "as a tensor, or pad the tensors to a few sizes; or raise the limit"
@@ -148,7 +136,6 @@ def _entry(number: int, entry: Any) -> str:
         ("inputs", f"{count_text(len(plan.inputs.rows), 'tensor')} ({count_text(wrappers, 'wrapper')}), {leaves}"),
         ("guards", "; ".join(_guards(entry.guards))),
         *_dynamic(plan),
-        *([("numbers", "; ".join(entry.made_numbers))] if entry.made_numbers else []),
         ("backward", _backward(entry)),
     ]
     return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])

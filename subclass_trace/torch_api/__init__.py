@@ -150,7 +150,6 @@ from .repairs.strided_shards import repaired_unflatten as repaired_unflatten
 from .sharding import sharding_as_eager as sharding_as_eager
 from .symbols import argument_symbol as argument_symbol
 from .symbols import assumptions_of as assumptions_of
-from .symbols import constant_symbol as constant_symbol
 from .symbols import dynamic_context as dynamic_context
 from .symbols import equalities as equalities
 from .symbols import expression_source as expression_source
@@ -166,7 +165,6 @@ from .symbols import new_number as new_number
 from .symbols import new_ragged_size as new_ragged_size
 from .symbols import new_symbol as new_symbol
 from .symbols import ragged_parts as ragged_parts
-from .symbols import report_constants as report_constants
 from .symbols import restore_assumptions as restore_assumptions
 from .symbols import shape_conditions as shape_conditions
 from .symbols import size_symbol as size_symbol

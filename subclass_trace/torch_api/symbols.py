@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import operator
-import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -173,14 +172,6 @@ def argument_symbol(number: Any) -> Any:
     return number.node._expr if number.node._expr.is_Symbol else None
 
 
-def constant_symbol(size: object) -> Any:
-    """The symbol that a size was made as, where the trace took it for a constant since; else None."""
-    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
-        return None
-    node: Any = size.node
-    return node._expr if node.expr.is_number and node._expr.is_Symbol else None
-
-
 def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
     """(symbol, coefficient) of a nested int that a trace made; None for one of eager mode."""
     node: Any = size.node
@@ -310,21 +301,6 @@ def restore_assumptions(env: ShapeEnv, then: Assumptions) -> None:
     for method in vars(type(env)).values():
         if hasattr(method, "cache_clear"):
             method.cache_clear()
-
-
-def report_constants(env: ShapeEnv, report: Callable[[Any], None]) -> None:
-    """From now on ``report`` is told of each symbol that the trace takes for a constant."""
-    env_of, replace = weakref.ref(env), type(env)._set_replacement
-
-    def replacing(symbol: Any, value: Any, why: str) -> None:
-        own = env_of()
-        if own is None:
-            return
-        if not value.free_symbols and symbol not in own.replacements:
-            report(symbol)
-        replace(own, symbol, value, why)
-
-    env._set_replacement = replacing  # type: ignore[method-assign, assignment]
 
 
 def fix_rounded(env: ShapeEnv, since: int = 0) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 import torch.fx as fx
 
-from .. import verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager
 from ..backends.eager.blame import blame_of_compiled
@@ -24,8 +23,6 @@ def program_as_recorded(half: Half, plan: Plan) -> tuple[Compiled, Plan] | None:
         return None  # a view of another dtype is an inference tensor there: a write to it moves no version counter
     call: Compiled = compile_listing(Listing.of_half(half), name="forward").function
     plan = replace(plan, mutations=replace(plan.mutations, in_program=True))
-    if verify.ENABLED:
-        verify.verify_plan(plan)
     return call, plan
 
 

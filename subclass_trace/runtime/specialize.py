@@ -111,8 +111,7 @@ def build_program(
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
-        verify.verify_plan(plan)
-        verify.verify_inputs(parts.forward, plan)
+        verify.verify_plan(parts.forward, plan)
     _name_inputs(parts.first, captured)
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
@@ -140,7 +139,7 @@ def _functional(captured: Captured, flat: FlatArguments, backend: Backend) -> tu
     plan = make_plan(captured, flat, half, ())
     if verify.ENABLED:
         verify.verify_forward(forward)
-        verify.verify_plan(plan)
+        verify.verify_plan(forward, plan)
     call = compile_half(backend, backend.inference, half)
     return (
         half,

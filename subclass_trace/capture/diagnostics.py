@@ -1,4 +1,4 @@
-"""What a capture tells its user: why sizes became numbers, what reads memory, and torch's errors as typed ones."""
+"""What a capture tells its user: what reads memory, and torch's errors as typed ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ Tensor = torch.Tensor
 _OUTSIDE = "move this part out of the region"
 
 
-# ---------------------------------------------------------------------------------------------- sizes that became numbers
 def kept_number(number: Any, path: Path | None) -> UnsupportedError:
     """A symbolic number stands where no call could find it: traced again, it is a number."""
     return UnsupportedError(

@@ -7,7 +7,7 @@ torch's functional tensors; neither the user function nor autograd runs again.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ..errors import NeedsEager
 from .aliasing import repeats
 from .effects import has_effects
 from .user_code import frames_text
+from .writes import written_arguments
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -66,17 +67,6 @@ def _writes_first(target: Any) -> bool:
     return bool(first is not None and first.alias_info is not None and first.alias_info.is_write)
 
 
-def _written_nodes(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """(operation, the tensor that it writes), for operations that write values."""
-    for node in graph.nodes:
-        mutable = node.op == "call_function" and isinstance(node.target, torch_api.OpOverload)
-        for argument, value in zip(node.target._schema.arguments if mutable else (), node.args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            for target in value if isinstance(value, (list, tuple)) else [value]:
-                if written and isinstance(target, fx.Node):
-                    yield node, target
-
-
 def _refuse_views(recorder: Any) -> None:
     """Refuse writes through views with several elements in one place (``unfold``, ``expand``), whose inverse would add them up;
     and places that count from the start of a storage (``as_strided``), which a functional tensor has none of.
@@ -84,9 +74,12 @@ def _refuse_views(recorder: Any) -> None:
     Raises:
         NeedsEager: there is one.
     """
-    for node, target in _written_nodes(recorder.graph):
-        for view in (target, *_view_chain(target)[1]):
-            if view.target is aten.unfold.default or repeats(view.meta["val"]):
+    for node in recorder.graph.nodes:
+        single = isinstance(node.target, torch_api.OpOverload)
+        for target in written_arguments(node.target, node.args, node.kwargs, fx.Node) if single else ():
+            if any(
+                v.target is aten.unfold.default or repeats(v.meta["val"]) for v in (target, *_view_chain(target)[1])
+            ):
                 raise _not_functional(node, "it writes through a view with several elements in one place")
     written = {storage for storage, _ in recorder.writes}
     for node in recorder.graph.nodes:

@@ -78,7 +78,7 @@ class Asked:
         if owner is Tensor.nbytes:  # torch's own asks for numbers, where sizes are symbols
             return traced.numel() * traced.element_size() if get and traced.layout is torch.strided else ASIDE
         if name in ("_base", "_version", *_STORAGES) and is_user_code(caller.f_code):
-            self._refuse(name, row, traced, recorder)
+            self._refuse(name, traced, recorder)
         if row is None:
             return ASIDE
         number = self.inputs.number_of(traced)
@@ -101,7 +101,7 @@ class Asked:
         mine, leaves = torch_api.storage_ref(t), self.inputs.leaf_values
         return any(leaf.layout is torch.strided and torch_api.storage_ref(leaf) == mine for leaf in leaves)
 
-    def _refuse(self, name: str, row: TracedInput | None, traced: Any, recorder: Recorder) -> None:
+    def _refuse(self, name: str, traced: Any, recorder: Recorder) -> None:
         """What an input, or a view of one, would answer otherwise in another call."""
         base = traced._base if isinstance(traced, Tensor) and traced._is_view() else None
         numbers = [n for n in map(self.inputs.number_of, (traced, base)) if n is not None]
@@ -109,8 +109,13 @@ class Asked:
             return
         if name == "_version" and not numbers and not self._lies_in_input(traced):
             return
-        where = recorder.user_line() or (None if row is None else row.path)
-        raise _unanswerable(f"asks for {name} of an input, which differs between calls", where)
+        raise UnsupportedError(
+            f"the region asks for {name} of an input, which differs between calls",
+            path=recorder.user_line(),
+            expected="questions whose answer is the same in each call that a specialization serves",
+            got="a traced tensor, which does not know",
+            fix="ask outside of the region",
+        )
 
     def sets_requires_grad(self, traced: Any, value: bool) -> bool:
         """``requires_grad_(value)`` on a leaf that requires grad, whose stand-in is none. False: it is none of ours.
@@ -145,13 +150,3 @@ class Asked:
             )
         self.note(number, "is_leaf")
         return None  # a leaf has its gradient anyway
-
-
-def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region") -> UnsupportedError:
-    return UnsupportedError(
-        f"the region {what}",
-        path=where,
-        expected="questions whose answer is the same in each call that a specialization serves",
-        got="a traced tensor, which does not know",
-        fix=fix,
-    )

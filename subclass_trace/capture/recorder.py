@@ -199,10 +199,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             raise collective(func, self.user_line())
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])
-        if func is aten.rrelu_with_noise.default and not args[0].is_contiguous():
-            out = self._record(func, args, kwargs)
-            with self:  # its real kernel gives a contiguous result, the fake one and the functional form do not
-                return out.contiguous()
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
@@ -287,8 +283,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             # The fake kernel of a foreach operation does not move it; the real one does.
             if not t.is_inference() and t._version == version and func._schema.name.startswith("aten::_foreach"):
                 torch.autograd.graph.increment_version(t)
-        if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
-            out = torch_api.like_format_of(out, args[0])
         # lift_fresh's result would alias the constant: a region that writes to it must not change the constant.
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         arguments = tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}

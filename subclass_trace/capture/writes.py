@@ -14,17 +14,17 @@ Tensor = torch.Tensor
 _OPERANDS = (Tensor, int, float, complex)
 
 
-def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that an operation writes, by its schema."""
-    return (t for t, written in _tensors(func, args, kwargs) if written)
+def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any], kind: type = Tensor) -> Iterator[Any]:
+    """The tensors that an operation writes, by its schema; or nodes."""
+    return (t for t, written in _tensors(func, args, kwargs, kind) if written)
 
 
-def _tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, bool]]:
+def _tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any], kind: type = Tensor) -> Iterator[tuple[Any, bool]]:
     """The tensors among the arguments of an operation, and whether it writes them."""
     for i, a in enumerate(func._schema.arguments):
         value = kwargs[a.name] if a.name in kwargs else args[i] if i < len(args) else None
         for t in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(t, Tensor):
+            if isinstance(t, kind):
                 yield t, a.alias_info is not None and a.alias_info.is_write
 
 

@@ -106,8 +106,7 @@ def build_program(
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
-        verify.verify_plan(plan)
-        verify.verify_inputs(parts.forward, plan)
+        verify.verify_plan(parts.forward, plan)
     _name_inputs(parts.first, captured)
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
@@ -147,7 +146,7 @@ def _forward_alone(captured: Captured, flat: FlatArguments, backend: Backend) ->
         call = compile_half(backend, backend.inference, half)
     if verify.ENABLED:
         verify.verify_forward(half.module, in_place=found is not None)
-        verify.verify_plan(plan)
+        verify.verify_plan(half.module, plan)
     plan, backwards = _with_conditions(captured, plan), None
     if captured.tape is not None:
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))

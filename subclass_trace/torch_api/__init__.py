@@ -64,7 +64,6 @@ from .fakes import detached as detached
 from .fakes import fake_mode as fake_mode
 from .fakes import fake_result as fake_result
 from .fakes import fake_views as fake_views
-from .fakes import like_format_of as like_format_of
 from .fakes import quiet_fake_errors as quiet_fake_errors
 from .fakes import replace_cache as replace_cache
 from .graphs import FunctionalReplay as FunctionalReplay

@@ -86,13 +86,6 @@ def quiet_fake_errors() -> Iterator[None]:
         logger.removeFilter(of_others)
 
 
-def like_format_of(fake: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A fresh fake tensor with the memory format that ``other`` suggests."""
-    from torch._prims_common import suggest_memory_format
-
-    return torch.empty_like(fake, memory_format=suggest_memory_format(other))
-
-
 def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
     """An alias of a fake tensor without autograd history; issues no operation that a mode could see."""
     with torch._C._DisableTorchDispatch():

@@ -98,10 +98,6 @@ def test_length_of_a_class_of_its_own() -> None:
         assert str(region(Long(torch.ones(n), torch.zeros(n)))) == str(Long(torch.ones(n), torch.zeros(n)) * 17)
 
 
-def _spaced(x: Tensor) -> Tensor:
-    return x * sum(range(x.shape[1]))
-
-
 def test_branch_that_makes_a_size_a_number() -> None:
     """``n == 5``: this specialization is for 5 alone, the next one for all others."""
 

@@ -43,6 +43,7 @@ class Reader:
         pinned = set(self._dicts)
         self._fixed_sources = [s for s in guards.tensors if s.holder in pinned]
         self.pinned = frozenset(s for s in (*guards.tensors, *self._places()) if s.holder in pinned)
+        self._tensor_holders = frozenset(s.holder for s in self.pinned)
         self._pin()
         self._fetch()
         emitter = _Emitter(self)
@@ -94,16 +95,19 @@ class Reader:
     def _still_hold(self, now: list[int]) -> bool:
         """Dicts were written: compare what is named there, and pin their versions anew."""
         written = [h for h, a, b in zip(self._full, now, self._versions, strict=True) if a != b]
-        filled = [h for h in self._dicts if h.thing and any(h.thing is table for table in self._empty)]
+        empty = set(map(id, self._empty))
+        filled = [h for h in self._dicts if h.thing and id(h.thing) in empty] if any(self._empty) else []
         for holder in (*filled, *written):
             if any(guard.failed(_NO_CALL) is not None for guard in self.guards.by_holder[holder]):
                 return False
-        if self._fixed_sources and not self._fixed_pattern():
-            return False
+        if not self._tensor_holders.isdisjoint((*written, *filled)):
+            if not self._fixed_pattern():
+                return False
+            self._fetch()
         if filled:
             self._pin()
-        self._versions = list(map(torch_api.dict_version, self._tables))
-        self._fetch()
+        else:
+            self._versions = now
         return True
 
     def _fixed_pattern(self) -> bool:

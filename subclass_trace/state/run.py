@@ -56,7 +56,7 @@ class StateRun:
 
     # ------------------------------------------------------------------------------------------ events
     def enter(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Code runs for the first time; see `entering.Listener`."""
+        """Code runs for the first time; see `entering`."""
         try:
             self.walk.enter(code, space)
             self.stand_in()

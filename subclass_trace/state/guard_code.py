@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from .guards import GONE, Guard, ItemsOf, Keys, Like, NoNewNames, StateGuards, alike, is_usual
+from .guards import GONE, Factory, Guard, ItemsOf, Keys, Like, NoNewNames, StateGuards, alike, is_usual
 from .source import Arguments, Cell, Holder, Items, Mapping, Names, Source, Variable
 from .source import Sequence as ListLike
 from .values import ATOMS, MISSING, is_a
@@ -208,19 +208,25 @@ class _Emitter:
         if isinstance(guard, NoNewNames):
             known = self._name(guard.holder)
             return f"len({known}) == {len(guard.known)} or {known}.keys() <= {self._const(guard.known)} or {slow}"
-        if isinstance(guard, ItemsOf) and type(guard.holder.thing) is list:
+        if isinstance(guard, ItemsOf) and guard.kind is list:
             name, items = self._name(guard.holder), self._const(guard.items)
-            return f"len({name}) == {len(guard.items)} and all(map({self._const(operator.is_)}, {name}, {items})) or {slow}"
-        if isinstance(guard, (Keys, ItemsOf)) or guard.was is MISSING:
+            sized = f"type({name}) is list and len({name}) == {len(guard.items)}"
+            if any(isinstance(item, Like) for item in guard.items):
+                return " and ".join([sized, *(self._value(f"{name}[{k}]", v) for k, v in enumerate(guard.items))])
+            return f"{sized} and all(map({self._const(operator.is_)}, {name}, {items})) or {slow}"
+        if isinstance(guard, (Keys, Factory, ItemsOf)) or guard.was is MISSING:
             return slow
-        value, known = self._read(guard.source), self._const(guard.was)
-        if not isinstance(guard.was, Like):
-            by_identity = type(guard.was) not in ATOMS and not is_a(guard.was, (tuple, frozenset))
-            return f"{value} is {known}" if by_identity else f"(v := {value}) is {known} or alike(v, {known})"
-        if guard.was.kind is torch.Tensor:
+        return self._value(self._read(guard.source), guard.was)
+
+    def _value(self, value: str, was: Any) -> str:
+        known = self._const(was)
+        if not isinstance(was, Like):
+            by_identity = type(was) not in ATOMS and not is_a(was, (tuple, frozenset))
+            return f"{value} is {known}" if by_identity else f"((v := {value}) is {known} or alike(v, {known}))"
+        if was.kind is torch.Tensor:
             return f"isinstance({value}, Tensor)"
-        usual = f" and {self._const(is_usual)}({value})" if guard.was.kind is float else ""
-        return f"type({value}) is {self._const(guard.was.kind)}{usual}"
+        usual = f" and {self._const(is_usual)}({value})" if was.kind is float else ""
+        return f"type({value}) is {self._const(was.kind)}{usual}"
 
     def _objects(self) -> None:
         """No two objects of the arguments are one, and none is an object that the region names."""

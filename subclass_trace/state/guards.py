@@ -6,6 +6,7 @@ it finds the inputs of the region.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections import defaultdict
@@ -83,19 +84,30 @@ class At:
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """A dict has these keys, in this order, and makes missing values by the same ``default_factory``."""
+    """A dict has these keys, in this order."""
 
     holder: Mapping
     keys: tuple[Any, ...]
+
+    def failed(self, call: Call) -> str | None:
+        """Why it does not hold."""
+        now = self.holder.base.keys(self.holder.now(call))
+        if len(now) == len(self.keys) and all(map(alike, now, self.keys)):
+            return None
+        return f"the keys of {self.holder.path} were {_few(self.keys)}, are {_few(now)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Factory:
+    """A defaultdict makes missing values as before, of which the version of a dict knows nothing."""
+
+    holder: Mapping
     factory: Any
 
     def failed(self, call: Call) -> str | None:
         """Why it does not hold."""
-        thing = self.holder.now(call)
-        now = self.holder.base.keys(thing)
-        if len(now) == len(self.keys) and all(map(alike, now, self.keys)):
-            return None if factory_of(thing) is self.factory else f"{self.holder.path} has another default_factory"
-        return f"the keys of {self.holder.path} were {_few(self.keys)}, are {_few(now)}"
+        same_one = factory_of(self.holder.now(call)) is self.factory
+        return None if same_one else f"{self.holder.path} has another default_factory"
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +148,7 @@ class ItemsOf:
         return None
 
 
-Guard: TypeAlias = At | Keys | NoNewNames | ItemsOf
+Guard: TypeAlias = At | Keys | Factory | NoNewNames | ItemsOf
 
 
 def _text(value: Any) -> str:
@@ -144,8 +156,8 @@ def _text(value: Any) -> str:
 
 
 def _few(keys: Iterable[Any]) -> str:
-    listed = [short(key) for key in keys]
-    return f"[{', '.join(listed[:8])}{', ...' if len(listed) > 8 else ''}]"
+    first = [short(key) for key in itertools.islice(keys, 9)]
+    return f"[{', '.join(first[:8])}{', ...' if len(first) > 8 else ''}]"
 
 
 class StateGuards:
@@ -190,10 +202,12 @@ class StateGuards:
         }
         for holder in (walk.arguments, *walk.holders.values()):
             guards = [] if is_write_only(walk, holder) else list(self._of_holder(holder, call))
-            if holder.fixed and isinstance(holder, Mapping) and not is_a(holder.thing, defaultdict):
+            if holder.fixed and isinstance(holder, Mapping):
                 self.by_holder[holder] = guards
-            else:  # of a default_factory the version of a dict knows nothing
+            else:
                 self.each += guards
+            if type(holder) is Mapping and is_a(holder.now(call), defaultdict):
+                self.each.append(Factory(holder, factory_of(holder.now(call))))
         self.functions = [(f, f.__code__, f.__defaults__) for f in walk.functions]
         self.objects = [(o, type(o), namespace_of(o)) for o in walk.objects]
         self.bases = list(walk.bases)
@@ -228,7 +242,7 @@ class StateGuards:
             source = Source(holder, key)
             yield At(source, self._known(source, holder.get(thing, key)))
         if type(holder) is Mapping:
-            yield Keys(holder, tuple(holder.table(thing)), factory_of(thing))
+            yield Keys(holder, tuple(holder.table(thing)))
         elif isinstance(holder, Names):
             known = frozenset(holder.table(thing)) | holder.left_out
             yield NoNewNames(holder, known, frozenset(_names_in(self.walk, holder) - known))

@@ -29,8 +29,8 @@ class Options:
             differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the start. The environment
             variable ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a test run may ask for refusals everywhere.
         fullgraph: where a region is handed over, a break of the graph is an error. (Our trace always is one graph.)
-        dynamic: None: a size or number that changed between calls becomes symbolic in the next specialization; True: every size
-            of the arguments is from the first call on; False: none ever.
+        dynamic: None or False: a size or number that changed between calls becomes symbolic in the next specialization; True:
+            every size of the arguments is from the first call on; "never": none ever.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
         decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
@@ -43,7 +43,7 @@ class Options:
     bw_compiler: Callable[..., Any] | None = None
     frontend: str = field(default_factory=lambda: os.environ.get("SUBCLASS_TRACE_FRONTEND", "auto"))
     fullgraph: bool = False
-    dynamic: bool | None = None
+    dynamic: bool | str | None = None
     partitioner: str | Callable[..., Any] = "min_cut"
     activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
@@ -60,7 +60,11 @@ class Options:
 
         resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
-        choices = {"fullgraph": (True, False), "dynamic": (None, True, False), "frontend": ("auto", "trace", "dynamo")}
+        choices = {
+            "fullgraph": (True, False),
+            "dynamic": (None, True, False, "never"),
+            "frontend": ("auto", "trace", "dynamo"),
+        }
         for name, known in choices.items():
             value = getattr(self, name)
             if not any(value is k or (type(value) is str and value == k) for k in known):
@@ -74,7 +78,7 @@ class Options:
     @property
     def learns_sizes(self) -> bool:
         """Does what changed between calls become a symbol?"""
-        return self.dynamic is not False
+        return self.dynamic != "never"
 
     def changed(self) -> dict[str, Any]:
         """The options that are no defaults, as ``torch.compile`` hands them to our back end."""

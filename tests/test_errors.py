@@ -306,7 +306,7 @@ def test_compiling_something_that_is_not_a_function(value) -> None:
 
 
 def test_too_many_specializations() -> None:
-    region = traced(lambda x, n: x * n, max_specializations=3, dynamic=False)
+    region = traced(lambda x, n: x * n, max_specializations=3, dynamic="never")
     for n in range(3):
         region(torch.ones(2), n)
     error = refused(region, torch.ones(2), 3)
@@ -367,7 +367,7 @@ def test_nothing_to_compile_is_not_a_decorator() -> None:
 
 
 def test_too_many_specializations_names_the_newest() -> None:
-    region = traced(lambda x, n: x * n, max_specializations=5, dynamic=False)
+    region = traced(lambda x, n: x * n, max_specializations=5, dynamic="never")
     with pytest.raises(st.GuardError) as caught:
         for n in range(6):
             region(torch.ones(1), n)

@@ -51,7 +51,7 @@ class HandOver:
         compiled = compile_alone(
             function,
             fullgraph=options.fullgraph,
-            dynamic=options.dynamic,
+            dynamic=False if options.dynamic == "never" else options.dynamic or None,
             options=options.changed() or None,
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.

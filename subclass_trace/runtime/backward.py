@@ -214,7 +214,7 @@ class Backwards:
             raise TangentError(
                 "this backward branches on a number that is computed of a float of the call",
                 path=", ".join(self.output_paths) or None,
-                fix="compile with dynamic=False, or pass the float as a tensor",
+                fix="compile with dynamic='never', or pass the float as a tensor",
             )
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
@@ -234,7 +234,7 @@ class Backwards:
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str({str(s): env[s] for s in condition.free_symbols}),
-            fix=("" if self.narrow is None else again) + "compile with dynamic=False",
+            fix=("" if self.narrow is None else again) + "compile with dynamic='never'",
         )
 
     def _compile(

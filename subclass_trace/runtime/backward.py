@@ -25,7 +25,7 @@ from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides, is_lazy
 from .sizes import Env, evaluator, freeze, holds
-from .tangents import matches, traced_as
+from .tangents import matches, traced_as, with_unbacked
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -115,7 +115,9 @@ class CompiledBackward:
 
     def run(self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
         """Gradients from saved values (which are consumed) and the dense leaves of the tangents."""
-        wanted, sizes = [s for t in self.tangents if t is not None for s in spec_leaves(t)], evaluator(env)
+        wanted = [s for t in self.tangents if t is not None for s in spec_leaves(t)]
+        env = with_unbacked(wanted, [t.shape for t in tangents], env)
+        sizes = evaluator(env)
         # Traced tangents have no such bit, and some kernels take none that has.
         tangents = [t.resolve_conj().resolve_neg() if is_lazy(t) else t for t in tangents]
         leaves = [fit_strides(t, sizes(s.stride)) for t, s in zip(tangents, wanted, strict=True)]
@@ -212,7 +214,7 @@ class Backwards:
             raise TangentError(
                 "this backward branches on a number that is computed of a float of the call",
                 path=", ".join(self.output_paths) or None,
-                fix="compile with dynamic=False, or pass the float as a tensor",
+                fix="compile with dynamic='never', or pass the float as a tensor",
             )
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
@@ -232,7 +234,7 @@ class Backwards:
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str({str(s): env[s] for s in condition.free_symbols}),
-            fix=("" if self.narrow is None else again) + "compile with dynamic=False",
+            fix=("" if self.narrow is None else again) + "compile with dynamic='never'",
         )
 
     def _compile(

@@ -48,7 +48,7 @@ def expression_code(expr: Any, symbols: dict[Any, str]) -> str:
             "a size is computed by a function that cannot be written as Python",
             expected="sums, products, quotients and roots of sizes",
             got=f"{', '.join(sorted(unknown))} in {text}",
-            fix="compile with dynamic=False",
+            fix="compile with dynamic='never'",
         )
     return text
 

@@ -11,7 +11,7 @@ import torch
 from ..capture.input_sizes import symbolic_strides
 from ..capture.symbols import symint
 from ..subclass.context import has_sizes, map_sizes, same_context
-from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, is_ragged, same_spec, sizes_in
+from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, is_ragged, same_spec, sizes_in, spec_leaves
 from ..subclass.visit import map_spec
 from .sizes import Env, concrete, evaluate, to_expr
 
@@ -20,7 +20,20 @@ def matches(known: Spec | None, now: Spec | None, env: Env) -> bool:
     """Is this tangent one that a backward was compiled for?"""
     if known is None or now is None:
         return known is now
+    rows = [*zip(spec_leaves(known), spec_leaves(now), strict=False)]
+    env = with_unbacked([a for a, _ in rows], [b.size for _, b in rows], env)
     return same_spec(concrete(known, env), now, strides=False)
+
+
+def with_unbacked(leaves: Sequence[LeafSpec], shapes: Sequence[Sequence[int]], env: Env) -> Env:
+    """``env`` with the symbols that it does not know but that are a size of a leaf: they depend on values (``nonzero``), no
+    input tells them, and the tangents have the sizes of their results."""
+    found: dict[Any, int] = {}
+    for leaf, shape in zip(leaves, shapes, strict=True):
+        for known, n in zip(leaf.size, shape, strict=False):
+            if isinstance(known, SizeExpr) and known.expr.is_Symbol and known.expr not in env:
+                found.setdefault(known.expr, n)
+    return {**env, **found} if found else env
 
 
 def traced_as(spec: Spec, like: Spec, create_graph: bool, env: Env) -> Spec:

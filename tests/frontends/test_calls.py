@@ -253,14 +253,6 @@ def test_a_size_as_an_exponent() -> None:
         torch.testing.assert_close(x.grad, n * x.detach() ** (n - 1))
 
 
-def test_many_specializations_warn() -> None:
-    region = st.compile(lambda x, k: x * k, automatic_dynamic=False)
-    with pytest.warns(UserWarning, match="16 specializations.*args.1. was 14, is 15") as caught:
-        for k in range(18):
-            region(torch.ones(1), k)
-    assert len(caught) == 1
-
-
 def test_lazy_modules_run_eagerly_once() -> None:
     region = st.compile(torch.nn.LazyLinear(3))
     first = region(torch.ones(2, 3))

@@ -138,6 +138,9 @@ class EntryEmitter:
             return
         s.line(f"result = {values.value(plan.results.recipe)}")
         emit_effects(values, plan.side_effects, MISSING)
+        reader = self.guards.reader
+        if written := reader.written_by_calls(plan.side_effects):
+            s.line(f"{s.bind('pin_written', reader.pin_written)}({s.constant(written, 'written')})")
         s.line("return result")
 
     def _ambient(self) -> None:

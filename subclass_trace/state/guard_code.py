@@ -8,13 +8,13 @@ Print ``reader.source`` to read the code.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .. import torch_api
-from .guards import GONE, Factory, Guard, ItemsOf, Keys, Like, NoNewNames, StateGuards, alike, is_usual
+from .guards import GONE, At, Factory, Guard, ItemsOf, Keys, Like, NoNewNames, StateGuards, alike, is_usual
 from .source import Arguments, Cell, Holder, Items, Mapping, Names, Source, Variable
 from .source import Sequence as ListLike
 from .values import ATOMS, MISSING, is_a
@@ -85,6 +85,7 @@ class Reader:
         self._empty = tuple(h.thing for h in self._dicts if not h.thing)
         self._full = [h for h in self._dicts if h.thing]
         self._tables = [h.thing for h in self._full]
+        self._place = {h: k for k, h in enumerate(self._full)}
         self._versions = list(map(torch_api.dict_version, self._tables))
 
     def _fetch(self) -> None:
@@ -109,6 +110,25 @@ class Reader:
         else:
             self._versions = now
         return True
+
+    def written_by_calls(self, effects: Sequence[Any]) -> list[Holder]:
+        """The dicts that a call writes where no guard compares what it writes: see `pin_written`."""
+        found: dict[Holder, bool] = {}
+        for effect in effects:
+            holder, key = effect.holder, effect.keys[:1]
+            if holder in self.guards.by_holder:
+                rows = [g for g in self.guards.by_holder[holder] if isinstance(g, At) and type(g.was) is not Like]
+                free = effect.how == "put" and effect.values and key[0] in holder.thing
+                found[holder] = bool(free and all(g.source.key != key[0] for g in rows)) and found.get(holder, True)
+        return [holder for holder, free in found.items() if free]
+
+    def pin_written(self, holders: Sequence[Holder]) -> None:
+        """After a call has written these itself: the next one need not compare what is named there."""
+        for holder in holders:
+            if (place := self._place.get(holder)) is not None:
+                self._versions[place] = torch_api.dict_version(holder.thing)
+        if not self._tensor_holders.isdisjoint(holders):
+            self._fetch()
 
     def _fixed_pattern(self) -> bool:
         """Do the same names hold one tensor as in the trace?"""

@@ -92,7 +92,9 @@ class Keys:
     def failed(self, call: Call) -> str | None:
         """Why it does not hold."""
         now = self.holder.base.keys(self.holder.now(call))
-        if len(now) == len(self.keys) and all(map(alike, now, self.keys)):
+        if len(now) != len(self.keys):
+            return f"{self.holder.path} had {len(self.keys)} keys, has {len(now)}"
+        if all(map(alike, now, self.keys)):
             return None
         return f"the keys of {self.holder.path} were {_few(self.keys)}, are {_few(now)}"
 

@@ -21,7 +21,7 @@ from ..plan import MutationPlan, OutputPlan, PlanMutations, SharedLeaf
 from ..subclass.flatten import flatten, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import Spec, WrapperSpec, sizes_in
+from ..subclass.spec import Spec, WrapperSpec, put_back_contexts, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import no_dlpack, typed_errors
@@ -217,6 +217,10 @@ class _Capture:
                 found = self._classify(results, ran.handed, mutations)
                 handed.refuse_attributes([*mutations, *found.outputs])
                 frozen = self._freeze(found)
+            except BaseException:
+                for was in self.inputs.before:
+                    put_back_contexts(was.spec)
+                raise
             finally:
                 self.inputs.forget()
         return self._finish(mutations, found, frozen, gradients, handed)

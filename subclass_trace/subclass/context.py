@@ -283,6 +283,30 @@ def fresh(context: Any, mark: Callable[[Any], Any] | None = None) -> Any:
     return copy.copy(found) if found is context and is_copied(found) else found
 
 
+def put_back(kept: Any) -> None:
+    """Undo what a trace that is given up has changed in place in the objects that a guard keeps something of. (Of containers
+    and dataclasses, wrappers had copies.)
+    """
+    if not isinstance(kept, ObjectState):
+        for _, part in parts_of(kept):
+            put_back(part)
+        return
+    held = {} if kept.copied else {k: v for k, v in _holdings(kept.value) if isinstance(k, str) and k[:2] != "__"}
+    for name, now in held.items():
+        if name not in kept.state:
+            object.__delattr__(kept.value, name)
+            continue
+        was = kept.state[name]
+        put_back(was)
+        if same_context(was, now):
+            continue
+        if type(now) in (list, dict, set) and type(was) is type(now):
+            now.clear()
+            (now.extend if type(now) is list else now.update)(fresh(was))
+        else:
+            object.__setattr__(kept.value, name, fresh(was))
+
+
 def may_change(kept: Any) -> bool:
     """Is there something in what a guard keeps of a context that can be changed in place?"""
     return isinstance(kept, ObjectState) or is_copied(kept) or any(may_change(part) for _, part in parts_of(kept))

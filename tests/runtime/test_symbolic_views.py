@@ -65,35 +65,3 @@ def test_a_size_of_another_input() -> None:
     for n in (3, 5):
         assert region(torch.ones(1, 4), torch.zeros(n, 2)).shape == (n, 4)
     assert len(region.specializations) == 1
-
-
-class Rows(torch.Tensor):
-    """Rows of a table; the class reads the number of a row out of a tensor."""
-
-    def __new__(cls, index, table):
-        size = (index.shape[0], table.shape[1])
-        return torch.Tensor._make_wrapper_subclass(cls, size, strides=(table.shape[1], 1), dtype=table.dtype)
-
-    def __init__(self, index, table):
-        self.index, self.table = index, table
-
-    def __tensor_flatten__(self):
-        return ["index", "table"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner, context, size, stride):
-        return Rows(inner["index"], inner["table"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args, kwargs=None):
-        x = args[0]
-        if func is torch.ops.aten.select.int and args[1] == 0:
-            return x.table[x.index[args[2]]]
-        return func(*(a.table[a.index] if isinstance(a, cls) else a for a in args), **(kwargs or {}))
-
-
-def test_a_view_at_a_place_that_the_class_reads_from_a_tensor() -> None:
-    table = torch.arange(12.0).view(4, 3)
-    region = st.compile(lambda x: x[1])
-    for index in ([2, 0, 1], [2, 3, 1], [0, 1, 2]):
-        assert torch.equal(region(Rows(torch.tensor(index), table)), table[index[1]])

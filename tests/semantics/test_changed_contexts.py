@@ -111,6 +111,10 @@ def _set(held: Any) -> None:
     held.v = 3.0
 
 
+def _count(held: Any) -> None:
+    held.v += 2.0
+
+
 def _append(held: Any) -> None:
     held.append(2.0)
 
@@ -126,6 +130,7 @@ def _with(held: Any, **attributes: Any) -> Any:
 
 _CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], Any]]] = {
     "object": (lambda: Box(1.0), _set, lambda h: h.v),
+    "object that counts": (lambda: Box(1.0), _count, lambda h: h.v),
     "object with slots": (lambda: Slotted(1.0), _set, lambda h: h.v),
     "object with its own equality": (lambda: Valued(1.0), _set, lambda h: h.v),
     "object in a tuple": (lambda: (Box(1.0), 1), lambda h: _set(h[0]), lambda h: h[0].v),

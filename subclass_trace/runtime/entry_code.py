@@ -154,7 +154,7 @@ class EntryEmitter:
         s.bind("function_modes", torch_api.function_stack_length)
         s.bind("default_devices", torch_api.default_devices)
         s.bind("forward_ad", torch_api.forward_ad)
-        s.bind("deterministic", torch.are_deterministic_algorithms_enabled)
+        s.bind("deterministic", torch_api.deterministic_algorithms)
         s.bind("default_dtype", torch.get_default_dtype)
         parts = [
             f"grad_enabled() is not {a.grad}",

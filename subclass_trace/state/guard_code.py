@@ -224,10 +224,9 @@ class _Emitter:
 
     # ------------------------------------------------------------------------------------------ conditions
     def _condition(self, guard: Guard) -> str:
-        slow = f"{self._const(guard.failed)}((args, kwargs)) is None"
         if isinstance(guard, NoNewNames):
-            known = self._name(guard.holder)
-            return f"len({known}) == {len(guard.known)} or {known}.keys() <= {self._const(guard.known)} or {slow}"
+            return f"{self._const(guard.absent)}.isdisjoint({self._name(guard.holder)})"
+        slow = f"{self._const(guard.failed)}((args, kwargs)) is None"
         if isinstance(guard, ItemsOf) and guard.kind is list:
             name, items = self._name(guard.holder), self._const(guard.items)
             sized = f"type({name}) is list and len({name}) == {len(guard.items)}"

@@ -117,7 +117,6 @@ class NoNewNames:
     """A namespace got no name that code of the region uses: it would hide another, or be found where there was none."""
 
     holder: Holder
-    known: frozenset[Any]
     absent: frozenset[str]
 
     def failed(self, call: Call) -> str | None:
@@ -246,8 +245,9 @@ class StateGuards:
         if type(holder) is Mapping:
             yield Keys(holder, tuple(holder.table(thing)))
         elif isinstance(holder, Names):
-            known = frozenset(holder.table(thing)) | holder.left_out
-            yield NoNewNames(holder, known, frozenset(_names_in(self.walk, holder) - known))
+            known = holder.table(thing).keys() | holder.left_out
+            if absent := frozenset(_names_in(self.walk, holder) - known):
+                yield NoNewNames(holder, absent)
 
     def _known(self, source: Source, value: Any) -> Any:
         """What a guard keeps of a value: inputs and what has guards of its own go by their classes."""

@@ -100,6 +100,7 @@ from .modes import any_autocast as any_autocast
 from .modes import autocast_as as autocast_as
 from .modes import autocast_state as autocast_state
 from .modes import default_devices as default_devices
+from .modes import deterministic_algorithms as deterministic_algorithms
 from .modes import disable_autocast as disable_autocast
 from .modes import dispatch_modes_active as dispatch_modes_active
 from .modes import dispatch_stack_length as dispatch_stack_length

@@ -183,6 +183,8 @@ function_stack_length = torch._C._len_torch_function_stack
 
 any_autocast = torch._C._is_any_autocast_enabled
 
+deterministic_algorithms = torch._C._get_deterministic_algorithms
+
 grad_enabled = torch.is_grad_enabled
 
 set_grad = torch._C._set_grad_enabled

@@ -30,7 +30,7 @@ from .graphs import finish_joint, read_by_backward
 from .handed import HandedOn
 from .inputs import Inputs, TracedInput
 from .lift import StandIns
-from .metadata import Asked
+from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
 from .outputs import OutputClassifier, check_escapes, shared_leaves
 from .recorder import Recorder
@@ -111,7 +111,7 @@ class Captured:
         mutations: see `plan`.
         forward_nodes: what the forward graph returns; ``boundary``: its last node.
         tape: the retained autograd graph; None when nothing is differentiable.
-        asked: what was asked of the inputs beside their values.
+        reads: what the region read of the inputs beside their values.
         handed: the objects in the contexts of inputs that results have.
     """
 
@@ -123,7 +123,7 @@ class Captured:
     forward_nodes: tuple[Any, ...]
     boundary: fx.Node | None
     tape: Tape | None
-    asked: Asked
+    reads: MetadataReads
     handed: HandedOn
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
@@ -190,9 +190,9 @@ class _Capture:
     def __init__(self, session: Session) -> None:
         self.session, self.recorder = session, session.recorder
         self.inputs = Inputs(session, state_of)
-        self.asked = Asked(self.inputs)
+        self.reads = MetadataReads(self.inputs)
         self.stand_ins = StandIns(self.recorder, self.inputs)
-        self.functions = CapturedFunctions(self.recorder, self.asked, self.stand_ins)
+        self.functions = CapturedFunctions(self.recorder, self.reads, self.stand_ins)
         self.gradients = self.functions.gradients
         self.values: list[Tensor] = []
 
@@ -257,7 +257,7 @@ class _Capture:
         classifier = OutputClassifier(inputs, handed, self.recorder, results, self._emit)
         outputs = [classifier.classify(o) for o in results]
         odd = [k for k, row in enumerate(inputs.inputs) if (t := row.real()) is not None and t.is_inference()]
-        self.asked.depends_on("is_inference", odd)
+        self.reads.depends_on("is_inference", odd)
         return _Results(outputs, shared_leaves(self.values, contents, inputs, self.recorder), classifier, contents)
 
     def _freeze(self, found: _Results) -> _Frozen:
@@ -320,7 +320,7 @@ class _Capture:
             forward_nodes=tuple(frozen.nodes),
             boundary=frozen.boundary,
             tape=tape,
-            asked=self.asked,
+            reads=self.reads,
             handed=handed,
         )
 

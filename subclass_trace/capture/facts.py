@@ -20,7 +20,7 @@ Fact = tuple[str, Any]
 
 
 @dataclass(frozen=True)
-class AskedOf:
+class ReadsOf:
     """What was asked of one input."""
 
     is_leaf: bool = False

@@ -22,7 +22,7 @@ from .indexing import with_places
 from .inner_backward import InnerBackward
 from .library_functions import FUNCTIONS
 from .lift import StandIns
-from .metadata import ASIDE, ASKING, Asked
+from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
 from .user_code import asking_frame
 
@@ -35,10 +35,10 @@ _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "flo
 class CapturedFunctions(torch_api.TorchFunctionMode):
     """Hands calls on; see the module's docstring."""
 
-    def __init__(self, recorder: Recorder, asked: Asked, stand_ins: StandIns) -> None:
+    def __init__(self, recorder: Recorder, reads: MetadataReads, stand_ins: StandIns) -> None:
         super().__init__()
-        self.recorder, self.asked, self.stand_ins = recorder, asked, stand_ins
-        self.gradients = InnerBackward(recorder, stand_ins, asked)
+        self.recorder, self.reads, self.stand_ins = recorder, reads, stand_ins
+        self.gradients = InnerBackward(recorder, stand_ins, reads)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
@@ -61,12 +61,12 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             return self.gradients.access(func, args)
         if name == "requires_grad_" or (name == "__set__" and getattr(func, "__self__", None) is Tensor.requires_grad):
             value = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
-            if self.asked.sets_requires_grad(self.stand_ins.known(args[0]), value):
+            if self.reads.sets_requires_grad(self.stand_ins.known(args[0]), value):
                 return args[0]
         if name == "detach_":
-            self.asked.refuse_to_detach(self.stand_ins.known(args[0]))
+            self.reads.refuse_to_detach(self.stand_ins.known(args[0]))
         if name in ASKING and args:
-            answer = self.asked.answer(func, self.stand_ins.known(args[0]), self.recorder, caller)
+            answer = self.reads.answer(func, self.stand_ins.known(args[0]), self.recorder, caller)
             if answer is not ASIDE:
                 return answer
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
@@ -96,7 +96,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         Raises:
             UnsupportedError: it is on a tensor from outside, which would keep it.
         """
-        if self.asked.inputs.number_of(self.stand_ins.known(t)) is not None:
+        if self.reads.inputs.number_of(self.stand_ins.known(t)) is not None:
             raise UnsupportedError(
                 "the region registers a hook on a tensor from outside, which would keep it",
                 path=self.recorder.user_line(),

@@ -23,7 +23,7 @@ from ..subclass.flatten import leaves_of
 from .input_sizes import DynamicDims
 from .inputs import Argument, TracedInput
 from .lift import StandIns
-from .metadata import Asked
+from .metadata import MetadataReads
 from .recorder import Recorder
 from .tape import leaves_behind, nodes_behind
 
@@ -43,8 +43,8 @@ class Slot:
 class InnerBackward:
     """The gradients of one run of a region's function."""
 
-    def __init__(self, recorder: Recorder, stand_ins: StandIns, asked: Asked) -> None:
-        self.recorder, self.stand_ins, self.asked, self.inputs = recorder, stand_ins, asked, asked.inputs
+    def __init__(self, recorder: Recorder, stand_ins: StandIns, reads: MetadataReads) -> None:
+        self.recorder, self.stand_ins, self.reads, self.inputs = recorder, stand_ins, reads, reads.inputs
         self._slots: dict[int, Slot] = {}  # by the number of the input
 
     # ---------------------------------------------------------------- the attribute
@@ -71,7 +71,7 @@ class InnerBackward:
         found = self._slots[number] = Slot(number, row)
         owner = row.real()
         if owner is None or not row.has_gradient:
-            self.asked.note(number, "gradient")
+            self.reads.note(number, "gradient")
             return found
         real = owner.grad
         assert real is not None
@@ -122,7 +122,7 @@ class InnerBackward:
 
     def _check_owner(self, number: int) -> None:
         row = self.inputs.inputs[number]
-        self.asked.note(number, "is_leaf")
+        self.reads.note(number, "is_leaf")
         if not row.is_leaf:
             raise UnsupportedError(
                 "the region calls .backward(), and that leads to a tensor with a history from outside",
@@ -131,7 +131,7 @@ class InnerBackward:
                 got=f"a tensor of shape {tuple(row.traced.shape)} that was computed before",
                 fix="detach it, or call .backward() on the result outside of the region",
             )
-        if self.asked.fact(number, "accumulation hooks") is True:
+        if self.reads.fact(number, "accumulation hooks") is True:
             raise self._has_hooks(row)
 
     def _has_hooks(self, row: TracedInput) -> UnsupportedError:
@@ -154,17 +154,17 @@ class InnerBackward:
         outside = self._by_node()
         wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
         for k in wanted:
-            self.asked.note(k, "is_leaf")
+            self.reads.note(k, "is_leaf")
             row = self.inputs.inputs[k]
             names = ("gradient hooks",) if row.is_leaf else ("gradient hooks", "retains_grad")
-            if any(self.asked.fact(k, name) is True for name in names):
+            if any(self.reads.fact(k, name) is True for name in names):
                 raise self._has_hooks(row)
         if not wanted or len(outside) < 2:
             return
         behind = set(nodes_behind(map(_node_of, roots), []))
         reached = [k for n, k in outside.items() if n in behind and any(w != k for w in wanted)]
         for k in reached:
-            self.asked.note(k, "is_leaf")
+            self.reads.note(k, "is_leaf")
         above = [k for k in reached if not self.inputs.inputs[k].is_leaf]
         if above:
             raise UnsupportedError(

@@ -1,6 +1,6 @@
 """What a region asks of its inputs beside their values: is it a leaf, has it a gradient, where does it start.
 
-A traced stand-in would answer for itself. So `Asked` answers for the input that it stands for, and notes what was asked: that
+A traced stand-in would answer for itself. So `MetadataReads` answers for the input that it stands for, and notes what was asked: that
 is guarded, and only that. It sees calls through `CapturedFunctions`. What differs in each call is refused; all else the
 stand-in answers.
 """
@@ -14,7 +14,7 @@ import torch
 
 from .. import torch_api
 from ..errors import UnsupportedError
-from .facts import NAMES, AskedOf, fact_of
+from .facts import NAMES, ReadsOf, fact_of
 from .inputs import Inputs, TracedInput
 from .mutation import detached_in_place
 from .recorder import Recorder
@@ -28,24 +28,24 @@ ASKING = frozenset({"__get__", "__set__", "__delete__", "retain_grad", "storage_
 ASIDE = object()
 
 
-class Asked:
+class MetadataReads:
     """The questions of one run of a region's function."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
-        self._asked: set[tuple[int, str]] = set()
+        self._read: set[tuple[int, str]] = set()
         self._facts: dict[tuple[int, str], Any] = {}
         self.offsets = False  # was a storage offset asked for?
 
-    def of(self, number: int) -> AskedOf:
+    def of(self, number: int) -> ReadsOf:
         """What was asked of input ``number``."""
         facts = tuple((name, answer) for (n, name), answer in self._facts.items() if n == number)
-        is_leaf, gradient = ((number, n) in self._asked for n in ("is_leaf", "gradient"))
-        return AskedOf(is_leaf, gradient, facts)
+        is_leaf, gradient = ((number, n) in self._read for n in ("is_leaf", "gradient"))
+        return ReadsOf(is_leaf, gradient, facts)
 
     def note(self, number: int, name: str) -> None:
-        """``name`` of `AskedOf` was asked of an input."""
-        self._asked.add((number, name))
+        """``name`` of `ReadsOf` was asked of an input."""
+        self._read.add((number, name))
 
     def fact(self, number: int, name: str) -> Any:
         """A fact of an input, on which the trace hangs from now on."""

@@ -96,19 +96,19 @@ def _inputs(captured: Captured) -> list[InputPlan]:
     rows = []
     written = {m.input for m in captured.mutations.rows if m.differentiable}
     for number, i in enumerate(captured.inputs.rows):
-        asked = captured.asked.of(number)
+        read = captured.reads.of(number)
         rows.append(
             InputPlan(
                 path=i.path,
                 spec=guarded_spec(freeze(i.spec), i.path),
                 leaves=i.leaves,
-                is_leaf=i.is_leaf if number in written or asked.is_leaf else None,
+                is_leaf=i.is_leaf if number in written or read.is_leaf else None,
                 position=i.position,
                 is_parameter=i.is_parameter,
-                no_gradient=asked.gradient,
+                no_gradient=read.gradient,
                 of_gradient=i.gradient_of is not None,
                 grad_dtype=i.grad_dtype,
-                facts=asked.facts,
+                facts=read.facts,
             )
         )
     return rows
@@ -169,7 +169,7 @@ def conditions_of(captured: Captured, symbols: Sequence[SymbolPlan]) -> tuple[An
 
 def _offsets_matter(captured: Captured) -> bool:
     absolute = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-    return captured.asked.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
+    return captured.reads.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
 
 
 def _detach(forward: Half, captured: Captured) -> frozenset[int]:

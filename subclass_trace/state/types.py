@@ -25,7 +25,7 @@ class _Active(threading.local):
 _active = _Active()
 
 
-class _AskedForTypes(type):
+class _TypeOfTypes(type):
     """The class of what stands for ``type``, and does what ``type`` does."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ class _AskedForTypes(type):
 
 
 _TYPE: Any = None
-_TYPE = _AskedForTypes("type", (type,), {})
+_TYPE = _TypeOfTypes("type", (type,), {})
 
 
 class TypesAsEager:

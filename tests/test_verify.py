@@ -70,9 +70,7 @@ def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject
     traced = captured.tape.trace(captured.tape.guess())
     num_forward = len(captured.forward_nodes)
     parts = partition(
-        specialize._copy(traced.joint),
-        num_forward=num_forward,
-        tangents=traced.tangents,
+        replace(traced, joint=specialize._copy(traced.joint)),
         partitioner=resolve_partitioner("min_cut", None),
         serve=captured.served(traced.joint),
         written=specialize._written(captured),

@@ -11,8 +11,7 @@ import difflib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-import torch.fx as fx
-
+from ..capture.tape import TracedBackward
 from ..errors import OptionError
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
@@ -71,23 +70,17 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | int | None) -
 
 
 def partition(
-    joint: fx.GraphModule,
+    traced: TracedBackward,
     *,
-    num_forward: int,
-    draws: int = 0,
-    late: int = 0,
-    tangents: Sequence[str],
     partitioner: Partitioner,
     serve: Collection[str],
     written: Collection[str],
     static: Sequence[int],
     copied: Collection[str] = (),
 ) -> Partitioned:
-    """Split ``joint`` (which other partitioners than ours consume).
+    """Split the joint graph of a traced backward (which other partitioners than ours consume).
 
     Args:
-        num_forward: how many outputs are the forward's; the last ``draws`` of them are computed and dropped.
-        late: how many of the backward's outputs, the last ones, are computed and dropped.
         serve: nodes that eager autograd would have saved. All of them must be computable from what is saved, so that a
             backward for other tangents is (docs/notes/tangents.md); values missing for it are saved too.
         written: graph inputs that the region writes. What is saved of their memory is cloned, since the write-back
@@ -96,20 +89,23 @@ def partition(
         copied: results that are only copied into inputs.
     """
     serve = frozenset(serve)
-    if not has_gradient(joint, num_forward):  # every gradient is a constant: torch's partitioners expect a tangent
+    if not has_gradient(
+        traced.joint, traced.num_forward
+    ):  # every gradient is a constant: torch's partitioners expect a tangent
         partitioner = MinCut()
     if isinstance(partitioner, MinCut):
         fixed = frozenset(f"primals_{n + 1}" for n in static)
         facts = Facts(frozenset(written), fixed, serve, frozenset(copied))
-        parts = _by_rows(joint, num_forward - draws, num_forward, partitioner, facts)
-        if late:
-            del parts.second.outputs[-late:]
+        parts = _by_rows(traced, partitioner, facts)
+        if traced.late:
+            del parts.second.outputs[-traced.late :]
         return parts
-    return by_modules(joint, num_forward, draws, late, tangents, partitioner, serve, written, static)
+    return by_modules(traced, partitioner, serve, written, static)
 
 
-def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner: MinCut, facts: Facts) -> Partitioned:
+def _by_rows(traced: TracedBackward, partitioner: MinCut, facts: Facts) -> Partitioned:
     """Our own partitioner: everything is decided on a table, and the joint stays as it is."""
+    joint, num_forward = traced.joint, traced.num_forward
     serve = facts.kept or frozenset()
     # A value that is wanted in a backward which is traced later keeps its own name where it may have to be saved itself.
     apart = serve if facts.written else frozenset()
@@ -123,7 +119,7 @@ def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner:
     if extra:
         rows = sorted({table.same[i] for i, n in enumerate(table.nodes) if n.name in extra})
         split = make_split(table, [*split.saved, *split.sizes, *rows], also=rows)
-    forward, backward = halves(split, results, _written_rows(split, facts))
+    forward, backward = halves(split, num_forward - traced.draws, _written_rows(split, facts))
     names = tuple(table.name(i) for i in (*split.saved, *split.sizes))
     return Partitioned(forward, backward, names, tuple(n.name for n in backward.inputs), frozenset(names) - have)
 

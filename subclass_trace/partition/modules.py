@@ -13,6 +13,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..capture.graphs import drop_outputs, is_draw, output_args, placeholders, where
+from ..capture.tape import TracedBackward
 from ..errors import VerificationError
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
@@ -24,17 +25,14 @@ Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
 def by_modules(
-    joint: fx.GraphModule,
-    num_forward: int,
-    draws: int,
-    late: int,
-    tangents: Sequence[str],
+    traced: TracedBackward,
     partitioner: Partitioner,
     serve: Collection[str],
     written: Collection[str],
     static: Sequence[int],
 ) -> Partitioned:
-    """Any partitioner in the form of ``functorch.compile``'s, which consumes ``joint``."""
+    """Any partitioner in the form of ``functorch.compile``'s, which consumes the joint graph."""
+    joint, num_forward, late = traced.joint, traced.num_forward, traced.late
     _save_draws(joint.graph)
     for node in output_args(joint.graph)[-late:] if late else ():
         node.meta["partitioner_tag"] = "must_be_in_backward"
@@ -51,13 +49,13 @@ def by_modules(
     outputs = output_args(forward.graph)
     saved = [getattr(n, "name", repr(n)) for n in outputs[num_forward:]]
     _check_fit(promised, forward, backward, num_forward, primals)
-    backward_inputs = _bind(placeholders(backward.graph), saved, tangents)
+    backward_inputs = _bind(placeholders(backward.graph), saved, traced.tangents)
     by_name = {n.name: n for n in forward.graph.nodes}
     extra = also_saved(ancestry, serve, set(saved), written, by_name)
     extra_nodes = [by_name[n] for n in sorted(extra) if n in by_name]
     _set_outputs(
         forward,
-        [*outputs[: num_forward - draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)],
+        [*outputs[: num_forward - traced.draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)],
     )
     drop_outputs(backward.graph, late)
     names = (*saved, *(n.name for n in extra_nodes))

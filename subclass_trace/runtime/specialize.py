@@ -90,11 +90,7 @@ def build_program(
     ours = isinstance(partitioner, MinCut)
     kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
     parts = partition(
-        traced.joint,
-        num_forward=traced.num_forward,
-        draws=traced.draws,
-        late=traced.late,
-        tangents=traced.tangents,
+        traced,
         partitioner=partitioner,
         serve=captured.served(traced.joint),
         written=_written(captured),

@@ -15,7 +15,7 @@ from ..backends.eager import compile_eager
 from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import output_args
-from ..capture.tape import Tape
+from ..capture.tape import Tape, TracedBackward
 from ..errors import NeedsEager, SideEffectError, SubclassTraceError
 from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
@@ -26,7 +26,7 @@ from ..plan import (
     ValueOutput,
 )
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import WrapperSpec, leaf_count
+from ..subclass.spec import Spec, WrapperSpec, leaf_count
 from .backward import Backwards, Circumstances, CompiledBackward
 from .compiling import backward_compiler, compile_half, program_as_recorded
 from .finish import Program
@@ -70,21 +70,10 @@ def build_program(
         flat: the flat arguments, and what a call does with the flat outputs.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
     """
-    if captured.tape is None:
+    found = None if captured.tape is None else _first_backward(captured.tape)
+    if captured.tape is None or found is None:
         return _forward_alone(captured, flat, backend)
-    try:
-        guess = captured.tape.guess()
-        traced = captured.tape.trace(guess)
-    except (NeedsEager, SideEffectError):
-        raise
-    except Exception as error:
-        if _has_no_backward(captured.tape):
-            return _forward_alone(captured, flat, backend)
-        raise NeedsEager(  # whatever it is, eager would raise it in the backward, if there ever is one
-            "the backward of the region cannot be traced",
-            got=f"{type(error).__name__}: {error}",
-            fix="call the region under torch.no_grad(), or without inputs that require grad",
-        ) from error
+    guess, traced = found
     if verify.ENABLED:
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
     ours = isinstance(partitioner, MinCut)
@@ -148,6 +137,27 @@ def _forward_alone(captured: Captured, flat: FlatArguments, backend: Backend) ->
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
         backwards = Backwards(captured.tape, frozenset(), *rest)
     return Program(plan, call, backwards), Graphs(None, half, None)
+
+
+def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
+    """The backward for the tangents that the results suggest; None where there is none at all.
+
+    Raises:
+        NeedsEager: it cannot be traced. Whatever the reason is, eager would raise it in the backward, if there ever is one.
+    """
+    try:
+        guess = tape.guess()
+        return guess, tape.trace(guess)
+    except (NeedsEager, SideEffectError):
+        raise
+    except Exception as error:
+        if _has_no_backward(tape):
+            return None
+        raise NeedsEager(
+            "the backward of the region cannot be traced",
+            got=f"{type(error).__name__}: {error}",
+            fix="call the region under torch.no_grad(), or without inputs that require grad",
+        ) from error
 
 
 def _has_no_backward(tape: Tape) -> bool:

@@ -63,6 +63,9 @@ class Interpreter(fx.Interpreter):
             device, dtype, enabled, cache, body, *operands = args
             with torch.autocast(device, dtype, enabled, cache):
                 return self._body(body)(*operands, **kwargs)
+        if name == "autograd_function_apply":
+            with _dynamo.no_proxies():
+                return super().call_function(target, args, kwargs)
         if name in ("tag_activation_checkpoint", "wrap_activation_checkpoint"):
             return self._checkpoint(args, dict(kwargs))
         return super().call_function(target, args, kwargs)

@@ -16,6 +16,8 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .this_thread import replaced_here
+
 
 def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
     """``torch.compile`` with our back end, and with a limit of recompilations of its own.
@@ -79,6 +81,14 @@ def higher_order_name(target: object) -> str | None:
     """The name of a higher order operator; None for any other target of a node."""
     operator: Any = target
     return str(operator.name()) if isinstance(target, HigherOrderOperator) else None
+
+
+def no_proxies() -> Any:
+    """Inside, an `autograd.Function` of Dynamo's does not look for proxies of what it keeps: it would take the mode that
+    records for torch's own."""
+    import torch.fx.experimental.proxy_tensor as proxies
+
+    return replaced_here(proxies, "_get_proxies", lambda t: [], absent=lambda t: [])
 
 
 def dynamo_lock() -> Any:

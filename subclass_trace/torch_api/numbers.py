@@ -80,6 +80,14 @@ def _is_constant(made: Any) -> bool:
     return not (isinstance(made, tuple(_CLASSES)) and made.node.expr.free_symbols)  # type: ignore[attr-defined]
 
 
+#: the attribute of a symbol whose hash user code has asked for: the trace is for this number
+_KEY = "_is_key"
+
+
+def _is_fixed(n: Any) -> bool:
+    return _is_constant(n) or _KEY in vars(n)
+
+
 def _is_from_inside(n: Any) -> bool:
     """Does it depend on values inside tensors?"""
     return any(n.node.shape_env.is_unbacked_symint(s) for s in n.node.expr.free_symbols)
@@ -99,8 +107,11 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
 
     def asked(method: str) -> Callable[..., Any]:
         def answer(n: Any, *rest: Any) -> Any:
-            fixed = method == "__hash__" and _is_constant(n)  # a key of a container, which is looked up by our code too
-            return getattr(plain(n) if fixed or _asked_by_user() else as_torch_symbol(n), method)(*rest)
+            by_user = _asked_by_user()
+            if by_user and method == "__hash__":  # a key of a container, which is looked up by our code too
+                vars(n)[_KEY] = True
+            fixed = method == "__hash__" and _is_fixed(n)
+            return getattr(plain(n) if fixed or by_user else as_torch_symbol(n), method)(*rest)
 
         return answer
 
@@ -159,7 +170,7 @@ def as_numbers(value: Any) -> Any:
 
 def plain_number(value: Any) -> Any:
     """A symbol that the trace took for a constant, as that number; all else as it is, tuples item by item."""
-    if isinstance(value, tuple(_CLASSES)) and _is_constant(value):
+    if isinstance(value, tuple(_CLASSES)) and _is_fixed(value):
         return PYTHON_CLASSES[type(value)](value)
     if type(value) in (tuple, torch.Size):
         items = tuple(map(plain_number, value))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from .aliasing import may_overlap, repeats, same_elements
 
@@ -42,14 +43,28 @@ def check_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line: Ca
     name = func._schema.name.removeprefix("aten::")
     rows = list(_tensors(func, args, kwargs))
     each = torch.Tag.pointwise in func.tags or name == "copy_"  # one element of each for one that is written
+    lists = name.startswith("_foreach")
+    if lists and _meet([t for t, writes in rows if writes]):
+        raise refused_write(func, rows[0][0], line(), "one element by several tensors of a list")
     for k, w in [(k, t) for k, (t, writes) in enumerate(rows) if writes]:
-        others = [] if name.startswith("_foreach") else [t for n, (t, writes) in enumerate(rows) if n < k or not writes]
+        others = [] if lists else [t for n, (t, writes) in enumerate(rows) if n < k or not writes]
         if any(may_overlap(w, t) and not (each and same_elements(w, t)) for t in others):
             raise refused_write(func, w, line(), "memory that the operation reads in another place")
         if repeats(w) and name not in ("zero_", "fill_"):
             raise refused_write(func, w, line(), "a tensor with one element in several places")
         if w.is_inference() and not torch.is_inference_mode_enabled():
             raise refused_write(func, w, line(), "an inference tensor outside of inference mode")
+
+
+def _meet(tensors: Sequence[Tensor]) -> bool:
+    """Do two of these share an element?"""
+    seen: dict[Any, list[Tensor]] = {}
+    for t in tensors:
+        others = seen.setdefault(torch_api.storage_ref(t) if t.layout is torch.strided else id(t), [])
+        if any(may_overlap(t, other) for other in others):
+            return True
+        others.append(t)
+    return False
 
 
 def refused_write(func: Any, written: Tensor, line: str | None, what: str) -> NeedsEager:

@@ -381,3 +381,31 @@ def test_a_graph_that_dynamo_did_not_make() -> None:
     f = dynamo.subclass_trace(graph, [torch.ones(2, 2), torch.ones(2, 2)])
     x = two(3, 3)
     torch.testing.assert_close(f(x, x).a, product(x, x).a)
+
+
+class _Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, k):
+        ctx.save_for_backward(x)
+        ctx.k = k
+        return x.sin() * k
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x.cos() * ctx.k, None
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # which Dynamo does
+def test_a_custom_function_of_sizes_that_change() -> None:
+    def f(x):
+        return _Sine.apply(x.reshape(-1, x.shape[-1]), x.shape[0]) + 1
+
+    compiled = torch.compile(f, backend="subclass_trace", fullgraph=True)
+    for n in (2, 3, 4):
+        grads = []
+        for call in (f, compiled):
+            x = torch.linspace(0, 1, n * n * 3).reshape(n, n, 3).requires_grad_()
+            call(x).square().sum().backward()
+            grads.append(x.grad)
+        torch.testing.assert_close(grads[1], grads[0])

@@ -270,3 +270,20 @@ def test_a_padded_encoder_runs_eagerly_with_a_warning() -> None:
     with torch.no_grad(), pytest.warns(UserWarning, match="looks into its padding mask"):
         got = st.compile(model)(x, src_key_padding_mask=mask)
         assert torch.equal(got, model(x, src_key_padding_mask=mask))
+
+
+def test_new_keys_that_a_counter_computes() -> None:
+    found = []
+    for compile_it in (lambda f: f, st.compile):
+        state: dict[str, Any] = {"n": 1, "seen": {}, "some": set()}
+
+        def step(x, state=state):
+            key = state["n"] % 2
+            state["seen"].setdefault(key, state["n"])
+            state["some"].add(state["n"] % 3)
+            state["n"] += 1
+            return x + state["seen"][key]
+
+        call = compile_it(step)
+        found.append(([call(torch.zeros(1)).item() for _ in range(5)], state, {*map(type, state["seen"])}))
+    assert found[0] == found[1]

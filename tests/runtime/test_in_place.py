@@ -343,3 +343,15 @@ def test_a_wrapper_whose_new_contents_are_saved() -> None:
     x = TwoTensor(torch.zeros(3), torch.zeros(3))
     st.compile(step)(w, x).sum().backward()
     assert torch.equal(x.a, torch.ones(3)) and torch.equal(w.grad.a, torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
+def test_one_tensor_twice_in_a_list_is_written_twice() -> None:
+    def f(x: Tensor) -> None:
+        torch._foreach_mul_([x, x[:1]], 2.0)
+
+    for start in (lambda: torch.ones(2), lambda: torch.ones(2, requires_grad=True) * 1):
+        x, y = start(), start()
+        f(x)
+        st.compile(f)(y)
+        assert torch.equal(x, y)

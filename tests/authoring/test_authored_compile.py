@@ -9,7 +9,6 @@ import pytest
 import torch
 from authored import (
     MAKERS,
-    FunctionScaled,
     Grid,
     Halves,
     Pair,
@@ -219,14 +218,6 @@ def test_torch_compile_writes_inputs(name, dynamo) -> None:
             torch.testing.assert_close(s, t)
 
 
-def test_a_dense_gradient_where_a_wrapper_was_given(dynamo) -> None:
-    """torch.compile guesses that the tangent of a dense output is dense; a wrapper that arrives can be made dense."""
-    f = dynamo(lambda x: x * 2, backend="aot_eager")
-    x = randn(4, 4).requires_grad_()
-    f(x).backward(MAKERS["scaled"]())
-    torch.testing.assert_close(x.grad, MAKERS["scaled"]().dequantize() * 2)
-
-
 def test_autograd_cache_key(dynamo) -> None:
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
 
@@ -236,17 +227,6 @@ def test_autograd_cache_key(dynamo) -> None:
         pickler = AOTAutogradCachePickler(gm)
         keys = {pickler.get_hash(mode.from_tensor(MAKERS[n]())) for n in ("pair", "scaled", "pair")}
     assert len(keys) == 2
-
-
-def test_functions_inside_compiled_regions_see_their_class() -> None:
-    seen = []
-
-    def f(x: Any) -> Any:
-        seen.append(type(x))
-        return x * 2
-
-    st.compile(f)(FunctionScaled(randn(2, 2), torch.tensor(1.0)))
-    assert seen == [FunctionScaled]
 
 
 @pytest.mark.parametrize("name", ["pair", "scaled"])

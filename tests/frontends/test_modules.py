@@ -80,31 +80,6 @@ def test_an_rnn_is_handed_over() -> None:
         torch.testing.assert_close(st.compile(rnn, frontend="auto")(x), rnn(x))
 
 
-def test_training_with_wrapper_parameters() -> None:
-    def make():
-        m = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        for layer in (m[0], m[2]):
-            for name, p in list(layer.named_parameters()):
-                setattr(layer, name, nn.Parameter(TwoTensor(p.detach().clone(), p.detach().clone() * 2)))
-        return m
-
-    torch.manual_seed(0)
-    eager = make()
-    torch.manual_seed(0)
-    compiled = make()
-    region, x = st.compile(compiled), torch.randn(3, 4)
-    for model, call in ((eager, eager), (compiled, region)):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = call(x).pow(2).mean()
-            loss.backward(torch.ones_like(loss))
-            optimizer.step()
-    for a, b in zip(eager.parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(a.b, b.b)
-    assert len(region.specializations) == 1
-
-
 def test_parameters_replaced_and_retyped_between_calls() -> None:
     m = nn.Linear(2, 2)
     region, x = st.compile(m), torch.randn(1, 2)

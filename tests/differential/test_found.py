@@ -93,10 +93,6 @@ def test_found(name: str) -> None:
 
 
 def test_a_view_that_a_region_returns_may_be_written() -> None:
-    import torch
-
-    import subclass_trace as st
-
     found = []
     for call in (lambda f: f, st.compile):
         x = torch.ones(2, 2, requires_grad=True)
@@ -109,11 +105,6 @@ def test_a_view_that_a_region_returns_may_be_written() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_rrelu_of_a_transposed_tensor_is_contiguous(training: bool) -> None:
-    import torch
-
-    import subclass_trace as st
-    from subclass_trace.zoo import TwoTensor
-
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.rrelu(x, 0.1, 0.3, training)
 

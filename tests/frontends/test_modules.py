@@ -139,20 +139,6 @@ def test_attributes_that_forward_assigns() -> None:
     assert m.count.item() == 3 and m.last.item() == 4 and type(m.last) is torch.Tensor
 
 
-def test_training_flag() -> None:
-    m = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2))
-    region, x = st.compile(m), torch.randn(8, 2)
-    for training in (True, False, True, False):
-        m.train(training)
-        reference = copy.deepcopy(m)
-        torch.manual_seed(1)
-        got = region(x)
-        torch.manual_seed(1)
-        torch.testing.assert_close(got, reference(x))
-        torch.testing.assert_close(m.state_dict(), reference.state_dict())
-    assert len(region.specializations) == 2
-
-
 def test_module_hooks_run() -> None:
     m = nn.Linear(2, 2)
     m.register_forward_hook(lambda mod, args, out: out * 3)

@@ -138,26 +138,6 @@ def test_fifty_steps_over_a_mesh(ranks: None) -> None:
     compare(over_a_mesh, "eager", DTensor)
 
 
-def test_an_optimizer_that_gets_its_gradients_inside() -> None:
-    found = []
-    for compile in (lambda f: f, st.compile):
-        torch.manual_seed(0)
-        model = mlp()
-        optimizer = torch.optim.AdamW(model.parameters())
-
-        def step(x, model=model, optimizer=optimizer):
-            parameters = list(model.parameters())
-            for p, g in zip(parameters, torch.autograd.grad(model(x).sum(), parameters), strict=True):
-                p.grad = g
-            optimizer.step()
-
-        run = compile(step)
-        for _ in range(3):
-            run(torch.ones(2, 8))
-        found.append([p.detach() for p in model.parameters()])
-    assert all(map(torch.equal, *found))
-
-
 @pytest.mark.slow
 @pytest.mark.inductor
 @pytest.mark.parametrize("build, kind", [(mlp, torch.Tensor), (pairs, TwoTensor)], ids=["plain", "pairs"])

@@ -268,6 +268,39 @@ def _reshaped_view() -> None:
 
 same(
     M,
+    "shape of a value, of which a view is made afterwards, and which is written then",
+    lambda x: (base := x + x, base.t_(), v := base[1:], base.mul_(2), v * 1)[4],
+    root(dense),
+    back=(0,),
+    torch="not in the survey",
+)
+same(
+    M,
+    "shape of a view of a value, which is written then",
+    lambda x: (base := x + x, v := base[1:], v.t_(), base.mul_(2), v * 1)[4],
+    root(dense),
+    back=(0,),
+    torch="not in the survey",
+    refused="NeedsEager",
+)
+same(
+    M,
+    "an input that another one repeats (`expand`) is written",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda b: (b, b.expand(2, 3)))(dense(3, seed=c)),
+    torch="not in the survey",
+    refused="NeedsEager",
+)
+same(
+    M,
+    "an input with a negative bit is written",
+    lambda x: x.mul_(2),
+    lambda c: torch.complex(dense(3, seed=c), dense(3, seed=c + 5)).conj().imag,
+    torch="not in the survey",
+    refused="NeedsEager",
+)
+same(
+    M,
     "`detach_()` of an input",
     lambda x: (y := x * 2, x.detach_(), y, x * 3)[2:],
     nonleaf(),
@@ -344,6 +377,15 @@ same(
     lambda x: (setattr(x, "scale", x.scale * 2), x * 1)[1],
     plain(scaled),
     torch="silently wrong",
+    refused="NeedsEager",
+)
+same(
+    M,
+    "an inner tensor of an argument with a history is replaced, after a write",
+    lambda x: (x.mul_(2), setattr(x, "a", x.a * 2), x * 2)[2],
+    nonleaf(),
+    back=(0,),
+    torch="not in the survey",
     refused="NeedsEager",
 )
 same(

@@ -168,7 +168,11 @@ def test_a_change_in_place_is_seen(name: str) -> None:
     assert len(region.specializations) == 2
 
 
-@pytest.mark.parametrize("name", ["object", "frozen dataclass with a list", "default of a function", "dict"])
+_TWICE = pytest.mark.xfail(strict=True, reason="a known fault: what the trace appended stays there")
+_INSIDE = ["object", "frozen dataclass with a list", "default of a function", "dict"]
+
+
+@pytest.mark.parametrize("name", [*_INSIDE, pytest.param("list in an object", marks=_TWICE)])
 def test_a_change_inside_a_region_runs_eagerly(name: str) -> None:
     make, change, read = _CASES[name]
     Held.read = lambda held: change(held) or 1

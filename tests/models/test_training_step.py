@@ -148,26 +148,24 @@ def test_fifty_steps_with_inductor(build: Callable[[], torch.nn.Module], kind: t
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_a_result_beside_the_step_has_its_own_backward(name: str) -> None:
     """Its backward is traced after that of the step, of the same recorded program."""
-    runs = []
-    for wrap in (lambda f: f, st.compile):
+
+    def run(wrap: Any) -> list[Any]:
         weight = torch.nn.Parameter(torch.ones(3))
         optimizer = getattr(torch.optim, name)([weight], lr=0.1)
         other = torch.ones(3, requires_grad=True)
 
-        def step(
-            x: torch.Tensor, weight: torch.nn.Parameter = weight, optimizer: torch.optim.Optimizer = optimizer
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+        def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             optimizer.zero_grad()
             loss = (weight * 2).square().sum()
             loss.backward()
             optimizer.step()
             return loss.detach(), x * 3
 
-        region = wrap(step)
-        losses = []
+        region, losses = wrap(step), []
         for _ in range(4):
             loss, result = region(other)
             result.sum().backward()
             losses.append(loss.item())
-        runs.append((losses, other.grad.tolist(), weight.tolist()))
-    assert runs[0] == runs[1]
+        return [losses, other.grad.tolist(), weight.tolist()]
+
+    assert run(st.compile) == run(lambda f: f)

@@ -187,24 +187,6 @@ def test_module_as_an_argument() -> None:
         assert m.weight.grad is not None
 
 
-def test_modules_in_containers_of_closures() -> None:
-    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
-
-    def f(x):
-        for layer in layers:
-            x = layer(x)
-        return x
-
-    x = torch.randn(1, 2)
-    region = st.compile(f)
-    for _ in range(2):
-        torch.testing.assert_close(region(x), f(x))
-        with torch.no_grad():
-            layers[0].weight.add_(1)
-    region(x).sum().backward()
-    assert layers[0].weight.grad is not None
-
-
 def test_a_module_added_after_compiling() -> None:
     m = nn.Sequential(nn.Linear(2, 2))
     region, x = st.compile(m), torch.randn(1, 2)

@@ -124,15 +124,6 @@ def test_array_context() -> None:
         assert len(region.specializations) == count
 
 
-def test_identity_compared_contexts() -> None:
-    cls = make_class("Identity", FORMS["static"])
-    region = st.compile(lambda x: x * 2)
-    a, b = object(), object()
-    for context, count in ((a, 1), (a, 1), (b, 2), (a, 2)):
-        assert region(cls(torch.ones(2), context)).tag is context
-        assert len(region.specializations) == count
-
-
 def test_results_do_not_share_the_guards_context() -> None:
     cls = make_class("Shared", FORMS["static"])
     region = st.compile(lambda x: x * 2)

@@ -75,6 +75,22 @@ def test_a_reused_id_does_not_confuse_the_guards() -> None:
     assert len(region.specializations) == 2
 
 
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
+def test_dynamic_sizes_of_overlapping_arguments(written: bool) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if written:
+            x.add_(1)
+        return x.sum() + y * 2
+
+    region = st.compile(f, dynamic=True)
+    for size, stop in (((4,), 7), ((2, 3), 6), ((2, 3), 5), ((3, 2), 5)):  # the last two lie at the same bytes
+        memory, again = torch.arange(7.0), torch.arange(7.0)
+        count = torch.Size(size).numel()
+        got = region(memory[:count].view(size), memory[2:stop])
+        assert got.equal(f(again[:count].view(size), again[2:stop])) and memory.equal(again)
+
+
 # ---------------------------------------------------------------------------------------------- dynamic sizes
 @pytest.mark.parametrize(
     "make",

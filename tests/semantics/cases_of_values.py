@@ -191,6 +191,13 @@ same(
 )
 same(
     M,
+    "`x.data = y` of wrappers",
+    lambda x, y: (setattr(x, "data", y), x.add_(1), y * 2)[2],
+    lambda c: (two(3, seed=c), two(3, seed=c + 7)),
+    torch="graph break",
+)
+same(
+    M,
     "`out=` of another size, which grows",
     lambda x, y: torch.add(x, 1, out=y),
     lambda c: (dense(3, seed=c), torch.empty(0)),
@@ -273,6 +280,23 @@ same(
     root(dense),
     back=(0,),
     torch="not in the survey",
+)
+same(
+    M,
+    "shape of a wrapper that is made in the region, of which a view is made afterwards",
+    lambda x: (base := x + x, base.t_(), base[1:] * 1)[2],
+    root(),
+    back=(0,),
+    torch="not in the survey",
+)
+same(
+    M,
+    "shape of a leaf that requires grad, changed in place and back under no_grad",
+    lambda x: (no_grad(lambda: (x.t_(), x.t_()))(), x * 2)[1],
+    root(dense),
+    back=(0,),
+    torch="not in the survey",
+    differs="values and gradients are eager's; its version counter, which eager moves, stays",
 )
 same(
     M,

@@ -58,12 +58,6 @@ def test_concurrent_first_calls_make_one_specialization() -> None:
             torch.testing.assert_close(got.b, expected.b)
 
 
-def test_concurrent_first_calls_of_different_kinds() -> None:
-    region = st.compile(f)
-    together(8, lambda k: region(torch.full((2 + k,), 1.0), torch.ones(2 + k)))
-    assert 1 <= len(region.specializations) <= 8
-
-
 def test_concurrent_first_calls_of_different_regions() -> None:
     regions = [st.compile(lambda x, k=k: (x * k).sin()) for k in range(8)]
     out = together(8, lambda k: regions[k](torch.ones(3)))
@@ -111,16 +105,3 @@ def test_the_mode_of_one_thread_does_not_leak_into_another(flag: str) -> None:
 
     assert all(together(8, work))
     assert len(region.specializations) == 2
-
-
-def test_concurrent_backwards_for_new_tangents() -> None:
-    region = st.compile(lambda x: (x.sin(), x.cos()))
-
-    def work(k: int):
-        x = torch.full((3,), 0.5 + k, requires_grad=True)
-        a, b = region(x)
-        (a if k % 2 else b).sum().backward()
-        return x.grad, (x.detach().cos() if k % 2 else -x.detach().sin())
-
-    for got, want in together(8, work):
-        torch.testing.assert_close(got, want)

@@ -6,7 +6,6 @@ import functools
 
 import torch
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from subclass_trace.zoo import Constant, TwoTensor
 
@@ -69,11 +68,6 @@ def dynamo_reads_descriptors_of_instances() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _unknown_sizes() -> tuple[FakeTensorMode, list[torch.SymInt]]:
-    env = ShapeEnv()
-    return FakeTensorMode(shape_env=env), [env.create_unbacked_symint() for _ in range(2)]
 
 
 @functools.cache

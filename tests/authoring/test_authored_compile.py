@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from authored import (
     MAKERS,
-    FunctionScaled,
     Grid,
     Halves,
     Pair,
@@ -78,31 +76,6 @@ def test_linear(name, training, dynamic) -> None:
     if dynamic:
         region(randn(7, 4), MAKERS[name]().requires_grad_(training))
         assert len(region.specializations) <= 2, region.explain()
-
-
-@pytest.mark.parametrize("name", ["pair", "scaled", "shifted", "halves", "pair of scaled"])
-def test_training_loop(name) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(MAKERS[name]())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ self.weight).tanh()
-
-    start = Model()
-    finals = []
-    for wrap in (lambda m: m, st.compile):
-        model = copy.deepcopy(start)
-        run, optimizer = wrap(model), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for step in range(3):
-            out = run(randn(5, 4, seed=step))
-            out.backward(out.detach())
-            optimizer.step()
-            optimizer.zero_grad()
-        finals.append([t for p in model.parameters() for t in leaves(p.detach())])
-    for a, b in zip(*finals, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 PROGRAMS: dict[str, tuple[Any, Any]] = {
@@ -219,14 +192,6 @@ def test_torch_compile_writes_inputs(name, dynamo) -> None:
             torch.testing.assert_close(s, t)
 
 
-def test_a_dense_gradient_where_a_wrapper_was_given(dynamo) -> None:
-    """torch.compile guesses that the tangent of a dense output is dense; a wrapper that arrives can be made dense."""
-    f = dynamo(lambda x: x * 2, backend="aot_eager")
-    x = randn(4, 4).requires_grad_()
-    f(x).backward(MAKERS["scaled"]())
-    torch.testing.assert_close(x.grad, MAKERS["scaled"]().dequantize() * 2)
-
-
 def test_autograd_cache_key(dynamo) -> None:
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
 
@@ -236,17 +201,6 @@ def test_autograd_cache_key(dynamo) -> None:
         pickler = AOTAutogradCachePickler(gm)
         keys = {pickler.get_hash(mode.from_tensor(MAKERS[n]())) for n in ("pair", "scaled", "pair")}
     assert len(keys) == 2
-
-
-def test_functions_inside_compiled_regions_see_their_class() -> None:
-    seen = []
-
-    def f(x: Any) -> Any:
-        seen.append(type(x))
-        return x * 2
-
-    st.compile(f)(FunctionScaled(randn(2, 2), torch.tensor(1.0)))
-    assert seen == [FunctionScaled]
 
 
 @pytest.mark.parametrize("name", ["pair", "scaled"])

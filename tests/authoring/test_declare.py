@@ -24,11 +24,10 @@ from authored import (
     structure,
 )
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch_features import fakes_of_wrappers_without_tensors
 
 import subclass_trace as st
 from subclass_trace.authoring import Outer
@@ -354,12 +353,3 @@ def test_bad_values() -> None:
     with pytest.raises(st.ProtocolError, match="WrapperTensor declares nothing"):
         st.WrapperTensor(torch.ones(1))
     assert Rounding.DOWN in Rounding and len(leaves(MAKERS["scaled pair"]())) == 3
-
-
-def test_fakes_of_every_class() -> None:
-    mode = FakeTensorMode()
-    for make in MAKERS.values():
-        if not leaves(make()) and not fakes_of_wrappers_without_tensors():
-            continue
-        fake = mode.from_tensor(make())
-        assert type(fake) is type(make()) and all(isinstance(t, FakeTensor) for t in leaves(fake))

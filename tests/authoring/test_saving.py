@@ -142,12 +142,6 @@ def test_classes_in_functions_are_not_registered() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- modules
-@every
-def test_parameter(make) -> None:
-    p = nn.Parameter(make())
-    assert type(p) is type(make()) and isinstance(p, nn.Parameter) and p.requires_grad and p.is_leaf
-    assert not any(t.requires_grad for t in leaves(p))
-    assert not nn.Parameter(make(), requires_grad=False).requires_grad
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -96,11 +96,6 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     ]
 
 
-def test_a_name_near_to_nothing() -> None:
-    with pytest.raises(OptionError, match=r"(?s)^there is no back end 'xyz'\n.*pass one of these names"):
-        resolve_backend("xyz")
-
-
 @pytest.mark.parametrize(
     ("path", "arguments"),
     [
@@ -293,38 +288,6 @@ def test_inductor_on_real_examples_and_without_operations() -> None:
     inputs = [X]
     assert compiled(inputs) == (X, None) or list(compiled([X])) == [X, None]
     assert inputs == []
-
-
-@pytest.mark.inductor
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_inductor_trains(dynamic: bool) -> None:
-    import functorch.compile
-
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout((x @ w).relu(), 0.5).sum(0) * x.shape[0]
-
-    def compiler(role: str) -> Any:
-        return lambda gm, examples: compile_with(
-            getattr(INDUCTOR, role), gm, examples, is_backward=role == "backward", name="inductor"
-        )
-
-    assert INDUCTOR.decompositions is not None
-    compiled = functorch.compile.aot_function(
-        f,
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        decompositions=INDUCTOR.decompositions(),
-        dynamic=dynamic or None,
-    )
-    w = torch.randn(8, 8, requires_grad=True)
-    for batch in (4, 6) if dynamic else (4,):
-        x = torch.randn(batch, 8, requires_grad=True)
-        torch.manual_seed(0)
-        expected = torch.autograd.grad(f(x, w).square().sum(), [x, w])
-        torch.manual_seed(0)
-        actual = torch.autograd.grad(compiled(x, w).square().sum(), [x, w])
-        for a, b in zip(actual, expected, strict=True):
-            torch.testing.assert_close(a, b)
 
 
 def test_a_missing_compiler_is_found_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from runs import Runs
 
 import subclass_trace as st
-from subclass_trace.zoo import Masked, OptionalBias, TwoTensor
+from subclass_trace.zoo import OptionalBias, TwoTensor
 
 
 def two(*size: int, k: float = 0.5) -> TwoTensor:
@@ -68,45 +67,6 @@ def test_some_outputs_only(make, which) -> None:
     both(lambda x: (x.sin(), x * x, (x + 1).exp()), make, use)
 
 
-@makes
-def test_each_subset_in_turn_runs_the_function_once(make) -> None:
-    ran = Runs()
-
-    def f(x):
-        ran.note()
-        return x.sin(), x * x
-
-    region = st.compile(f)
-    x = make().requires_grad_()
-    for k in (0, 1, 0, 1):
-        x.grad = None
-        out = region(x)[k]
-        out.backward(torch.ones_like(out).detach())
-        want = torch.autograd.grad(
-            (y := x.detach().requires_grad_(), (y.sin(), y * y)[k])[1], y, torch.ones_like(out).detach()
-        )[0]
-        close(x.grad, want)
-    assert len(ran) == 1
-
-
-def test_a_dense_tangent_for_a_wrapper_output() -> None:
-    region = st.compile(lambda x: x * x)
-    x = two(3).requires_grad_()
-    out = region(x)
-    g = torch.tensor([1.0, 2.0, 3.0])
-    (want,) = torch.autograd.grad((y := x.detach().requires_grad_()) * y, y, g)
-    (got,) = torch.autograd.grad(out, x, g)
-    close(got, want)
-
-
-def test_a_wrapper_tangent_for_a_dense_output() -> None:
-    region = st.compile(lambda x: x * x)
-    x = torch.ones(3, requires_grad=True)
-    (want,) = torch.autograd.grad(x * x, x, two(3))
-    (got,) = torch.autograd.grad(region(x), x, two(3))
-    close(got, want)
-
-
 @pytest.mark.parametrize("present", [(False, True), (True, False)])
 def test_another_set_of_inner_tensors_in_the_tangent(present) -> None:
     make = lambda p: OptionalBias(torch.ones(3), torch.ones(3) if p else None)
@@ -117,95 +77,11 @@ def test_another_set_of_inner_tensors_in_the_tangent(present) -> None:
     close(got, want)
 
 
-@pytest.mark.parametrize(
-    "tangent",
-    [
-        lambda: torch.rand(4, 3).t(),
-        lambda: torch.rand(1).expand(3, 4),
-        lambda: torch.rand(3, 8)[:, ::2],
-        lambda: torch.zeros(3, 4),
-    ],
-)
-def test_strides_of_the_tangent(tangent) -> None:
-    region = st.compile(lambda x: x.view(-1).sin().view(3, 4))
-    g = tangent()
-    x = torch.rand(3, 4, requires_grad=True)
-    for _ in range(2):
-        (got,) = torch.autograd.grad(region(x), x, g)
-        torch.testing.assert_close(got, x.cos().detach() * g)
-
-
-@makes
-def test_the_callers_tangent_is_untouched(make) -> None:
-    region = st.compile(lambda x: (x * 2, x + 1))
-    x = make().requires_grad_()
-    out, _ = region(x)
-    g = torch.ones_like(out).detach()
-    before = [(id(t), t.clone(), t._version) for t in dense(g)]
-    out.backward(g)
-    x.grad.mul_(5) if type(x.grad) is torch.Tensor else None
-    assert [(id(t), t._version) for t in dense(g)] == [(i, v) for i, _, v in before]
-    for t, (_, value, _) in zip(dense(g), before, strict=True):
-        assert t.equal(value)
-
-
-def test_the_gradient_does_not_alias_the_tangent() -> None:
-    x = torch.ones(3, requires_grad=True)
-    g = torch.ones(3)
-    y = torch.ones(3, requires_grad=True)
-    a, b = torch.autograd.grad(st.compile(lambda x, y: x + y)(x, y), (x, y), g)
-    a.mul_(7)
-    assert b.tolist() == [1, 1, 1] or a.data_ptr() == b.data_ptr() == g.data_ptr()  # eager shares all three
-
-
-@makes
-def test_two_backwards_with_retain_graph(make) -> None:
-    def use(call, x):
-        out = call(x)
-        out.backward(torch.ones_like(out).detach(), retain_graph=True)
-        out.backward(torch.ones_like(out).detach())
-        return [x.grad]
-
-    both(lambda x: x.sin().exp(), make, use)
-
-
 def test_a_second_backward_without_retain_graph_is_refused_as_in_eager() -> None:
     out = st.compile(lambda x: x.sin().exp())(torch.ones(3, requires_grad=True)).sum()
     out.backward()
     with pytest.raises(RuntimeError, match="second time"):
         out.backward()
-
-
-@makes
-def test_double_backward(make) -> None:
-    def use(call, x):
-        out = call(x)
-        (g,) = torch.autograd.grad(out, x, torch.ones_like(out).detach(), create_graph=True)
-        assert g.requires_grad
-        (h,) = torch.autograd.grad(g, x, torch.ones_like(g).detach())
-        return [g.detach(), h]
-
-    both(lambda x: (x * x * x).sin(), make, use)
-
-
-@makes
-def test_gradient_penalty(make) -> None:
-    def use(call, x):
-        out = call(x)
-        (g,) = torch.autograd.grad(out, x, torch.ones_like(out).detach(), create_graph=True)
-        loss = out + g * g
-        loss.backward(torch.ones_like(loss).detach())
-        return [x.grad]
-
-    both(lambda x: x.exp() * x, make, use)
-
-
-def test_is_grads_batched_and_jacobian() -> None:
-    region = st.compile(lambda x: x.sin() * 2)
-    x = torch.rand(3, requires_grad=True)
-    (got,) = torch.autograd.grad(region(x), x, torch.eye(3), is_grads_batched=True)
-    torch.testing.assert_close(got, torch.diag(2 * x.detach().cos()))
-    torch.testing.assert_close(torch.autograd.functional.jacobian(region, x.detach()), torch.diag(2 * x.detach().cos()))
 
 
 def test_gradcheck() -> None:
@@ -216,19 +92,6 @@ def test_gradcheck() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- hooks
-@makes
-def test_hooks_on_outputs_and_inputs(make) -> None:
-    def use(call, x):
-        seen = []
-        handle = x.register_hook(lambda g: seen.append(type(g)) or g * 3)
-        out = call(x)
-        out.register_hook(lambda g: seen.append(type(g)) or g * 2)
-        out.backward(torch.ones_like(out).detach())
-        handle.remove()
-        assert seen == [type(x), type(x)]
-        return [x.grad]
-
-    both(lambda x: x.sin(), make, use)
 
 
 def test_hook_inside_the_region() -> None:
@@ -249,14 +112,6 @@ def test_a_hook_that_changes_the_type_of_the_tangent() -> None:
     both(lambda x: x * 2, MAKE["dense"], use)
 
 
-def test_post_accumulate_grad_hook() -> None:
-    seen = []
-    x = torch.ones(3, requires_grad=True)
-    x.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.tolist()))
-    st.compile(lambda x: x * 2)(x).sum().backward()
-    assert seen == [[2, 2, 2]]
-
-
 def test_retain_grad_of_an_output() -> None:
     x = torch.ones(3, requires_grad=True)
     out = st.compile(lambda x: x * 2)(x)
@@ -275,97 +130,12 @@ def test_unused_inputs_get_no_gradient() -> None:
     assert y.grad is None
 
 
-def test_an_input_used_only_for_an_output_without_tangent() -> None:
-    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    a, _ = st.compile(lambda x, y: (x * 2, y * 3))(x, y)
-    a.sum().backward()
-    assert x.grad.tolist() == [2, 2] and y.grad is None
-
-
 def test_needs_input_grad_of_integer_and_detached_outputs() -> None:
     x = torch.rand(3, requires_grad=True)
     values, where, copy, flag = st.compile(lambda x: (x.max(0).values, x.max(0).indices, x.detach(), x > 0))(x)
     assert [t.requires_grad for t in (values, where, copy, flag)] == [True, False, False, False]
     values.backward()
     assert x.grad.sum().item() == 1
-
-
-def test_masked_gradient_has_the_type_of_eager() -> None:
-    make = lambda: Masked(torch.ones(3), torch.tensor([True, False, True])).requires_grad_()
-    f = lambda x: (x * 2).sin().sum()
-    x, y = make(), make()
-    f(x).backward()
-    st.compile(f)(y).backward()
-    close(y.grad, x.grad)
-
-
-def test_custom_function_in_the_region() -> None:
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, g):
-            (x,) = ctx.saved_tensors
-            return g * 100 + x
-
-    both(lambda x: Twice.apply(x).sin(), MAKE["dense"], lambda call, x: [call(x).sum().backward(), x.grad][1:])
-    both(
-        lambda x: Twice.apply(x).sin(),
-        MAKE["two"],
-        lambda call, x: list(torch.autograd.grad(o := call(x), x, torch.ones_like(o).detach())),
-    )
-
-
-def test_higher_backward_after_the_inputs_values_changed_is_refused() -> None:
-    x = torch.ones(3, requires_grad=True)
-    out = st.compile(lambda x: x.sin())(x)
-    with torch.no_grad():
-        x.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
-
-
-def test_backward_in_another_thread() -> None:
-    import threading
-
-    x = torch.ones(3, requires_grad=True)
-    a, b = st.compile(lambda x: (x.sin(), x.cos()))(x)
-    t = threading.Thread(target=lambda: b.sum().backward())
-    t.start()
-    t.join()
-    torch.testing.assert_close(x.grad, -x.detach().sin())
-
-
-def test_an_error_that_eager_raises_in_the_backward_is_not_raised_in_the_call() -> None:
-    def f(x):
-        y = x.exp()
-        y.add_(1)
-        return y
-
-    x = torch.ones(3, requires_grad=True)
-    out = st.compile(f)(x)
-    torch.testing.assert_close(out.detach(), f(x).detach())
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
-
-
-@makes
-def test_nonleaf_mutated_and_used_by_the_caller_afterwards(make) -> None:
-    def f(x):
-        x.mul_(2)
-        return x.sin()
-
-    def use(call, w):
-        x = w * 1
-        out = call(x)
-        loss = out + x * 3
-        loss.backward(torch.ones_like(loss).detach())
-        return [w.grad]
-
-    both(f, make, use)
 
 
 def test_a_refused_backward_of_dynamic_sizes_says_what_eager_says() -> None:
@@ -460,3 +230,19 @@ def test_constants_of_a_backward_are_others_than_those_of_the_forward() -> None:
     out = st.compile(Scaled.apply)(x, y)
     out.sum().backward()
     assert (out[0].item(), x.grad[0].item(), y.grad[0].item()) == (8.0, 3.0, 5.0)
+
+
+@pytest.mark.parametrize("middle", [torch.nn.SiLU(), torch.nn.LayerNorm(4)], ids=["silu", "layer_norm"])
+def test_gradient_penalty_whose_backward_writes_in_place(middle: torch.nn.Module) -> None:
+    """The first trace has no operation in place, a later one of the same region has: saved values keep their names."""
+    found = []
+    for call in (lambda m: m, st.compile):
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(torch.nn.Linear(3, 4), middle, torch.nn.Linear(4, 1))
+        x = torch.rand(5, 3).requires_grad_()
+        out = call(layers)(x)
+        (grad,) = torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
+        loss = out.mean() + ((grad.norm(2, 1) - 1) ** 2).mean()
+        found.append(torch.autograd.grad(loss, [x, *layers.parameters()]))
+    for eager, ours in zip(*found, strict=True):
+        assert torch.allclose(eager, ours, atol=1e-6)

@@ -37,24 +37,12 @@ class Gain(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         x = args[0]
-        if func is aten.mul_.Tensor:
-            x.gain = x.gain * args[1]
-            return x
         if func is aten.mul.Tensor and isinstance(x, cls) and not isinstance(args[1], Tensor):
             return cls(x.data_.clone(), x.gain * args[1])
         if func.is_view:
             return return_and_correct_aliasing(func, args, kwargs, cls(func(x.data_, *args[1:]), x.gain))
         args, kwargs = tree_map_only(cls, lambda t: t.data_ * t.gain, (args, kwargs or {}))
         return func(*args, **kwargs)
-
-
-def _in_place(x: Any) -> Any:
-    x.mul_(1 / x.shape[0])
-
-
-def _set(x: Any) -> Any:
-    x.gain *= x.shape[0]
-    return x * 1
 
 
 def _of_two(x: Any) -> Any:
@@ -69,7 +57,7 @@ def _int(x: Any) -> Any:
     return x * int(x.shape[0])
 
 
-PROGRAMS = [_power, _int, _of_two, _in_place, _set]
+PROGRAMS = [_power, _int, _of_two]
 
 
 def _seen(*values: Any) -> list[Any]:

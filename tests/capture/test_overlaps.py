@@ -19,19 +19,14 @@ PLACES = torch.tensor([0, 1])
 #: eager refuses these, or gives numbers that depend on the order of reads and writes: they run eagerly
 EAGERLY: dict[str, Callable[[Tensor], Any]] = {
     "index_copy_": lambda x: x[:3].index_copy_(0, PLACES, x[2:]),
-    "index_put_": lambda x: x.index_put_((PLACES,), x[1:3]),
     "cat into a part": lambda x: torch.cat([x[2:], x[:2]], out=x),
-    "copy_ of the transposed": lambda x: x.copy_(x.t()),
     "mul_ by a part": lambda x: x.mul_(x[:1]),
-    "mul_ by an element": lambda x: x.mul_(x[0, 0]),
     "a wrapper's copy_": lambda x: TwoTensor(torch.zeros(4, 4), x).copy_(x.t()),
     "bits of another type": lambda x: x[:3].copy_(x.view(torch.int32)[1:]),
     "an expanded target": lambda x: x[0].expand(4, 4).add_(1),
     "an expanded result": lambda x: torch.add(x, 1, out=x[0].expand(4, 4)),
     "addmm_": lambda x: x.addmm_(x, x),
-    "a product in place": lambda x: torch.mm(x, x, out=x),
     "columns that move to the right": lambda x: x[:, 1:].copy_(x[:, :-1]),
-    "columns that move to the left": lambda x: x[:, :-1].copy_(x[:, 1:]),
     "a sum into a row": lambda x: torch.sum(x, 0, out=x[0]),
 }
 #: eager computes these as if the source were a copy

@@ -90,19 +90,6 @@ def test_of_a_written_argument(function: Callable[..., Any], kind: str) -> None:
     assert len(region.specializations) == 1
 
 
-@pytest.mark.parametrize("kind", ["dense", "wrapper"])
-@pytest.mark.parametrize("written", [0, 1])
-def test_of_a_view_beside_it(written: int, kind: str) -> None:
-    def function(x: Tensor, view: Tensor) -> Tensor:
-        y = x.exp().sum() * view.exp()
-        (x, view)[written].mul_(2)
-        return y * view
-
-    region = st.compile(function)
-    pair = lambda x: (x, x[1])
-    _assert_close(_orders(region, kind, pair, 2), _orders(function, kind, pair, 2))
-
-
 @pytest.mark.parametrize("way", ["no_grad", "detached"])
 def test_of_a_view_that_is_written_without_a_history(way: str) -> None:
     def function(x: Tensor) -> Tensor:

@@ -90,15 +90,6 @@ def test_rows_to_columns(mesh) -> None:
     assert len(collectives(region.specializations[0].graphs.forward)) == 1
 
 
-def test_full_tensor(mesh) -> None:
-    def make():
-        x = of_local(mesh, 2, 8, placements=ROWS)
-        return (x,), (x,)
-
-    region = check(lambda x: x.full_tensor().sin(), make)
-    assert collectives(region.specializations[0].graphs.forward) == ["all_gather_into_tensor"]
-
-
 # ---------------------------------------------------------------------------------------------- local tensors
 @pytest.mark.parametrize("placements", [None, [Shard(0)], [Partial()]])
 def test_to_local(mesh, placements) -> None:
@@ -157,29 +148,6 @@ def test_parameter_is_written_without_grad(mesh) -> None:
     assert w._local_tensor is local
     assert torch.equal(local, before.add(g._local_tensor, alpha=-0.1))
     assert w._version > version
-
-
-def test_reading_leaves_the_parameter_alone(mesh) -> None:
-    w, x = whole(mesh, 8, 8, placements=ROWS, grad=True), whole(mesh, 4, 8)
-    local = w._local_tensor
-    region = st.compile(F.linear)
-    region(x, w).sum().backward()
-    assert w._local_tensor is local
-    assert region.specializations[0].plan.mutations.rows == ()
-
-
-def test_sgd_step_as_a_region(mesh) -> None:
-    def step(parameters, gradients):
-        with torch.no_grad():
-            for p, g in zip(parameters, gradients, strict=True):
-                p.sub_(g * 0.1)
-
-    def make():
-        ws = [whole(mesh, 8, 4, placements=p, seed=k, grad=True) for k, p in enumerate((ROWS, COLUMNS, REPLICATE))]
-        gs = [whole(mesh, 8, 4, placements=p, seed=9 + k) for k, p in enumerate((ROWS, COLUMNS, REPLICATE))]
-        return (ws, gs), ws
-
-    check(step, make, backward=False)
 
 
 def test_placements_and_meshes_as_arguments(mesh, mesh_2d) -> None:

@@ -74,27 +74,7 @@ def test_vocabulary_parallel_embedding(mesh) -> None:
     assert len(region.specializations) == 1, region.explain()
 
 
-@pytest.mark.parametrize("name", ["chunk", "unbind"])
-def test_all_parts_of_a_split_are_results(mesh, name) -> None:
-    def make():
-        x = whole(mesh, 8, 2, placements=ROWS, grad=True)
-        return (x,), (x,)
-
-    check({"chunk": lambda x: x.chunk(2, 1), "unbind": lambda x: x.unbind(1)}[name], make)
-
-
 # ---------------------------------------------------------------------------------------------- the rest
-def test_wrapper_inside_a_dtensor(mesh) -> None:
-    from subclass_trace.zoo import TwoTensor
-
-    def make():
-        x = DTensor.from_local(
-            TwoTensor(values(2, 8), values(2, 8, seed=1)), mesh, ROWS, run_check=False
-        ).requires_grad_()
-        return (x,), (x,)
-
-    region = check(lambda x: (x * 2).sin(), make)
-    assert region.specializations[0].plan.inputs.leaf_count == 2
 
 
 def test_inference_and_no_grad(mesh) -> None:

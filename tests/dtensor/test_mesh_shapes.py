@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from spmd import REPLICATE, ROWS, check, collectives, column, difference, of_local, run_model, seen, values, whole
-from torch import nn
+from spmd import REPLICATE, ROWS, check, collectives, column, difference, of_local, seen, whole
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import subclass_trace as st
 
@@ -93,21 +87,6 @@ def test_batch_sizes_that_change(mesh) -> None:
     assert len(region.specializations) == 2, region.explain()
 
 
-def test_sharded_batch_sizes_that_change(mesh) -> None:
-    """The outer size is four times the inner one; both are symbols."""
-
-    def f(x, w):
-        return (F.linear(x, w) * x.shape[0]).relu()
-
-    region = st.compile(f)
-    for size in (8, 16, 24, 32):
-        x, w = whole(mesh, size, 16, placements=ROWS), whole(mesh, 12, 16, seed=1, grad=True)
-        want, got = f(x, w), region(x, w)
-        assert got.placements == want.placements and got.shape == want.shape
-        assert torch.equal(got._local_tensor, want._local_tensor)
-    assert len(region.specializations) == 2, region.explain()
-
-
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"partitioner": "default"}], ids=str)
 @pytest.mark.parametrize("f", [torch.sin, lambda x: x.sin() * 2], ids=["sin", "sin, times"])
 def test_losses_that_send_replicated_tangents_to_shards(mesh, f, options) -> None:
@@ -123,16 +102,6 @@ def test_losses_that_send_replicated_tangents_to_shards(mesh, f, options) -> Non
             except st.TangentError:  # another size than the trace takes: from then on it has a trace of its own
                 loss(region(x)).backward()
             assert difference(seen(want), seen(x.grad)) is None
-
-
-def test_tangents_of_other_placements_for_a_module(mesh) -> None:
-    layer = distribute_module(nn.Linear(4, 4), mesh)
-    region = st.compile(layer)
-    for size in (8, 12, 16):
-        x, parameters = whole(mesh, size, 4, placements=ROWS, grad=True), list(layer.parameters())
-        want = torch.autograd.grad(layer(x).sum(), [x, *parameters])
-        got = torch.autograd.grad(region(x).sum(), [x, *parameters])
-        assert all(difference(seen(w), seen(g), 1e-6) is None for w, g in zip(want, got, strict=True))
 
 
 def test_differentiated_twice_with_sizes_that_change(mesh) -> None:
@@ -191,30 +160,6 @@ def test_another_placement_recompiles(mesh) -> None:
     for place, out in ((ROWS, (Shard(1),)), (REPLICATE, (Replicate(),)), (ROWS, (Shard(1),))):
         assert region(whole(mesh, 4, 8), whole(mesh, 8, 8, placements=place, grad=True)).placements == out
     assert len(region.specializations) == 2, region.explain()
-
-
-def test_dense_in_place_of_a_dtensor_recompiles(mesh) -> None:
-    region = st.compile(column)
-    region(whole(mesh, 4, 8), whole(mesh, 8, 8, grad=True))
-    assert type(region(values(4, 8), values(8, 8))) is torch.Tensor
-    assert len(region.specializations) == 2
-
-
-def test_updating_parameters_does_not_recompile(mesh) -> None:
-    torch.manual_seed(5)
-    model = parallelize_module(
-        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)),
-        mesh,
-        {"0": ColwiseParallel(), "2": RowwiseParallel()},
-        src_data_rank=None,
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    region = st.compile(run_model)
-    for _ in range(3):
-        region(model, values(4, 8)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert len(region.specializations) == 1, region.explain()
 
 
 def test_parts_of_a_mesh(mesh) -> None:

@@ -18,8 +18,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-import subclass_trace as st
-
 
 class Attention(nn.Module):
     def __init__(self, width: int, head_width: int) -> None:
@@ -139,13 +137,3 @@ def test_tied_parameters(mesh) -> None:
     paths = [str(row.path) for row in region.specializations[0].plan.inputs.rows]
     assert [p for p in paths if p.endswith(("head.weight", "embedding.weight"))] == ["args[0].embedding.weight"]
     assert model.head.weight is tied and model.embedding.weight is tied
-
-
-def test_module_as_the_region(mesh) -> None:
-    model = transformer(mesh, PLAN)
-    tokens = torch.arange(24).reshape(2, 12) % 20
-    region = st.compile(model)
-    want = model(tokens)
-    got = region(tokens)
-    assert torch.equal(want, got)
-    assert str(region.specializations[0].plan.inputs.rows[1].path).startswith("self.")

@@ -81,18 +81,6 @@ def test_modules_with_python_of_their_own_in_each_call(process_group, build) -> 
         build()(torch.randn(2, 8))
 
 
-def test_data_parallel_without_devices_only_calls_its_module(process_group) -> None:
-    model, x = nn.DataParallel(nn.Linear(8, 8)), torch.randn(2, 8)
-    assert torch.equal(st.compile(model)(x), model(x))
-
-
-def test_hooks_of_other_modules_are_not_checked_after_the_capture(mesh) -> None:
-    st.compile(lambda x: x * 2)(torch.ones(2))
-    from torch.nn.modules import module
-
-    assert not module._global_forward_pre_hooks
-
-
 def object_of_one(x):
     dist.broadcast_object_list([1, 2])
     return x

@@ -6,8 +6,7 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
-from spmd import check, difference, seen, values
+from spmd import difference, seen, values
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -57,49 +56,3 @@ def test_training(depth, momentum) -> None:
     assert len(region.specializations) == 1, region.explain()
     (only,) = region.specializations
     assert only.plan.inputs.leaf_count == 2**depth * (1 + len(list(start.parameters())))
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_wrapped_parameters_and_dense_input(depth) -> None:
-    def make():
-        w, x = two(4, 8, depth=depth).requires_grad_(), values(3, 8, seed=9).requires_grad_()
-        return (x, w), (w,)
-
-    check(lambda x, w: F.linear(x, w).tanh(), make)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_parameter_is_written_without_grad(depth) -> None:
-    def f(w, g):
-        with torch.no_grad():
-            w.sub_(g * 0.1)
-        return w * 2
-
-    def make():
-        w = two(3, 4, depth=depth).requires_grad_()
-        return (w, two(3, 4, depth=depth, seed=9)), (w,)
-
-    check(f, make)
-
-
-def test_unequal_nesting_is_two_specializations() -> None:
-    region = st.compile(lambda x: x * 2)
-    for depth in (1, 2, 1, 2):
-        out = region(two(3, 4, depth=depth))
-        inner = out
-        for _ in range(depth):
-            assert type(inner) is TwoTensor
-            inner = inner.b
-        assert type(inner) is torch.Tensor
-    assert len(region.specializations) == 2, region.explain()
-
-
-def test_one_dense_tensor_twice() -> None:
-    """Both inner tensors are one: writing it in place writes it twice, as in eager."""
-
-    def make():
-        dense = values(3, 4)
-        return (TwoTensor(dense, dense),), ()
-
-    check(lambda x: x.mul_(2), make, backward=False)
-    check(lambda x: x * 2, make, backward=False)

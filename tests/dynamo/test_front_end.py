@@ -57,11 +57,6 @@ def test_a_fresh_process_finds_the_entry_point(tmp_path: Path) -> None:
     assert done.stdout.strip() == "found", done.stderr
 
 
-def test_registering_twice_is_harmless() -> None:
-    dynamo.register()
-    assert torch._dynamo.list_backends().count("subclass_trace") == 1
-
-
 # ---------------------------------------------------------------------------------------------- options
 def test_options_are_those_of_compile() -> None:
     graphs = []
@@ -109,10 +104,6 @@ def test_bad_options_are_refused(options: dict[str, object], message: str) -> No
 def test_a_mode_is_ignored_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="ignores mode='max-autotune'; instead choose by options="):
         check(product, lambda: (dense(3, 3), dense(3, 3)), mode="max-autotune")
-
-
-def test_the_default_mode_is_no_news() -> None:
-    check(product, lambda: (dense(3, 3), dense(3, 3)), mode="default")
 
 
 @pytest.mark.inductor
@@ -177,20 +168,6 @@ def test_nodes_carry_the_users_lines() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- sizes
-@pytest.mark.parametrize("make", [dense, two])
-def test_dynamic_sizes_share_one_graph(make) -> None:
-    counter = CompileCounterWithBackend("subclass_trace")
-    f = torch.compile(lambda x, w: (product(x, w).reshape(-1, w.shape[0] * 2), x.shape[0] * 3), backend=counter)
-    g = torch.compile(f, dynamic=True, fullgraph=True)
-    for n in (4, 6, 10):
-        x, w = make(n, 5), dense(5, 5)
-        got, expected = torch.compile(f, backend=counter, dynamic=True)(x, w), None
-        expected = (product(x, w).reshape(-1, 10), n * 3)
-        assert got[1] == expected[1]
-        for a, b in zip(st.subclass.flatten.leaves_of(expected[0]), st.subclass.flatten.leaves_of(got[0]), strict=True):
-            torch.testing.assert_close(a, b)
-    del g
-    assert counter.frame_count == 1
 
 
 def test_sizes_that_changed_become_symbols() -> None:
@@ -279,21 +256,6 @@ def test_aliasing_that_appears_later() -> None:
     out = f(TwoTensor(shared, torch.zeros(3)), TwoTensor(shared, torch.zeros(3)))
     torch.testing.assert_close(out.a, torch.full((3,), 2.0))
     torch.testing.assert_close(out.b, torch.zeros(3))
-
-
-def test_a_differentiable_change_of_one_of_two_views() -> None:
-    def change(x, y):
-        x.mul_(3)
-        return x.sum() + y.sum()
-
-    def with_views(call):
-        base = torch.ones(6, requires_grad=True)
-        whole = base * 1
-        call(whole[:4], whole[2:]).backward()
-        return base.grad
-
-    f = torch.compile(change, backend="subclass_trace", fullgraph=True)
-    torch.testing.assert_close(with_views(f), with_views(change))
 
 
 def test_the_call_that_was_compiled_for_is_not_kept_alive() -> None:

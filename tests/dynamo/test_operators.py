@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torch_features import dynamo_passes_wrappers_to_operators
 
 from subclass_trace.errors import UnsupportedError
-from subclass_trace.frontends import dynamo, specialization
+from subclass_trace.frontends import dynamo
 from subclass_trace.torch_api import dynamo as _dynamo_door
 
 #: Dynamo makes an instance of it
@@ -191,34 +191,6 @@ def test_flex_attention(name: str, trains: bool, monkeypatch: pytest.MonkeyPatch
     if trains:
         monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *args: None)
     check(ATTENTION[name], heads(trains), {"atol": 1e-5, "rtol": 1e-5})
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_refused_a_gradient_on_a_cpu_as_in_eager() -> None:
-    messages = []
-    for f in (ATTENTION["score_mod"], torch.compile(ATTENTION["score_mod"], backend="subclass_trace")):
-        with pytest.raises(NotImplementedError, match="does not support backward on CPU") as caught:
-            f(*heads(True)())
-        messages.append(str(caught.value).splitlines()[0])
-    assert messages[0] == messages[1]
-
-
-def test_a_checkpoint_saves_only_its_inputs() -> None:
-    plans = []
-    build = specialization.build_program
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        program, graphs = build(*args, **kwargs)
-        plans.append(program.plan)
-        return program, graphs
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(specialization, "build_program", noting)
-        check(lambda x, w: checkpoint(gate, x, w, use_reentrant=False), matrices["dense"])
-    assert [(row.path, row.operation) for row in plans[0].gradients.saved] == [
-        ("args[0]", "input"),
-        ("args[1]", "input"),
-    ]
 
 
 def test_functorch_transforms_inside() -> None:

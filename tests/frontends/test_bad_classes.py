@@ -8,7 +8,6 @@ from torch.masked import masked_tensor
 
 import subclass_trace as st
 from subclass_trace.errors import ProtocolError
-from subclass_trace.frontends.dynamo import register
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors is in prototype stage:UserWarning")
 
@@ -54,14 +53,6 @@ def test_a_masked_tensor_within_the_region_is_the_users_business() -> None:
     torch.testing.assert_close(st.compile(zeros_where_masked)(x), x * 2)
 
 
-def test_through_dynamo_the_message_is_dynamos_or_ours() -> None:
-    register()
-    torch.compiler.reset()
-    with pytest.raises(Exception, match=r"[Mm]asked") as caught:
-        torch.compile(lambda x: x * 2, backend="subclass_trace", fullgraph=True)(masked())
-    assert "ProtocolError" in str(caught.value) or isinstance(caught.value, torch._dynamo.exc.TorchDynamoException)
-
-
 # ---------------------------------------------------------------------------------------------- bitsandbytes
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("layer", ["Linear4bit", "Linear8bitLt"])
@@ -82,13 +73,6 @@ def test_parameters_of_bitsandbytes(layer: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- the rest
-def test_a_class_of_nobodys_gets_the_general_advice() -> None:
-    class Bare(torch.Tensor):
-        pass
-
-    with pytest.raises(ProtocolError, match="Bare") as caught:
-        st.compile(lambda x: x * 2)(torch.ones(2).as_subclass(Bare))
-    assert "as_subclass" in str(caught.value.fix)
 
 
 def test_a_class_that_branches_on_values_is_named() -> None:

@@ -156,13 +156,6 @@ def test_types_and_order_of_results() -> None:
     assert type(got["z"]) is TwoTensor
 
 
-def test_dict_order_of_arguments_does_not_mix_values() -> None:
-    region = st.compile(lambda d: d["a"] - d["b"])
-    a, b = torch.full((1,), 5.0), torch.full((1,), 2.0)
-    assert region({"a": a, "b": b}).item() == 3
-    assert region({"b": b, "a": a}).item() == 3
-
-
 def test_iteration_order_of_a_dict_argument_is_the_callers() -> None:
     region = st.compile(lambda d: list(d))
     one = torch.ones(1)

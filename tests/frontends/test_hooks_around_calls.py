@@ -76,24 +76,6 @@ class _Clamp:
                 p.grad.mul_(self.limit)
 
 
-def test_a_hook_that_comes_later() -> None:
-    def setup(p: nn.Parameter, optimizer: Any) -> Iterator[Any]:
-        yield from (None, None, None)
-        optimizer.register_step_post_hook(_Clamp(p, 0.2))
-        yield from (None, None, None, None)
-
-    _same(setup)
-
-
-def test_a_hook_before_the_step_that_comes_later() -> None:
-    def setup(p: nn.Parameter, optimizer: Any) -> Iterator[Any]:
-        yield from (None, None, None)
-        optimizer.register_step_pre_hook(_Clamp(p, 0.5).scale)
-        yield from (None, None, None, None)
-
-    _same(setup)
-
-
 def test_a_hook_that_goes_or_is_replaced() -> None:
     def setup(p: nn.Parameter, optimizer: Any) -> Iterator[Any]:
         handle = optimizer.register_step_post_hook(_Clamp(p, 0.5))

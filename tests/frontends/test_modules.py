@@ -80,31 +80,6 @@ def test_an_rnn_is_handed_over() -> None:
         torch.testing.assert_close(st.compile(rnn, frontend="auto")(x), rnn(x))
 
 
-def test_training_with_wrapper_parameters() -> None:
-    def make():
-        m = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        for layer in (m[0], m[2]):
-            for name, p in list(layer.named_parameters()):
-                setattr(layer, name, nn.Parameter(TwoTensor(p.detach().clone(), p.detach().clone() * 2)))
-        return m
-
-    torch.manual_seed(0)
-    eager = make()
-    torch.manual_seed(0)
-    compiled = make()
-    region, x = st.compile(compiled), torch.randn(3, 4)
-    for model, call in ((eager, eager), (compiled, region)):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = call(x).pow(2).mean()
-            loss.backward(torch.ones_like(loss))
-            optimizer.step()
-    for a, b in zip(eager.parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(a.b, b.b)
-    assert len(region.specializations) == 1
-
-
 def test_parameters_replaced_and_retyped_between_calls() -> None:
     m = nn.Linear(2, 2)
     region, x = st.compile(m), torch.randn(1, 2)
@@ -164,20 +139,6 @@ def test_attributes_that_forward_assigns() -> None:
     assert m.count.item() == 3 and m.last.item() == 4 and type(m.last) is torch.Tensor
 
 
-def test_training_flag() -> None:
-    m = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2))
-    region, x = st.compile(m), torch.randn(8, 2)
-    for training in (True, False, True, False):
-        m.train(training)
-        reference = copy.deepcopy(m)
-        torch.manual_seed(1)
-        got = region(x)
-        torch.manual_seed(1)
-        torch.testing.assert_close(got, reference(x))
-        torch.testing.assert_close(m.state_dict(), reference.state_dict())
-    assert len(region.specializations) == 2
-
-
 def test_module_hooks_run() -> None:
     m = nn.Linear(2, 2)
     m.register_forward_hook(lambda mod, args, out: out * 3)
@@ -224,24 +185,6 @@ def test_module_as_an_argument() -> None:
         m.zero_grad()
         out.sum().backward()
         assert m.weight.grad is not None
-
-
-def test_modules_in_containers_of_closures() -> None:
-    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
-
-    def f(x):
-        for layer in layers:
-            x = layer(x)
-        return x
-
-    x = torch.randn(1, 2)
-    region = st.compile(f)
-    for _ in range(2):
-        torch.testing.assert_close(region(x), f(x))
-        with torch.no_grad():
-            layers[0].weight.add_(1)
-    region(x).sum().backward()
-    assert layers[0].weight.grad is not None
 
 
 def test_a_module_added_after_compiling() -> None:

@@ -150,36 +150,6 @@ def test_other_ways_to_write_a_step(name: str, step: Callable[[Any, Any], Step])
     assert len(_train(_model, KINDS[name], step).specializations) <= 2
 
 
-@pytest.mark.parametrize("name", ["SGD with momentum", "Adam", "Adam of lists"])
-def test_the_step_of_an_optimizer_alone(name: str) -> None:
-    def step(model: Any, optimizer: Any) -> Step:
-        compiled = st.compile(optimizer.step)
-
-        def run(x: Tensor) -> None:
-            optimizer.zero_grad()
-            model(x).square().sum().backward()
-            compiled()
-
-        return run
-
-    pairs = [(m, KINDS[name](m.parameters())) for m in _twins()]
-    runs = [step(*pairs[0]), _in_eager(*pairs[1])]
-    for _ in range(4):
-        x = torch.randn(2, 3)
-        for run in runs:
-            run(x)
-        assert _state(*pairs[0])[0] == _state(*pairs[1])[0]
-
-
-def _in_eager(model: Any, optimizer: Any) -> Step:
-    def run(x: Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).square().sum().backward()
-        optimizer.step()
-
-    return run
-
-
 def test_a_schedule_costs_one_specialization() -> None:
     def scheduled(parameters: Any) -> Any:
         optimizer = optim.Adam(parameters, lr=0.1)
@@ -315,13 +285,6 @@ class _OfWrappers(nn.Module):
 @pytest.mark.parametrize("name", ["SGD with momentum", "Adam"])
 def test_parameters_that_are_wrappers(name: str) -> None:
     assert len(_train(_OfWrappers, KINDS[name]).specializations) == 2
-
-
-def test_batch_norm_and_dropout() -> None:
-    def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))
-
-    _train(model, KINDS["AdamW"])
 
 
 def test_the_report_names_what_is_assigned() -> None:

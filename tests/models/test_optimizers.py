@@ -169,19 +169,6 @@ def test_a_step_through_dynamo(name: str, pairs: bool) -> None:
         torch.testing.assert_close(step_through_dynamo(name, pairs, foreach, compile=True), expected)
 
 
-def test_what_a_closure_branches_on_is_no_fault_of_the_optimizer() -> None:
-    layer = model(pairs=False)
-    optimizer, x = torch.optim.SGD(layer.parameters(), lr=0.1), batch(0)
-
-    def closure() -> torch.Tensor:
-        loss = layer(x).square().mean()
-        return loss * 2 if loss > 0 else loss
-
-    with pytest.raises(st.DataDependentError, match="the region branches") as caught:
-        st.compile(lambda: optimizer.step(closure))()
-    assert "loss > 0" in str(caught.value.got)
-
-
 def test_a_step_that_no_graph_can_hold_says_what_to_do() -> None:
     layer, x = model(pairs=False), batch(0)
     before = dense(list(layer.parameters()))

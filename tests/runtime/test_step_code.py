@@ -60,16 +60,6 @@ def _forward(region: Any) -> str:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", [_dense, _two])
-def test_as_eager(kind: Callable[[int], Tensor], optimizer: str) -> None:
-    (plain, wanted), (step, found) = (_step(kind, optimizer) for _ in range(2))
-    region = st.compile(step)
-    for _ in range(4):
-        plain(), region()
-        assert found() == wanted()
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", [_dense, _two])
 def test_a_call_delivers_straight_down(kind: Callable[[int], Tensor], optimizer: str) -> None:
     step, _ = _step(kind, optimizer)
     region = st.compile(step)

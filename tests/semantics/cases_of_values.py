@@ -191,6 +191,13 @@ same(
 )
 same(
     M,
+    "`x.data = y` of wrappers",
+    lambda x, y: (setattr(x, "data", y), x.add_(1), y * 2)[2],
+    lambda c: (two(3, seed=c), two(3, seed=c + 7)),
+    torch="graph break",
+)
+same(
+    M,
     "`out=` of another size, which grows",
     lambda x, y: torch.add(x, 1, out=y),
     lambda c: (dense(3, seed=c), torch.empty(0)),
@@ -266,6 +273,56 @@ def _reshaped_view() -> None:
     st.compile(lambda x, y: y.t_())(whole, member)
 
 
+same(
+    M,
+    "shape of a value, of which a view is made afterwards, and which is written then",
+    lambda x: (base := x + x, base.t_(), v := base[1:], base.mul_(2), v * 1)[4],
+    root(dense),
+    back=(0,),
+    torch="not in the survey",
+)
+same(
+    M,
+    "shape of a wrapper that is made in the region, of which a view is made afterwards",
+    lambda x: (base := x + x, base.t_(), base[1:] * 1)[2],
+    root(),
+    back=(0,),
+    torch="not in the survey",
+)
+same(
+    M,
+    "shape of a leaf that requires grad, changed in place and back under no_grad",
+    lambda x: (no_grad(lambda: (x.t_(), x.t_()))(), x * 2)[1],
+    root(dense),
+    back=(0,),
+    torch="not in the survey",
+    differs="values and gradients are eager's; its version counter, which eager moves, stays",
+)
+same(
+    M,
+    "shape of a view of a value, which is written then",
+    lambda x: (base := x + x, v := base[1:], v.t_(), base.mul_(2), v * 1)[4],
+    root(dense),
+    back=(0,),
+    torch="not in the survey",
+    refused="NeedsEager",
+)
+same(
+    M,
+    "an input that another one repeats (`expand`) is written",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda b: (b, b.expand(2, 3)))(dense(3, seed=c)),
+    torch="not in the survey",
+    refused="NeedsEager",
+)
+same(
+    M,
+    "an input with a negative bit is written",
+    lambda x: x.mul_(2),
+    lambda c: torch.complex(dense(3, seed=c), dense(3, seed=c + 5)).conj().imag,
+    torch="not in the survey",
+    refused="NeedsEager",
+)
 same(
     M,
     "`detach_()` of an input",
@@ -344,6 +401,15 @@ same(
     lambda x: (setattr(x, "scale", x.scale * 2), x * 1)[1],
     plain(scaled),
     torch="silently wrong",
+    refused="NeedsEager",
+)
+same(
+    M,
+    "an inner tensor of an argument with a history is replaced, after a write",
+    lambda x: (x.mul_(2), setattr(x, "a", x.a * 2), x * 2)[2],
+    nonleaf(),
+    back=(0,),
+    torch="not in the survey",
     refused="NeedsEager",
 )
 same(

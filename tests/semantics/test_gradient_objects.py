@@ -84,11 +84,6 @@ def test_gradients_that_are_one_object_stay_one_object() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- strides
-def _lay(make: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """A tangent for ``like`` whose dense leaves are laid out by ``make``."""
-    if isinstance(like, TwoTensor):
-        return TwoTensor(_lay(make, like.a), _lay(make, like.b))
-    return make(torch.randn(like.shape))
 
 
 def _sliced(t: Tensor) -> Tensor:
@@ -102,19 +97,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded rows": lambda t: t[:1].expand(t.shape),
     "sliced": _sliced,
 }
-
-LAID_OUT: dict[str, Callable[[Tensor], Tensor]] = {
-    "mul": lambda x: x * 2,
-    "sin": lambda x: x.sin(),
-    "transpose": lambda x: x.mT.exp(),
-    "cat": lambda x: torch.cat([x, x * 2]),
-    "sum": lambda x: x.sum(0, keepdim=True),
-    "view": lambda x: x.unsqueeze(0) * 2,
-}
-
-
-def _strides(t: Any) -> Any:
-    return [_strides(t.a), _strides(t.b)] if isinstance(t, TwoTensor) else t.stride()
 
 
 def test_a_layout_that_changes_no_gradient_needs_no_backward_of_its_own() -> None:
@@ -135,46 +117,3 @@ def test_tangents_of_ever_other_strides_trace_so_many_backwards_and_no_more() ->
         assert torch.equal(gradient, torch.full((3, 2), 2.0))
     backwards = region.specializations[0].program.backwards
     assert backwards is not None and len(backwards.compiled) <= 16
-
-
-class AsksForTheLayout(torch.autograd.Function):
-    """Another gradient for other layouts of the tangent, with the same strides."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g.contiguous() * (2 if g.is_contiguous() else 3)
-
-
-class ComparesStrides(torch.autograd.Function):
-    """The same by the strides themselves."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g.contiguous() * (2 if g.stride() == (3, 1) else 3 if g.stride(0) else 4)
-
-
-class ByStrides(TwoTensor):
-    """A class whose operations take another way for tensors that are not contiguous."""
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        found = super().__torch_dispatch__(func, types, args, kwargs)
-        if func is torch.ops.aten.mul.Tensor and isinstance(args[0], cls) and args[0].a.stride()[-1] != 1:
-            return cls(found.a.contiguous() * 2, found.b.contiguous())
-        return found
-
-
-_FIRST = {
-    "transposed": lambda x: x.t(),
-    "part": lambda x: x[:2],
-    "unsqueezed": lambda x: x.unsqueeze(0).expand(2, 3, 3),
-}
-_SECOND = {"product": lambda x: x.t() * 2, "function": lambda x: x.sin(), "matrix": lambda x: x @ torch.eye(3)}

@@ -15,7 +15,6 @@ Tensor = torch.Tensor
 W = torch.ones(2, 2, requires_grad=True)
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "write": lambda x: (x.add_(1), x * 2)[1],
-    "write twice": lambda x: (x.add_(1).mul_(2), x * 2)[1],
     "shape": lambda x: x.t_(),
     "save": lambda x: x * W,
     "view": lambda x: x[0:1],

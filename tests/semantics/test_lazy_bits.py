@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -54,3 +55,33 @@ def test_negatives(first: bool) -> None:
         x = z.conj().imag if negative else z.imag
         assert x.is_neg() is negative
         assert _value(compiled(x)) == _value(f(x))
+
+
+def test_arguments_of_one_memory_one_of_which_is_conjugated() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x.mul_(2)
+        return x * 1, y * 1
+
+    seen = []
+    for call in (lambda f: f, st.compile):
+        region: Any = call(f)
+        for make in (lambda x: x.view(-1), lambda x: x.conj(), lambda x: x.clone().conj()):
+            x = torch.complex(torch.ones(2), torch.ones(2))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # one of them runs eagerly
+                results = region(x, make(x))
+            seen.append([t.tolist() for t in (*results, x)])
+    assert seen[:3] == seen[3:]
+
+
+@pytest.mark.parametrize("f", [lambda x, w: torch.complex(x, w), lambda x, w: torch.complex(x, w).conj()])
+def test_tangents_that_are_still_to_be_conjugated(f: Callable[..., Tensor]) -> None:
+    seen = []
+    for call in (lambda f: f, st.compile, lambda f: st.compile(f, dynamic=True)):
+        x, w = (torch.ones(3, requires_grad=True) for _ in range(2))
+        region, rows = call(f), []
+        for tangent in (torch.full((3,), 1 + 2j), torch.full((3,), 1 + 2j).conj(), torch.full((3,), 1 + 2j)):
+            grads = torch.autograd.grad(region(x, w), (x, w), tangent)
+            rows.append([g.tolist() for g in grads])
+        seen.append(rows)
+    assert all(row == seen[0] for row in seen)

@@ -61,6 +61,7 @@ MAKE: dict[str, Callable[[], Tensor]] = {
     "member": lambda: (torch.ones(2, 2, requires_grad=True) * 1).unbind(0)[1],
     "retains": _retains,
     "inference": _inference,
+    "buffer": lambda: nn.Buffer(torch.ones(2)),
 }
 
 ASKS: dict[str, Callable[[Tensor], Any]] = {
@@ -76,6 +77,7 @@ ASKS: dict[str, Callable[[Tensor], Any]] = {
     "output_nr": lambda x: x.output_nr == 1,
     "retains_grad": lambda x: x.retains_grad,
     "nbytes": lambda x: x.nbytes == 8,
+    "buffer": lambda x: isinstance(x, nn.Buffer),
 }
 
 
@@ -193,29 +195,6 @@ def _tagged(**attributes: object) -> Tensor:
     x = torch.ones(2)
     vars(x).update(attributes)
     return x
-
-
-FACTS: dict[str, tuple[Callable[[Tensor], Any], list[Callable[[], Tensor]]]] = {
-    "_is_view": (lambda x: x._is_view(), [lambda: torch.ones(2), lambda: torch.ones(4)[:2]]),
-    "is_inference": (
-        lambda x: x.is_inference(),
-        [lambda: torch.ones(2), torch.inference_mode()(lambda: torch.ones(2))],
-    ),
-    "retains_grad": (lambda x: x.retains_grad, [_no_leaf, lambda: (x := _no_leaf(), x.retain_grad())[0]]),
-    "output_nr": (lambda x: x.output_nr, [_no_leaf, lambda: (torch.ones(2, 2, requires_grad=True) * 1).unbind()[1]]),
-    "buffer": (lambda x: isinstance(x, nn.Buffer), [lambda: torch.ones(2), lambda: nn.Buffer(torch.ones(2))]),
-    "attribute": (lambda x: getattr(x, "tag", 0), [_tagged, lambda: _tagged(tag=3), lambda: _tagged(tag=4)]),
-}
-
-
-@pytest.mark.parametrize("name", FACTS)
-def test_facts_of_the_input_itself(name: str) -> None:
-    ask, makes = FACTS[name]
-    region = st.compile(lambda x: x.detach() * (2 + ask(x)))
-    for make in (*makes, *makes):
-        x = make()
-        assert region(x).equal(x.detach() * (2 + ask(x)))
-    assert len(region.specializations) == len(makes)
 
 
 def test_a_parameter_that_the_region_makes() -> None:

@@ -101,13 +101,6 @@ def test_a_result_that_nobody_holds_is_not_kept_alive() -> None:
     assert torch.allclose(x.grad.a, 0.5 / x.a.detach().sqrt())
 
 
-TWO_RESULTS: dict[str, Callable[[Tensor], Any]] = {
-    "both saved": lambda x: (x.exp(), x.sigmoid()),
-    "one of the other": lambda x: (y := x.exp(), y.sigmoid()),
-    "a part": lambda x: (x.exp(), x.sigmoid()[1:]),
-}
-
-
 @pytest.mark.parametrize("wrap", [None, lambda t: TwoTensor(t, t + 1)], ids=["dense", "wrapper"])
 def test_a_second_backward_after_the_error(wrap: Any) -> None:
     compiled = st.compile(lambda x: (x.exp(), x.sigmoid()))

@@ -72,16 +72,6 @@ def test_a_training_loop_is_captured_in_its_first_step(wrapper: bool, dynamic: b
         assert compiled_autograd.stats.captures == 1
 
 
-def test_a_region_with_wrapper_parameters_and_dense_results() -> None:
-    w = leaf(True)
-    region = st.compile(lambda x, w: dense(layers(x, w)))
-    expected = gradients(region, w)
-    for _ in range(2):
-        with compiled_autograd():
-            got = gradients(region, w)
-        assert all(map(torch.equal, got, expected)) and type(w.grad) is TwoTensor
-
-
 class Dense(torch.autograd.Function):
     """The sum of the inner tensors, dense."""
 

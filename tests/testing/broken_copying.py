@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 from broken import breaks, miscomputes
 from sound import Sound, is_parameter
@@ -98,9 +96,6 @@ def ParameterNotWritten(cls, right, func, args, kwargs):
     if is_parameter(args[0]):
         return args[0]
     return right(func, args, kwargs)
-
-
-LIVE = weakref.WeakSet()
 
 
 @miscomputes("ST513", aten.add_.Tensor)

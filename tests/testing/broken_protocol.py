@@ -109,22 +109,6 @@ class ContextOfTensors(Sound):
         return cls(inner["data_"], inner["extra"], context[0], size, stride)
 
 
-class Unpicklable:
-    """Cannot be pickled; one value."""
-
-    def __eq__(self, other):
-        return isinstance(other, Unpicklable)
-
-    def __hash__(self):
-        return 1
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def __reduce__(self):
-        raise TypeError("cannot be pickled")
-
-
 @breaks("ST109")
 class GradInside(Sound):
     """requires_grad_ reaches the idle inner tensor."""

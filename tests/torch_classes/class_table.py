@@ -451,6 +451,9 @@ def through_dynamo(f: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(f, backend="subclass_trace", fullgraph=True)
 
 
+FRONT_ENDS = {"functional": st.compile, "dynamo": through_dynamo}
+
+
 def cells(row: Row) -> list[str]:
     """The row of the page: class, package, what ``st.compile`` does, what ``torch.compile`` does, the note."""
     functional, dynamo = measure(row, st.compile), measure(row, through_dynamo)

@@ -5,23 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from class_table import FRONT_ENDS
 
 import subclass_trace as st
-from subclass_trace.frontends.dynamo import register
 from subclass_trace.subclass.flatten import leaves_of
 
 complex_tensor = pytest.importorskip("torch._subclasses.complex_tensor", reason="this torch has no ComplexTensor")
 local_tensor = pytest.importorskip("torch.distributed._local_tensor", reason="this torch has no LocalTensor")
 ComplexTensor, LocalTensor = complex_tensor.ComplexTensor, local_tensor.LocalTensor
-
-
-def through_dynamo(f):
-    register()
-    torch.compiler.reset()
-    return torch.compile(f, backend="subclass_trace", fullgraph=True)
-
-
-FRONT_ENDS = {"functional": st.compile, "dynamo": through_dynamo}
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

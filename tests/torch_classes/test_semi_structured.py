@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from class_table import FRONT_ENDS
 from torch.sparse import SparseSemiStructuredTensorCUTLASS as Sparse
 from torch.sparse import to_sparse_semi_structured
 from torch.sparse._semi_structured_conversions import (
@@ -18,7 +19,6 @@ from torch.sparse._semi_structured_conversions import (
 )
 
 import subclass_trace as st
-from subclass_trace.frontends.dynamo import register
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of SparseSemiStructuredTensor:UserWarning")
 BF16 = torch.bfloat16
@@ -58,15 +58,6 @@ def sparse(dense: torch.Tensor, sides: int = 2, requires_grad: bool = False) -> 
         compressed_swizzled_bitmask=None,
         requires_grad=requires_grad,
     )
-
-
-def through_dynamo(f):
-    register()
-    torch.compiler.reset()
-    return torch.compile(f, backend="subclass_trace", fullgraph=True)
-
-
-FRONT_ENDS = {"functional": st.compile, "dynamo": through_dynamo}
 
 
 def x_and_bias():

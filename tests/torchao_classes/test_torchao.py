@@ -158,31 +158,6 @@ def test_an_optimizer_state_is_changed_in_place(kind: str, front_end: str) -> No
     assert got[0].dequantize().abs().sum() > 0
 
 
-@pytest.mark.filterwarnings("ignore:torch.compile with fullgraph=True found no compiled frames:UserWarning")  # 2.12
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-@pytest.mark.parametrize("optimizer", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
-def test_low_bit_optimizers(optimizer: str, front_end: str) -> None:
-    import torchao.optim
-
-    finals = []
-    for compile_it in (lambda model, backend: model, FRONT_ENDS[front_end]):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(128, 64)
-        compiled = compile_it(model, "eager")
-        optim = getattr(torchao.optim, optimizer)(model.parameters(), lr=1e-2)
-        for seed in range(3):
-            torch.manual_seed(seed)
-            compiled(torch.randn(4, 128)).square().sum().backward()
-            torch.compiler.set_stance("force_eager")  # torchao compiles its own update, with inductor
-            try:
-                optim.step()
-            finally:
-                torch.compiler.set_stance("default")
-            optim.zero_grad()
-        finals.append([p.detach() for p in model.parameters()])
-    torch.testing.assert_close(finals[1], finals[0])
-
-
 # ---------------------------------------------------------------------------------------------- values as numbers
 @pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
 def test_a_class_that_reads_a_number_of_its_inner_tensors() -> None:

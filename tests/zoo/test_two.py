@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subclass_trace.errors import UnsupportedError
-from subclass_trace.zoo import PackedInt4, TwoTensor
+from subclass_trace.zoo import TwoTensor
 
 
 def two(*size: int) -> TwoTensor:
@@ -77,16 +77,3 @@ def test_python_values_that_disagree_are_refused() -> None:
 def test_halves_must_agree() -> None:
     with pytest.raises(ValueError, match=r"the halves of a TwoTensor must agree .* got \(2,\), \(1,\)"):
         TwoTensor(torch.ones(2), torch.ones(3))
-
-
-def test_nested_over_packed_int4() -> None:
-    w = TwoTensor(*(PackedInt4.quantize(torch.randn(4, 6)) for _ in range(2)))
-    assert w.shape == (4, 6) and w.a.packed.shape == (4, 3)
-    a = w.a.dequantize()
-    rows = w[1:3]
-    assert type(rows) is TwoTensor and type(rows.a) is PackedInt4
-    rows.zero_()
-    a[1:3] = 0
-    torch.testing.assert_close(w.a.dequantize(), a)
-    out = torch.nn.functional.linear(torch.ones(2, 6), w)
-    torch.testing.assert_close(out.a, torch.ones(2, 6) @ a.t())

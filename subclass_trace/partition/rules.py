@@ -41,6 +41,8 @@ MUST_SAVE = CheckpointPolicy.MUST_SAVE
 #: what a value costs that is alive anyway: results and inputs that eager autograd would keep, and other inputs. The caller may
 #: write to these before the backward, where eager has a number and autograd would raise.
 _RESULT, _INPUT, _OTHER_INPUT = 0.25, 0.5, 0.75
+#: less than an input: one that is saved for a size alone may not be written before the backward
+_NUMBER = 0.125
 LAST_RESORT = 1e15
 
 
@@ -129,7 +131,7 @@ def _is_dear(t: Table, tags: Sequence[Any], i: int) -> bool:
 
 # ---------------------------------------------------------------------------------------------- weights
 def storage_weights(t: Table, facts: Facts) -> list[float]:
-    """The storage model: see the top of this file. Saved symbolic numbers cost 1, so that few are; late rows are not saved."""
+    """The storage model: see the top of this file. Saved numbers cost a little, so that few are; late rows are not saved."""
     weights = [INF] * len(t.nodes)
     written = written_storages(t, facts)
     given = {t.storage[i] for i in t.primals} - {None}
@@ -140,7 +142,7 @@ def storage_weights(t: Table, facts: Facts) -> list[float]:
             continue
         value, key = t.val[i], t.storage[i]
         if isinstance(value, torch_api.SYM_TYPES):
-            weights[i] = 1.0
+            weights[i] = _NUMBER
         elif not isinstance(value, torch.Tensor):
             weights[i] = INF if value is None or isinstance(value, (list, tuple)) else 0.0
         elif key is None:

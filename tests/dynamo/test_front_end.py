@@ -307,17 +307,6 @@ def test_a_module_trains_as_in_eager() -> None:
         torch.testing.assert_close(q, p, msg=name)
 
 
-def test_inference() -> None:
-    model = torch.nn.Linear(3, 3).eval()
-    f = torch.compile(model, backend="subclass_trace", fullgraph=True)
-    x = torch.randn(2, 3)
-    for context in (torch.no_grad, torch.inference_mode):
-        with context():
-            out = f(x)
-            torch.testing.assert_close(out, model(x))
-            assert not out.requires_grad
-
-
 def test_parameters_that_are_replaced_are_read_anew() -> None:
     model = torch.nn.Linear(3, 3)
     f = torch.compile(model, backend="subclass_trace", fullgraph=True)

@@ -83,15 +83,6 @@ def test_a_region_is_kept_as_it_is_with_disable() -> None:
         torch.compile(outer, backend="subclass_trace", fullgraph=True)(*matrices["wrapper"]())
 
 
-def test_a_compiled_region() -> None:
-    region = st.compile(product)
-    same(
-        run(product, matrices["dense"]),
-        run(torch.compile(region, backend="subclass_trace", fullgraph=True), matrices["dense"]),
-    )
-    assert region.specializations == []
-
-
 # ---------------------------------------------------------------------------------------------- frames of ours
 class Doubled(WrapperTensor, default="dequantize"):
     """Its torch function runs Python as well."""

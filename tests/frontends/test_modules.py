@@ -187,14 +187,6 @@ def test_module_as_an_argument() -> None:
         assert m.weight.grad is not None
 
 
-def test_a_module_added_after_compiling() -> None:
-    m = nn.Sequential(nn.Linear(2, 2))
-    region, x = st.compile(m), torch.randn(1, 2)
-    region(x)
-    m.append(nn.ReLU())
-    torch.testing.assert_close(region(x), m(x))
-
-
 def test_dynamo_from_the_start() -> None:
     def branch(x):
         return x.sin() if x.sum() > 0 else x.cos()

@@ -281,16 +281,6 @@ def test_torchs_compiled_autograd_after_ours(torch_ca: Any) -> None:
     assert torch.equal(backward(), EXPECTED)
 
 
-def test_torchs_compiled_autograd_inside_ours(torch_ca: Any) -> None:
-    enable, made = torch_ca
-    with compiled_autograd():
-        with enable():
-            assert torch.equal(backward(factor=5.0), backward(factor=5.0))
-        runs = compiled_autograd.stats.runs
-        assert torch.equal(backward(), EXPECTED)
-        assert compiled_autograd.stats.runs == runs + 1
-
-
 def test_ours_inside_torchs(torch_ca: Any) -> None:
     enable, made = torch_ca
     with enable():

@@ -270,8 +270,7 @@ TORCHAO = [
         _quantized(lambda q: q.Int8DynamicActivationInt8WeightConfig(), BF16),
         F.linear,
         None,
-        "dynamic activations: eager silently gives no gradient, and so does the region; "
-        "through Dynamo the result says that it requires grad (open)",
+        "dynamic activations: eager silently gives no gradient, and so does the region",
     ),
     Row(
         "IntxUnpackedToInt8Tensor",

@@ -13,11 +13,10 @@ from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.attributes import attributes_of_wrapper
-from ..subclass.context import same_context, without_outer
 from ..subclass.flatten import flatten, guarded_spec
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import Spec, WrapperSpec, spec_leaves
+from ..subclass.spec import Spec, WrapperSpec, same_contexts, spec_leaves
 from .aliasing import family, repeats
 from .inputs import Inputs, TracedInput
 from .recorder import Recorder
@@ -111,7 +110,7 @@ def _written(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder) 
     # What the class does not set by itself is Python state, which is looked after as such.
     state = attributes_of_wrapper(row.traced, after) if isinstance(row.spec, WrapperSpec) else {}
     other = {k for k, v in state.items() if was.attributes.get(k, was) is not v}
-    if not other.isdisjoint(row.own) or not same_contexts(was.spec, after):
+    if not other.isdisjoint(row.own) or not same_but_for_grad(was.spec, after):
         raise _changes(row.path, "in attributes that its class sets, or in its flatten context")
     if row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None:
         raise _changes(row.path, "by requires_grad_()")
@@ -147,16 +146,19 @@ def check_contexts(before: Contexts, what: str, fix: str) -> None:
     """
     with torch_api.plain_dispatch():
         for path, value, known in before:
-            if not same_contexts(known, now := flatten(value)[1]):
+            if not same_but_for_grad(known, now := flatten(value)[1]):
                 got = f"{getattr(now, 'context', None)!r:.200}"
                 raise UnsupportedError(what, path=path, expected="the context as it was before", got=got, fix=fix)
 
 
-def _without_grad(spec: WrapperSpec) -> WrapperSpec:
-    """The spec, whose context does not repeat whether the wrapper requires grad (as DTensor's does)."""
-    if type(spec.context) is not tuple:
+def _without_grad(spec: Spec) -> Spec:
+    """The spec, whose contexts do not repeat whether a wrapper requires grad (as DTensor's does)."""
+    if not isinstance(spec, WrapperSpec):
         return spec
-    return replace(spec, context=tuple(None if x is spec.requires_grad else x for x in spec.context))
+    context = spec.context
+    if type(context) is tuple:
+        context = tuple(None if x is spec.requires_grad else x for x in context)
+    return replace(spec, context=context, inners=tuple(map(_without_grad, spec.inners)))
 
 
 def _same_names(a: Spec, b: Spec) -> bool:
@@ -166,16 +168,9 @@ def _same_names(a: Spec, b: Spec) -> bool:
     return a.names == b.names and all(map(_same_names, a.inners, b.inners))
 
 
-def same_contexts(a: Spec, b: Spec) -> bool:
-    """Are the contexts of two specs of one structure the same, at every level?"""
-    if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
-        return True
-    a, b = _without_grad(a), _without_grad(b)
-    if not same_context(a.context, b.context):
-        now = without_outer(b.context, b.size, b.stride)
-        if not same_context(without_outer(a.context, a.size, a.stride), now):
-            return False
-    return all(map(same_contexts, a.inners, b.inners))
+def same_but_for_grad(a: Spec, b: Spec) -> bool:
+    """Are the contexts of two specs of one structure the same, but for what they say of ``requires_grad``?"""
+    return same_contexts(_without_grad(a), _without_grad(b))
 
 
 def places(spec: Spec) -> list[Any]:

@@ -32,7 +32,7 @@ from ..subclass.visit import rebuild
 from .aliasing import in_one_place
 from .diagnostics import kept_number
 from .inputs import Inputs
-from .mutation import places, same_contexts
+from .mutation import places, same_but_for_grad
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -183,7 +183,7 @@ class OutputClassifier:
                 return False
         if base.is_nested or any(map(_is_unknown, sizes)):  # fresh offsets have a ragged size of their own
             return True
-        return type(made) is type(spec) and places(made) == places(spec) and same_contexts(made, spec)
+        return type(made) is type(spec) and places(made) == places(spec) and same_but_for_grad(made, spec)
 
     def _refused_view(self, view: Tensor) -> NeedsEager:
         return NeedsEager(

@@ -122,11 +122,6 @@ class TracedGraph:
             del self._lifted[key]
         self._adopted = []
 
-    def lifted_fake(self, real: Tensor) -> Tensor | None:
-        """The fake that stands for a lifted tensor, if it was lifted."""
-        hit = self._lifted.get(id(real))
-        return None if hit is None else hit[0]
-
     def constant(self, real: Tensor) -> Tensor:
         """The fake that stands for a real dense tensor which is read from where it is."""
         hit = self._lifted.get(id(real))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 _STEPS = re.compile(r"^\w+|\.\w+|\[(?:'[^']*'|[^\[\]])*\]")
 
@@ -43,11 +42,3 @@ class Path:
 
     def __str__(self) -> str:
         return self.root + "".join(self.steps)
-
-
-def owner_of(value: Any, name: str) -> tuple[Any, str]:
-    """What holds an attribute with a dotted name (``inner.n``), and the last part of it."""
-    *names, last = name.split(".")
-    for part in names:
-        value = getattr(value, part, None)
-    return value, last

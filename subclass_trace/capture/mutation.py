@@ -67,11 +67,9 @@ def read_mutations(inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], 
                 row.path, "under autograd, where it is a leaf, or a view that autograd protects or knows others of"
             )
         if written or differentiable:
-            unseen = was.version is not None and row.traced._version == was.version
-            unseen = unseen and (
-                isinstance(row.spec, WrapperSpec) or memory[_memory(inputs.originals[row.leaves[0]])] == 1
-            )
-            plans.append(MutationPlan(number, emit(row.traced), written, differentiable, unseen))
+            alone = isinstance(row.spec, WrapperSpec) or memory[_memory(inputs.originals[row.leaves[0]])] == 1
+            moved = row.traced._version - was.version if alone and was.version is not None else None
+            plans.append(MutationPlan(number, emit(row.traced), written, differentiable, moved))
     return plans
 
 

@@ -14,11 +14,12 @@ class MutationPlan:
         value: number of the forward value that holds its new contents.
         leaves: positions (within the input) of the leaves whose data is written.
         differentiable: autograd saw it, so that the input gets a new history.
-        unseen: the version counter of the input stays where it is (``x.data``, or an inner tensor was written).
+        moved: by how much the version counter of the input moves: 0 for a write to ``x.data``, or to an inner tensor. None: by
+            what is written, since other inputs may share it.
     """
 
     input: int
     value: int
     leaves: tuple[int, ...]
     differentiable: bool = False
-    unseen: bool = False
+    moved: int | None = None

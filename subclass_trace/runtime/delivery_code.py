@@ -71,9 +71,9 @@ class Delivery:
         return [self.leaves[k] for k in self.plan.inputs.rows[m.input].leaves]
 
     def keep_versions(self) -> None:
-        """Emit noting the version counters that stay where they are."""
+        """Emit noting the version counters that what is written does not move as eager does."""
         for m in self.plan.mutations.rows:
-            if m.unseen and self._is_dense(m):
+            if self._is_set(m):
                 self.source.line(f"version{m.input} = {self.inputs[m.input]}._version")
 
     def write(self, values: Sequence[str], *, grad: bool, inference: bool) -> None:
@@ -85,7 +85,7 @@ class Delivery:
                 known = f"{self.inputs[m.input]}, {values[m.value]}, {m.leaves!r}"
                 s.line(f"{s.bind('write_back', write_back)}({known})")
         moved = [
-            self.inputs[m.input] for m in mutations.rows if not (self._is_dense(m) or m.differentiable or m.unseen)
+            self.inputs[m.input] for m in mutations.rows if not (self._is_dense(m) or m.differentiable or m.moved == 0)
         ]
         for m in mutations.rows:
             inners = getattr(self.plan.inputs.rows[m.input].spec, "inners", ())
@@ -96,9 +96,17 @@ class Delivery:
             known = f"[t for t in {known} if not t.is_inference()]" if inference else known
             s.line(f"{s.bind('move_versions', torch_api.move_versions)}({known})")
         for m in mutations.rows:
-            if m.unseen and self._is_dense(m):
+            if self._is_set(m):
                 set_versions = s.bind("set_versions", torch_api.set_versions)
-                s.line(f"{set_versions}(({self.inputs[m.input]},), (version{m.input},))")
+                s.line(f"{set_versions}(({self.inputs[m.input]},), (version{m.input} + {m.moved},))")
+
+    def _is_set(self, m: MutationPlan) -> bool:
+        """Does the counter move otherwise by itself: by 1 for a copy, by each write of a program?"""
+        if m.moved is None or m.differentiable:
+            return m.moved is not None
+        if not self._is_dense(m):
+            return m.moved > 1
+        return m.moved == 0 if self.plan.mutations.in_program else m.moved != 1
 
     def _copy(self, copies: Sequence[MutationPlan], values: Sequence[str], grad: bool) -> None:
         s = self.source

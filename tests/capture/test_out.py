@@ -57,7 +57,7 @@ def seen(function: Callable[..., Any], arguments: tuple[Tensor, ...]) -> list[An
     same = [[r is a for a in arguments] for r in results]
     leaves = [t for v in (*arguments, *results) for t in ((v.a, v.b) if isinstance(v, TwoTensor) else (v,))]
     rows: list[Any] = [(t.tolist(), t.dtype, t.shape, t.stride(), t.storage_offset()) for t in leaves]
-    return [*rows, same, [t._version > 0 for t in arguments], [t.untyped_storage().nbytes() for t in arguments]]
+    return [*rows, same, [t._version for t in arguments], [t.untyped_storage().nbytes() for t in arguments]]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

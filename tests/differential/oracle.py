@@ -186,6 +186,8 @@ def observe(
         behaviour.members = frozenset(members), frozenset(k for k, t in enumerate(results) if is_member(t))
         seen["inputs after"] = [look(t, strides=strides) for t in given]
         seen["version moved"] = [t._version != version for t, version in counters]
+        alone = [not any(_keys(t) & _keys(other) for other in given if other is not t) for t, _ in counters]
+        seen["version moved by"] = [t._version - n if a else None for (t, n), a in zip(counters, alone, strict=True)]
         behaviour.stage = "backward"
         if backward is not None:
             backward(tensors(out))
@@ -286,7 +288,7 @@ def check(
             views = run.seen["relations"]["views"]
             run.seen["relations"]["views"] = [row for row in views if not any(f"{m}." in f"{row}." for m in labels)]
             run.seen["family"] = [None if k in places else row for k, row in enumerate(run.seen["family"])]
-        # By how much, and that of what is inside of a wrapper, nothing hangs on; nor on one more that moves.
+        # By how much where several inputs share one, nothing hangs on; nor on one more that moves.
         moved = [w.seen.pop("version moved") for w in (want, got)]
         found = difference(want.seen, got.seen)
         if any(eager and not ours for eager, ours in zip(*moved, strict=True)):

@@ -22,6 +22,7 @@ MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch
 #: in inference mode, members of an "unsafe" split of a normal tensor are views of it with counters of their own, in eager
 #: alone; and dropout that drops nothing gives another TwoTensor around the same inner tensors
 OTHER_RELATIONS = {
+    ("dense", "nn.functional.instance_norm", "inference"),  # its statistics are written, and their counters stay
     ("dense", "unsafe_chunk", "inference"),
     ("dense", "unsafe_split", "inference"),
     ("two", "nn.functional.dropout", "inference"),
@@ -51,8 +52,8 @@ def _strides(t: Tensor) -> list[int] | None:
     return [stride if size > 1 else 0 for size, stride in zip(t.shape, t.stride(), strict=True)]
 
 
-def _moved(t: Tensor) -> bool:
-    return not t.is_inference() and t._version > 0
+def _version(t: Tensor) -> int | None:
+    return None if t.is_inference() else t._version
 
 
 def _relations(given: Sequence[Tensor], results: Sequence[Tensor]) -> list[Any]:
@@ -71,7 +72,7 @@ def _relations(given: Sequence[Tensor], results: Sequence[Tensor]) -> list[Any]:
                 shown,
                 shared,
                 same,
-                number < len(given) and _moved(t),
+                _version(t) if number < len(given) else None,  # those of results are not always eager's
                 t.is_inference(),
                 layout,
             )

@@ -261,6 +261,7 @@ def compare(fn: Callable[..., Any], make: oracle.Make, *, backward: bool, values
             kind = "refused" if isinstance(got.error, st.SubclassTraceError) else "crash"
             where = "" if got.stage == "call" else f"in the {got.stage}: "
             return kind, f"{where}{_line(got.error)}"
+        oracle.leave_out_members(want, got)
         a, b = _dense(want.seen), _dense(got.seen)
         found = oracle.difference(a, b) if values else oracle.difference(_without_values(a), _without_values(b))
         if found:

@@ -82,12 +82,14 @@ class Region:
         for serve in fast:
             result = serve(args, kwargs)
             if result is not MISS:
+                if serve is not fast[0]:  # it will serve the next call, too
+                    self.__fast = (serve, *[other for other in fast if other is not serve])
                 if self.__row:
                     self.__row = []
                 return result
-        return self.__slow_call(args, kwargs, fast)
+        return self.__slow_call(args, kwargs)
 
-    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], fast: tuple[Callable[..., Any], ...]) -> Any:
+    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that none of these serves."""
         if self.__dynamo is None and self.__options.frontend == "dynamo":
             self.__hand_over(None)
@@ -97,7 +99,7 @@ class Region:
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
-            entry = self.__specialize(args, kwargs, fast)
+            entry = self.__specialize(args, kwargs)
         except NeedsEager as refused:
             return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
         except Untraced as untraced:
@@ -130,10 +132,8 @@ class Region:
         with torch_api.dynamo_lock(), TRACE_LOCK:
             return self.__compiled(args, kwargs)
 
-    def __specialize(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Callable[..., Any], ...]
-    ) -> Specialization:
-        """The specialization for a call, which is none of these that were tried.
+    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
+        """The specialization for a call that none has served.
 
         Raises:
             Untraced: Dynamo serves the region from now on; or the function has raised, and ran once eagerly.
@@ -142,7 +142,7 @@ class Region:
             if self.__dynamo is not None:  # another thread has handed over meanwhile
                 raise Untraced(MISS)
             try:
-                return self.__compiled(args, kwargs, tried)
+                return self.__compiled(args, kwargs)
             except NeedsEager:
                 raise
             except SubclassTraceError as refused:
@@ -165,18 +165,17 @@ class Region:
         name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
         self.__dynamo = HandOver(self.__function, self.__options, refused, name)
 
-    def __compiled(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Callable[..., Any], ...] = ()
-    ) -> Specialization:
+    def __compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
         with _no_garbage_collection():
             call, ambient = (args, kwargs), Ambient.now()
             for entry in self.__entries:  # another thread may have made it meanwhile
-                if entry.entry.call not in tried and entry.failed(args, kwargs, ambient) is None:
+                if entry.failed(args, kwargs) is None:
+                    self.__fast = tuple(e.entry.call for e in self.__entries)
                     return entry
-            reason = self.__reason(args, kwargs, ambient)
+            reason = self.__reason(args, kwargs)
             self.__check_count(reason)
             for entry in self.__entries:
-                self.__history.varying_numbers.update(changed_numbers(entry.guards.reader.guards, call))
+                self.__history.varying_numbers.update(changed_numbers(entry.guards.state, call))
             entry = compile_call(
                 self.__function, call, ambient, self.__options, self.__history, reason, keep_joint=self.__keep_joint
             )
@@ -209,12 +208,9 @@ class Region:
             self.__entries = tuple(e for e in self.__entries if e.program is not program)
             self.__fast = tuple(e.entry.call for e in self.__entries)
 
-    def __reason(self, args: Any, kwargs: Any, ambient: Ambient) -> str:
-        if not self.__entries:
-            return "first call"
-        other = "dispatch keys of a tensor: expected those of the trace (a tensor of inference mode has others)"
-        rows = [e.failed(args, kwargs, ambient) or other for e in self.__entries]
-        return "; ".join(f"[{k}] {row}" for k, row in enumerate(rows))
+    def __reason(self, args: Any, kwargs: Any) -> str:
+        rows = [f"[{k}] {entry.failed(args, kwargs)}" for k, entry in enumerate(self.__entries)]
+        return "; ".join(rows) or "first call"
 
     # ---------------------------------------------------------------- looking at it
     @property

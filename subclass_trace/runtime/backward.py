@@ -18,13 +18,13 @@ from .. import torch_api, verify
 from ..capture.graphs import drop_outputs, extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
-from ..state.guard_code import Reader
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides, is_lazy
 from .sizes import Env, evaluator, freeze, holds
+from .state_code import state_holds
 from .tangents import matches, traced_as, with_unbacked
 
 Tensor = torch.Tensor
@@ -41,14 +41,14 @@ class Circumstances:
     Attributes:
         create_graph: it can be differentiated again.
         conditions: on sizes and numbers, beyond those of the specialization.
-        state: the Python state that its code read.
+        state: tells whether the Python state that its code read is as it was.
         autocast: the state of autocast, as in `Ambient`.
         dtensor: what was active around DTensors, if it met any.
     """
 
     create_graph: bool = False
     conditions: tuple[Any, ...] = ()
-    state: Reader | None = None
+    state: Callable[[], bool] | None = None
     autocast: tuple[Any, ...] = ()
     dtensor: torch_api.DTensorModes | None = None
 
@@ -58,7 +58,7 @@ class Circumstances:
             self.create_graph == create_graph
             and self.autocast == torch_api.autocast_state()
             and all(holds(c, env) for c in self.conditions)
-            and (self.state is None or self.state.still_holds())
+            and (self.state is None or self.state())
             and (self.dtensor is None or self.dtensor == torch_api.dtensor_modes())
         )
 
@@ -222,7 +222,7 @@ class Backwards:
         again = create_graph or self.of is not None
         if again and self.narrow is not None and any(map(torch_api.is_equality, conditions)):
             self.narrow()
-        when = Circumstances(create_graph, conditions, traced.guards, autocast, tape.session.dtensor_modes())
+        when = Circumstances(create_graph, conditions, check_of(traced), autocast, tape.session.dtensor_modes())
         return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
@@ -280,6 +280,11 @@ class Backwards:
             fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__ that says "
             "which tangent it expects",
         )
+
+
+def check_of(traced: TracedBackward) -> Callable[[], bool] | None:
+    """See `Circumstances.state`."""
+    return None if traced.guards is None else state_holds(traced.guards)
 
 
 def _requires_grad(spec: Spec | None) -> bool:

@@ -146,8 +146,6 @@ class Backwards:
         inputs: how many inputs are differentiated.
         takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
-        narrow: is told when a backward that is differentiated again fixes sizes: calls with others get a specialization of
-            their own.
     """
 
     def __init__(
@@ -163,7 +161,6 @@ class Backwards:
         self.inputs = len(tape.edges)
         self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
         self.of: tuple[int, ...] | None = None
-        self.narrow: Callable[[], None] | None = None
         self.compiled: tuple[CompiledBackward, ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
@@ -219,22 +216,16 @@ class Backwards:
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
             raise self._other_sizes(failed, env)
-        again = create_graph or self.of is not None
-        if again and self.narrow is not None and any(map(torch_api.is_equality, conditions)):
-            self.narrow()
         when = Circumstances(create_graph, conditions, check_of(traced), autocast, tape.session.dtensor_modes())
         return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
-        again = "call the region again with these sizes (from now on each has a specialization of its own), or "
-        if self.narrow is not None:
-            self.narrow()
         return TangentError(
             "this backward takes other operations for other sizes or numbers, and its trace has those of another call",
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str({str(s): env[s] for s in condition.free_symbols}),
-            fix=("" if self.narrow is None else again) + "compile with dynamic='never'",
+            fix="compile with dynamic='never'",
         )
 
     def _compile(
@@ -260,8 +251,7 @@ class Backwards:
         following = None
         if traced.next is not None:
             following = Backwards(traced.next, frozenset(have), self.compile_backward, (), self.symbols)
-            following.of, following.narrow = traced.differentiable, self.narrow
-            following.takes_batches = self.takes_batches
+            following.of, following.takes_batches = traced.differentiable, self.takes_batches
         return [place.get(n, ("saved", n)) for n in names], self.compile_backward(graph), following, graph
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ..errors import SideEffectError, SubclassTraceError
+from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
+from ..subclass.attributes import namespace_of
 from ..subclass.protocol import is_traceable
 from .entering import Events, is_users
 from .guards import StateGuards
@@ -215,6 +216,14 @@ class StateRun:
         recipes = self.recipes = Recipes(self.walk, self.reals)
         recipes.result = recipes(result, "result")
         recipes.effects = tuple(side_effects(self.snapshot.changes(), recipes))
+        changed = {id(e.holder.thing if e.holder.owner is None else e.holder.owner) for e in recipes.effects}
+        for source, real in self.reals.values() if changed else ():
+            if any(id(value) in changed for value in (namespace_of(real) or {}).values()):
+                raise UnsupportedError(
+                    "the region changes an object that an input has in its context, of which the trace has a copy",
+                    path=source.path,
+                    fix="let the wrapper have a copy of its own",
+                )
         return recipes
 
     def restore(self) -> None:

@@ -155,7 +155,6 @@ from .symbols import expression_source as expression_source
 from .symbols import fix_rounded as fix_rounded
 from .symbols import input_source as input_source
 from .symbols import is_data_dependent as is_data_dependent
-from .symbols import is_equality as is_equality
 from .symbols import is_known as is_known
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id

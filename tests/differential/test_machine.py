@@ -1,7 +1,7 @@
 """Programs built step by step by a state machine: eager against compiled at the end of each run.
 
-`test_generated.py` draws whole programs; here each step sees what is there already, so that chains of views that are
-written, wrappers made in the region, inner tensors taken out and inputs that share memory come up more often.
+Each step sees what is there already, so that chains of views that are written, wrappers made in the region, inner tensors
+taken out and inputs that share memory come up often.
 ``pytest -m fuzz tests/differential/test_machine.py`` searches longer.
 """
 

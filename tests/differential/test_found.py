@@ -73,6 +73,15 @@ FOUND = {
         (0,),
         "tangent",
     ),
+    "a write by the code of a class, which eager's counter does not count": (
+        ("w0 = dense(3, 3, seed=call)",),
+        ("w0",),
+        (),
+        ("x0.copy_(x0)", "v1 = TwoTensor(x0, x0)", "v1.add_(1)", "x0.data.add_(1)"),
+        ("v1",),
+        None,
+        "tangent",
+    ),
     "a Masked gradient that somebody else holds": (
         ("w0 = masked(3, 3, seed=call).requires_grad_()",),
         ("w0", "w0"),

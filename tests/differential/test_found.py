@@ -82,6 +82,15 @@ FOUND = {
         None,
         "tangent",
     ),
+    "a detached view of one part of an input, of which another part is written": (
+        ("w0 = dense(3, 3, seed=call).requires_grad_()", "a0 = w0 * 1"),
+        ("a0",),
+        ("w0",),
+        ("x0[:1] = x0[1:2]",),
+        ("x0[1:].t().detach()",),
+        None,
+        "tangent",
+    ),
     "a Masked gradient that somebody else holds": (
         ("w0 = masked(3, 3, seed=call).requires_grad_()",),
         ("w0", "w0"),

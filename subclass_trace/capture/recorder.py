@@ -277,7 +277,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
                     self.state.check_generator(a)
         before = [(t.shape, 0 if t.is_inference() else t._version) for t in written]
         out = self.results.run(func, args, kwargs)
-        for t, (size, version) in zip(written, before, strict=True):
+        for t, (size, _) in zip(written, before, strict=True):
             if t.shape != size:
                 raise refused_write(func, t, self.user_line(), "a tensor that gets another size by that")
         if func._schema.name.startswith(

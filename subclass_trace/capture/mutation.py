@@ -58,6 +58,7 @@ def read_mutations(inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], 
     reals = [row.real() for row in inputs.inputs]
     bases = [None if real is None else family(real) for real in reals]  # kept, so that their ids stay theirs
     memory = Counter(map(_memory, inputs.originals))  # inputs in one memory may share a counter
+    writes = Counter(storage for storage, _ in recorder.writes)
     plans = []
     for number, (row, was) in enumerate(zip(inputs.inputs, inputs.before, strict=True)):
         written = _written(row, was, inputs, recorder)
@@ -69,7 +70,8 @@ def read_mutations(inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], 
         if written or differentiable:
             alone = isinstance(row.spec, WrapperSpec) or memory[_memory(inputs.originals[row.leaves[0]])] == 1
             moved = row.traced._version - was.version if alone and was.version is not None else None
-            plans.append(MutationPlan(number, emit(row.traced), written, differentiable, moved))
+            count = writes[_memory(inputs.originals[row.leaves[0]])]
+            plans.append(MutationPlan(number, emit(row.traced), written, differentiable, moved, count))
     return plans
 
 

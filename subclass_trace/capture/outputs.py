@@ -272,6 +272,7 @@ def shared_leaves(
     """
     inside = {id(wrapper) for row in inputs.inputs for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
+    written = {storage for storage, _ in recorder.writes}  # in any part: the graph computes all of it anew
     found: dict[int, SharedLeaf] = {}
     first: dict[int, int] = {}
     place = 0
@@ -286,7 +287,7 @@ def shared_leaves(
                 found[k] = SharedLeaf("input", leaf_of[id(t)])
             elif isinstance(spec, WrapperSpec) and id(t) in first:
                 found[k] = SharedLeaf("value", first[id(t)])
-            elif t.layout is torch.strided and recorder.was_written(t):
+            elif t.layout is torch.strided and torch_api.storage_ref(t) in written:
                 there = [n for n, leaf in enumerate(inputs.leaf_values) if _one_memory(leaf, t)]
                 same = next((n for n in there if in_one_place(inputs.leaf_values[n], t)), None)
                 if there and same is None:

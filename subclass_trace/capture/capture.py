@@ -21,18 +21,17 @@ from ..plan import MutationPlan, OutputPlan, PlanMutations, SharedLeaf
 from ..subclass.flatten import flatten, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import Spec, WrapperSpec, put_back_contexts, sizes_in
+from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import no_dlpack, typed_errors
 from .functions import CapturedFunctions
 from .graphs import finish_joint, read_by_backward
-from .handed import HandedOn
 from .inputs import Inputs, TracedInput
 from .lift import StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
-from .outputs import OutputClassifier, check_escapes, shared_leaves
+from .outputs import OutputClassifier, check_escapes, refuse_handed_on, shared_leaves
 from .recorder import Recorder
 from .session import Session
 from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
@@ -112,7 +111,6 @@ class Captured:
         forward_nodes: what the forward graph returns; ``boundary``: its last node.
         tape: the retained autograd graph; None when nothing is differentiable.
         reads: what the region read of the inputs beside their values.
-        handed: the objects in the contexts of inputs that results have.
     """
 
     session: Session
@@ -124,7 +122,6 @@ class Captured:
     boundary: fx.Node | None
     tape: Tape | None
     reads: MetadataReads
-    handed: HandedOn
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
         """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
@@ -211,19 +208,13 @@ class _Capture:
                     torch.set_grad_enabled(grad_mode)
                     raise NeedsEager("the region leaves gradients on or off", fix="use torch.no_grad() as a context")
                 self.recorder.sealed = True
-                handed = HandedOn(self.session.shape_env, [row.traced for row in self.inputs.inputs])
                 results = [self.stand_ins.known(o) for o in (*ran.outputs, *(g for _, g in changed))]
                 mutations = read_mutations(self.inputs, self.recorder, self._emit)
                 found = self._classify(results, ran.handed, mutations)
-                handed.refuse_attributes([*mutations, *found.outputs])
                 frozen = self._freeze(found)
-            except BaseException:
-                for was in self.inputs.before:
-                    put_back_contexts(was.spec)
-                raise
             finally:
                 self.inputs.forget()
-        return self._finish(mutations, found, frozen, gradients, handed)
+        return self._finish(mutations, found, frozen, gradients)
 
     def _tensors(self, outputs: Sequence[Any]) -> list[tuple[Path, Tensor]]:
         """The inputs and the results."""
@@ -262,6 +253,7 @@ class _Capture:
 
     def _freeze(self, found: _Results) -> _Frozen:
         recorder = self.recorder
+        refuse_handed_on(self.values, found.contents, self.inputs)
         flat = [flatten(t) for t in self.values]
         for k, (_, spec) in enumerate(flat):
             check_escapes(spec, Path("result").item(k))
@@ -276,7 +268,6 @@ class _Capture:
         found: _Results,
         frozen: _Frozen,
         gradients: tuple[tuple[int, int], ...],
-        handed: HandedOn,
     ) -> Captured:
         inputs, recorder = self.inputs, self.recorder
         made = [t for k, t in enumerate(self.values) if k not in found.contents]
@@ -321,7 +312,6 @@ class _Capture:
             boundary=frozen.boundary,
             tape=tape,
             reads=self.reads,
-            handed=handed,
         )
 
     def _differentiable(self, mutations: Sequence[MutationPlan], mutated: Collection[int]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ..plan import (
     ViewOutput,
 )
 from ..subclass.attributes import attributes_inside, attributes_of_wrapper
-from ..subclass.context import OfInput, is_atom, parts_of, same_context
+from ..subclass.context import is_atom, is_copied, parts_of, same_context
 from ..subclass.flatten import flatten, leaves_of, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, flattens_alike, is_traceable, kind_of, refuse
@@ -308,6 +308,34 @@ def _one_memory(a: Tensor, b: Tensor) -> bool:
     return a.layout is torch.strided and bool(torch_api.storage_ref(a) == torch_api.storage_ref(b))
 
 
+def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs: Inputs) -> None:
+    """A class may hand what its context holds on to its results (``cls(out, x.config)``): what changes one changes the other.
+
+    Raises:
+        NeedsEager: a result has a list, dict, array or dataclass that is in the context of an input.
+    """
+    specs = [flatten(row.traced)[1] for row in inputs.inputs]  # kept, so that ids stay theirs
+    held = {id(o) for spec in specs for o in _objects(spec)}
+    for number, value in enumerate(values if held else ()):
+        if number not in contents and any(id(o) in held for o in _objects(flatten(value)[1])):
+            raise NeedsEager(
+                "the context of a result holds an object of that of an input, which can be changed in place",
+                path=Path("result").item(number),
+                expected="numbers, strings, tuples and frozen dataclasses; or an object of its own",
+                fix="make it immutable (@dataclass(frozen=True)), or let the class copy it",
+            )
+
+
+def _objects(spec: Spec) -> list[Any]:
+    """What can be changed in place of the contexts of a wrapper, and of those inside of it."""
+    if not isinstance(spec, WrapperSpec):
+        return []
+    found: list[Any] = [] if torch_api.context_shortcut(spec.cls) is not None else [spec.context]
+    for value in found:
+        found += parts_of(value)
+    return [o for o in found if is_copied(o)] + [o for inner in spec.inners for o in _objects(inner)]
+
+
 def check_escapes(spec: Spec, path: Path) -> None:
     """Numbers that differ between calls may stand in containers and dataclasses of a result's context, where a call finds
     them; traced tensors nowhere.
@@ -322,9 +350,9 @@ def check_escapes(spec: Spec, path: Path) -> None:
     todo = [] if flattens_alike(spec.cls) or torch_api.context_shortcut(spec.cls) is not None else [spec.context]
     while todo:
         value = todo.pop()
-        parts = [part for _, part in parts_of(value)]
+        parts = parts_of(value)
         todo += parts
-        if not (parts or isinstance(value, (OfInput, *torch_api.SYM_TYPES)) or is_atom(value)) and _holds_traced(value):
+        if not (parts or isinstance(value, torch_api.SYM_TYPES) or is_atom(value)) and _holds_traced(value):
             raise UnsupportedError(
                 "the region puts a value that it computes into the flatten context of a result",
                 path=path,

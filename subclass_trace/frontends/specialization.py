@@ -189,7 +189,7 @@ def _in_contexts(values: Sequence[Any]) -> Iterator[Any]:
 
     def inside(value: Any) -> Iterator[Any]:
         yield value
-        for _, part in parts_of(value):
+        for part in parts_of(value):
             yield from inside(part)
 
     for value in values:

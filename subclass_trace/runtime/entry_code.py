@@ -243,11 +243,7 @@ class EntryEmitter:
         """Emit the call; returns an expression for each flat output."""
         s, plan = self.source, self.plan
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
-        if plan.inputs.handed_on:
-            s.line(f"env = {self._env(symbols)}")
-            for mark in plan.inputs.handed_on:
-                s.line(f"env[{s.constant(mark, 'mark')}] = {mark.code.replace('{}', inputs[mark.number])}")
-        env = "env" if plan.inputs.handed_on else self._env(symbols)
+        env = self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
         if needs_call(plan):
             s.line(f"call = {state}")

@@ -19,7 +19,7 @@ from ..capture.inputs import has_gradient
 from ..plan import InputPlan, Plan
 from ..state.guard_code import Reader
 from ..state.source import Call
-from ..subclass.context import has_sizes, map_sizes, same_context, same_metadata, without_outer
+from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
@@ -242,7 +242,7 @@ def _same_beside_outer(spec: WrapperSpec, expected: Any, value: Tensor, context:
     if spec.has_dynamic_size:
         if same_context(expected, without_outer(context, tuple(value.shape), tuple(value.stride()))):
             return True
-    return same_metadata(spec.cls, expected, context)
+    return same_context(expected, context)
 
 
 def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int], offsets: bool) -> str | None:

@@ -58,8 +58,7 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
     """The plan; sizes are expressions over the symbols that a call binds."""
     inputs, symbols = tuple(_inputs(captured)), tuple(_symbols(captured))
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
-    handed = captured.handed
-    values = tuple(freeze(handed.marked(v)) for v in captured.results.values)
+    values = tuple(map(freeze, captured.results.values))
     return Plan(
         inputs=PlanInputs(
             rows=inputs,
@@ -69,7 +68,6 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             symbols=symbols,
             conditions=conditions_of(captured, symbols),
             offsets_matter=_offsets_matter(captured),
-            handed_on=tuple(handed.used),
         ),
         results=PlanResults(
             values=values,

@@ -70,20 +70,6 @@ def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
     )
 
 
-@contextlib.contextmanager
-def no_dlpack(recorder: Any) -> Iterator[None]:
-    """Inside, in this thread, ``to_dlpack`` is refused, of which no mode sees a call."""
-    dlpack: Any = torch.utils.dlpack
-    original = dlpack.to_dlpack
-
-    def refused(t: Any) -> Any:
-        refuse_memory("to_dlpack", (t,), recorder.user_line)
-        return original(t)
-
-    with torch_api.replaced_here(torch, "to_dlpack", refused), torch_api.replaced_here(dlpack, "to_dlpack", refused):
-        yield
-
-
 def refuse_text(t: Tensor, line: str) -> DataDependentError:
     """The region makes text of a traced tensor."""
     return DataDependentError(

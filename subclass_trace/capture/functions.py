@@ -59,12 +59,6 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if getattr(func, "__self__", None) is Tensor.grad:
             return self.gradients.access(func, args)
-        if name == "requires_grad_" or (name == "__set__" and getattr(func, "__self__", None) is Tensor.requires_grad):
-            value = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
-            if self.reads.sets_requires_grad(self.stand_ins.known(args[0]), value):
-                return args[0]
-        if name == "detach_":
-            self.reads.refuse_to_detach(self.stand_ins.known(args[0]))
         if name in ASKING and args:
             answer = self.reads.answer(func, self.stand_ins.known(args[0]), self.recorder, caller)
             if answer is not ASIDE:

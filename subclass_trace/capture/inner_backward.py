@@ -67,7 +67,7 @@ class InnerBackward:
         known = self._slots.get(number)
         if known is not None:
             return known
-        row = self.inputs.inputs[number]
+        row = self.inputs.rows[number]
         found = self._slots[number] = Slot(number, row)
         owner = row.real()
         if owner is None or not row.has_gradient:
@@ -98,7 +98,7 @@ class InnerBackward:
         if not any(isinstance(t, Tensor) and self._is_traced(t) for t in roots):
             return False
         roots = list(map(self.stand_ins.known, roots))
-        outside = {number: row for number, row in enumerate(self.inputs.inputs) if row.edge is not None}
+        outside = {number: row for number, row in enumerate(self.inputs.rows) if row.edge is not None}
         edges: list[Any] = [row.edge for row in outside.values()]
         own = [*leaves_behind(roots, edges), *(t for t in roots if t.is_leaf and t.requires_grad)]
         if create or inputs or own:
@@ -121,7 +121,7 @@ class InnerBackward:
         return self.stand_ins.known(t) is not t or any(map(torch_api.is_fake, leaves_of(t)))
 
     def _check_owner(self, number: int) -> None:
-        row = self.inputs.inputs[number]
+        row = self.inputs.rows[number]
         self.reads.note(number, "is_leaf")
         if not row.is_leaf:
             raise UnsupportedError(
@@ -155,7 +155,7 @@ class InnerBackward:
         wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
         for k in wanted:
             self.reads.note(k, "is_leaf")
-            row = self.inputs.inputs[k]
+            row = self.inputs.rows[k]
             names = ("gradient hooks",) if row.is_leaf else ("gradient hooks", "retains_grad")
             if any(self.reads.fact(k, name) is True for name in names):
                 raise self._has_hooks(row)
@@ -165,19 +165,19 @@ class InnerBackward:
         reached = [k for n, k in outside.items() if n in behind and any(w != k for w in wanted)]
         for k in reached:
             self.reads.note(k, "is_leaf")
-        above = [k for k in reached if not self.inputs.inputs[k].is_leaf]
+        above = [k for k in reached if not self.inputs.rows[k].is_leaf]
         if above:
             raise UnsupportedError(
                 "the region differentiates, and may lead through the graph of a tensor from outside to another one",
                 path=self.recorder.user_line(),
                 expected="leaves, or one tensor with a history from outside",
-                got=", ".join(str(self.inputs.inputs[k].path) for k in (*above, *wanted)),
+                got=", ".join(str(self.inputs.rows[k].path) for k in (*above, *wanted)),
                 fix="detach it, or differentiate outside",
             )
 
     def _by_node(self) -> dict[Any, int]:
         """The inputs that require grad, by the nodes that the trace ends in."""
-        return {row.edge.node: number for number, row in enumerate(self.inputs.inputs) if row.edge is not None}
+        return {row.edge.node: number for number, row in enumerate(self.inputs.rows) if row.edge is not None}
 
     # ---------------------------------------------------------------- afterwards
     def changed(self) -> Iterator[tuple[int, Tensor | None]]:

@@ -23,7 +23,7 @@ from ..subclass.attributes import members_of
 from ..subclass.flatten import flatten, guarded_spec, leaf_paths, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
-from .input_sizes import DynamicDims, SizeSymbols, traced_value, with_sizes
+from .input_sizes import DynamicDims, SizeSymbols, traced_value
 from .session import Session
 
 Tensor = torch.Tensor
@@ -89,7 +89,7 @@ class Inputs:
     """The inputs of a capture, which grow while the function runs: its arguments first, then what its names lead to.
 
     Attributes:
-        inputs: one row for each distinct tensor; ``before``: its state then, as ``remember`` tells it.
+        rows: one for each distinct tensor; ``before``: its state then, as ``remember`` tells it.
         leaf_values: the live fake of each dense leaf; ``originals``: the same as it came in, and stays so.
         leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph inputs.
         sizes: number of a graph input -> the symbol that it is, for sizes that no dense leaf carries.
@@ -98,7 +98,7 @@ class Inputs:
 
     def __init__(self, session: Session, remember: Callable[[Tensor], Any]) -> None:
         self.session, self.remember = session, remember
-        self.inputs: list[TracedInput] = []
+        self.rows: list[TracedInput] = []
         self.before: list[Any] = []
         self.leaf_values: list[Tensor] = []
         self.originals: list[Tensor] = []
@@ -117,7 +117,7 @@ class Inputs:
         Raises:
             ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
         """
-        session, first = self.session, len(self.inputs)
+        session, first = self.session, len(self.rows)
         with session.beside_the_trace():
             places = [self._leaves(a, dynamic) for a in arguments]
             symbols = SizeSymbols(session, dynamic)
@@ -130,7 +130,7 @@ class Inputs:
             for argument, spec, (_, own) in zip(arguments, specs, places, strict=True):
                 self._add_row(argument, spec, own)
             self._refuse_joined(first)
-        return [row.traced for row in self.inputs[first:]]
+        return [row.traced for row in self.rows[first:]]
 
     def _bind_sizes(self, sizes: Sequence[Any]) -> None:
         known = {torch_api.size_symbol(s) for s in self.sizes.values()}
@@ -167,7 +167,7 @@ class Inputs:
         return spec, tuple(places)
 
     def _add_row(self, argument: Argument, spec: Spec, leaves: tuple[int, ...]) -> None:
-        real, number = argument.value, len(self.inputs)
+        real, number = argument.value, len(self.rows)
         # In inference mode too, a view of an input is as the input is.
         inference = torch.is_inference_mode_enabled() and real.is_inference()
         with torch.no_grad(), torch_api.no_modes():
@@ -180,8 +180,6 @@ class Inputs:
         if is_parameter:
             traced.__dict__["_is_param"] = True
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
-        if self.session.dynamic:
-            spec = with_sizes(spec, flatten(traced)[1])
         row = TracedInput(
             argument.path,
             spec,
@@ -198,7 +196,7 @@ class Inputs:
             argument.static,
             argument.gradient_of,
         )
-        self.inputs.append(row)
+        self.rows.append(row)
         if isinstance(spec, WrapperSpec):
             self.session.wrappers.append((argument.path, traced))
         self.before.append(self.remember(traced))
@@ -206,7 +204,7 @@ class Inputs:
 
     def _refuse_joined(self, first: int) -> None:
         """An input that is inside of another one would be two tensors of the trace; but where autograd tracks it, it is."""
-        for number, row in enumerate(self.inputs):
+        for number, row in enumerate(self.rows):
             real = row.real()
             if real is None or not isinstance(row.spec, WrapperSpec):
                 continue
@@ -228,18 +226,18 @@ class Inputs:
     def row_of(self, traced: Any) -> TracedInput | None:
         """The input that this tensor stands for, if it is one."""
         number = self.number_of(traced)
-        return None if number is None else self.inputs[number]
+        return None if number is None else self.rows[number]
 
     def of_real(self, real: Any) -> TracedInput | None:
         """The input that is this very tensor of the call."""
         number = self._number_of_real.get(id(real))
-        return self.inputs[number] if number is not None and self.inputs[number].real() is real else None
+        return self.rows[number] if number is not None and self.rows[number].real() is real else None
 
     def forget(self) -> None:
         """From now on nothing leads to the tensors of the call."""
         self._leaf_of, self._real_leaves, self._number_of_real = {}, [], {}
         self.session.recorder.forget_inputs()
-        for row in self.inputs:
+        for row in self.rows:
             row.real.forget()
 
 

@@ -55,11 +55,11 @@ def read_mutations(inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], 
     Raises:
         NeedsEager: the region changes an input otherwise.
     """
-    reals = [row.real() for row in inputs.inputs]
+    reals = [row.real() for row in inputs.rows]
     bases = [None if real is None else family(real) for real in reals]  # kept, so that their ids stay theirs
     memory = Counter(map(_memory, inputs.originals))  # inputs in one memory may share a counter
     plans = []
-    for number, (row, was) in enumerate(zip(inputs.inputs, inputs.before, strict=True)):
+    for number, (row, was) in enumerate(zip(inputs.rows, inputs.before, strict=True)):
         written = _written(row, was, inputs, recorder)
         differentiable = _moved_history(row)
         if differentiable and (sum(base is bases[number] for base in bases) > 1 or _forbidden(row, reals[number])):

@@ -23,7 +23,8 @@ from ..subclass.paths import Path
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .diagnostics import refusal_of_data
-from .graphs import finish_joint, kept_after, placeholders
+from .effects import CHECKS, is_kept
+from .graphs import finish_joint, placeholders
 from .mutation import check_contexts, contexts_of
 from .session import Session
 
@@ -42,8 +43,7 @@ class TracedBackward:
     """One backward: the joint graph it is part of, the names of its tangents, the specs of its gradients.
 
     The first ``num_forward`` outputs of ``joint`` are the forward's; the last ``draws`` of them are random numbers that
-    nothing reads, kept because drawing them moves the generator, or of operations with effects. The last ``late``
-    outputs of all are those of the backward's operations with effects.
+    nothing reads, kept because drawing them moves the generator, or of operations with effects.
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs: those with a history of their own.
@@ -54,7 +54,6 @@ class TracedBackward:
     joint: fx.GraphModule
     num_forward: int
     draws: int
-    late: int
     tangents: tuple[str, ...]
     grads: tuple[Spec | None, ...]
     next: Tape | None
@@ -119,7 +118,6 @@ class Tape:
                 names += made
             edges = [*map(torch.autograd.graph.get_gradient_edge, tracked)]
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
-            start = next(iter(reversed(recorder.graph.nodes)), None)
             outs = [self.outputs[k] for k in present]
             contexts = contexts_of(self.session.wrappers)
             try:
@@ -129,6 +127,7 @@ class Tape:
                 ):
                     grads = self._differentiate(outs, values, create_graph)
                 check_contexts(contexts, *_IN_A_BACKWARD)
+                _refuse_effects([n for n in recorder.graph.nodes if n not in known])
             except BaseException:
                 for node in [n for n in reversed(recorder.graph.nodes) if n not in known]:
                     recorder.graph.erase_node(node)  # else the forward would run them
@@ -138,8 +137,7 @@ class Tape:
             self._check_layouts(grads)
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
-            late = kept_after(recorder.graph, start)
-            joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.served, late)
+            joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.served)
         untouched = {
             k: t for k, t in zip(present, values, strict=True) if not any(map(recorder.was_written, leaves_of(t)))
         }
@@ -153,7 +151,7 @@ class Tape:
             )
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)
-        counts = (len(self.forward_nodes) + hidden, hidden, joint.meta["late"])
+        counts = (len(self.forward_nodes) + hidden, hidden)
         return TracedBackward(joint, *counts, tuple(names), specs, following, tuple(live), passed, state.guards)
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
@@ -224,6 +222,15 @@ def _passed(grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]) -> t
         rows.append(None if g is None else known.get(id(g)))
         known.setdefault(id(g), ("gradient", k))
     return tuple(rows)
+
+
+def _refuse_effects(nodes: Sequence[fx.Node]) -> None:
+    """Refuse what a backward calls for what it does; a check of the values that were checked in the forward is left out."""
+    for node in nodes:
+        if is_kept(node) and node.target not in CHECKS:
+            raise NeedsEager(
+                "the backward calls an operation that has effects", got=node.target, fix="call it in the forward"
+            )
 
 
 def _fresh_like(t: Tensor) -> Tensor:

@@ -94,10 +94,6 @@ class TracedGraph:
         """``value`` is the very value of ``like``: no node of its own."""
         self._nodes[id(value)] = (self.node_of(like), value)
 
-    def has_views(self, t: Tensor) -> bool:
-        """Is a traced tensor a view of this one, for autograd?"""
-        return any(v._is_view() and v._base is t for _, v in self._nodes.values())
-
     def bare(self, fake: Tensor) -> Tensor:
         """A fake tensor of the same metadata that nobody has touched."""
         return torch_api.detached(self.mode, fake)

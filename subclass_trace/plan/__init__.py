@@ -26,7 +26,6 @@ from .inputs import SymbolPlan as SymbolPlan
 from .inputs import gradient_of as gradient_of
 from .mutations import MutationPlan as MutationPlan
 from .outputs import ConstantOutput as ConstantOutput
-from .outputs import GradientOutput as GradientOutput
 from .outputs import InputOutput as InputOutput
 from .outputs import OutputPlan as OutputPlan
 from .outputs import Replay as Replay

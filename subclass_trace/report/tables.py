@@ -13,7 +13,6 @@ from typing import Any
 
 from ..plan import (
     ConstantOutput,
-    GradientOutput,
     InputOutput,
     InputPlan,
     LeafPrimal,
@@ -297,8 +296,8 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
         return ("constant", type(o.value).__qualname__, "", "", "", constant_text(o.value))
     if isinstance(o, SizeOutput):
         return ("size", "int", "", "", "", f"out[{plan.results.forward_leaves + o.index}]")
-    if isinstance(o, (InputOutput, GradientOutput)):
-        number = o.input if isinstance(o, GradientOutput) else plan.inputs.positions[o.position]
+    if isinstance(o, InputOutput):
+        number = plan.inputs.positions[o.position]
         row = plan.inputs.rows[number if number is not None else 0]
         return ("input itself", *_class_and_meta(row.spec), "yes" if row.requires_grad else "", str(row.path))
     if isinstance(o, ViewOutput):

@@ -301,7 +301,7 @@ def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[
         value = (
             f"o[{k}]" if shared is None else flat[shared.number] if shared.kind == "value" else leaves[shared.number]
         )
-        source.line(f"d{k} = {value}{'.detach()' if shared is None or shared.kind == 'detached' else ''}")
+        source.line(f"d{k} = {value}{'.detach()' if shared is None else ''}")
         flat[k] = f"d{k}"
     return flat
 

@@ -16,7 +16,6 @@ from .. import torch_api
 from ..capture.aliasing import alias_check
 from ..plan import (
     ConstantOutput,
-    GradientOutput,
     InputOutput,
     LeafPrimal,
     SameOutput,
@@ -45,7 +44,6 @@ from .emit import (
     wrapped,
 )
 from .finish import Call, Program, watch_contexts, watched_contexts
-from .function import protected
 from .function_code import FunctionEmitter, needs_call
 from .guards import Guards
 from .rebuild import replay_view
@@ -278,14 +276,12 @@ class EntryEmitter:
             return results[o.result]
         if isinstance(o, InputOutput):
             return flat[o.position]
-        if isinstance(o, GradientOutput):
-            return inputs[o.input]
         if isinstance(o, ViewOutput):
             sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
             base = (inputs if o.of_input else values)[o.base]
             return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
         if isinstance(o, ValueOutput):
-            return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
+            return values[o.value]
         assert isinstance(o, SizeOutput)
         return f"call.sizes[{o.index}]"
 

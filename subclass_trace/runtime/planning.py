@@ -74,15 +74,15 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             outputs=tuple(_freeze_output(o, captured) for o in captured.results.outputs),
             recipe=flat.result,
             detach_values=_detach(forward, captured),
-            size_outputs=len(captured.results.size_outputs),
+            size_outputs=captured.results.size_outputs,
             shared=captured.results.shared,
             unbacked=captured.results.unbacked,
         ),
         mutations=captured.mutations,
         side_effects=flat.side_effects,
         gradients=PlanGradients(
-            differentiable=captured.gradients.differentiable,
-            differentiated=captured.gradients.differentiated,
+            differentiable=captured.differentiable,
+            differentiated=captured.differentiated,
             saved=saved,
             watched_inputs=watched_inputs,
             watched_values=watched_values,
@@ -117,8 +117,8 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
     rows: list[Primal] = []
     for node in forward.inputs:
         number = int(str(node.target).rsplit("_", 1)[1]) - 1
-        if number in captured.inputs.size_primals:
-            rows.append(SizePrimal(to_expr(captured.inputs.size_primals[number])))
+        if number in captured.inputs.sizes:
+            rows.append(SizePrimal(to_expr(captured.inputs.sizes[number])))
         else:
             rows.append(LeafPrimal(place[number]))
     return rows

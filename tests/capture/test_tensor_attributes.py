@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace.capture.outputs import _holds_traced as holds_traced
+from subclass_trace import torch_api
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -23,6 +23,12 @@ def _argument(x: Any) -> Tensor:
 def _same(x: Any) -> Tensor:
     x.num = x.shape[0]
     return x  # type: ignore[no-any-return]
+
+
+def holds_traced(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(holds_traced, value.values()))
+    return any(map(holds_traced, value)) if isinstance(value, tuple) else torch_api.is_fake(value)
 
 
 def _picture(value: Tensor) -> str:

@@ -45,10 +45,10 @@ import torch
 import torch.fx as fx
 
 from ... import torch_api
+from ...capture.graphs import where
 from ...errors import UnsupportedError, VerificationError
 from ...partition.half import Half
 from .bindings import bind_call
-from .blame import Blame
 from .views import Call, inputs_of, spare_views
 
 _WIDTH = 110
@@ -144,10 +144,9 @@ def compile_half(half: Half, *, name: str) -> BoxedGraph:
     body, merged, calls = spare_views(half.body, half.outputs, half.merged, frozenset(half.inputs))
     writer = _Writer(Half(half.owner, half.inputs, body, half.outputs, merged), calls, name)
     source = writer.write()
-    function = function_of(_guarded(source), name, writer.namespace, f"{name} graph")
+    function = function_of(source, name, writer.namespace, f"{name} graph")
     del writer.namespace[name]  # it is no cycle
     function._boxed_call = True
-    writer.blame.code = function.__code__
     return BoxedGraph(function, source, name)
 
 
@@ -161,12 +160,6 @@ def function_of(text: str, name: str, namespace: dict[str, Any], what: str) -> A
     return function
 
 
-def _guarded(source: str) -> str:
-    """The same function, which tells an error where it comes from. Python accepts any deeper indentation in ``try``."""
-    head, _, body = source.partition("\n")
-    return f"{head}\n  try:\n{body}\n  except Exception as error:\n    blame(error)\n    raise\n"
-
-
 # ---------------------------------------------------------------------------------------------- text
 class _Writer:
     """Writes one function. Names are those of the nodes, made unique among everything the function mentions."""
@@ -175,10 +168,9 @@ class _Writer:
         self.half, self.calls, self.name = half, calls, name
         self.lines: list[str] = []
         self.variables: dict[fx.Node, str] = {}
-        self.blame = Blame(name, self.variables)
-        self.namespace: dict[str, Any] = {"blame": self.blame}  # the globals of the function
+        self.namespace: dict[str, Any] = {}  # the globals of the function
         self._globals: dict[Any, str] = {}
-        self._taken = {name, "inputs", "error", "blame", *keyword.kwlist, *dir(builtins)}
+        self._taken = {name, "inputs", *keyword.kwlist, *dir(builtins)}
 
     def write(self) -> str:
         """The source of the whole list."""
@@ -246,8 +238,8 @@ class _Writer:
                 for view in call.chain:
                     made, _ = self._called(node, view.target, view.args, view.kwargs, first=made)
                 text = f"{text} if {origin}.is_contiguous() else {made}"
-        comment = f"  # {target if isinstance(target, torch_api.OpOverload) else name}"
-        self.blame.rows[len(self.lines) + 2] = node, inputs_of(node, self.calls)  # the second line is `try:`
+        line = where(node)  # for tracebacks, which show it
+        comment = f"  # {target if isinstance(target, torch_api.OpOverload) else name}" + (f", {line}" if line else "")
         self.lines.append(f"    {text}{comment}" if variable is None else f"    {variable} = {text}{comment}")
 
     def _called(self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None) -> tuple[str, str]:

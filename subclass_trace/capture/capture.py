@@ -101,10 +101,9 @@ class Captured:
         hidden = tape is not None and saves_out_of_sight(tape.outputs, tape.edges)
         return known | read_by_backward(graph.graph) if hidden else known
 
-    def forward_graph(self, also: Sequence[str] = ()) -> fx.GraphModule:
-        """The functional forward graph, for a region without a backward; nodes named in ``also`` are kept in it."""
-        kept = [n for n in self.session.recorder.graph.nodes if n.name in also] if also else []
-        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary, kept)
+    def forward_graph(self) -> fx.GraphModule:
+        """The functional forward graph, for a region without a backward."""
+        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary)
 
     def graph_as_recorded(self) -> fx.GraphModule | None:
         """The forward graph with its writes in place; None where there are none, or where one changes more than data.

@@ -17,9 +17,7 @@ import torch
 from .. import torch_api
 from ..errors import NeedsEager, ProtocolError, UnsupportedError
 from ..plan import gradient_of
-from ..state.kinds import set_by_class, values_of
-from ..state.values import ATOMS, is_walked, same
-from ..subclass.attributes import members_of
+from ..state.kinds import set_by_class
 from ..subclass.flatten import flatten, guarded_spec, leaf_paths, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
@@ -175,7 +173,6 @@ class Inputs:
             dtype = torch_api.grad_dtype(real)
         values = [self.leaf_values[k] for k in leaves]
         traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
-        _check_slots(real, spec, argument.path)
         own = set_by_class(traced) if hasattr(traced, "__dict__") else frozenset()
         if is_parameter:
             traced.__dict__["_is_param"] = True
@@ -239,25 +236,6 @@ class Inputs:
         self.session.recorder.forget_inputs()
         for row in self.rows:
             row.real.forget()
-
-
-def _check_slots(real: Tensor, spec: Spec, path: Path) -> None:
-    """A user's class may keep its inner tensors and its context in slots, and nothing else: a trace has no place for it.
-
-    Raises:
-        UnsupportedError: there is another plain value in one.
-    """
-    slots = members_of(type(real)) if isinstance(spec, WrapperSpec) else {}
-    for name, member in slots.items():
-        value = getattr(real, name, None) if is_walked(member.__objclass__.__module__) else None
-        if type(value) in ATOMS and value is not None and not any(same(value, v) for v in values_of(spec.context)):  # type: ignore[union-attr]
-            raise UnsupportedError(
-                "a wrapper keeps a value in a slot of its class that its flatten context does not tell",
-                path=path.attr(name),
-                expected="attributes without __slots__, or a context that has the value",
-                got=f"{value!r:.100}, in __slots__ of {member.__objclass__.__qualname__}",
-                fix="put it into what __tensor_flatten__ returns",
-            )
 
 
 def has_gradient(x: Tensor) -> bool:

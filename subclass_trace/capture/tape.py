@@ -18,24 +18,18 @@ from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from ..state.guard_code import Reader
 from ..state.run import backward_state
-from ..subclass.flatten import flatten, leaves_of, map_leaves
+from ..subclass.flatten import flatten, guarded_spec, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .diagnostics import refusal_of_data
 from .effects import CHECKS, is_kept
 from .graphs import finish_joint, placeholders
-from .mutation import check_contexts, contexts_of
+from .mutation import same_but_for_grad
 from .session import Session
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-
-
-_IN_A_BACKWARD = (
-    "a custom backward or a hook changes the flatten context of an input in place",
-    "keep what it changes in an object that is no part of a context, or in an inner tensor",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +113,14 @@ class Tape:
             edges = [*map(torch.autograd.graph.get_gradient_edge, tracked)]
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
             outs = [self.outputs[k] for k in present]
-            contexts = contexts_of(self.session.wrappers)
+            contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:
                 with (
                     _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder),
                     backward_state(recorder) as state,
                 ):
                     grads = self._differentiate(outs, values, create_graph)
-                check_contexts(contexts, *_IN_A_BACKWARD)
+                self._check_contexts(contexts)
                 _refuse_effects([n for n in recorder.graph.nodes if n not in known])
             except BaseException:
                 for node in [n for n in reversed(recorder.graph.nodes) if n not in known]:
@@ -153,6 +147,16 @@ class Tape:
         specs = tuple(None if r is None else r[1] for r in flat)
         counts = (len(self.forward_nodes) + hidden, hidden)
         return TracedBackward(joint, *counts, tuple(names), specs, following, tuple(live), passed, state.guards)
+
+    def _contexts(self) -> list[tuple[Path, Spec]]:
+        with torch_api.plain_dispatch():
+            return [(path, flatten(wrapper)[1]) for path, wrapper in self.session.wrappers]
+
+    def _check_contexts(self, before: Sequence[Spec]) -> None:
+        """Traced wrappers have copies of what can be changed in contexts: what a backward changes would be changed in those."""
+        for known, (path, now) in zip(before, self._contexts(), strict=True):
+            if not same_but_for_grad(known, now):
+                raise UnsupportedError("a custom backward or a hook changes the flatten context of an input", path=path)
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""

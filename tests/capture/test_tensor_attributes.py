@@ -10,7 +10,6 @@ import torch
 
 import subclass_trace as st
 from subclass_trace import torch_api
-from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
 
@@ -79,14 +78,3 @@ def test_what_a_fake_tensor_remembers_is_no_attribute() -> None:
 
     n = torch.tensor(3)
     assert st.compile(f)(n, torch.ones(2)).tolist() == [3, 3] and vars(n) == {}
-
-
-class Slotted(TwoTensor):
-    __slots__ = ("n",)
-
-
-def test_what_lies_in_a_slot_is_refused() -> None:
-    x: Any = Slotted(torch.ones(2), torch.ones(2))
-    x.n = 2
-    with pytest.raises(st.UnsupportedError, match="in a slot"):
-        st.compile(lambda x: x * x.n)(x)

@@ -26,14 +26,14 @@ from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
 from .functions import CapturedFunctions
-from .graphs import finish_joint, read_by_backward
+from .graphs import finish_joint
 from .inputs import Inputs
 from .lift import StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
 from .outputs import OutputClassifier, refuse_handed_on, shared_leaves
 from .session import Session
-from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
+from .tape import Tape, connected, leaves_behind, saved_by_autograd
 
 Tensor = torch.Tensor
 
@@ -91,15 +91,9 @@ class Captured:
     reads: MetadataReads
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
-        """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
+        """What eager autograd would keep, by its name in a finished graph, as far as nodes of autograd tell."""
         names = graph.meta["names"]
         return frozenset(names[n.name] for n in (self.tape.served if self.tape else ()) if n.name in names)
-
-    def served(self, graph: fx.GraphModule) -> frozenset[str]:
-        """What eager autograd would keep, and what nodes may keep that do not tell."""
-        known, tape = self.kept(graph), self.tape
-        hidden = tape is not None and saves_out_of_sight(tape.outputs, tape.edges)
-        return known | read_by_backward(graph.graph) if hidden else known
 
     def forward_graph(self) -> fx.GraphModule:
         """The functional forward graph, for a region without a backward."""

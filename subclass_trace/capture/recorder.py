@@ -30,7 +30,7 @@ from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range
-from .diagnostics import refuse_branch, unknown_tensor
+from .diagnostics import refuse_branch
 from .higher_order import record_higher_order
 from .known import known_value
 from .operators import RULES
@@ -149,7 +149,11 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             return hit[0]
         names_count = self.state is not None and self.state.follows and self.tag == "is_forward" and not self.sealed
         if names_count:
-            raise unknown_tensor(real, self.user_line())
+            raise UnsupportedError(
+                "the region uses a tensor that no argument, name or attribute leads to",
+                path=self.user_line(),
+                fix="pass it as an argument, or hold it in an attribute",
+            )
         return self.constant(real)
 
     # ------------------------------------------------------------------ the dispatch
@@ -329,8 +333,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             self.writes.append((storage, byte_range(t)))
             if storage in self.outliving:
                 raise late_write(func, t, self.user_line())
-            if storage in self.of_arrays:
-                raise refused_write(func, t, self.user_line(), "the memory of a numpy array")
             if storage in self.perhaps_shared:
                 raise refused_write(
                     func, t, self.user_line(), "memory that is shared or not, by values inside a tensor"

@@ -183,7 +183,7 @@ class _Capture:
         inputs, recorder = self.inputs, self.recorder
         classifier = OutputClassifier(inputs, handed, recorder, self._emit)
         outputs = tuple(map(classifier.classify, flat))
-        odd = [k for k, row in enumerate(inputs.rows) if (t := row.real()) is not None and t.is_inference()]
+        odd = [k for k in range(len(inputs.rows)) if (t := inputs.real(k)) is not None and t.is_inference()]
         self.reads.depends_on("is_inference", odd)
         shared = shared_leaves(self.values, contents, inputs, recorder)
         refuse_handed_on(self.values, contents, inputs)
@@ -213,9 +213,7 @@ class _Capture:
         _check_leaves(leaves_behind([*live.values()], [e for _, e in rows]))
         if live and not rows:
             raise UnsupportedError(
-                "a result requires grad, and was computed of a leaf of the region's own making alone",
-                expected="results whose gradients get to inputs",
-                fix="detach the result",
+                "a result requires grad because of a leaf of the region's own alone", fix="detach it"
             )
         tape = self._tape([*live.values()], rows, nodes, boundary) if live else None
         numbers = tuple(n for n, _ in rows) if live else ()
@@ -231,9 +229,8 @@ class _Capture:
         with self.session.modes():  # an output that its own node saves is unpacked by `detach`
             kept = saved_by_autograd(live, edges)
         served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
-        inputs = [self.inputs.rows[n] for n, _ in rows]
-        traced, paths = tuple(i.traced for i in inputs), tuple(i.path for i in inputs)
-        return Tape(self.session, tuple(live), edges, nodes, boundary, tuple(served), traced, paths)
+        traced = tuple(self.inputs.rows[n].traced for n, _ in rows)
+        return Tape(self.session, tuple(live), edges, nodes, boundary, tuple(served), traced)
 
 
 def _check_leaves(leaves: Sequence[Tensor]) -> None:
@@ -258,9 +255,7 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
         if is_traceable(value) and not value.is_nested and any(t.requires_grad for _, t in tensors_inside(value)):
             raise NeedsEager(
                 f"the region makes a {type(value).__qualname__} that keeps a tensor which requires grad inside",
-                expected="a constructor that detaches what it gets",
-                fix="detach it in the constructor, make the constructor an autograd.Function, or return the inner "
-                "tensors and build the wrapper outside of the region",
+                fix="detach it in the constructor, or make the constructor an autograd.Function",
             )
 
 
@@ -273,11 +268,8 @@ def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
     mode = torch.is_inference_mode_enabled()
     for value in values:
         if any(t.is_inference() != mode and all(t is not k for k in known) for t in (value, *leaves_of(value))):
-            raise NeedsEager(
-                "the region makes a result in another inference mode than the caller's",
-                got=f"a tensor of shape {tuple(value.shape)}",
-                fix="enter or leave inference mode around the region",
-            )
+            what = "the region makes a result in another inference mode than the caller's"
+            raise NeedsEager(what, fix="enter or leave inference mode around the region")
 
 
 def _refuse_overlapping(inputs: Inputs, recorder: Any) -> None:
@@ -292,6 +284,5 @@ def _refuse_overlapping(inputs: Inputs, recorder: Any) -> None:
             raise NeedsEager(
                 "arguments share memory that the region writes",
                 path=inputs.leaf_paths[members[0]],
-                expected="tensors of their own, or views that do not overlap",
                 fix="pass one of them alone, and make the others inside of the region",
             )

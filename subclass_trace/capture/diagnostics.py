@@ -23,7 +23,6 @@ def kept_number(number: Any, path: Path | None) -> UnsupportedError:
     return UnsupportedError(
         "a wrapper keeps a number that is computed of others",
         path=path,
-        expected="numbers that a call brings, or whole numbers that are computed of its sizes",
         got=number,
         fix="compute it outside of the region, or keep it in an inner tensor",
     )
@@ -74,7 +73,6 @@ def refuse_text(t: Tensor, line: str) -> DataDependentError:
     return DataDependentError(
         "the region formats the values inside a tensor (str(), repr(), an f-string, print())",
         path=line,
-        expected="text that does not depend on values: the graph is made once, for all calls",
         got=f"a tensor of shape {tuple(t.shape)}",
         fix="return the tensor, and make the text outside of the region",
     )

@@ -94,8 +94,6 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             raise UnsupportedError(
                 "the region registers a hook on a tensor from outside, which would keep it",
                 path=self.recorder.user_line(),
-                expected="hooks on what the region computes",
-                got=f"{func.__name__} on a tensor of shape {tuple(t.shape)}",
                 fix="register it outside of the region, or on x * 1",
             )
         return func(t, _numbered(hook, self.recorder))

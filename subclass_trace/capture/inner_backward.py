@@ -69,7 +69,7 @@ class InnerBackward:
             return known
         row = self.inputs.rows[number]
         found = self._slots[number] = Slot(number, row)
-        owner = row.real()
+        owner = self.inputs.real(number)
         if owner is None or not row.has_gradient:
             self.reads.note(number, "gradient")
             return found
@@ -79,7 +79,6 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region asks for the gradient of a tensor, and that is sparse, or stands elsewhere among its inputs too",
                 path=row.path,
-                expected="a strided gradient that is no argument, and no other tensor's",
                 got=f"a gradient of layout {real.layout}",
                 fix="pass the gradient as an argument alone",
             )
@@ -105,7 +104,6 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region calls .backward() with create_graph=True or inputs=, or it leads to a leaf that the region made",
                 path=self.recorder.user_line(),
-                expected="loss.backward() for leaves from outside",
                 fix="use torch.autograd.grad",
             )
         found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
@@ -127,8 +125,6 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region calls .backward(), and that leads to a tensor with a history from outside",
                 path=row.path,
-                expected="leaves behind what .backward() is called on",
-                got=f"a tensor of shape {tuple(row.traced.shape)} that was computed before",
                 fix="detach it, or call .backward() on the result outside of the region",
             )
         if self.reads.fact(number, "accumulation hooks") is True:
@@ -138,7 +134,6 @@ class InnerBackward:
         return UnsupportedError(
             "the region differentiates, and a tensor behind that has hooks on its gradient",
             path=row.path,
-            expected="tensors from outside without hooks, and without retain_grad()",
             got="register_hook, register_post_accumulate_grad_hook or retain_grad was called on it",
             fix="differentiate outside of the region, or register the hook inside of it on x * 1",
         )
@@ -170,7 +165,6 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region differentiates, and may lead through the graph of a tensor from outside to another one",
                 path=self.recorder.user_line(),
-                expected="leaves, or one tensor with a history from outside",
                 got=", ".join(str(self.inputs.rows[k].path) for k in (*above, *wanted)),
                 fix="detach it, or differentiate outside",
             )

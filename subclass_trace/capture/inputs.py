@@ -44,22 +44,6 @@ class Argument:
     gradient_of: int | None = None
 
 
-class RealInput:
-    """The tensor of the call that is captured, until that is done: torch swaps no tensor (``module.to``) while there is a weak
-    reference to it, and a capture is a cycle that stays for a while."""
-
-    def __init__(self, real: Tensor) -> None:
-        self._reference: Callable[[], Tensor | None] | None = weakref.ref(real)
-
-    def __call__(self) -> Tensor | None:
-        """The tensor, while it is alive."""
-        return None if self._reference is None else self._reference()
-
-    def forget(self) -> None:
-        """Know it no more."""
-        self._reference = None
-
-
 @dataclass(frozen=True, eq=False)
 class TracedInput:
     """One input: the real tensor's spec (with symbolic sizes), its leaves' graph inputs, and the traced value.
@@ -75,7 +59,6 @@ class TracedInput:
     edge: Any  # gradient edge, or None when it does not require grad
     is_parameter: bool
     has_gradient: bool  # its .grad is a tensor
-    real: RealInput
     own: frozenset[str]
     grad_dtype: torch.dtype | None
     position: int
@@ -107,6 +90,7 @@ class Inputs:
         self._leaf_of: dict[int, int] = {}  # id of a real leaf -> its number
         self._real_leaves: list[Tensor] = []  # so that an id stays what it is
         self._number_of_real: dict[int, int] = {}
+        self._reals: list[Callable[[], Tensor | None]] = []
         self._number_of_traced: dict[int, int] = {}
 
     def add(self, arguments: Sequence[Argument], dynamic: DynamicDims) -> list[Tensor]:
@@ -186,7 +170,6 @@ class Inputs:
             edge,
             is_parameter,
             gradient,
-            RealInput(real),
             own,
             dtype,
             argument.position,
@@ -197,12 +180,13 @@ class Inputs:
         if isinstance(spec, WrapperSpec):
             self.session.wrappers.append((argument.path, traced))
         self.before.append(self.remember(traced))
+        self._reals.append(weakref.ref(real))  # torch swaps no tensor (``module.to``) that a capture holds
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
     def _refuse_joined(self, first: int) -> None:
         """An input that is inside of another one would be two tensors of the trace; but where autograd tracks it, it is."""
         for number, row in enumerate(self.rows):
-            real = row.real()
+            real = self.real(number)
             if real is None or not isinstance(row.spec, WrapperSpec):
                 continue
             for names, inner in wrappers_inside(real):
@@ -211,7 +195,6 @@ class Inputs:
                     raise NeedsEager(
                         "a wrapper is an input, and is inside of another input",
                         path=row.path.attr(".".join(names)),
-                        expected="one of them",
                         fix="take the inner one from the outer one inside of the region",
                     )
 
@@ -219,6 +202,10 @@ class Inputs:
     def number_of(self, traced: Any) -> int | None:
         """The number of the input that this tensor stands for, if it is one."""
         return self._number_of_traced.get(id(traced))
+
+    def real(self, number: int) -> Tensor | None:
+        """The tensor of the call that is captured, while it is alive and the capture is not done."""
+        return self._reals[number]()
 
     def row_of(self, traced: Any) -> TracedInput | None:
         """The input that this tensor stands for, if it is one."""
@@ -228,14 +215,13 @@ class Inputs:
     def of_real(self, real: Any) -> TracedInput | None:
         """The input that is this very tensor of the call."""
         number = self._number_of_real.get(id(real))
-        return self.rows[number] if number is not None and self.rows[number].real() is real else None
+        return self.rows[number] if number is not None and self.real(number) is real else None
 
     def forget(self) -> None:
         """From now on nothing leads to the tensors of the call."""
         self._leaf_of, self._real_leaves, self._number_of_real = {}, [], {}
         self.session.recorder.forget_inputs()
-        for row in self.rows:
-            row.real.forget()
+        self._reals = [lambda: None] * len(self.rows)
 
 
 def has_gradient(x: Tensor) -> bool:

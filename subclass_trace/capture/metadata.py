@@ -62,7 +62,7 @@ class MetadataReads:
     def fact(self, number: int, name: str) -> Any:
         """A fact of an input, on which the trace hangs from now on."""
         if (number, name) not in self._facts:
-            real = self.inputs.rows[number].real()
+            real = self.inputs.real(number)
             if real is None:
                 return ASIDE
             self._facts[number, name] = fact_of(real, name)
@@ -120,7 +120,5 @@ class MetadataReads:
         raise UnsupportedError(
             f"the region asks for {name} of an input, which differs between calls",
             path=recorder.user_line(),
-            expected="questions whose answer is the same in each call that a specialization serves",
-            got="a traced tensor, which does not know",
             fix="ask outside of the region",
         )

@@ -54,7 +54,7 @@ def read_mutations(inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], 
     Raises:
         NeedsEager: the region changes an input otherwise.
     """
-    reals = [row.real() for row in inputs.rows]
+    reals = [inputs.real(number) for number in range(len(inputs.rows))]
     bases = [None if real is None else family(real) for real in reals]  # kept, so that their ids stay theirs
     memory = Counter(map(_memory, inputs.originals))  # inputs in one memory may share a counter
     plans = []

@@ -59,13 +59,7 @@ def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Masks of bytes are deprecated, and fake kernels do not know them."""
     if any(isinstance(i, Tensor) and i.dtype is torch.uint8 for i in args[1]):
-        raise NeedsEager(
-            "the region indexes by a mask of bytes",
-            path=recorder.user_line(),
-            expected="masks of booleans",
-            got=str(func),
-            fix="mask.bool()",
-        )
+        raise NeedsEager("the region indexes by a mask of bytes", path=recorder.user_line(), fix="mask.bool()")
     return NotImplemented
 
 

@@ -84,7 +84,6 @@ class OutputClassifier:
             raise UnsupportedError(
                 "the region calls retain_grad() on a result, whose gradient it would have to see from inside",
                 path=self._path,
-                got=f"a tensor of shape {tuple(o.shape)} that retains its gradient",
                 fix="call it on the result, outside of the region, and compute the rest from that result",
             )
         base = o._base
@@ -181,7 +180,6 @@ class OutputClassifier:
         return NeedsEager(
             "a result is a view that cannot be made again of its base",
             path=self._path,
-            expected="views whose places are known while tracing, of a tensor that is as it was when they were made",
             got=f"a view of shape {tuple(view.shape)}",
             fix="return a clone of it",
         )
@@ -198,7 +196,6 @@ class OutputClassifier:
         if t.requires_grad and t.grad_fn is None and (t._base is None or not t._base.requires_grad):
             raise UnsupportedError(
                 "the region makes an autograd leaf, and returns it",
-                expected="requires_grad_() on arguments, or on values that are not returned",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
                 fix="call requires_grad_() on the result",
             )
@@ -224,7 +221,6 @@ class OutputClassifier:
                 raise NeedsEager(
                     "the region sets an attribute of a result, or makes an nn.Parameter",
                     path=self._path.attr(name),
-                    expected="results that are what their inner tensors and their flatten contexts are",
                     fix="set it on the result, outside of the region",
                 )
 
@@ -283,7 +279,6 @@ def shared_leaves(
                     raise NeedsEager(
                         "a result shares memory with an input that the region writes, and autograd does not know",
                         path=Path("result").item(number),
-                        expected="the input, a view of it, or tensors of their own",
                         fix="return a clone",
                     )
             if not isinstance(spec, LeafSpec):
@@ -309,7 +304,6 @@ def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs
             raise NeedsEager(
                 "the context of a result holds an object of that of an input, which can be changed in place",
                 path=Path("result").item(number),
-                expected="numbers, strings, tuples and frozen dataclasses; or an object of its own",
                 fix="make it immutable (@dataclass(frozen=True)), or let the class copy it",
             )
 

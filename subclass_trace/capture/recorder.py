@@ -124,11 +124,8 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         if not torch_api.is_fake(value):
             return self._nodes[id(self.lift(value))][0]
         if self.outer is not None and self.outer.knows(value):
-            raise UnsupportedError(
-                "a branch of a higher order operator closes over a traced tensor",
-                expected="every tensor that a branch reads among its operands",
-                fix="pass the tensor to the branch as an operand",
-            )
+            what = "a branch of a higher order operator closes over a traced tensor"
+            raise UnsupportedError(what, fix="pass the tensor to the branch as an operand")
         raise UnsupportedError(
             "the region met a fake tensor that was made outside of it",
             got=f"{value}",
@@ -149,10 +146,9 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             return hit[0]
         names_count = self.state is not None and self.state.follows and self.tag == "is_forward" and not self.sealed
         if names_count:
+            what = "the region uses a tensor that no argument, name or attribute leads to"
             raise UnsupportedError(
-                "the region uses a tensor that no argument, name or attribute leads to",
-                path=self.user_line(),
-                fix="pass it as an argument, or hold it in an attribute",
+                what, path=self.user_line(), fix="pass it as an argument, or hold it in an attribute"
             )
         return self.constant(real)
 
@@ -299,8 +295,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             raise NeedsEager(
                 "the region runs operations under a default dtype that it has set itself",
                 path=self.user_line(),
-                expected=f"the default dtype of the call, {self.default_dtype}",
-                got=f"{func} under {torch.get_default_dtype()}",
                 fix="set the default dtype outside of the region, or name dtypes",
             )
         if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:

@@ -157,9 +157,7 @@ class Symbols:
         for row in self._deferred():
             if not row.expr.free_symbols <= known:
                 raise UnsupportedError(
-                    "a condition on values inside tensors cannot be checked in each call",
-                    expected="numbers that operations of the region make",
-                    got=row.expr,
+                    "a condition on values inside tensors cannot be checked in each call", got=row.expr
                 )
             text = f"a condition on values inside tensors does not hold: {row.expr}"
             condition = self._expression_node(row.expr, tag)

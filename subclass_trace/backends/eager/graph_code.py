@@ -46,31 +46,13 @@ import torch.fx as fx
 
 from ... import torch_api
 from ...capture.graphs import where
-from ...errors import UnsupportedError, VerificationError
+from ...errors import VerificationError
 from ...partition.half import Half
 from .bindings import bind_call
 from .views import Call, inputs_of, spare_views
 
 _WIDTH = 110
 _file_numbers = itertools.count()
-
-_INFIX: dict[Any, str] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-    operator.and_: "&",
-    operator.or_: "|",
-}
 
 
 def display(value: list[Any] | tuple[Any, ...] | dict[Any, Any] | slice, code: Callable[[Any], str]) -> str:
@@ -107,18 +89,6 @@ class BoxedGraph:
         return self.function(inputs)
 
 
-def _require_functions(nodes: Iterable[fx.Node]) -> None:
-    for node in nodes:
-        if node.op in ("call_method", "call_module"):
-            raise UnsupportedError(
-                f"the graph holds a {node.op} node",
-                path=node.name,
-                expected="placeholder, get_attr, call_function and output nodes",
-                got=node.format_node(),
-                fix="trace to aten operations, for example with make_fx",
-            )
-
-
 def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
     """Generate and compile the code of a dense graph.
 
@@ -130,7 +100,6 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
         name: the name of the function.
 
     Raises:
-        UnsupportedError: the graph holds a ``call_method`` or ``call_module`` node.
         VerificationError: an argument of a node is a symbolic size that is not a node of the graph.
     """
     body = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
@@ -140,7 +109,6 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
 
 def compile_half(half: Half, *, name: str) -> BoxedGraph:
     """`compile_graph` for one of the two programs of a partition."""
-    _require_functions(half.body)
     body, merged, calls = spare_views(half.body, half.outputs, half.merged, frozenset(half.inputs))
     writer = _Writer(Half(half.owner, half.inputs, body, half.outputs, merged), calls, name)
     source = writer.write()
@@ -217,9 +185,6 @@ class _Writer:
         target: Any = node.target
         if target is operator.getitem:
             text = f"{self._text(node.args[0], node)}[{self._text(node.args[1], node)}]"
-        elif target in _INFIX and len(node.args) == 2 and not node.kwargs:
-            left, right = (self._text(a, node) for a in node.args)
-            text = f"({left}) {_INFIX[target]} {right}" if left.startswith("-") else f"{left} {_INFIX[target]} {right}"
         else:
             self._operation(node, self.variables[node] if used else None)
             return
@@ -284,13 +249,8 @@ class _Writer:
         if isinstance(arg, (list, tuple, dict, slice)):
             return display(arg, lambda a: self._text(a, user))
         if isinstance(arg, torch_api.SYM_TYPES):
-            raise VerificationError(
-                "a symbolic size is an argument of a node, but no node of the graph computes it",
-                path="output" if user is None else user.name,
-                expected="a node of the graph, or a plain number",
-                got=f"{arg} in {'the results' if user is None else user.format_node()}",
-                fix="make the size an input of the graph",
-            )
+            what = "a symbolic size is an argument of a node, but no node of the graph computes it"
+            raise VerificationError(what, path="output" if user is None else user.name, got=arg)
         named = isinstance(arg, (*_NAMED, float, complex))
         return self._global(arg, str(arg).replace("-", "minus_") if named else f"{type(arg).__name__}_constant")
 

@@ -4,8 +4,8 @@
 families of a class cover, and what ``@Cls.implements`` takes beside single operations.
 """
 
-from .families import collectives, elementwise, factories, in_place, views  # groups of operations
-from .generate import Outer  # what the outside of a wrapper looks like
+from .fields import Outer  # what the outside of a wrapper looks like
+from .rules import collectives, elementwise, factories, in_place, views  # groups of operations
 from .wrapper import WrapperTensor  # declare a wrapper like a dataclass
 
 __all__ = ["Outer", "WrapperTensor", "collectives", "elementwise", "factories", "in_place", "views"]

@@ -8,16 +8,20 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
-from .arguments import substitute
-from .effects import aten, effects_of, is_view
-from .per_inner import Run, per_inner, refuse
+from .effects import Run, aten, changes_metadata, is_view, substitute, written, written_positions
+from .per_inner import per_inner, refuse
 
 DENSE = "_wrapper_dense"  # the class attribute that holds the author's dequantize
 
 
-def refused(cls: type, func: Any) -> Run:
+def refused(cls: type, func: Any, fix: str | None = None) -> Run:
     """``default="refuse"``: UnsupportedError for everything."""
-    return _raising(refuse(cls, func))
+    error = refuse(cls, func, fix)
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise UnsupportedError(error.what, got=error.got, fix=error.fix)
+
+    return run
 
 
 def dequantized(cls: type[Any], func: Any) -> Run:
@@ -34,18 +38,17 @@ def dequantized(cls: type[Any], func: Any) -> Run:
             f"write the view: @{cls.__name__}.implements({func}), or {every}; "
             "or call .dequantize() first. A dense copy is not made, because writes to it would not reach the base"
         )
-        return _raising(refuse(cls, func, fix))
-    effects = effects_of(func)
-    if effects.metadata:
-        fix = "use the out-of-place operation: the sizes of this wrapper do not change in place"
-        return _raising(refuse(cls, func, fix))
+        return refused(cls, func, fix)
+    if changes_metadata(func):
+        return refused(cls, func, "use the out-of-place operation: the sizes of this wrapper do not change in place")
     if func is aten.copy_.default:
         return _stored(cls, func)
-    if effects.writes:
-        return _rewritten(cls, func)
+    return _rewritten(cls, func) if written_positions(func) else _computed(cls, func)
 
+
+def _computed(cls: type[Any], func: Any) -> Run:
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        dense = [substitute(cls, dense_value, a) for a in args]
+        dense = substitute(cls, dense_value, args)
         return func(*dense, **(substitute(cls, dense_value, kwargs) if kwargs else kwargs))
 
     return run
@@ -78,11 +81,9 @@ def _check_writable(cls: type[Any], func: Any) -> None:
 
 
 def _rewritten(cls: type[Any], func: Any) -> Run:
-    effects = effects_of(func)
-
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        written = [t for t in effects.written(args, kwargs) if isinstance(t, cls)]
-        if written:
+        targets = [t for t in written(func, args, kwargs) if isinstance(t, cls)]
+        if targets:
             _check_writable(cls, func)
         copies: dict[int, torch.Tensor] = {}  # one per wrapper, so that x.add_(x) reads what it should
 
@@ -94,18 +95,9 @@ def _rewritten(cls: type[Any], func: Any) -> Run:
             return copies[id(x)]
 
         out = func(*substitute(cls, dense, args), **substitute(cls, dense, kwargs))
-        for x in written:
+        for x in targets:
             x.requantize_(copies[id(x)])
         return out
-
-    return run
-
-
-def _raising(error: UnsupportedError) -> Run:
-    what, got, fix = error.what, error.got, error.fix
-
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise UnsupportedError(what, got=got, fix=fix)
 
     return run
 

@@ -1,7 +1,7 @@
 """What a class declares: its annotations as fields, each an inner tensor, an optional one, or context.
 
-The rules are those of dataclasses: fields of base classes come first, a field with a default may not be followed by
-one without, ``ClassVar`` is no field, and what follows ``_: dataclasses.KW_ONLY`` is keyword-only.
+The rules are those of dataclasses, since a dataclass of the fields takes the arguments of the constructor. How a wrapper is
+made of its fields, taken apart and made again stands here too.
 """
 
 from __future__ import annotations
@@ -13,54 +13,57 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import ProtocolError
+from .. import torch_api
+from ..errors import ProtocolError, UnsupportedError
 
-FIELDS = "_wrapper_fields"  # the class attribute that holds the fields
-
-
-class FieldKind(enum.Enum):
-    """What an annotation makes of an attribute."""
-
-    TENSOR = "inner tensor"
-    OPTIONAL = "inner tensor or None"
-    CONTEXT = "context"
+DECLARED = "_wrapper_declared"  # the class attribute that holds the declaration
+_MUTABLE = (torch.Tensor, list, dict, set, bytearray)
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One declared attribute of a wrapper class.
+class Outer(NamedTuple):
+    """What the outer tensor shows, where it is not what the first inner tensor shows (None).
 
     Attributes:
-        default: ``dataclasses.MISSING`` where the constructor needs a value.
-        keyword: given by keyword only.
-        loads: classes (enums, dataclasses) that the annotation names, whose values stand in checkpoints.
+        size: the outer shape.
+        stride: in elements; contiguous when only ``size`` is given.
+        dtype, device, layout, storage_offset: as for any tensor.
     """
 
-    name: str
-    kind: FieldKind
-    default: Any = MISSING
-    keyword: bool = False
-    loads: tuple[type, ...] = ()
-
-    @property
-    def is_inner(self) -> bool:
-        """Is it an inner tensor, perhaps an absent one?"""
-        return self.kind is not FieldKind.CONTEXT
+    size: Sequence[Any] | None = None
+    stride: Sequence[Any] | None = None
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    layout: torch.layout | None = None
+    storage_offset: Any = None
 
 
-def fields_of(cls: type) -> tuple[Field, ...]:
-    """The fields of a wrapper class, in the order of its constructor."""
-    found: tuple[Field, ...] = getattr(cls, FIELDS, ())
-    return found
+@dataclasses.dataclass(frozen=True, slots=True)
+class Declaration:
+    """The fields of a wrapper class.
+
+    Attributes:
+        values: a dataclass of them.
+        names: of all fields, in the order of the constructor.
+        inner: names of the inner tensors; ``optional`` of those that may be None.
+        context: names of all others.
+        loads: enums and dataclasses that annotations name, whose values stand in checkpoints.
+    """
+
+    values: Any
+    names: tuple[str, ...]
+    inner: tuple[str, ...]
+    optional: frozenset[str]
+    context: tuple[str, ...]
+    loads: tuple[type, ...]
 
 
-def declared_fields(cls: type, reserved: frozenset[str]) -> tuple[Field, ...]:
+def declaration(cls: type, reserved: frozenset[str]) -> Declaration:
     """Read the annotations of a class that is being made, after those of its bases.
 
     Args:
@@ -69,88 +72,60 @@ def declared_fields(cls: type, reserved: frozenset[str]) -> tuple[Field, ...]:
     Raises:
         ProtocolError: an annotation or a default that cannot be a field; the message has the fix.
     """
-    fields: dict[str, Field] = {}
-    for base in reversed(cls.__mro__[1:]):
-        fields |= {f.name: f for f in vars(base).get(FIELDS, ()) if f.name not in fields or _own(base, f)}
-    for own in _own_fields(cls, reserved):
-        before = fields.get(own.name)
-        if before is not None and before.is_inner != own.is_inner:
-            raise _error(
-                cls, own.name, f"is {own.kind.value} here and {before.kind.value} in a base class", "rename it"
-            )
-        fields[own.name] = own
-    found = tuple(fields.values())
-    _check_order(cls, found)
-    return found
-
-
-def _own(base: type, field: Field) -> bool:
-    return field.name in inspect.get_annotations(base)
-
-
-def _own_fields(cls: type, reserved: frozenset[str]) -> Iterator[Field]:
+    own, bodies = inspect.get_annotations(cls), vars(cls)
+    bases = [vars(b)[DECLARED] for b in reversed(cls.__mro__[1:]) if DECLARED in vars(b)]
+    parents = tuple(vars(b)[DECLARED].values for b in cls.__bases__ if DECLARED in vars(b))
+    fields = [(n, a, bodies[n]) if n in bodies else (n, a) for n, a in own.items()]
+    where = {"__module__": cls.__module__}
+    try:
+        values = dataclasses.make_dataclass("Values", fields, bases=parents, namespace=where, eq=False, repr=False)
+    except (TypeError, ValueError) as error:  # what dataclasses refuse: order, mutable defaults
+        raise _error(cls, str(error), "fields are those of a dataclass") from error
+    names = tuple(f.name for f in dataclasses.fields(values))
+    inner = {n: n in d.optional for d in bases for n in d.inner}
+    loads = [c for d in bases for c in d.loads]
     scope = _scope(cls)
-    keyword = False
-    for name, text in inspect.get_annotations(cls).items():
-        annotation = _evaluate(cls, name, text, scope)
-        if annotation is dataclasses.KW_ONLY:
-            keyword = True
-        elif not (annotation is typing.ClassVar or typing.get_origin(annotation) is typing.ClassVar):
-            yield _field(cls, name, annotation, keyword, reserved)
+    for name in (n for n in own if n in names):
+        _check_name(cls, name, reserved)
+        annotation = _evaluate(own[name], scope)
+        inner.pop(name, None)
+        kind = _tensor_or_none(cls, name, annotation)
+        if kind is not None:
+            inner[name] = kind
+        loads += [*_classes_in(annotation), *_classes_in(type(bodies.get(name)))]
+    tensors = tuple(n for n in names if n in inner)
+    optional = frozenset(n for n in tensors if inner[n])
+    context = tuple(n for n in names if n not in inner)
+    return Declaration(values, names, tensors, optional, context, tuple(dict.fromkeys(loads)))
 
 
-def _field(cls: type, name: str, annotation: Any, keyword: bool, reserved: frozenset[str]) -> Field:
+def _tensor_or_none(cls: type, name: str, annotation: Any) -> bool | None:
+    """Is it an inner tensor, and may it be None? None for context."""
+    choices = set(typing.get_args(annotation)) if _is_union(annotation) else {annotation}
+    tensors = {c for c in choices if _is_tensor(c)}
+    if tensors and choices - tensors <= {type(None)}:
+        return choices != tensors
+    if any(map(_is_tensor, _parts(annotation))) or (isinstance(annotation, str) and "Tensor" in annotation):
+        raise ProtocolError(
+            f"{cls.__name__}.{name} is neither an inner tensor nor context",
+            path=f"{cls.__name__}.{name}",
+            expected="Tensor, Tensor | None, or a type without tensors in it",
+            got=annotation,
+            fix="declare each inner tensor as a field of its own; tensors in containers or unions cannot be flattened",
+        )
+    return None
+
+
+def _check_name(cls: type, name: str, reserved: frozenset[str]) -> None:
     if name in reserved or (name.startswith("__") and name.endswith("__")):
         plain = name.strip("_")
         free = next(n for n in (f"{plain}_", f"inner_{plain}", f"{plain}_of_wrapper") if n not in reserved)
-        raise _error(cls, name, "hides an attribute of torch.Tensor", f"rename it, for example {free}")
-    default = vars(cls).get(name, MISSING)
-    if isinstance(default, types.MemberDescriptorType):
-        raise _error(cls, name, "is a slot", "remove __slots__: torch keeps attributes of tensors in __dict__")
-    kind = _kind(cls, name, annotation)
-    if kind is FieldKind.CONTEXT:
-        if isinstance(default, torch.Tensor):
-            raise _error(cls, name, "has a tensor as default, but is not annotated as Tensor", f"{name}: Tensor")
-        if default is not MISSING and not _hashable(default):
-            fix = "use an immutable default: a tuple, a frozenset, a frozen dataclass"
-            raise _error(cls, name, f"has a mutable default, {default!r:.60}", fix)
-    elif default is not MISSING and (kind is FieldKind.TENSOR or default is not None):
-        fix = f"{name}: Tensor | None = None, and make the tensor in __new__ or where the wrapper is made"
-        raise _error(cls, name, "is an inner tensor with a default, which all instances would share", fix)
-    loads = (*_classes_in(annotation), *_classes_in(type(default)))
-    return Field(name, kind, default, keyword, tuple(dict.fromkeys(loads)))
+        what = f"the field {cls.__name__}.{name} hides an attribute of torch.Tensor"
+        raise ProtocolError(what, path=f"{cls.__name__}.{name}", fix=f"rename it, for example {free}")
 
 
-def _kind(cls: type, name: str, annotation: Any) -> FieldKind:
-    if isinstance(annotation, str):  # not resolvable; what it says has to do
-        if "Tensor" in annotation:
-            raise _neither(cls, name, annotation)
-        return FieldKind.CONTEXT
-    if _is_tensor(annotation):
-        return FieldKind.TENSOR
-    if _is_union(annotation):
-        choices = set(typing.get_args(annotation))
-        tensors = {c for c in choices if _is_tensor(c)}
-        if tensors and choices - tensors <= {type(None)}:
-            return FieldKind.TENSOR if choices == tensors else FieldKind.OPTIONAL
-    if any(map(_is_tensor, _parts(annotation))):
-        raise _neither(cls, name, annotation)
-    for part in [annotation, *(typing.get_args(annotation) if _is_union(annotation) else ())]:
-        mutable = typing.get_origin(part) or part
-        if isinstance(mutable, type) and mutable.__hash__ is None:
-            fix = "context must stay as it is: use a tuple, a frozenset, or a frozen dataclass"
-            raise _error(cls, name, f"is context of a mutable type, {_shown(annotation)}", fix)
-    return FieldKind.CONTEXT
-
-
-def _check_order(cls: type, fields: tuple[Field, ...]) -> None:
-    optional: str | None = None
-    for field in (f for f in fields if not f.keyword):
-        if field.default is not MISSING:
-            optional = field.name
-        elif optional is not None:
-            fix = f"give {field.name} a default, move it up, or put `_: dataclasses.KW_ONLY` before it"
-            raise _error(cls, field.name, f"has no default but follows {optional}, which has one", fix)
+def _error(cls: type, what: str, fix: str) -> ProtocolError:
+    return ProtocolError(f"{cls.__name__}: {what}", path=cls.__name__, fix=fix)
 
 
 # ------------------------------------------------------------------------------------------------------- annotations
@@ -165,7 +140,7 @@ def _scope(cls: type) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**module, **frame.f_globals}, {**frame.f_locals, **vars(cls), cls.__name__: cls}
 
 
-def _evaluate(cls: type, name: str, annotation: Any, scope: tuple[dict[str, Any], dict[str, Any]]) -> Any:
+def _evaluate(annotation: Any, scope: tuple[dict[str, Any], dict[str, Any]]) -> Any:
     """The annotation as an object; its text where a name in it is not defined (imported for type checkers only)."""
     if isinstance(annotation, str):
         try:
@@ -194,40 +169,115 @@ def _parts(annotation: Any) -> Iterator[Any]:
 def _classes_in(annotation: Any, seen: tuple[type, ...] = ()) -> Iterator[type]:
     """The enums and dataclasses that an annotation names, and those that the fields of the dataclasses name."""
     for part in _parts(annotation):
-        if isinstance(part, type) and part not in seen and issubclass(part, enum.Enum):
+        if not isinstance(part, type) or part in seen:
+            continue
+        if issubclass(part, enum.Enum) or dataclasses.is_dataclass(part):
             yield part
-        elif isinstance(part, type) and part not in seen and dataclasses.is_dataclass(part):
-            yield part
+        if dataclasses.is_dataclass(part):
             with contextlib.suppress(NameError):  # a name for type checkers only
                 for hint in typing.get_type_hints(part).values():
                     yield from _classes_in(hint, (*seen, part))
 
 
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+# ------------------------------------------------------------------------------------------------- making a wrapper
+def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """What ``cls(...)`` does: the arguments checked, the wrapper built, ``__post_init__``."""
+    declared: Declaration = getattr(cls, DECLARED)
+    values = vars(declared.values(*args, **kwargs))
+    for name in declared.inner:
+        value = values[name]
+        if not isinstance(value, torch.Tensor) and not (value is None and name in declared.optional):
+            raise ProtocolError(
+                f"{cls.__name__}.{name} must be a tensor",
+                path=f"{cls.__name__}.{name}",
+                expected="torch.Tensor",
+                got=f"{type(value).__qualname__}: {value!r:.60}",
+                fix=f"pass a tensor, or declare `{name}: Tensor | None` if it may be absent",
+            )
+    for name in declared.context:
+        if isinstance(values[name], _MUTABLE):  # it could change behind the back of a guard
+            raise ProtocolError(
+                f"{cls.__name__}.{name} is context and cannot be a {type(values[name]).__qualname__}",
+                path=f"{cls.__name__}.{name}",
+                expected="a value that does not change: a number, str, dtype, tuple, enum, frozen dataclass",
+                fix="annotate it as Tensor, or pass a tuple or a frozenset",
+            )
+    self = build(cls, values)
+    self.__post_init__()
+    return self
 
 
-# ------------------------------------------------------------------------------------------------------------ errors
-def _shown(annotation: Any) -> str:
-    if isinstance(annotation, str):
-        return annotation
-    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
-
-
-def _neither(cls: type, name: str, annotation: Any) -> ProtocolError:
-    return ProtocolError(
-        f"{cls.__name__}.{name} is neither an inner tensor nor context",
-        path=f"{cls.__name__}.{name}",
-        expected="Tensor, Tensor | None, or a type without tensors in it",
-        got=_shown(annotation),
-        fix="declare each inner tensor as a field of its own; tensors in containers or unions cannot be flattened",
+def build(cls: Any, values: dict[str, Any], outer_size: Any = None, outer_stride: Any = None) -> Any:
+    """A wrapper of these values of fields, which it keeps; what is given of the outside has precedence."""
+    declared: Declaration = getattr(cls, DECLARED)
+    first = None
+    for name in declared.inner:
+        t = values[name]
+        if t is not None:
+            if t.requires_grad:
+                values[name] = t = t.detach()
+            if t.is_conj() or t.is_neg():  # inside of dispatch torch does not look at the bits of inner tensors
+                raise UnsupportedError(
+                    f"the inner tensor {name} has a conjugate or negative bit",
+                    path=f"{cls.__name__}.{name}",
+                    fix="use x.resolve_conj().resolve_neg(), or x.conj_physical()",
+                )
+            first = t if first is None else first
+    o = cls.outer_metadata(SimpleNamespace(**values)) if cls._wrapper_has_metadata else _AS_FIRST
+    if first is None:
+        first = _NOTHING
+    derived = o.size is not None
+    size = outer_size if outer_size is not None else o.size if derived else first.shape
+    stride = outer_stride if outer_stride is not None else o.stride
+    offset = o.storage_offset
+    if stride is None and not derived and outer_size is None:
+        stride = first.stride()
+    if offset is None and not derived:
+        offset = first.storage_offset()
+    self = torch_api.make_wrapper_subclass(
+        cls,
+        size,
+        strides=stride,
+        storage_offset=offset,
+        dtype=o.dtype or first.dtype,
+        layout=o.layout or first.layout,
+        device=o.device or first.device,
     )
+    self.__dict__.update(values)
+    return self
 
 
-def _error(cls: type, name: str, what: str, fix: str) -> ProtocolError:
-    path = f"{cls.__name__}.{name}"
-    return ProtocolError(f"the field {path} {what}", path=path, fix=fix)
+_AS_FIRST = Outer()
+_NOTHING = torch.empty(0)  # instead of a first inner tensor, where there is none
+
+
+def values_of(x: Any) -> dict[str, Any]:
+    """The values of the fields, by name: a new dictionary."""
+    return {n: getattr(x, n) for n in getattr(x, DECLARED).names}
+
+
+def like(x: Any, tensors: dict[str, Any], outer_size: Any = None, outer_stride: Any = None) -> Any:
+    """A wrapper with the context of ``x`` over other inner tensors; optional ones that are not given are absent."""
+    declared: Declaration = getattr(x, DECLARED)
+    context = {n: getattr(x, n) for n in declared.context}
+    return build(type(x), {**dict.fromkeys(declared.inner), **tensors, **context}, outer_size, outer_stride)
+
+
+def flatten(self: Any) -> tuple[list[str], Any]:
+    """``__tensor_flatten__``: the names of the inner tensors that are there, and the context as a tuple."""
+    declared: Declaration = getattr(self, DECLARED)
+    names = [n for n in declared.inner if n not in declared.optional or getattr(self, n) is not None]
+    return names, tuple([getattr(self, n) for n in declared.context]) if declared.context else None
+
+
+def unflatten_for(cls: Any) -> Any:
+    """``__tensor_unflatten__`` of a class."""
+    declared: Declaration = getattr(cls, DECLARED)
+
+    def unflatten(inner: dict[str, Any], context: Any, outer_size: Any, outer_stride: Any) -> Any:
+        values = {n: inner[n] if n not in declared.optional else inner.get(n) for n in declared.inner}
+        return build(
+            cls, {**values, **dict(zip(declared.context, context or (), strict=True))}, outer_size, outer_stride
+        )
+
+    return unflatten

@@ -1,8 +1,8 @@
-"""Running an operation on each inner tensor in turn, and putting the results together."""
+"""Running an operation on each inner tensor in turn, and what every wrapper needs: aliases and copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,16 @@ import torch
 from .. import torch_api
 from ..errors import UnsupportedError
 from ..torch_api import authors as _authors
-from .arguments import instances, substitute
-from .effects import BIT_VIEWS, aten, effects_of, is_view
-from .generate import LIKE
+from .effects import BIT_VIEWS, Run, aten, instances, is_view, returns_arguments, substitute, written, written_positions
+from .fields import like
 
-Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+#: operations that mean the same on an inner tensor of any shape
+_ANY_SHAPE = frozenset(
+    {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.clone.default, aten._to_copy.default}
+    | {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.zeros_like.default, aten.ones_like.default}
+    | {aten.empty_like.default, aten.full_like.default, aten.is_pinned.default, aten._pin_memory.default}
+    | {aten.record_stream.default}
+)
 
 
 def per_inner(cls: type[Any], func: Any, inner: tuple[str, ...] | None = None) -> Run:
@@ -27,50 +32,34 @@ def per_inner(cls: type[Any], func: Any, inner: tuple[str, ...] | None = None) -
     The returned function raises UnsupportedError where the operands do not have the same inner tensors and context,
     where a plain tensor would be written to, and where results that are no tensors differ.
     """
-    effects = effects_of(func)
-    view, changes = is_view(func), bool(effects.writes)
+    changes = bool(written_positions(func))
     sized = torch.Tag.pointwise not in func.tags and func not in _ANY_SHAPE and func.name() not in _authors.MOVES
-    collective = _authors.is_c10d(func)
-    data_dependent = torch.Tag.dynamic_output_shape in func.tags
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = instances(cls, args, [])
-        if kwargs:
-            instances(cls, kwargs, found)
+        found = instances(cls, (args, kwargs))
         first = found[0]
         names = _common_names(func, found, inner)
         if not names:
             raise refuse(cls, func)
-        if changes and not all(isinstance(t, cls) for t in effects.written(args, kwargs)):
+        if changes and not all(isinstance(t, cls) for t in written(func, args, kwargs)):
             raise _writes_plain(cls, func)
-        if collective and len(found) != len(instances(torch.Tensor, (args, kwargs), [])):
+        if _authors.is_c10d(func) and len(found) != len(instances(torch.Tensor, (args, kwargs))):
             raise _writes_plain(cls, func)
         if sized:
             _check_shapes(func, first, names)
         outs = [
             func(
-                *[substitute(cls, lambda x: getattr(x, name), a) for a in args],  # noqa: B023  (called at once)
+                *substitute(cls, lambda x: getattr(x, name), args),  # noqa: B023  (called at once)
                 **(substitute(cls, lambda x: getattr(x, name), kwargs) if kwargs else kwargs),  # noqa: B023
             )
             for name in names
         ]
-        if effects.returns_arguments:
-            return None  # the finisher returns the arguments themselves
-        if data_dependent:
-            _check_agree(func, first, names, outs)
-        rest = None if inner is None else _rest(first, names, share=view)
-        return _together(func, first, names, outs, rest)
+        if returns_arguments(func):
+            return None  # `put_right` returns the arguments themselves
+        rest = {} if inner is None else {n: getattr(first, n) for n in first.__tensor_flatten__()[0] if n not in names}
+        return _together(func, first, names, outs, rest if is_view(func) else {n: t.clone() for n, t in rest.items()})
 
     return run
-
-
-#: operations that mean the same on an inner tensor of any shape
-_ANY_SHAPE = frozenset(
-    {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.clone.default, aten._to_copy.default}
-    | {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.zeros_like.default, aten.ones_like.default}
-    | {aten.empty_like.default, aten.full_like.default, aten.is_pinned.default, aten._pin_memory.default}
-    | {aten.record_stream.default}
-)
 
 
 def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) -> Sequence[str]:
@@ -78,17 +67,16 @@ def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) ->
     first = found[0]
     names, context = first.__tensor_flatten__()
     for x in found[1:]:
-        if x is not first:
-            other_names, other = x.__tensor_flatten__()
-            if list(other_names) != list(names) or not (other is context or other == context):
-                cls = type(first).__name__
-                raise UnsupportedError(
-                    f"{func} runs on each inner tensor of {cls}, but its operands differ",
-                    path=cls,
-                    expected=f"inner tensors {list(names)} and context {context!r:.80} in all of them",
-                    got=f"{list(other_names)} and {other!r:.80}",
-                    fix=f"write a rule: @{cls}.implements({func})",
-                )
+        other_names, other = (names, context) if x is first else x.__tensor_flatten__()
+        if list(other_names) != list(names) or not (other is context or other == context):
+            cls = type(first).__name__
+            raise UnsupportedError(
+                f"{func} runs on each inner tensor of {cls}, but its operands differ",
+                path=cls,
+                expected=f"inner tensors {list(names)} and context {context!r:.80} in all of them",
+                got=f"{list(other_names)} and {other!r:.80}",
+                fix=f"write a rule: @{cls}.implements({func})",
+            )
     return names if inner is None else [n for n in inner if n in names]
 
 
@@ -114,24 +102,6 @@ def _check_shapes(func: Any, x: Any, names: Sequence[str]) -> None:
             )
 
 
-def _check_agree(func: Any, x: Any, names: Sequence[str], outs: Sequence[Any]) -> None:
-    """Results whose size depends on values must have one size."""
-    for name, out in zip(names[1:], outs[1:], strict=True):
-        for a, b in zip(_tensors(outs[0]), _tensors(out), strict=True):
-            if a.shape != b.shape:
-                cls = type(x).__name__
-                raise UnsupportedError(
-                    f"{func} gives results of different sizes for the inner tensors of a {cls}",
-                    expected=f"{tuple(a.shape)} for each, as for {names[0]}",
-                    got=f"{tuple(b.shape)} for {name}",
-                    fix="call it on the inner tensors one by one",
-                )
-
-
-def _tensors(out: Any) -> list[torch.Tensor]:
-    return instances(torch.Tensor, out, [])
-
-
 def _writes_plain(cls: type, func: Any) -> UnsupportedError:
     made = f"if torch makes it: {cls.__name__}.implements_per_inner(authoring.factories)"
     return UnsupportedError(
@@ -141,34 +111,32 @@ def _writes_plain(cls: type, func: Any) -> UnsupportedError:
     )
 
 
-def _rest(x: Any, names: Sequence[str], share: bool) -> dict[str, torch.Tensor]:
-    others = {n: getattr(x, n) for n in x.__tensor_flatten__()[0] if n not in names}
-    return others if share else {n: t.clone() for n, t in others.items()}
-
-
-def _together(
-    func: Any, like: Any, names: Sequence[str], outs: Sequence[Any], rest: dict[str, torch.Tensor] | None
-) -> Any:
+def _together(func: Any, x: Any, names: Sequence[str], outs: Sequence[Any], rest: dict[str, torch.Tensor]) -> Any:
     """The results for the inner tensors as one: tensors become wrappers, everything else must be equal."""
     head = outs[0]
-    if isinstance(head, torch.Tensor):
-        tensors = dict(zip(names, outs, strict=True))
-        return getattr(like, LIKE)(tensors if rest is None else {**rest, **tensors})
     if isinstance(head, (list, tuple)):
-        return type(head)(_together(func, like, names, parts, rest) for parts in zip(*outs, strict=True))
-    work = _authors.joined_work(list(outs))
-    if work is not None:
+        return type(head)(_together(func, x, names, parts, rest) for parts in zip(*outs, strict=True))
+    if isinstance(head, torch.Tensor):
+        by_values = torch.Tag.dynamic_output_shape in func.tags
+        if not by_values or all(out.shape == head.shape for out in outs):
+            return like(x, {**rest, **dict(zip(names, outs, strict=True))})
+    elif (work := _authors.joined_work(list(outs))) is not None:
         return work
-    for name, out in zip(names[1:], outs[1:], strict=True):
-        if not (out is head or out == head or (out != out and head != head)):
-            cls = type(like).__name__
-            raise UnsupportedError(
-                f"{func} gives different Python values for the inner tensors of a {cls}",
-                expected=f"{head!r} for each, as for {names[0]}",
-                got=f"{out!r} for {name}",
-                fix=f"do not read values of a {cls} into Python, or read them from its inner tensors",
-            )
-    return head
+    elif all(out is head or out == head or (out != out and head != head) for out in outs):
+        return head
+    different = "results of different sizes" if isinstance(head, torch.Tensor) else "different Python values"
+    name, out = next((n, o) for n, o in zip(names, outs, strict=True) if not _same(o, head))
+    cls = type(x).__name__
+    raise UnsupportedError(
+        f"{func} gives {different} for the inner tensors of a {cls}",
+        expected=f"{head!r:.80} for each, as for {names[0]}",
+        got=f"{out!r:.80} for {name}",
+        fix=f"do not read values of a {cls} into Python, or read them from its inner tensors",
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a.shape == b.shape if isinstance(a, torch.Tensor) else a == b)
 
 
 # ------------------------------------------------------------------------------- operations that every wrapper needs
@@ -177,8 +145,7 @@ def identity(cls: type[Any], func: Any) -> Run:
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0]
-        tensors = {n: func(getattr(x, n)) for n in x.__tensor_flatten__()[0]}
-        return getattr(x, LIKE)(tensors, x.shape, x.stride())
+        return like(x, {n: func(getattr(x, n)) for n in x.__tensor_flatten__()[0]}, x.shape, x.stride())
 
     return run
 
@@ -207,7 +174,7 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
         tensors = {
             n: func(t, *args[1:], **(how if alike and t.shape == x.shape else elsewhere)) for n, t in inner.items()
         }
-        return getattr(x, LIKE)(tensors) if alike else getattr(x, LIKE)(tensors, x.shape, _strides_of_copy(x))
+        return like(x, tensors) if alike else like(x, tensors, x.shape, _strides_of_copy(x))
 
     return run
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
-from .generate import LIKE
+from .fields import like
 
 
 def pre_all_gather(x: Any, ranks: int, outer_size: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
@@ -59,7 +59,7 @@ def post_all_gather(
     names, size, alone = metadata
     if out is None:
         tensors = alone or {n: t[: size[0]] for n, t in zip(names, gathered, strict=True)}
-        return getattr(x, LIKE)(tensors), ()
+        return like(x, tensors), ()
     for n, t in (alone or {}).items():
         target = getattr(out, n)
         if target.data_ptr() != t.data_ptr():  # the parameter of this rank has other tensors now

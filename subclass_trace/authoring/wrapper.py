@@ -36,27 +36,11 @@ from ..errors import ProtocolError, UnsupportedError
 from ..subclass.context import same_context
 from ..torch_api import authors as _authors
 from ..torch_api.dynamo import never_compiled
-from . import families, sharding
+from . import sharding
 from .defaults import DEFAULTS, DENSE
-from .families import Family
-from .fields import FIELDS, Field, FieldKind, declared_fields, fields_of
-from .generate import BUILD, VALUES, Outer, methods_for
-from .hashing import stable_hash
-from .implements import (
-    DEFAULT,
-    FAMILIES,
-    FUNCTIONS,
-    OPERATIONS,
-    RESOLVED,
-    Resolved,
-    add_family,
-    add_functions,
-    add_operations,
-    operations_of,
-    resolve,
-    torch_function,
-)
-from .saving import allow_loading, rebuild
+from .fields import DECLARED, Outer, build, construct, declaration, flatten, unflatten_for, values_of
+from .rules import RULES, Family, Group, Rules, add_family, add_operations, overloads, resolve, rule_of, views
+from .saving import allow_loading, rebuild, stable_hash
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COERCE = "__coerce_same_metadata_as_tangent__"
@@ -88,32 +72,37 @@ class WrapperTensor(torch.Tensor):
     _wrapper_default: ClassVar[str] = "refuse"
     _wrapper_has_metadata: ClassVar[bool] = False
     _wrapper_advice: ClassVar[str | None] = None
-    _wrapper_lazy_bits: ClassVar[bool] = False  # has an inner tensor ever had a conjugate or negative bit?
 
     # -------------------------------------------------------------------------------------------- making the class
     def __init_subclass__(cls, *, default: str | None = None, advice: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._wrapper_advice = cls._wrapper_advice if advice is None else advice
-        fields = declared_fields(cls, _reserved())
-        setattr(cls, FIELDS, fields)
-        for name, empty in ((OPERATIONS, {}), (FUNCTIONS, {}), (FAMILIES, []), (RESOLVED, Resolved(cls))):
-            setattr(cls, name, empty)
+        declared = declaration(cls, _reserved())
+        setattr(cls, DECLARED, declared)
+        setattr(cls, RULES, Rules(cls))
         cls._wrapper_has_metadata = "outer_metadata" in vars(cls) or cls._wrapper_has_metadata
         _set_default(cls, default)
-        _check_sized(cls, fields)
-        metadata = cls.outer_metadata if cls._wrapper_has_metadata else None
-        for name, method in methods_for(cls, fields, metadata).items():
+        if not cls._wrapper_has_metadata and (not declared.inner or declared.inner[0] in declared.optional):
+            raise ProtocolError(
+                f"{cls.__name__} has no first inner tensor to take its size and dtype from",
+                path=cls.__name__,
+                expected="a first inner tensor annotated as Tensor, or outer_metadata",
+                fix="@classmethod\n            def outer_metadata(cls, fields): return Outer(size=..., dtype=...)",
+            )
+        made = {
+            "__signature__": inspect.signature(declared.values),
+            "__tensor_flatten__": flatten,
+            "__tensor_unflatten__": staticmethod(unflatten_for(cls)),
+        }
+        for name, value in made.items():
             if name not in vars(cls):
-                setattr(cls, name, method)
-        allow_loading(cls, fields)
+                setattr(cls, name, value)
+        allow_loading(cls, declared)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Replaced in each class by a constructor that takes its fields."""
-        raise ProtocolError(
-            f"{cls.__name__} declares nothing",
-            path=cls.__name__,
-            fix="subclass it, and annotate the inner tensors: class MyTensor(WrapperTensor): data_: Tensor",
-        )
+        """The constructor takes the fields."""
+        made: Self = construct(cls, *args, **kwargs)
+        return made
 
     def __post_init__(self) -> None:
         """Called at the end of the constructor: the place for checks. Unflatten does not call it."""
@@ -143,8 +132,12 @@ class WrapperTensor(torch.Tensor):
         Raises:
             ProtocolError: no ATen operation, or a composite one, which never arrives (see the guide).
         """
-        _check_declared(cls, "implements")
-        return add_operations(cls, operations)
+
+        def register(rule: F) -> F:
+            add_operations(cls, operations, rule)
+            return rule
+
+        return register
 
     @classmethod
     def implements_torch_function(cls, *functions: Any) -> Callable[[F], F]:
@@ -153,10 +146,13 @@ class WrapperTensor(torch.Tensor):
         This is where a ``torch.autograd.Function`` is attached. For functions without a rule nothing changes. A rule
         may return NotImplemented to let the function run as usual.
         """
-        _check_declared(cls, "implements_torch_function")
-        register = add_functions(cls, functions)
         if cls.__torch_function__ is torch_api.disabled_torch_function:
             cls.__torch_function__ = classmethod(_dispatch_function)
+
+        def register(rule: F) -> F:
+            vars(cls)[RULES].functions.update(dict.fromkeys(functions, rule))
+            return rule
+
         return register
 
     @classmethod
@@ -167,27 +163,25 @@ class WrapperTensor(torch.Tensor):
             inner: the inner tensors that take part, if not all; a view shares the others with its base, a new tensor
                 has copies of them, an in-place operation leaves them alone.
         """
-        _add_families(cls, "implements_per_inner", operations, inner)
+        _add_families(cls, operations, inner)
 
     @classmethod
     def implements_views(cls, *operations: Any, inner: Sequence[str] | None = None) -> None:
         """`implements_per_inner` for these views, or for all views of values. Needs inner tensors shaped like self."""
-        _add_families(cls, "implements_views", operations or (families.views,), inner)
+        _add_families(cls, operations or (views,), inner)
 
     @classmethod
     @never_compiled  # with all that it calls: after a graph break it runs while Dynamo looks for frames to compile
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        resolved: Resolved = cls.__dict__[RESOLVED]
+        rules: Rules = cls.__dict__[RULES]
         for t in types:
-            if t not in resolved.friends and not _befriend(cls, t):
-                return NotImplemented
-        run = resolved.of.get(func) or resolve(cls, func)
-        if cls._wrapper_lazy_bits:
-            with _authors.seeing_lazy_bits():
-                return run(args, kwargs or {})
-        return run(args, kwargs or {})
+            if t not in rules.friends:
+                if hasattr(t, "__tensor_flatten__") and not issubclass(t, cls):
+                    return NotImplemented  # a wrapper of another class may try itself
+                rules.friends.add(t)
+        return (rules.resolved.get(func) or resolve(cls, func))(args, kwargs or {})
 
     # ------------------------------------------------------------------------------------------------------ values
     def replace(
@@ -199,7 +193,7 @@ class WrapperTensor(torch.Tensor):
             outer_size, outer_stride: of the result, where ``outer_metadata`` cannot know them.
             changes: new values of fields.
         """
-        values = getattr(self, VALUES)()
+        values = values_of(self)
         if not changes.keys() <= values.keys():
             raise ProtocolError(
                 f"{type(self).__name__} has no field {', '.join(sorted(changes.keys() - values.keys()))}",
@@ -208,13 +202,13 @@ class WrapperTensor(torch.Tensor):
                 fix="replace() takes fields, outer_size and outer_stride",
             )
         values.update(changes)
-        new: Self = getattr(type(self), BUILD)(**values, outer_size=outer_size, outer_stride=outer_stride)
+        new: Self = build(type(self), values, outer_size, outer_stride)
         return new
 
     def __repr__(self) -> str:  # type: ignore[override]
         with torch_api.no_modes():  # printing is not part of a traced program
             parts = []
-            for name, value in getattr(self, VALUES)().items():  # no comprehension: the caller asks for the text
+            for name, value in values_of(self).items():  # no comprehension: the caller asks for the text
                 parts.append(f"{name}={value!r}")
             if self.grad_fn is not None:
                 parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
@@ -232,9 +226,9 @@ class WrapperTensor(torch.Tensor):
                 expected="a leaf of the autograd graph",
                 fix="copy x.detach()",
             )
-        values = getattr(self, VALUES)()
-        values |= {f.name: copy.deepcopy(values[f.name], memo) for f in fields_of(type(self)) if f.is_inner}
-        new: Self = getattr(type(self), BUILD)(**values, outer_size=self.shape, outer_stride=self.stride())
+        values = values_of(self)
+        values |= {n: copy.deepcopy(values[n], memo) for n in getattr(self, DECLARED).inner}
+        new: Self = build(type(self), values, self.shape, self.stride())
         new.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in values})
         new.requires_grad_(self.requires_grad)
         if self.grad is not None:
@@ -243,7 +237,7 @@ class WrapperTensor(torch.Tensor):
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        values = getattr(self, VALUES)()
+        values = values_of(self)
         extra = {k: v for k, v in vars(self).items() if k not in values}
         return rebuild, (type(self), values, tuple(self.shape), tuple(self.stride()), self.requires_grad, extra)
 
@@ -276,28 +270,6 @@ def _reserved() -> frozenset[str]:
     return frozenset(names) | frozenset(dir(torch.Tensor)) | frozenset(dir(WrapperTensor))
 
 
-def _check_declared(cls: type, method: str) -> None:
-    if cls is WrapperTensor:
-        raise ProtocolError(
-            f"{method}() on WrapperTensor would change every class",
-            path="WrapperTensor",
-            fix="call it on your own class; subclasses of that inherit the rule",
-        )
-
-
-def _check_sized(cls: type[WrapperTensor], fields: tuple[Field, ...]) -> None:
-    first = next((f for f in fields if f.is_inner), None)
-    if cls._wrapper_has_metadata or (first is not None and first.kind is FieldKind.TENSOR):
-        return
-    what = "declares no inner tensor" if first is None else f"has a first inner tensor, {first.name}, that may be None"
-    raise ProtocolError(
-        f"{cls.__name__} {what}, so there is nothing to take its size and dtype from",
-        path=cls.__name__,
-        expected="a first inner tensor annotated as Tensor, or outer_metadata",
-        fix="@classmethod\n            def outer_metadata(cls, fields): return Outer(size=..., dtype=...)",
-    )
-
-
 def _set_default(cls: type[WrapperTensor], default: str | None) -> None:
     if default is not None:
         if default not in DEFAULTS:
@@ -307,14 +279,14 @@ def _set_default(cls: type[WrapperTensor], default: str | None) -> None:
                 expected=" or ".join(map(repr, DEFAULTS)),
                 fix=f'class {cls.__name__}(WrapperTensor, default="refuse")',
             )
-        setattr(cls, DEFAULT, default)
+        cls._wrapper_default = default
     own = vars(cls).get("dequantize")
     if inspect.isfunction(own):
         setattr(cls, DENSE, own)
         cls.dequantize = _differentiable(own)  # type: ignore[method-assign]
         if _COERCE not in vars(cls):
             setattr(cls, _COERCE, _as_tangent)
-    if getattr(cls, DEFAULT) == "dequantize" and not hasattr(cls, DENSE):
+    if cls._wrapper_default == "dequantize" and not hasattr(cls, DENSE):
         raise ProtocolError(
             f"{cls.__name__} has no dequantize(), which its default needs",
             path=cls.__name__,
@@ -345,7 +317,7 @@ class Dequantize(torch.autograd.Function):
     def forward(ctx: Any, x: Any) -> torch.Tensor:
         """The author's ``dequantize``; an inner tensor itself must not get the history that the result gets."""
         value: torch.Tensor = getattr(x, DENSE)()
-        return value.detach() if any(value is v for v in getattr(x, VALUES)().values()) else value
+        return value.detach() if any(value is v for v in values_of(x).values()) else value
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -359,14 +331,6 @@ def _as_tangent(self: WrapperTensor, metadata: Any, expected_type: type | None =
     return dense
 
 
-def _befriend(cls: type, other: type) -> bool:
-    """May the call involve ``other``? A class that flattens, and is not ours, is foreign: it may try itself."""
-    if hasattr(other, "__tensor_flatten__") and not issubclass(other, cls):
-        return False
-    cls.__dict__[RESOLVED].friends.add(other)
-    return True
-
-
 @never_compiled
 def _dispatch_function(
     cls: type, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -375,7 +339,7 @@ def _dispatch_function(
     for t in types:
         if not (issubclass(cls, t) or issubclass(t, cls)):
             return NotImplemented
-    rule = torch_function(cls, func)
+    rule = rule_of(cls, "functions", func)
     if rule is not None:
         out = rule(func, *args, **kwargs)
         if out is not NotImplemented:
@@ -383,26 +347,12 @@ def _dispatch_function(
     return _authors.below_torch_function(func, args, kwargs)
 
 
-def _add_families(cls: type, name: str, operations: tuple[Any, ...], inner: Any) -> None:
-    _check_declared(cls, name)
-    known = [f.name for f in fields_of(cls) if f.is_inner]
-    chosen = None if inner is None else (inner,) if isinstance(inner, str) else tuple(inner)
-    if chosen is not None and (not chosen or set(chosen) - set(known)):
+def _add_families(cls: type, operations: tuple[Any, ...], inner: str | Sequence[str] | None) -> None:
+    known = getattr(cls, DECLARED).inner
+    chosen = (inner,) if isinstance(inner, str) else None if inner is None else tuple(inner)
+    if not set(chosen or ()) <= set(known):
         raise ProtocolError(
-            f"{cls.__name__}.{name} is given inner={chosen}",
-            path=f"{cls.__name__}.{name}",
-            expected=f"some of {known}",
-            fix="name inner tensors of the class, or leave inner out for all of them",
+            f"{cls.__name__} has no inner tensors {chosen}", path=cls.__name__, expected=f"inner= some of {known}"
         )
-    groups = [o for o in operations if isinstance(o, families.Group)]
-    listed = operations_of(cls, name, *(o for o in operations if not isinstance(o, families.Group)))
-    if name == "implements_views" and (wrong := [op for op in listed if op not in families.views]):
-        raise ProtocolError(
-            f"{wrong[0]} is no view of values",
-            path=f"{cls.__name__}.{name}",
-            fix=f"use {cls.__name__}.implements_per_inner({wrong[0]})",
-        )
-    if not groups and not listed:
-        raise ProtocolError(f"{name}() was given nothing to implement", path=f"{cls.__name__}.{name}")
-    for found in (*groups, *([listed] if listed else ())):
-        add_family(cls, Family(found, inner=chosen))
+    for o in operations:
+        add_family(cls, Family(o if isinstance(o, Group) else frozenset(overloads(cls, o)), inner=chosen))

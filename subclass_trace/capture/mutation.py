@@ -57,6 +57,7 @@ def read_mutations(inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], 
     reals = [inputs.real(number) for number in range(len(inputs.rows))]
     bases = [None if real is None else family(real) for real in reals]  # kept, so that their ids stay theirs
     memory = Counter(map(_memory, inputs.originals))  # inputs in one memory may share a counter
+    writes = Counter(storage for storage, _ in recorder.writes)
     plans = []
     for number, (row, was) in enumerate(zip(inputs.rows, inputs.before, strict=True)):
         written, t = _written(row, was, inputs, recorder), row.traced
@@ -68,7 +69,8 @@ def read_mutations(inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], 
         if written or new_history:
             alone = isinstance(row.spec, WrapperSpec) or memory[_memory(inputs.originals[row.leaves[0]])] == 1
             moved = t._version - was.version if alone and was.version is not None else None
-            plans.append(MutationPlan(number, emit(t), written, new_history, moved))
+            count = writes[_memory(inputs.originals[row.leaves[0]])]
+            plans.append(MutationPlan(number, emit(t), written, new_history, moved, count))
     return plans
 
 

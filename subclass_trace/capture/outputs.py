@@ -260,6 +260,7 @@ def shared_leaves(
     """
     inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
+    written = {storage for storage, _ in recorder.writes}  # in any part: the graph computes all of it anew
     found: dict[int, SharedLeaf] = {}
     first: dict[int, int] = {}
     place = 0
@@ -274,7 +275,7 @@ def shared_leaves(
                 found[k] = SharedLeaf("input", leaf_of[id(t)])
             elif isinstance(spec, WrapperSpec) and id(t) in first:
                 found[k] = SharedLeaf("value", first[id(t)])
-            elif t.layout is torch.strided and recorder.was_written(t):
+            elif t.layout is torch.strided and torch_api.storage_ref(t) in written:
                 if any(_one_memory(leaf, t) for leaf in inputs.leaf_values):
                     raise NeedsEager(
                         "a result shares memory with an input that the region writes, and autograd does not know",

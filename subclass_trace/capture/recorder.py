@@ -277,12 +277,16 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
                     self.state.check_generator(a)
         before = [(t.shape, 0 if t.is_inference() else t._version) for t in written]
         out = self.results.run(func, args, kwargs)
-        for t, (size, version) in zip(written, before, strict=True):
+        for t, (size, _) in zip(written, before, strict=True):
             if t.shape != size:
                 raise refused_write(func, t, self.user_line(), "a tensor that gets another size by that")
-            # The fake kernel of a foreach operation does not move it; the real one does.
-            if not t.is_inference() and t._version == version and func._schema.name.startswith("aten::_foreach"):
-                torch.autograd.graph.increment_version(t)
+        if func._schema.name.startswith(
+            "aten::_foreach"
+        ):  # the fake kernels do not move the counters, the real ones do
+            still = zip(written, before, strict=True)
+            torch.autograd.graph.increment_version(
+                [t for t, (_, n) in still if not t.is_inference() and t._version == n]
+            )
         # lift_fresh's result would alias the constant: a region that writes to it must not change the constant.
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         arguments = tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}

@@ -16,7 +16,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
-from ..state.guard_code import Reader
+from ..state.guards import StateGuards
 from ..state.run import backward_state
 from ..subclass.flatten import flatten, guarded_spec, leaves_of, map_leaves
 from ..subclass.paths import Path
@@ -53,7 +53,7 @@ class TracedBackward:
     next: Tape | None
     differentiable: tuple[int, ...]
     passed: tuple[tuple[str, int] | None, ...]
-    guards: Reader | None = None
+    guards: StateGuards | None = None
 
 
 @dataclass(frozen=True, eq=False)

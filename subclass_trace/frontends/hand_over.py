@@ -21,14 +21,6 @@ class HandOverWarning(UserWarning):
     """A region is served by Dynamo from now on, because our trace refuses it."""
 
 
-class Untraced(Exception):
-    """The trace came to no specialization; ``result``: what the call gave eagerly, or that Dynamo shall serve it."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__("no specialization")
-        self.result = result
-
-
 def hands_over(error: SubclassTraceError) -> bool:
     """Is it a refusal that Dynamo may know better? Errors of protocols, arguments, options, back ends, tangents and
     the verifier are not."""
@@ -58,10 +50,6 @@ class HandOver:
         self.call: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
         if why is not None:
             warnings.warn(f"torch.compile serves {name} from now on: {why}", HandOverWarning, stacklevel=6)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Serve a call; what Dynamo raises is Dynamo's own."""
-        return self.call(*args, **kwargs)
 
     def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve the call that was refused.

@@ -23,9 +23,9 @@ from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..state.guards import changed_numbers
 from ..torch_api.dynamo import never_compiled
-from .dynamic import SIZES, SizeHistory
+from .dynamic import SizeHistory
 from .eagerly import EagerCalls
-from .hand_over import HandOver, Untraced, hands_over
+from .hand_over import HandOver, hands_over
 from .specialization import Specialization, compile_call
 
 #: so many misses in a row at which no earlier value returns hand a region over
@@ -82,29 +82,37 @@ class Region:
         for serve in fast:
             result = serve(args, kwargs)
             if result is not MISS:
+                if serve is not fast[0]:  # it will serve the next call, too
+                    self.__fast = (serve, *[other for other in fast if other is not serve])
                 if self.__row:
                     self.__row = []
                 return result
-        return self.__slow_call(args, kwargs, fast)
+        return self.__slow_call(args, kwargs)
 
-    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], fast: tuple[Callable[..., Any], ...]) -> Any:
+    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that none of these serves."""
         if self.__dynamo is None and self.__options.frontend == "dynamo":
             self.__hand_over(None)
         if self.__dynamo is not None:
-            return self.__dynamo(args, kwargs)
+            return self.__dynamo.call(*args, **kwargs)
         reason = eager_reason() or self.__eagerly.reason(args, kwargs)
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
-            entry = self.__specialize(args, kwargs, fast)
+            entry = self.__specialize(args, kwargs)
         except NeedsEager as refused:
             return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
-        except Untraced as untraced:
-            if untraced.result is not MISS:
-                return untraced.result
-            assert self.__dynamo is not None
-            return self.__dynamo.first(args, kwargs)
+        except SubclassTraceError as refused:
+            if self.__options.frontend != "auto" or not hands_over(refused):
+                raise
+            return self.__hand_over(refused).first(args, kwargs)
+        except Exception as error:  # the function's own: what it does eagerly stands
+            result = self.__function(*args, **kwargs)
+            got = f"{type(error).__name__}: {error}"
+            if self.__options.frontend != "auto":
+                raise UnsupportedError("the trace fails where eager does not", got=got) from error
+            self.__hand_over(UnsupportedError(f"the trace fails where eager does not: {got}"))
+            return result
         # As later calls: the engine shall meet one kind of backward from the first step on.
         result = entry.run(args, kwargs)
         if result is MISS:
@@ -127,63 +135,35 @@ class Region:
         reason = eager_reason()
         if reason is not None:
             raise UnsupportedError("this call would run eagerly", got=reason, fix="leave that mode or transform first")
-        with torch_api.dynamo_lock(), TRACE_LOCK:
-            return self.__compiled(args, kwargs)
+        return self.__specialize(args, kwargs)
 
-    def __specialize(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Callable[..., Any], ...]
-    ) -> Specialization:
-        """The specialization for a call, which is none of these that were tried.
-
-        Raises:
-            Untraced: Dynamo serves the region from now on; or the function has raised, and ran once eagerly.
-        """
-        with torch_api.dynamo_lock(), TRACE_LOCK:
-            if self.__dynamo is not None:  # another thread has handed over meanwhile
-                raise Untraced(MISS)
-            try:
-                return self.__compiled(args, kwargs, tried)
-            except NeedsEager:
-                raise
-            except SubclassTraceError as refused:
-                if self.__options.frontend != "auto" or not hands_over(refused):
-                    raise
-                self.__hand_over(refused)
-                raise Untraced(MISS) from None
-            except Exception as error:  # the function's own: what it does eagerly stands
-                result = self.__function(*args, **kwargs)
-                if self.__options.frontend == "auto":
-                    self.__hand_over(
-                        UnsupportedError(f"the trace fails where eager does not: {type(error).__name__}: {error}")
-                    )
-                    raise Untraced(result) from None
-                raise UnsupportedError(
-                    "the trace fails where eager does not", got=f"{type(error).__name__}: {error}"
-                ) from error
-
-    def __hand_over(self, refused: SubclassTraceError | None) -> None:
+    def __hand_over(self, refused: SubclassTraceError | None) -> HandOver:
         name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
         self.__dynamo = HandOver(self.__function, self.__options, refused, name)
+        return self.__dynamo
 
-    def __compiled(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Callable[..., Any], ...] = ()
-    ) -> Specialization:
-        with _no_garbage_collection():
-            call, ambient = (args, kwargs), Ambient.now()
-            for entry in self.__entries:  # another thread may have made it meanwhile
-                if entry.entry.call not in tried and entry.failed(args, kwargs, ambient) is None:
-                    return entry
-            reason = self.__reason(args, kwargs, ambient)
+    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
+        """The specialization for a call that no generated entry has served."""
+        with torch_api.dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
+            rows = [entry.failed(args, kwargs) for entry in self.__entries]
+            if None in rows:  # another thread has made it meanwhile
+                self.__fast = tuple(e.entry.call for e in self.__entries)
+                return self.__entries[rows.index(None)]
+            reason = "; ".join(f"[{k}] {row}" for k, row in enumerate(rows)) or "first call"
             self.__check_count(reason)
             for entry in self.__entries:
-                self.__history.varying_numbers.update(changed_numbers(entry.guards.reader.guards, call))
+                self.__history.varying_numbers.update(changed_numbers(entry.guards.state, (args, kwargs)))
             entry = compile_call(
-                self.__function, call, ambient, self.__options, self.__history, reason, keep_joint=self.__keep_joint
+                self.__function,
+                (args, kwargs),
+                Ambient.now(),
+                self.__options,
+                self.__history,
+                reason,
+                keep_joint=self.__keep_joint,
             )
             self.__entries = (*self.__entries, entry)
             self.__fast = tuple(e.entry.call for e in self.__entries)
-            if entry.program.backwards is not None:
-                entry.program.backwards.narrow = functools.partial(self.__narrow, entry.program)
             return entry
 
     def __check_count(self, reason: str) -> None:
@@ -200,21 +180,6 @@ class Region:
                 got="; ".join(reason.split("; ")[-3:]),
                 fix=advice(self.__history.fixed),
             )
-
-    def __narrow(self, program: Any) -> None:
-        """A backward of this specialization, made to be differentiated, fixes sizes: later calls have numbers."""
-        with TRACE_LOCK:
-            why = "a backward that is differentiated again fixes them"
-            self.__history.fix_all([*self.__history.varying_numbers, SIZES], why)
-            self.__entries = tuple(e for e in self.__entries if e.program is not program)
-            self.__fast = tuple(e.entry.call for e in self.__entries)
-
-    def __reason(self, args: Any, kwargs: Any, ambient: Ambient) -> str:
-        if not self.__entries:
-            return "first call"
-        other = "dispatch keys of a tensor: expected those of the trace (a tensor of inference mode has others)"
-        rows = [e.failed(args, kwargs, ambient) or other for e in self.__entries]
-        return "; ".join(f"[{k}] {row}" for k, row in enumerate(rows))
 
     # ---------------------------------------------------------------- looking at it
     @property

@@ -29,7 +29,7 @@ from ..backends import Backend, resolve_backend
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue, ValueOutput, ViewOutput
 from ..report.code import graph_code
-from ..report.tables import input_names, leaf_paths, output_names, result_paths, saved_name, value_names
+from ..report.names import input_names, leaf_paths, output_names, result_paths, saved_name, value_names
 from ..report.text import describe
 from ..subclass.spec import Spec
 from .compile import make_options

@@ -16,6 +16,7 @@ class MutationPlan:
         differentiable: autograd saw it, so that the input gets a new history.
         moved: by how much the version counter of the input moves: 0 for a write to ``x.data``, or to an inner tensor. None: by
             what is written, since other inputs may share it.
+        writes: how many operations write its memory: what the counter of a dense input moves by where the recorded graph runs.
     """
 
     input: int
@@ -23,3 +24,4 @@ class MutationPlan:
     leaves: tuple[int, ...]
     differentiable: bool = False
     moved: int | None = None
+    writes: int = 0

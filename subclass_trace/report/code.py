@@ -22,7 +22,7 @@ import torch
 import torch.fx as fx
 
 from ..capture.graphs import where
-from .tables import dtype_text, location_text, shape_text
+from .names import location_text, type_text
 
 
 def graph_code(graph: fx.Graph, name: str, inputs: Mapping[str, str], outputs: Sequence[str]) -> str:
@@ -65,7 +65,7 @@ def _commented(code: str, value: Any, text: str) -> str:
 def value_text(value: Any) -> str:
     """``float32[2, 4]`` for a tensor, its name for a symbolic number, nothing for anything else."""
     if isinstance(value, torch.Tensor):
-        return f"{dtype_text(value.dtype)}{shape_text(value.shape)}"
+        return type_text(value.dtype, value.shape)
     return str(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else ""
 
 

@@ -5,86 +5,50 @@
 >>> double = st.compile(lambda x: (x * 2, x.shape[0]))
 >>> _ = double(TwoTensor(torch.ones(3), torch.zeros(3)))
 >>> print(double.specializations[0].report())
-1 input, 2 dense leaves
-  input    class      shape  dtype    grad  graph input
-  args[0]  TwoTensor  [3]    float32
-    .a     Tensor     [3]    float32        primals_1
-    .b     Tensor     [3]    float32        primals_2
-<BLANKLINE>
-1 result
-  result     kind   class      shape  dtype    grad  made of
-  result[0]  value  TwoTensor  [3]    float32        TwoTensor(a=out[0], b=out[1])
-<BLANKLINE>
+inputs: 1, dense leaves: 2
+  args[0]    TwoTensor  float32[3]
+  args[0].a  primals_1  float32[3]
+  args[0].b  primals_2  float32[3]
+results: 1
+  result[0]  value  TwoTensor float32[3]
 no backward: no result is differentiable
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ..plan import Plan
-from ..runtime.guards import autocast_text
-from ..subclass.spec import WrapperSpec
-from .tables import (
-    Table,
-    bytes_text,
-    constant_text,
-    count_text,
-    input_table,
-    mutation_table,
-    result_table,
-    saved_table,
-    symbol_table,
-    value_names,
-)
+from ..plan import InputOutput, Plan, SizeOutput, ValueOutput, ViewOutput
+from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
+from .names import input_names, location_text, operation_text, result_paths, type_text, value_names
 
 _NOTHING: Mapping[Any, str] = MappingProxyType({})
 _ROWS = 40
 _WIDEST = 72
+Row = tuple[str, ...]
 
 
-def describe(plan: Plan, full: bool = False) -> str:
-    """A readable account of one specialization.
-
-    Args:
-        plan: what is described.
-        full: do not cut long tables.
-    """
-    parts = [render(t.cut(None if full else _ROWS)) for t in plan_tables(plan)]
-    return "\n\n".join([*parts, gradient_text(plan)])
-
-
-def plan_tables(plan: Plan) -> list[Table]:
-    """The tables of a plan that have rows: inputs, dynamic sizes, changed inputs, results, saved activations."""
-    tables = [input_table(plan), symbol_table(plan), mutation_table(plan), result_table(plan), saved_table(plan)]
-    return [t for t in tables if t.rows]
+def describe(plan: Plan) -> str:
+    """A readable account of one specialization: inputs, dynamic sizes, changed inputs, results, what is saved."""
+    saved = plan.gradients.saved
+    tables = [
+        (f"inputs: {len(plan.inputs.rows)}, dense leaves: {plan.inputs.leaf_count}", [*_inputs(plan)]),
+        ("dynamic sizes", [*_symbols(plan)]),
+        ("changed inputs", [*_changes(plan)]),
+        (f"results: {len(plan.results.outputs)}", [*_results(plan)]),
+        (f"saved for the backward: {len(saved)}, {_bytes(plan)} beyond the inputs", [*_saved(plan)]),
+    ]
+    return "\n".join([*[_table(title, rows) for title, rows in tables if rows], _gradient_text(plan)])
 
 
-def gradient_text(plan: Plan) -> str:
-    """One sentence on the backward."""
-    if not plan.trains:
-        return "no backward: no result is differentiable"
-    names = value_names(plan)
-    paths = [str(plan.inputs.rows[k].path) for k in plan.gradients.differentiated]
-    shown = [*paths[:6], *([f"{len(paths) - 6} more"] if len(paths) > 6 else [])]
-    return f"backward: from {', '.join(names[k] for k in plan.gradients.differentiable)} to {', '.join(shown)}"
-
-
-def render(table: Table) -> str:
-    """A table as aligned text."""
-    rows = [table.columns, *[tuple(_cell(k, c) for k, c in enumerate(row)) for row in table.rows]]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(table.columns))]
-    lines = [table.title]
-    for row in rows:
-        cells = [
-            c.rjust(w) if k in table.right else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(f"  {'  '.join(cells)}".rstrip())
-    if table.hidden:
-        lines.append(f"  ... and {count_text(table.hidden, 'more row')} (full=True shows all)")
-    return "\n".join(lines)
+def _table(title: str, rows: Sequence[Row]) -> str:
+    cut = [tuple(_cell(k, cell) for k, cell in enumerate(row)) for row in rows[:_ROWS]]
+    widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cut]
+    more = [f"... and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
+    return "\n".join([title, *[f"  {line}" for line in (*lines, *more)]])
 
 
 def _cell(column: int, text: str) -> str:
@@ -92,6 +56,91 @@ def _cell(column: int, text: str) -> str:
         return text
     # Paths and lines stand in the first column: their end says more than their beginning.
     return f"...{text[3 - _WIDEST :]}" if column == 0 else f"{text[: _WIDEST - 3]}..."
+
+
+def _constant(value: object) -> str:
+    try:
+        return " ".join(repr(value).split())
+    except Exception:  # an author's __repr__ may raise anything
+        return f"<{type(value).__qualname__}>"
+
+
+# ---------------------------------------------------------------------------------------------- the tables
+def _inputs(plan: Plan) -> Iterator[Row]:
+    names: dict[int, str] = {}
+    for primal, name in zip(plan.inputs.primals, input_names(plan), strict=True):
+        names[getattr(primal, "leaf", -1)] = name
+
+    def walk(spec: Spec, path: str, places: Iterator[int]) -> Iterator[Row]:
+        if isinstance(spec, OpaqueSpec):
+            yield path, "opaque", _constant(spec.value)
+            return
+        kind = names.get(next(places), "") if isinstance(spec, LeafSpec) else spec.cls.__qualname__
+        yield path, kind, type_text(spec.dtype, spec.size) + (", requires grad" if spec.requires_grad else "")
+        if isinstance(spec, WrapperSpec):
+            for name, inner in zip(spec.names, spec.inners, strict=True):
+                yield from walk(inner, f"{path}.{name}", places)
+            if spec.context is not None and spec.context != {}:
+                yield path, "context", _constant(spec.context)
+
+    for row in plan.inputs.rows:
+        yield from walk(row.spec, str(row.path), iter(row.leaves))
+
+
+def _symbols(plan: Plan) -> Iterator[Row]:
+    leaves = [name for name in input_names(plan).values() if not name.startswith("size ")]
+    for s in plan.inputs.symbols:
+        if s.kind == "argument":
+            yield str(s.symbol), f"flat argument {s.dim}"
+        else:
+            owner = leaves[s.leaf] if s.leaf is not None else str(plan.inputs.rows[s.input or 0].path)
+            yield str(s.symbol), f"{owner}.{s.kind}({'' if s.kind == 'storage_offset' else s.dim})"
+
+
+def _changes(plan: Plan) -> Iterator[Row]:
+    for m in plan.mutations.rows:
+        yield str(plan.inputs.rows[m.input].path), "data, autograd history" if m.differentiable else "data"
+
+
+def _results(plan: Plan) -> Iterator[Row]:
+    names = value_names(plan)
+    for path, o in zip(result_paths(plan), plan.results.outputs, strict=True):
+        if isinstance(o, ValueOutput):
+            grad = ", differentiable" if o.value in plan.gradients.differentiable else ""
+            yield path, "value", _class_and_type(o.spec) + grad
+        elif isinstance(o, ViewOutput):
+            base = str(plan.inputs.rows[o.base].path) if o.of_input else names[o.base]
+            yield path, f"view of {base}", _class_and_type(o.spec)
+        elif isinstance(o, InputOutput):
+            yield path, "input", str(plan.inputs.rows[plan.inputs.positions[o.position] or 0].path)
+        elif isinstance(o, SizeOutput):
+            yield path, "size", f"number {o.index}"
+        else:
+            yield path, type(o).__name__.removesuffix("Output").lower(), ""
+
+
+def _class_and_type(spec: Any) -> str:
+    return f"{spec.cls.__qualname__ if isinstance(spec, WrapperSpec) else 'Tensor'} {type_text(spec.dtype, spec.size)}"
+
+
+def _saved(plan: Plan) -> Iterator[Row]:
+    for row in plan.gradients.saved:
+        kind = type_text(row.dtype, row.shape) if row.is_tensor else row.dtype
+        where = row.path or location_text(row.where or "?")
+        yield where, operation_text(row), kind, f"{row.bytes:,} B" if row.bytes else "-", row.reason
+
+
+def _bytes(plan: Plan) -> str:
+    return f"{sum(row.bytes for row in plan.gradients.saved):,} B"
+
+
+def _gradient_text(plan: Plan) -> str:
+    if not plan.trains:
+        return "no backward: no result is differentiable"
+    names = value_names(plan)
+    paths = [str(plan.inputs.rows[k].path) for k in plan.gradients.differentiated]
+    shown = [*paths[:6], *([f"{len(paths) - 6} more"] if len(paths) > 6 else [])]
+    return f"backward: from {', '.join(names[k] for k in plan.gradients.differentiable)} to {', '.join(shown)}"
 
 
 # ---------------------------------------------------------------------------------------------- all specializations
@@ -103,17 +152,31 @@ def explain(entries: Sequence[Any], eager_calls: Mapping[str, int], fixed: Mappi
         eager_calls: reason -> how many calls ran without a specialization for it.
         fixed: what is no symbol in any of them -> why.
     """
-    parts = [f"{count_text(len(entries), 'specialization')}"]
-    parts += [_entry(k, entry) for k, entry in enumerate(entries)]
-    sizes = [f"  {place}: the code asks for {why}" for place, why in fixed.items()]
-    if sizes:
-        parts.append(
-            "\n".join(["sizes and numbers that are no symbols, each with a specialization of its own", *sizes[:_ROWS]])
-        )
+    parts = [f"{len(entries)} specializations", *[_entry(k, entry) for k, entry in enumerate(entries)]]
+    if fixed:
+        rows = [f"  {place}: the code asks for {why}" for place, why in fixed.items()]
+        title = "sizes and numbers that are no symbols, each with a specialization of its own"
+        parts.append("\n".join([title, *rows[:_ROWS]]))
     if eager_calls:
-        rows = [f"  {count_text(n, 'call')}: {reason}" for reason, n in eager_calls.items()]
-        parts.append("\n".join(["calls that ran eagerly", *rows]))
+        parts.append(
+            "\n".join(
+                ["calls that ran eagerly", *[f"  {n} call{'s' * (n != 1)}: {why}" for why, n in eager_calls.items()]]
+            )
+        )
     return "\n\n".join(parts)
+
+
+def _entry(number: int, entry: Any) -> str:
+    plan, ambient = entry.plan, entry.guards.ambient
+    rows = [("made for", entry.reason), ("inputs", f"{len(plan.inputs.rows)}, dense leaves: {plan.inputs.leaf_count}")]
+    rows.append(("grad mode", "on" if ambient.grad else "off"))
+    if ambient.autocast:
+        rows.append(("autocast", str(ambient.autocast)))
+    if plan.inputs.symbols:  # torch traces a size of 0 or 1 as a number; a symbol is at least 2
+        rows.append(("sizes", ", ".join(f"{name} = {source}" for name, source in _symbols(plan))))
+        rows.append(("where", "; ".join(map(str, plan.inputs.conditions)) or "none"))
+    rows.append(("backward", f"{len(plan.gradients.saved)} saved, {_bytes(plan)}" if plan.trains else "none"))
+    return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])
 
 
 def advice(fixed: Mapping[str, str]) -> str:
@@ -125,56 +188,3 @@ def advice(fixed: Mapping[str, str]) -> str:
         f"let no code need a size as a number ({'; '.join(rows[:_ROWS])}): compute this outside of the region and pass it "
         "as a tensor, or pad the tensors to a few sizes; or raise the limit"
     )
-
-
-def _entry(number: int, entry: Any) -> str:
-    plan: Plan = entry.plan
-    wrappers = sum(isinstance(row.spec, WrapperSpec) for row in plan.inputs.rows)
-    leaves = count_text(plan.inputs.leaf_count, "dense leaf", "dense leaves")
-    rows = [
-        ("made for", entry.reason),
-        ("inputs", f"{count_text(len(plan.inputs.rows), 'tensor')} ({count_text(wrappers, 'wrapper')}), {leaves}"),
-        ("guards", "; ".join(_guards(entry.guards))),
-        *_dynamic(plan),
-        ("backward", _backward(entry)),
-    ]
-    return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])
-
-
-def _guards(guards: Any) -> list[str]:
-    ambient = guards.ambient
-    rows = [f"grad mode {'on' if ambient.grad else 'off'}", f"default dtype {ambient.dtype}".replace("torch.", "")]
-    if ambient.inference:
-        rows.append("inference mode")
-    if ambient.autocast:
-        rows.append(f"autocast {autocast_text(ambient.autocast)}")
-    if ambient.deterministic:
-        rows.append("deterministic algorithms")
-    known = guards.reader.guards.arguments_by_value()
-    if known:
-        rows.append(f"{count_text(len(known), 'argument')} by value ({', '.join(map(constant_text, known[:6]))})")
-    if guards.alias is not None:
-        rows.append("which inputs share memory")
-    return rows
-
-
-def _dynamic(plan: Plan) -> list[tuple[str, str]]:
-    if not plan.inputs.symbols:
-        return []
-    sizes = ", ".join(f"{name} = {source}" for name, source in symbol_table(plan).rows)
-    conditions = "; ".join(map(str, plan.inputs.conditions)) or "none"
-    # Torch traces a size of 0 or 1 as a number; a symbol is at least 2.
-    own = (
-        " (0 and 1 get specializations of their own)" if any(s.kind != "argument" for s in plan.inputs.symbols) else ""
-    )
-    return [("sizes", f"{sizes}{own}"), ("where", conditions)]
-
-
-def _backward(entry: Any) -> str:
-    plan: Plan = entry.plan
-    if not plan.trains:
-        return "none"
-    size = bytes_text(sum(row.bytes for row in plan.gradients.saved))
-    compiled = getattr(getattr(entry.program, "backwards", None), "compiled", ())
-    made = f"; {count_text(len(compiled), 'backward')} compiled" if compiled else ""
-    return f"{count_text(len(plan.gradients.saved), 'value')} saved, {size} beyond the inputs{made}"

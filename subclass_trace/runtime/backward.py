@@ -18,13 +18,13 @@ from .. import torch_api, verify
 from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
-from ..state.guard_code import Reader
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides, is_lazy
 from .sizes import Env, evaluator, freeze, holds
+from .state_code import state_holds
 from .tangents import matches, traced_as, with_unbacked
 
 Tensor = torch.Tensor
@@ -41,14 +41,14 @@ class Circumstances:
     Attributes:
         create_graph: it can be differentiated again.
         conditions: on sizes and numbers, beyond those of the specialization.
-        state: the Python state that its code read.
+        state: tells whether the Python state that its code read is as it was.
         autocast: the state of autocast, as in `Ambient`.
         dtensor: what was active around DTensors, if it met any.
     """
 
     create_graph: bool = False
     conditions: tuple[Any, ...] = ()
-    state: Reader | None = None
+    state: Callable[[], bool] | None = None
     autocast: tuple[Any, ...] = ()
     dtensor: torch_api.DTensorModes | None = None
 
@@ -58,7 +58,7 @@ class Circumstances:
             self.create_graph == create_graph
             and self.autocast == torch_api.autocast_state()
             and all(holds(c, env) for c in self.conditions)
-            and (self.state is None or self.state.still_holds())
+            and (self.state is None or self.state())
             and (self.dtensor is None or self.dtensor == torch_api.dtensor_modes())
         )
 
@@ -146,8 +146,6 @@ class Backwards:
         inputs: how many inputs are differentiated.
         takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
-        narrow: is told when a backward that is differentiated again fixes sizes: calls with others get a specialization of
-            their own.
     """
 
     def __init__(
@@ -163,7 +161,6 @@ class Backwards:
         self.inputs = len(tape.edges)
         self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
         self.of: tuple[int, ...] | None = None
-        self.narrow: Callable[[], None] | None = None
         self.compiled: tuple[CompiledBackward, ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
@@ -219,22 +216,16 @@ class Backwards:
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
             raise self._other_sizes(failed, env)
-        again = create_graph or self.of is not None
-        if again and self.narrow is not None and any(map(torch_api.is_equality, conditions)):
-            self.narrow()
-        when = Circumstances(create_graph, conditions, traced.guards, autocast, tape.session.dtensor_modes())
+        when = Circumstances(create_graph, conditions, check_of(traced), autocast, tape.session.dtensor_modes())
         return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
-        again = "call the region again with these sizes (from now on each has a specialization of its own), or "
-        if self.narrow is not None:
-            self.narrow()
         return TangentError(
             "this backward takes other operations for other sizes or numbers, and its trace has those of another call",
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str({str(s): env[s] for s in condition.free_symbols}),
-            fix=("" if self.narrow is None else again) + "compile with dynamic='never'",
+            fix="compile with dynamic='never'",
         )
 
     def _compile(
@@ -259,8 +250,7 @@ class Backwards:
         following = None
         if traced.next is not None:
             following = Backwards(traced.next, frozenset(have), self.compile_backward, (), self.symbols)
-            following.of, following.narrow = traced.differentiable, self.narrow
-            following.takes_batches = self.takes_batches
+            following.of, following.takes_batches = traced.differentiable, self.takes_batches
         return [place.get(n, ("saved", n)) for n in names], self.compile_backward(graph), following, graph
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
@@ -279,6 +269,11 @@ class Backwards:
             fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__ that says "
             "which tangent it expects",
         )
+
+
+def check_of(traced: TracedBackward) -> Callable[[], bool] | None:
+    """See `Circumstances.state`."""
+    return None if traced.guards is None else state_holds(traced.guards)
 
 
 def _requires_grad(spec: Spec | None) -> bool:

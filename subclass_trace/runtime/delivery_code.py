@@ -106,7 +106,7 @@ class Delivery:
             return m.moved is not None
         if not self._is_dense(m):
             return m.moved > 1
-        return m.moved == 0 if self.plan.mutations.in_program else m.moved != 1
+        return m.moved != (m.writes if self.plan.mutations.in_program else 1)
 
     def _copy(self, copies: Sequence[MutationPlan], values: Sequence[str], grad: bool) -> None:
         s = self.source

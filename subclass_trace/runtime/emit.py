@@ -6,7 +6,6 @@ import keyword
 import marshal
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,16 +17,17 @@ from ..errors import UnsupportedError
 from ..plan import InputPlan, Plan
 from ..subclass.context import (
     has_sizes,
+    map_sizes,
     same_context,
     with_outer,
     without_outer,
 )
+from ..subclass.paths import Path
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
 from ..subclass.template import Examples
-from ..subclass.visit import rebuild
-from .guards import failed_value
-from .sizes import evaluator
+from ..subclass.visit import VALUE, inner_values, rebuild
+from .sizes import evaluate, evaluator
 from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
@@ -66,15 +66,6 @@ _WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
 #: the version of the format that does not tell one object twice from two equal ones
 _BY_VALUE = 2
 _DEEPEST = 60
-
-
-@dataclass
-class Checks:
-    """What is still to be checked after taking values apart."""
-
-    tensors: list[tuple[str, Spec]] = field(default_factory=list)  # distinct tensors, for the tensor guard
-    sized: list[tuple[str, WrapperSpec]] = field(default_factory=list)  # jagged ones, and those with sizes in contexts
-    conditions: list[str] = field(default_factory=list)
 
 
 class PlainContext:
@@ -137,22 +128,27 @@ def attribute_code(variable: str, name: str) -> str:
 
 
 class Unwrapper:
-    """Emits taking inputs apart, and collects the checks of each value."""
+    """Emits taking inputs apart, and collects what `tensor_checks` checks of each value.
 
-    def __init__(self, source: Source, miss: str, examples: dict[str, Any]) -> None:
-        """``examples``: values of the specs, by local names."""
-        self.source, self.miss, self.examples = source, miss, examples
-        self.checks = Checks()
+    Attributes:
+        examples: values of the specs, by local names.
+        tensors: distinct tensors, with their paths; ``sized``: jagged ones, and those with sizes in contexts.
+    """
 
-    def unwrap(self, variable: str, spec: Spec) -> list[str]:
+    def __init__(self, source: Source, examples: dict[str, Any]) -> None:
+        self.source, self.examples = source, examples
+        self.tensors: list[tuple[str, Spec, Path]] = []
+        self.sized: list[tuple[str, WrapperSpec, Path]] = []
+
+    def unwrap(self, variable: str, spec: Spec, path: Path) -> list[str]:
         """Local names of the leaves of ``variable``; call inside a ``try`` for missing attributes."""
         assert not isinstance(spec, OpaqueSpec)
         if spec.layout is not torch.jagged:
-            self.checks.tensors.append((variable, spec))
+            self.tensors.append((variable, spec, path))
         if isinstance(spec, LeafSpec):
             return [variable]
         leaves: list[str] = []
-        self._check_context(variable, spec)
+        self._check_context(variable, spec, path)
         for name, inner in zip(spec.names, spec.inners, strict=True):
             if isinstance(inner, OpaqueSpec):
                 continue
@@ -160,39 +156,42 @@ class Unwrapper:
             self.source.line(f"{local} = {attribute_code(variable, name)}")
             if variable in self.examples:
                 self.examples[local] = getattr(self.examples[variable], name)
-            leaves += self.unwrap(local, inner)
+            leaves += self.unwrap(local, inner, path.attr(name))
         return leaves
 
-    def _check_context(self, variable: str, spec: WrapperSpec) -> None:
+    def _check_context(self, variable: str, spec: WrapperSpec, path: Path) -> None:
         source = self.source
+        why = f"{f'{path}: expected {spec.cls.__qualname__}, got '!r} + type({variable}).__qualname__"
         if is_sized(spec):
-            source.line(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}: {self.miss}")
-            self.checks.sized.append((variable, spec))
+            source.check(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}", why)
+            self.sized.append((variable, spec, path))
             return
         shortcut = torch_api.context_shortcut(spec.cls)
         dynamic = spec.has_dynamic_size
         value = None if shortcut is None or dynamic else self.shortcut_value(variable)
+        known = spec.context if value is None else value
+        other = f"{f'{path}: expected the context {known!r:.200}, got '!r} + repr(c)[:200]"
         if value is not None:
-            known = source.constant(value, "spec")
+            same = source.constant(value, "spec")
             source.line(f"c = {variable}.{shortcut}")
-            source.line(f"if c is not {known} and c != {known}: {self.miss}")
+            source.check(f"if c is not {same} and c != {same}", other)
             return
-        source.line(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}: {self.miss}")
-        if flattens_alike(spec.cls) and not any(isinstance(s, OpaqueSpec) for s in spec.inners):
+        source.check(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}", why)
+        opaque = [(n, s.value) for n, s in zip(spec.names, spec.inners, strict=True) if isinstance(s, OpaqueSpec)]
+        if flattens_alike(spec.cls) and not opaque:
             return
         source.line(f"n, c = {variable}.__tensor_flatten__()")
-        source.line(f"if (*n,) != {source.constant(spec.names)}: {self.miss}")
+        source.check(
+            f"if (*n,) != {source.constant(spec.names)}", f"{f'{path}: expected {spec.names}, got '!r} + str(n)"
+        )
         if dynamic:
             source.bind("without_outer", without_outer)
             source.line(f"c = without_outer(c, tuple({variable}.shape), {variable}.stride())")
-        source.line(f"if not ({same_code(source, 'c', spec.context)}): {self.miss}")
-        for name, inner in zip(spec.names, spec.inners, strict=True):
-            if isinstance(inner, OpaqueSpec):
-                source.bind("same_context", same_context)
-                value = source.constant(inner.value, "opaque")
-                source.line(
-                    f"if {variable}.{name} is not {value} and not same_context({value}, {variable}.{name}): {self.miss}"
-                )
+        source.check(f"if not ({same_code(source, 'c', spec.context)})", other)
+        for name, known in opaque:
+            value, found = source.constant(known, "opaque"), attribute_code(variable, name)
+            failed = f"{found} is not {value} and not {source.bind('same_context', same_context)}({value}, {found})"
+            source.check(f"if {failed}", repr(f"{path}.{name}: expected {known!r:.200}"))
 
     def shortcut_value(self, variable: str) -> Any:
         """What the shortcut attribute of the value with this local name is; None where that is not known."""
@@ -315,53 +314,54 @@ def wrapped(wrapper: Wrapper, plan: Plan, parts: Iterator[str]) -> list[str]:
     return values
 
 
-def tensor_checks(source: Source, checks: Checks, values: dict[str, Tensor], symbols: dict[Any, str], env: str) -> str:
-    """An expression that is true when all tensors are as their specs say.
+def tensor_checks(unwrapper: Unwrapper, values: dict[str, Tensor], symbols: dict[Any, str], env: str) -> None:
+    """Check that all tensors are as their specs say.
 
     ``values``: a real tensor for each local name, from which the C++ guard is made; ``env``: see `Wrapper`.
     """
-    rows, conditions = _once(checks.tensors, values)
-    conditions += checks.conditions
-    for name, spec in rows:
-        conditions += dynamic_checks(name, spec, symbols)
-    conditions += sized_checks(source, checks, env)
-    if rows:
-        sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec in rows]  # type: ignore[union-attr]
-        strides = [[s if isinstance(s, int) else None for s in spec.stride] for _, spec in rows]  # type: ignore[union-attr]
-        check = source.constant(torch_api.tensor_guard([values[name] for name, _ in rows], sizes, strides), "check")
-        conditions.insert(0, f"{check}({', '.join(name for name, _ in rows)})")
-    return " and ".join(conditions) or "True"
-
-
-def sized_checks(source: Source, checks: Checks, env: str) -> list[str]:
-    """Conditions that values whose contexts or sizes are those of the call are as their specs say."""
-    failed = source.bind("failed_value", failed_value) if checks.sized else ""
-    return [f"{failed}({source.constant(spec, 'sized')}, {name}, {env}) is None" for name, spec in checks.sized]
-
-
-def _once(rows: Sequence[tuple[str, Spec]], values: Mapping[str, Tensor]) -> tuple[list[tuple[str, Spec]], list[str]]:
-    """The rows of distinct tensors, and conditions that the others (a wrapper inside of another, twice) are those again."""
-    names: dict[int, str] = {}
-    out, conditions = [], []
-    for name, spec in rows:
+    source, names, rows = unwrapper.source, dict[int, str](), list[tuple[str, Any, Path]]()
+    for name, spec, path in unwrapper.tensors:
         first = names.setdefault(id(values[name]), name)
         if first == name:
-            out.append((name, spec))
-        else:
-            conditions.append(f"{name} is {first}")
-    return out, conditions
+            rows.append((name, spec, path))
+        else:  # a wrapper inside of another, twice
+            source.check(f"if {name} is not {first}", repr(f"{path} is another tensor"))
+    if rows:
+        sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec, _ in rows]
+        strides = [[s if isinstance(s, int) else None for s in spec.stride] for _, spec, _ in rows]
+        check = source.constant(torch_api.tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check")
+        given, paths = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
+        why = f"{source.bind('failed_tensor_guard', torch_api.failed_tensor_guard)}({check}, {paths!r}, {given})"
+        source.check(f"if not {check}({given})", why)
+    for name, spec, path in rows:
+        size_checks(source, name, spec, path, symbols)
+    for name, spec, path in unwrapper.sized:
+        alike = f"{source.bind('sized_alike', sized_alike)}({source.constant(spec, 'sized')}, {name}, {env})"
+        source.check(f"if not {alike}", repr(f"{path}: other sizes or another context"))
 
 
-def dynamic_checks(name: str, spec: Spec, symbols: dict[Any, str], strides: bool = True) -> list[str]:
-    """Conditions that the sizes of a tensor, and its strides, are as the symbols say."""
-    out = []
-    rows = (("shape[{}]", spec.size), ("stride({})", spec.stride if strides else ()))  # type: ignore[union-attr]
-    for attribute, sizes in rows:
+def sized_alike(spec: WrapperSpec, value: Tensor, env: Mapping[Any, Any]) -> bool:
+    """Is a value whose context, or sizes, are those of the call as its spec says? (Inner tensors have checks of their own.)"""
+    names, inners, context = inner_values(value, VALUE)
+    if names != spec.names or (value.dtype, value.device, value.requires_grad) != (
+        *(spec.dtype, spec.device, spec.requires_grad),
+    ):
+        return False
+    opaque = [(i.value, v) for i, v in zip(spec.inners, inners, strict=True) if isinstance(i, OpaqueSpec)]
+    expected = map_sizes(spec.context, lambda n: evaluate(n, env))
+    beside = without_outer(context, tuple(value.shape), tuple(value.stride())) if spec.has_dynamic_size else context
+    alike = same_context(expected, beside) or same_context(expected, context)
+    return alike and all(same_context(known, now) for known, now in opaque)
+
+
+def size_checks(source: Source, name: str, spec: Any, path: Path, symbols: dict[Any, str]) -> None:
+    """Check that the sizes of a tensor, and its strides, are as the symbols say."""
+    for attribute, sizes in (("shape[{}]", spec.size), ("stride({})", spec.stride)):
         for d, n in enumerate(sizes):
             if isinstance(n, SizeExpr):
-                code = size_code(n, symbols)
-                out.append(f"{name}.{attribute.format(d)} == {code}")
-    return out
+                now, code = f"{name}.{attribute.format(d)}", size_code(n, symbols)
+                why = f"{f'{path}.{attribute.format(d)}: expected '!r} + f'{{{code}}}, got {{{now}}}'"
+                source.check(f"if {now} != {code}", why)
 
 
 #: asked of each parameter of an optimizer -> the attribute that is true where it does not hold
@@ -371,18 +371,18 @@ _NO_HOOKS = {
 }
 
 
-def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]:
-    """Conditions that hold where `guards.failed_metadata` finds a reason."""
-    out = []
+def metadata_checks(source: Source, row: InputPlan, name: str) -> None:
+    """Check what the region asked of an input beside its values, or needs to know where it writes it."""
     if row.is_leaf is not None:
-        out.append(f"{name}.is_leaf is not {row.is_leaf}")
+        source.check(f"if {name}.is_leaf is not {row.is_leaf}", repr(f"{row.path}: expected is_leaf={row.is_leaf}"))
     if row.no_gradient:
-        out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
-    out += [f"{name}.{_NO_HOOKS[fact]}" for fact in row.facts if fact in _NO_HOOKS]
+        source.check(f"if {source.bind('has_gradient', has_gradient)}({name})", repr(f"{row.path}.grad: expected None"))
+    for fact in row.facts:
+        if fact in _NO_HOOKS:
+            source.check(f"if {name}.{_NO_HOOKS[fact]}", repr(f"{row.path}.{fact[0]}: expected none"))
     if asked := tuple(fact for fact in row.facts if fact not in _NO_HOOKS):
-        failed, facts = source.bind("failed_fact", failed_fact), source.bind(source.name("facts"), asked)
-        out.append(f"{failed}({facts}, {name}) is not None")
-    return out
+        failed = f"{source.bind('failed_fact', failed_fact)}({source.held(asked, 'facts')}, {name})"
+        source.check(f"if {failed} is not None", f"{f'{row.path}.'!r} + {failed}")
 
 
 def symbol_lines(

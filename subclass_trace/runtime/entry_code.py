@@ -1,7 +1,7 @@
 """Generated source for one specialization: guard, unwrap, call, rewrap, straight down.
 
-An entry is ``(args, kwargs) -> result``, or `MISS` when a guard fails: where `guards.failed_guard` finds a
-reason. Print ``specialization.source`` to read it.
+An entry is ``(args, kwargs) -> result``, or `MISS` when a check fails; `Entry.failed`, made of the same lines, says which.
+Print ``specialization.source`` to read it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..plan import (
     ViewOutput,
     gradient_of,
 )
+from ..state.guards import GONE
 from ..state.values import MISSING
 from ..subclass.spec import spec_leaves
 from ..subclass.template import Examples
@@ -34,8 +35,8 @@ from .emit import (
     Wrapper,
     detached_outputs,
     expression_code,
-    failed_metadata_code,
     graph_call,
+    metadata_checks,
     size_code,
     sizes_of_outputs,
     symbol_lines,
@@ -45,9 +46,10 @@ from .emit import (
 )
 from .finish import Call, Program, watch_contexts, watched_contexts
 from .function_code import FunctionEmitter, needs_call
-from .guards import Guards
+from .guards import Ambient, Guards
 from .rebuild import replay_view
 from .source import Source
+from .state_code import Pins, StateEmitter
 from .value_code import ValueEmitter, emit_effects
 
 Tensor = torch.Tensor
@@ -64,10 +66,11 @@ MISS: Any = _Miss()
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The generated entry, and the source that it was made from."""
+    """The generated entry, the source that it was made from, and the function that says why it misses (None: it does not)."""
 
     call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     source: str
+    failed: Callable[[tuple[Any, ...], dict[str, Any]], str | None]
 
 
 class EntryEmitter:
@@ -83,7 +86,8 @@ class EntryEmitter:
         self.source = Source()
         self.source.bind("MISS", MISS)
         self.values: dict[str, Tensor] = {}
-        self.unwrapper = Unwrapper(self.source, "return MISS", self.values)
+        self.unwrapper = Unwrapper(self.source, self.values)
+        self.pins = Pins(guards.state)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs.rows]
 
     def emit(self) -> Entry:
@@ -92,40 +96,26 @@ class EntryEmitter:
         s.line("def entry(args, kwargs):")
         s.depth = 1
         self._ambient()
-        flat, entries = self._read()
         s.line("try:")
         s.depth = 2
-        start = len(s.lines)
+        flat, entries = StateEmitter(s, self.guards.state, self.pins).emit()
         inputs = self._inputs(flat)
         leaves = self._unwrap(inputs)
         symbols = symbol_lines(self.plan, s, flat, inputs, leaves)  # of what may be another kind of argument
-        if len(s.lines) == start:
-            s.line("pass")
+        s.line("pass")
         s.depth = 1
-        s.line("except (AttributeError, IndexError, KeyError, TypeError, ValueError): return MISS")
+        s.check(f"except ({', '.join(e.__name__ for e in GONE)}) as error", "f'something is gone ({error!r})'")
         if symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
             s.line("try:")
             s.depth = 2
-        checks = tensor_checks(s, self.unwrapper.checks, self.values, symbols, self._env(symbols))
-        s.line(f"if not ({checks}): return MISS")
-        for failed in self._other_conditions(inputs, leaves, symbols):
-            s.line(f"if {failed}: return MISS")
+        tensor_checks(self.unwrapper, self.values, symbols, self._env(symbols))
+        self._other_conditions(inputs, leaves, symbols)
         if symbols:
             s.depth = 1
-            s.line("except ArithmeticError: return MISS")
+            s.check("except ArithmeticError as error", "f'sizes: {error}'")
+        failed = s.why("entry")
         self._deliver(self._run(flat, inputs, leaves, symbols), entries)
-        return Entry(s.build("entry", "entry"), s.text())
-
-    def _read(self) -> tuple[list[str], list[str]]:
-        """Find the flat arguments, while the guards on Python state hold."""
-        s, state = self.source, self.guards.reader.guards
-        flat = [f"x{k}" for k in range(len(state.flat))]
-        entries = [f"e{k}" for k in range(len(state.entries))]
-        s.line(f"r = {s.bind('read', self.guards.reader.read)}(args, kwargs)")
-        s.line("if r is None: return MISS")
-        if flat or entries:
-            s.line(f"{tuple_code([*flat, *entries])}= r")
-        return flat, entries
+        return Entry(s.build("entry", "entry"), s.text(), failed)
 
     def _deliver(self, outputs: Sequence[str], entries: Sequence[str]) -> None:
         """Do the side effects, and return the result."""
@@ -136,9 +126,8 @@ class EntryEmitter:
             return
         s.line(f"result = {values.value(plan.results.recipe)}")
         emit_effects(values, plan.side_effects, MISSING)
-        reader = self.guards.reader
-        if written := reader.written_by_calls(plan.side_effects):
-            s.line(f"{s.bind('pin_written', reader.pin_written)}({s.constant(written, 'written')})")
+        if written := self.pins.written_by_calls(plan.side_effects):
+            s.line(f"{s.bind('pin_written', self.pins.pin_written)}({s.constant(written, 'written')})")
         s.line("return result")
 
     def _ambient(self) -> None:
@@ -175,7 +164,8 @@ class EntryEmitter:
             )
         if a.attention is not None:
             parts.append(torch_api.other_attention_code(a.attention, s.bind))
-        s.line(f"if ({' or '.join(parts)}): return MISS")
+        changes = f"{s.held(a.changes)}({s.bind('Ambient', Ambient)}.now())"
+        s.check(f"if ({' or '.join(parts)})", f"f'the state of the thread: {{{changes}}}'")
 
     def _inputs(self, flat: Sequence[str]) -> list[str]:
         """A local name for each distinct input; other positions must hold the same tensor."""
@@ -187,52 +177,59 @@ class EntryEmitter:
                 names.append(f"g{number}")
                 others = f"{s.bind('gradient_of', gradient_of)}({owner})"
                 s.line(f"{names[-1]} = {owner}.grad if {owner}.is_leaf else {others}")
-                s.line(f"if {names[-1]} is None: return MISS")
+                s.check(f"if {names[-1]} is None", repr(f"{row.path} is None"))
             else:
                 names.append(flat[row.position])
             self.values[names[-1]] = self.real_inputs[number]
         for position, found in enumerate(plan.inputs.positions):
             if found is not None and flat[position] != names[found]:
-                s.line(f"if {flat[position]} is not {names[found]}: return MISS")
+                s.check(
+                    f"if {flat[position]} is not {names[found]}",
+                    repr(f"{plan.inputs.rows[found].path} is another tensor"),
+                )
         return names
 
     def _unwrap(self, inputs: Sequence[str]) -> list[str]:
         """A local name for each dense leaf; a leaf in several places must be one tensor."""
         table: dict[int, str] = {}
-        checks = self.unwrapper.checks
+        unwrapper = self.unwrapper
         for row, name in zip(self.plan.inputs.rows, inputs, strict=True):
-            start = len(checks.tensors)
-            leaves = self.unwrapper.unwrap(name, row.spec)
+            start = len(unwrapper.tensors)
+            leaves = unwrapper.unwrap(name, row.spec, row.path)
             for place, leaf in zip(row.leaves, leaves, strict=True):
                 known = table.setdefault(place, leaf)
                 if known != leaf:
-                    checks.conditions.append(f"{leaf} is {known}")
-                    checks.tensors[start:] = [t for t in checks.tensors[start:] if t[0] != leaf]
+                    self.source.check(f"if {leaf} is not {known}", repr(f"two inner tensors of {row.path} were one"))
+                    unwrapper.tensors[start:] = [t for t in unwrapper.tensors[start:] if t[0] != leaf]
         return [table[k] for k in range(self.plan.inputs.leaf_count)]
 
-    def _other_conditions(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> list[str]:
+    def _other_conditions(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         """What, beside the checks of each value, tells that the specialization does not serve the call."""
         s, plan = self.source, self.plan
-        failed = [f"not {expression_code(c, symbols)}" for c in plan.inputs.conditions]
+        for c in plan.inputs.conditions:
+            s.check(f"if not {expression_code(c, symbols)}", repr(f"sizes: not {c}"))
         for row, name in zip(plan.inputs.rows, inputs, strict=True):
-            failed += failed_metadata_code(s, row, name)
+            metadata_checks(s, row, name)
         asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs.rows, inputs, strict=True) if row.requires_grad]
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
             found = s.bind("grad_dtypes", torch_api.grad_dtypes)
-            failed.append(f"{found}(({tuple_code([name for name, _ in asks])})) != {known}")
+            s.check(f"if {found}(({tuple_code([name for name, _ in asks])})) != {known}", "'another grad_dtype'")
         if plan.inputs.offsets_matter:
             offsets: dict[int, Any] = {}
             for row in plan.inputs.rows:
                 own = zip(row.leaves, spec_leaves(row.spec), strict=True)
                 offsets.update((k, leaf.storage_offset) for k, leaf in own)
-            failed += [f"{leaves[k]}.storage_offset() != {size_code(n, symbols)}" for k, n in offsets.items()]
+            for k, n in offsets.items():
+                s.check(
+                    f"if {leaves[k]}.storage_offset() != {size_code(n, symbols)}", f"'a storage_offset() is not {n}'"
+                )
         if self.guards.alias is not None:
             specs = [leaf for row in plan.inputs.rows for leaf in spec_leaves(row.spec)]
             strided = all(leaf.layout is torch.strided for leaf in specs)
             check = s.bind("alias_check", alias_check(self.guards.alias, strided=strided))
-            failed.append(f"not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))")
-        return failed
+            failed = f"if not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))"
+            s.check(failed, "'the inputs share memory in another way'")
 
     # ---------------------------------------------------------------- running
     def _run(

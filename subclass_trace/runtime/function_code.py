@@ -17,6 +17,7 @@ from ..plan import Plan
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import SizeExpr, leaf_count, sizes_in, spec_leaves
 from ..subclass.template import Examples
+from ..subclass.visit import VALUE
 from .backward import CompiledBackward
 from .emit import (
     Unwrapper,
@@ -164,27 +165,28 @@ class FunctionEmitter:
 
     def _path(self, entry: CompiledBackward, given: Sequence[Tensor | None]) -> Callable[..., Any]:
         """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not those of ``entry``, as ``given`` are."""
-        s, symbols, slow = Source(), self._symbols(), "return None"
+        s, symbols = Source("None"), self._symbols()
         s.line(f"def backward(ctx, saved, {''.join(f'g{k}, ' for k in range(len(self.plan.results.values)))}):")
         s.depth = 1
         self._circumstances(s, entry, symbols)
         names = [f"g{k}" for k in self.plan.gradients.differentiable]
-        unwrapper = Unwrapper(s, slow, {name: t for name, t in zip(names, given, strict=True) if t is not None})
+        unwrapper = Unwrapper(s, {name: t for name, t in zip(names, given, strict=True) if t is not None})
         leaves: list[str] = []
         s.line("try:")
         s.depth = 2
         for name, spec in zip(names, entry.tangents, strict=True):
             if spec is None:
-                s.line(f"if {name} is not None: {slow}")
+                s.line(f"if {name} is not None: return None")
             else:
-                leaves += unwrapper.unwrap(name, spec)
+                leaves += unwrapper.unwrap(name, spec, VALUE)
         s.line("pass")
         s.depth = 1
-        s.line(f"except AttributeError: {slow}")
-        env, checks = "ctx.env" if symbols else "{}", unwrapper.checks
+        s.line("except AttributeError: return None")
+        env = "ctx.env" if symbols else "{}"
         # Of any strides: they are brought to those that the graph was traced for.
-        checks.tensors = [(n, replace(t, stride=(None,) * len(t.size))) for n, t in checks.tensors]  # type: ignore[union-attr]
-        s.line(f"if not ({tensor_checks(s, checks, unwrapper.examples, symbols, env)}): {slow}")
+        tensors = unwrapper.tensors
+        tensors[:] = [(n, replace(t, stride=(None,) * len(t.size)), path) for n, t, path in tensors]  # type: ignore[union-attr]
+        tensor_checks(unwrapper, unwrapper.examples, symbols, env)
         # Under names of their own: a dense leaf may be brought to other strides, and its name goes before the graph runs.
         handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] == "tangent"}
         for (_, place), name in handed.items():
@@ -208,7 +210,7 @@ class FunctionEmitter:
         s.bind("any_autocast", torch_api.any_autocast)
         other = ["grad_enabled()", "any_autocast()"]
         if entry.when.state is not None:
-            other.append(f"not {s.constant(entry.when.state.still_holds, 'state')}()")
+            other.append(f"not {s.constant(entry.when.state, 'state')}()")
         if entry.when.dtensor is not None:
             dispatcher = s.bind("dtensor", torch_api.dtensor_dispatcher())
             other.append(torch_api.other_dtensor_modes_code(dispatcher, entry.when.dtensor))

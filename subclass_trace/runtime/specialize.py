@@ -27,7 +27,7 @@ from ..plan import (
 )
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count
-from .backward import Backwards, Circumstances, CompiledBackward
+from .backward import Backwards, Circumstances, CompiledBackward, check_of
 from .compiling import backward_compiler, compile_half, program_as_recorded
 from .finish import Program
 from .planning import FlatArguments, conditions_of, make_plan, number_symbols
@@ -98,7 +98,7 @@ def build_program(
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     number = {name: k for k, name in enumerate(traced.tangents)}
     inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs]
-    when = Circumstances(state=traced.guards, dtensor=captured.session.dtensor_modes())
+    when = Circumstances(state=check_of(traced), dtensor=captured.session.dtensor_modes())
     first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, parts.second)
     plan = _with_conditions(captured, plan)  # compiling may have added some
     known = number_symbols(plan.inputs.symbols)

@@ -1,4 +1,4 @@
-"""Who says that code is entered: ``sys.monitoring`` from Python 3.12 on, a profile function before.
+"""A profile function says that code is entered.
 
 Two things are told to a listener, of this thread alone: ``enter(code, globals)`` once per code object, before its first
 instruction, and ``world(name, frame)`` before code of the user's calls what asks or changes the world: clocks, files, random
@@ -9,7 +9,6 @@ symbols.
 from __future__ import annotations
 
 import builtins
-import collections
 import contextlib
 import functools
 import importlib
@@ -19,10 +18,8 @@ import os
 import random
 import sys
 import sysconfig
-import threading
 import time
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,8 +35,6 @@ _WORLD: dict[Any, str] = {
 }
 _WORLD |= {os.urandom: "os.urandom", builtins.open: "open", builtins.input: "input", builtins.id: "id"}
 _WORLD |= {os.putenv: "os.putenv", os.unsetenv: "os.unsetenv", os.system: "os.system"}
-#: what only writes: users of torch.compile know that the graph breaks there
-_WRITES: dict[Any, str] = {builtins.print: "print"}
 _WORLD_CODE: dict[types.CodeType, str] = {
     random.Random.randint.__code__: "random.randint",
     random.Random.choice.__code__: "random.choice",
@@ -65,7 +60,6 @@ _PLUMBING = (
     os.path.join("torch", "_dynamo", "eval_frame.py"),
 )
 _WORLD_MODULES = ("_io", "numpy.random.mtrand", "numpy.random._generator", "_thread", "_queue", "_random")
-_C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 
 _PATHS = {name: os.path.join(path, "") for name, path in sysconfig.get_paths().items()}
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -164,13 +158,49 @@ def _of_world(function: Any, owner: Any) -> str | None:
 
 
 class Events:
-    """What both ways have in common: whether they are on, and what they make of a call."""
+    """The events of one run: on while code of the user's runs. A profiler that was active is set aside meanwhile."""
 
     def __init__(self, listener: Any) -> None:
         self.listener = listener
+        self.before = sys.getprofile()
         self.entered: set[types.CodeType] = set()
+        #: of most events: code that starts, and code that calls something of C, of which nothing is to be told
+        self.known: set[types.CodeType] = set()
+        self.silent: set[types.CodeType] = set()
 
-    def started(self, code: types.CodeType, frame: types.FrameType) -> None:
+    def on(self) -> None:
+        """Code of the user's runs from here."""
+        sys.setprofile(self)
+
+    def off(self) -> None:
+        """Code of torch's and of this package runs from here."""
+        sys.setprofile(None)
+
+    def close(self) -> None:
+        """The trace is over."""
+        if self.before is None or callable(self.before):
+            sys.setprofile(self.before)
+        else:  # of C, as `cProfile` is: it alone can
+            self.before.enable()
+
+    @never_compiled
+    def __call__(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        """One event of the interpreter's; Dynamo, which may be at work (``torch.cond``), shall not compile this code."""
+        code = frame.f_code
+        if event == "call":
+            if code not in self.known:
+                below = is_below(code.co_filename)
+                if not below:
+                    self._started(code, frame)
+                if below or (code in self.entered and code not in _JUDGED):
+                    self.known.add(code)
+        elif event == "c_call" and code not in self.silent:
+            if self._follows(frame) or self._is_users(frame):
+                self._called(arg, getattr(arg, "__self__", None), frame)
+            else:
+                self.silent.add(code)
+
+    def _started(self, code: types.CodeType, frame: types.FrameType) -> None:
         """A Python function starts."""
         if code not in self.entered:
             if _is_guard(frame.f_globals) or _importing(frame):
@@ -184,7 +214,7 @@ class Events:
         elif code in _ASKS_CODE and self._is_users(_caller(frame.f_back)):
             self.listener.world(_ASKS_CODE[code], frame)
 
-    def called(self, function: Any, owner: Any, frame: types.FrameType) -> None:
+    def _called(self, function: Any, owner: Any, frame: types.FrameType) -> None:
         """A C function is called by this frame."""
         name = _of_world(function, owner)
         if name is not None and self._follows(frame) and not _importing(frame):
@@ -199,139 +229,3 @@ class Events:
     @staticmethod
     def _is_users(frame: types.FrameType | None) -> bool:
         return frame is not None and is_users(frame.f_code.co_filename)
-
-    def on(self) -> None:
-        """Code of the user's runs from here."""
-
-    def off(self) -> None:
-        """Code of torch's and of this package runs from here."""
-
-    def close(self) -> None:
-        """The trace is over."""
-
-
-class Profile(Events):
-    """Python 3.10 and 3.11. A profiler that was active is set aside for as long as the region is traced."""
-
-    def __init__(self, listener: Any) -> None:
-        super().__init__(listener)
-        self.before = sys.getprofile()
-        #: of most events: code that starts, and code that calls something of C, of which nothing is to be told
-        self.known: set[types.CodeType] = set()
-        self.silent: set[types.CodeType] = set()
-
-    @never_compiled
-    def __call__(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        """One event of the interpreter's; Dynamo, which may be at work (``torch.cond``), shall not compile this code."""
-        code = frame.f_code
-        if event == "call":
-            if code not in self.known:
-                self._starts(code, frame)
-        elif event == "c_call" and code not in self.silent:
-            if self._follows(frame) or self._is_users(frame):
-                self.called(arg, getattr(arg, "__self__", None), frame)
-            else:
-                self.silent.add(code)
-
-    def _starts(self, code: types.CodeType, frame: types.FrameType) -> None:
-        below = is_below(code.co_filename)
-        if not below:
-            self.started(code, frame)
-        if below or (code in self.entered and code not in _JUDGED):
-            self.known.add(code)
-
-    def on(self) -> None:
-        """See `Events`."""
-        sys.setprofile(self)
-
-    def off(self) -> None:
-        """See `Events`."""
-        sys.setprofile(None)
-
-    def close(self) -> None:
-        """See `Events`."""
-        if self.before is None or callable(self.before):
-            sys.setprofile(self.before)
-        else:  # of C, as `cProfile` is: it alone can
-            self.before.enable()
-
-
-#: of code that runs below the recorder again and again, the names join: that guards more than is needed, and costs nothing
-_OFTEN = 50
-
-
-class Monitor(Events):
-    """Python 3.12 and later: each code object fires once, and calls only in code that is followed."""
-
-    TOOL = 4  # of the six that there are; 0, 1, 2 and 5 have a meaning of their own
-
-    def __init__(self, listener: Any) -> None:
-        super().__init__(listener)
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-        self.monitoring, self.thread, self.live = monitoring, threading.get_ident(), False
-        self.local: list[types.CodeType] = []
-        self.below = collections.Counter[types.CodeType]()
-        self.late: list[tuple[types.CodeType, dict[str, Any]]] = []
-        monitoring.use_tool_id(self.TOOL, "subclass_trace")
-        monitoring.register_callback(self.TOOL, monitoring.events.PY_START, self._start)
-        monitoring.register_callback(self.TOOL, monitoring.events.CALL, self._call)
-        monitoring.restart_events()
-        monitoring.set_events(self.TOOL, monitoring.events.PY_START)
-
-    def _start(self, code: types.CodeType, offset: int) -> Any:
-        if threading.get_ident() != self.thread:
-            return None
-        judged = code in _JUDGED
-        if is_below(code.co_filename) or (code in self.entered and not judged):
-            return self.monitoring.DISABLE
-        frame = sys._getframe(1)
-        if _importing(frame):
-            return None
-        if not self.live:  # it may run above the recorder later
-            self.below[code] += 1
-            if self.below[code] < _OFTEN:
-                return None
-            self.late.append((code, frame.f_globals))
-            return self.monitoring.DISABLE
-        self.started(code, frame)
-        if judged:
-            return None
-        if is_walked(frame.f_globals.get("__name__")):
-            self.monitoring.set_local_events(self.TOOL, code, self.monitoring.events.CALL)
-            self.local.append(code)
-        return self.monitoring.DISABLE
-
-    def _call(self, code: types.CodeType, offset: int, function: Any, first: Any) -> None:
-        if self.live and threading.get_ident() == self.thread and not isinstance(function, types.FunctionType):
-            owner = first if type(function) in _C_METHODS else getattr(function, "__self__", None)
-            self.called(function, owner, sys._getframe(1))
-
-    def on(self) -> None:
-        """See `Events`."""
-        while self.late:
-            code, space = self.late.pop()
-            if code not in self.entered:
-                self.entered.add(code)
-                self.listener.enter(code, space)
-        self.live = True
-
-    def off(self) -> None:
-        """See `Events`."""
-        self.live = False
-
-    def close(self) -> None:
-        """See `Events`."""
-        self.live = False
-        if self.monitoring.get_tool(self.TOOL) is not None:
-            for code in self.local:
-                self.monitoring.set_local_events(self.TOOL, code, 0)
-            self.monitoring.set_events(self.TOOL, 0)
-            for event in (self.monitoring.events.PY_START, self.monitoring.events.CALL):
-                self.monitoring.register_callback(self.TOOL, event, None)  # else they would keep the capture alive
-            self.monitoring.free_tool_id(self.TOOL)
-
-
-def events(listener: Any) -> Events:
-    """The way of this interpreter."""
-    make: Callable[[Any], Events] = Monitor if sys.version_info >= (3, 12) else Profile
-    return make(listener)

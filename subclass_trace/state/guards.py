@@ -1,16 +1,17 @@
-"""Guards of one specialization on Python state: records that can say why they fail. `guard_code` makes them fast.
+"""Guards of one specialization on Python state, as records. `runtime.state_code` writes the code that compares them.
 
-In: a `Walk`, on the state as it was before the trace. Out: `StateGuards`, which say whether a call finds the same, and where
-it finds the inputs of the region.
+In: a `Walk`, on the state as it was before the trace. Out: `StateGuards`, with where a call finds the inputs of the region. A
+record knows why it failed, once it has.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -41,12 +42,7 @@ class Like:
         if self.kind is torch.Tensor:
             return is_a(now, torch.Tensor)
         kind: Any = self.kind
-        return type(now) is kind and (kind is not float or is_usual(now))
-
-
-def is_usual(number: float) -> bool:
-    """Do the formulas of symbols hold for a float?"""
-    return number != 0 and math.isfinite(number)
+        return type(now) is kind and (kind is not float or (now != 0 and math.isfinite(now)))
 
 
 def alike(now: Any, was: Any) -> bool:
@@ -67,49 +63,37 @@ class At:
     source: Source
     was: Any
 
-    @property
-    def holder(self) -> Holder:
-        """What holds it."""
-        return self.source.holder
-
-    def failed(self, call: Call) -> str | None:
-        """Why it does not hold."""
-        now = self.source.read(call)
-        if alike(now, self.was):
-            return None
-        if now is MISSING or self.was is MISSING:
-            return f"{self.source} is {'gone' if now is MISSING else 'new'}"
-        return f"{self.source} was {_text(self.was)}, is {short(now)}"
+    def why(self, call: Call) -> str:
+        """It does not."""
+        return f"{self.source}: expected {_text(self.was)}, got {short(self.source.read(call))}"
 
 
 @dataclass(frozen=True, eq=False)
-class Keys:
-    """A dict has these keys, in this order."""
+class Contents:
+    """A dict has these keys, in this order (and makes missing values as before); or a list, a deque or a set these items."""
 
-    holder: Mapping
-    keys: tuple[Any, ...]
+    holder: Holder
+    kind: type
+    items: tuple[Any, ...]
+    factory: Any = None
 
-    def failed(self, call: Call) -> str | None:
-        """Why it does not hold."""
-        now = self.holder.base.keys(self.holder.now(call))
-        if len(now) != len(self.keys):
-            return f"{self.holder.path} had {len(self.keys)} keys, has {len(now)}"
-        if all(map(alike, now, self.keys)):
-            return None
-        return f"the keys of {self.holder.path} were {_few(self.keys)}, are {_few(now)}"
+    def holds(self, thing: Any) -> bool:
+        """Does it?"""
+        now = self._now(thing)
+        return (
+            type(thing) is self.kind
+            and len(now) == len(self.items)
+            and factory_of(thing) is self.factory
+            and all(map(alike, now, self.items))
+        )
 
+    def _now(self, thing: Any) -> list[Any]:
+        return list(self.holder.table(thing) if isinstance(self.holder, Mapping) else self.holder.table(thing).values())
 
-@dataclass(frozen=True, eq=False)
-class Factory:
-    """A defaultdict makes missing values as before, of which the version of a dict knows nothing."""
-
-    holder: Mapping
-    factory: Any
-
-    def failed(self, call: Call) -> str | None:
-        """Why it does not hold."""
-        same_one = factory_of(self.holder.now(call)) is self.factory
-        return None if same_one else f"{self.holder.path} has another default_factory"
+    def why(self, call: Call) -> str:
+        """It does not."""
+        now = self._now(self.holder.now(call))
+        return f"{self.holder.path}: expected {len(self.items)} items {_few(self.items)}, got {len(now)} {_few(now)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,45 +103,20 @@ class NoNewNames:
     holder: Holder
     absent: frozenset[str]
 
-    def failed(self, call: Call) -> str | None:
-        """Why it does not hold."""
-        new = [key for key in self.holder.now(call) if key in self.absent]
-        return f"{self.holder.text(new[0])} is new" if new else None
+    def why(self, call: Call) -> str:
+        """It did."""
+        return f"{self.holder.text(next(key for key in self.holder.now(call) if key in self.absent))} is new"
 
 
-@dataclass(frozen=True, eq=False)
-class ItemsOf:
-    """A list, a deque or a set holds these items."""
-
-    holder: Holder
-    kind: Any
-    items: list[Any]
-
-    def failed(self, call: Call) -> str | None:
-        """Why it does not hold. Equal items take the place of those that are compared by identity, the next time."""
-        thing, kind = self.holder.now(call), self.kind
-        if type(thing) is not kind or len(thing) != len(self.items):
-            was = f"a {kind.__name__} of {len(self.items)}"
-            return f"{self.holder.path} was {was}, is a {type(thing).__name__} of {len(thing)}"
-        now = list(self.holder.table(thing).values())
-        if all(map(operator.is_, now, self.items)):
-            return None
-        for k, (a, b) in enumerate(zip(now, self.items, strict=True)):
-            if not alike(a, b):
-                return f"{self.holder.text(k)} was {_text(b)}, is {short(a)}"
-            self.items[k] = b if is_a(b, (Like, tuple)) else a
-        return None
-
-
-Guard: TypeAlias = At | Keys | Factory | NoNewNames | ItemsOf
+Guard: TypeAlias = At | Contents | NoNewNames
 
 
 def _text(value: Any) -> str:
     return repr(value) if type(value) is Like else short(value)
 
 
-def _few(keys: Iterable[Any]) -> str:
-    first = [short(key) for key in itertools.islice(keys, 9)]
+def _few(items: Iterable[Any]) -> str:
+    first = [_text(item) for item in itertools.islice(items, 9)]
     return f"[{', '.join(first[:8])}{', ...' if len(first) > 8 else ''}]"
 
 
@@ -170,6 +129,8 @@ class StateGuards:
         entries: the objects of the arguments that results hand on.
         by_holder: guards of holders that are fixed dicts: they hold for as long as the dict was not written.
         each: guards that every call compares.
+        functions, objects: with their code and defaults, their class and ``__dict__``.
+        moving: holders that each call finds anew.
     """
 
     def __init__(
@@ -207,43 +168,42 @@ class StateGuards:
                 self.by_holder[holder] = guards
             else:
                 self.each += guards
-            if type(holder) is Mapping and is_a(holder.now(call), defaultdict):
-                self.each.append(Factory(holder, factory_of(holder.now(call))))
         self.functions = [(f, f.__code__, f.__defaults__) for f in walk.functions]
         self.objects = [(o, type(o), namespace_of(o)) for o in walk.objects]
-        self.bases = list(walk.bases)
-        #: caches of functions, and how often they were filled: one that was filled less by now was cleared
-        self.caches = [(f, f.cache_info().misses) for _, f, calls in walk.caches if f.cache_info()[:2] != calls]
+        #: (question, thing, answer, path): what no version of a dict tells
+        self.facts: list[tuple[Callable[[Any], Any], Any, Any, str]] = [
+            (operator.attrgetter("__mro__"), cls, mro, f"the bases of {cls.__qualname__}") for cls, mro in walk.bases
+        ]
+        for path, f, calls in walk.caches:  # one that was filled less by now was cleared
+            if (info := f.cache_info())[:2] != calls:
+                self.facts.append((functools.partial(_was_never_cleared, [info.misses]), f, True, path))
+        for holder in self.by_holder:
+            if is_a(holder.thing, defaultdict):
+                self.facts.append((factory_of, holder.thing, factory_of(holder.thing), holder.path))
         self.aliases = list(walk.aliases)
         self.moving = [h for h in walk.holders.values() if not h.fixed]
-        places: dict[int, list[Source]] = defaultdict(list)
+        places: dict[int, dict[Source, None]] = {}
         for source, tensor in walk.tensors:
-            places[id(tensor)] += [] if source in places[id(tensor)] else [source]
+            places.setdefault(id(tensor), {})[source] = None
         self.same_tensors = {first: others for first, *others in places.values()}
 
     @property
     def all(self) -> Iterator[Guard]:
         """Every guard."""
-        yield from self.each
-        for guards in self.by_holder.values():
-            yield from guards
-
-    def arguments_by_value(self) -> list[Any]:
-        """What stands in the arguments and is compared by value."""
-        return [g.was for g in self.each if isinstance(g, At) and not g.holder.fixed and type(g.was) is not Like]
+        return itertools.chain(self.each, *self.by_holder.values())
 
     # ------------------------------------------------------------------------------------------ making
     def _of_holder(self, holder: Holder, call: Call) -> Iterable[Guard]:
         thing = holder.now(call)
         if holder.guarded is None or isinstance(holder, (ListLike, Bag)):
             rows = holder.table(thing).items()
-            yield ItemsOf(holder, type(thing), [self._known(Source(holder, key), value) for key, value in rows])
+            yield Contents(holder, type(thing), tuple(self._known(Source(holder, key), value) for key, value in rows))
             return
         for key in holder.guarded:
             source = Source(holder, key)
             yield At(source, self._known(source, holder.get(thing, key)))
         if type(holder) is Mapping:
-            yield Keys(holder, tuple(holder.table(thing)))
+            yield Contents(holder, type(thing), tuple(holder.table(thing)), factory_of(thing))
         elif isinstance(holder, Names):
             known = holder.table(thing).keys() | holder.left_out
             if absent := frozenset(_names_in(self.walk, holder) - known):
@@ -261,32 +221,11 @@ class StateGuards:
         constant = source.holder.fixed or type(value) in ATOMS or value is MISSING or not is_told(value)
         return value if constant else Like(type(value))
 
-    # ------------------------------------------------------------------------------------------ why one fails
-    def failed(self, call: Call) -> str | None:
-        """The first guard on one place that does not hold in a call, as a sentence."""
-        if len(call[0]) != self.positional or tuple(call[1]) != self.keywords:
-            given = f"{len(call[0])} positional arguments and the keywords {list(call[1])}"
-            return f"the call was of {self.positional} and {list(self.keywords)}, is of {given}"
-        for guard in self.all:
-            try:
-                why = guard.failed(call)
-            except GONE as error:
-                why = f"{guard.holder.path} is gone ({type(error).__name__})"
-            if why is not None:
-                return why
-        return self.other_code()
 
-    def other_code(self) -> str | None:
-        """Which function, object or class is another one by its code, class or bases."""
-        for function, code, defaults in self.functions:
-            if function.__code__ is not code:
-                return f"the code of {function.__qualname__} changed"
-            if function.__defaults__ is not defaults and not same(function.__defaults__, defaults):
-                return f"the defaults of {function.__qualname__} changed"
-        for value, kind, space in self.objects:
-            if type(value) is not kind or namespace_of(value) is not space:
-                return f"a {kind.__qualname__} has another class or __dict__"
-        return next((f"the bases of {c.__qualname__} changed" for c, mro in self.bases if c.__mro__ is not mro), None)
+def _was_never_cleared(misses: list[int], cached: Any) -> bool:
+    if misses and cached.cache_info().misses < misses[0]:
+        misses.clear()
+    return bool(misses)
 
 
 def is_write_only(walk: Walk, holder: Holder) -> bool:
@@ -314,7 +253,7 @@ def changed_numbers(guards: StateGuards, call: Call) -> set[str]:
         try:
             if isinstance(guard, At):
                 found.update(_numbers_in(guard.source.path, guard.was, guard.source.read(call)))
-            elif isinstance(guard, ItemsOf):
+            elif isinstance(guard, Contents) and not isinstance(guard.holder, Mapping):
                 now = guard.holder.table(guard.holder.now(call)).values()
                 for k, (item, was) in enumerate(zip(now, guard.items, strict=False)):
                     found.update(_numbers_in(guard.holder.text(k), was, item))

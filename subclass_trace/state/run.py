@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from ..errors import SideEffectError, SubclassTraceError
+from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
+from ..subclass.attributes import namespace_of
 from ..subclass.protocol import is_traceable
-from .entering import Events, events, is_users
-from .guard_code import Reader
+from .entering import Events, is_users
 from .guards import StateGuards
 from .kinds import check_cache
 from .side_effects import Recipes, Snapshot, side_effects
@@ -40,13 +40,15 @@ class StateRun:
         warns: what only writes (``print``) happens while tracing, with a warning; else it is refused.
     """
 
+    recipes: Any = None  # of what the run gave
+
     def __init__(self, function: Callable[..., Any], call: Call, make: Any, *, warns: bool) -> None:
         self.function, self.call, self.make, self.warns = function, call, make, warns
         self.follows = not getattr(function, "has_no_state", False)
         self.walk = Walk()
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
-        self.events: Events = Events(self)
+        self.events: Events | None = None
         self.types = TypesAsEager(_class_of if make is None else make.class_of)
         self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
@@ -93,17 +95,20 @@ class StateRun:
     def on(self) -> None:
         """Code of the user's runs from here."""
         self._live = True
-        self.events.on()
+        if self.events is not None:
+            self.events.on()
 
     def off(self) -> None:
         """Code of torch's and of this package runs from here."""
         self._live = False
-        self.events.off()
+        if self.events is not None:
+            self.events.off()
 
     def close(self) -> None:
         """The function has run."""
         self._live = False
-        self.events.close()
+        if self.events is not None:
+            self.events.close()
         self.types.restore()
 
     def check_generator(self, generator: torch.Generator) -> None:
@@ -198,7 +203,7 @@ class StateRun:
             Exception: the function's own.
         """
         if self.follows:
-            self.events = events(self)
+            self.events = Events(self)
         try:
             self.on()
             result = self.function(*args, **kwargs)
@@ -208,9 +213,17 @@ class StateRun:
                 raise self.refusal
         for row in self.walk.caches:
             check_cache(*row)
-        recipes = Recipes(self.walk, self.reals)
+        recipes = self.recipes = Recipes(self.walk, self.reals)
         recipes.result = recipes(result, "result")
         recipes.effects = tuple(side_effects(self.snapshot.changes(), recipes))
+        changed = {id(e.holder.thing if e.holder.owner is None else e.holder.owner) for e in recipes.effects}
+        for source, real in self.reals.values() if changed else ():
+            if any(id(value) in changed for value in (namespace_of(real) or {}).values()):
+                raise UnsupportedError(
+                    "the region changes an object that an input has in its context, of which the trace has a copy",
+                    path=source.path,
+                    fix="let the wrapper have a copy of its own",
+                )
         return recipes
 
     def restore(self) -> None:
@@ -227,6 +240,7 @@ class StateRun:
                 holder.thing = holder.owner = None
         self.walk.arguments.thing, self.call, self.make = None, ((), {}), None
         self.snapshot.base.clear()
+        self.recipes = None
         self.stand_ins, self.reals, self.symbols = {}, {}, dict.fromkeys(self.symbols)
 
 
@@ -245,7 +259,7 @@ class BackwardState(StateRun):
         self.walk = Walk(functions)
         self.snapshot = Snapshot(self.walk)
         self.forward = forward
-        self.guards: Reader | None = None
+        self.guards: StateGuards | None = None
 
     def stand_in(self) -> None:
         """There are none."""
@@ -270,7 +284,7 @@ class BackwardState(StateRun):
         if self.forward is not None and (others := self.forward.snapshot.restore()):
             raise _changed_in_backward(others[0])  # an object that no name of the backward's code leads to
         if self.walk.holders:
-            self.guards = Reader(StateGuards(self.walk, ((), {}), (), (), by_identity=True))
+            self.guards = StateGuards(self.walk, ((), {}), (), (), by_identity=True)
         self.forget()
 
 
@@ -294,7 +308,7 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
         yield state
         return
     recorder.state = state
-    state.events = events(state)
+    state.events = Events(state)
     try:
         state.on()
         yield state

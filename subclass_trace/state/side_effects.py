@@ -156,7 +156,6 @@ class Recipes:
         outputs: the tensors and symbols that the recipes need, which the region returns as flat outputs.
         entries: where the objects of the arguments are that the recipes hand on.
         keys: the sources of tensors that are keys of dicts, and with that constants.
-        objects: those that the region has made, by id.
         result, effects: how the result is made of the outputs, and what else each call does.
     """
 
@@ -174,7 +173,6 @@ class Recipes:
         self._number: dict[int, int] = {}
         self._entry: dict[int, int] = {}
         self._made: dict[int, int] = {}
-        self.objects: dict[int, Any] = {}
 
     def __call__(self, value: Any, path: str) -> Recipe:
         """The recipe of a value.
@@ -231,7 +229,6 @@ class Recipes:
                 fix="make it outside of the region",
             )
         number = self._made[id(value)] = len(self._made)
-        self.objects[id(value)] = value
         items = pairs = None
         if is_a(value, dict):
             rows = Mapping(value, path).table(value).items()

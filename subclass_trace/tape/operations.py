@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..torch_api import tape as _door
 
 Tensor = torch.Tensor
-#: smaller gradients are added out of place: asking who owns them costs more than the memory is worth
-WORTH_REUSING = 4096
 
 
 # ---------------------------------------------------------------------------------------------- hooks
@@ -162,93 +159,19 @@ def end_copy_slices(needs: Sequence[bool], result: Any, res: Sequence[Any], grad
 
 
 # ---------------------------------------------------------------------------------------------- accumulation
-def _owners(t: Tensor) -> tuple[int, int]:
-    return sys.getrefcount(t), _door.grad_references(t)
-
-
-def _calibrate() -> tuple[int, int] | None:
-    """What `_owners` says in `accumulate_grad` of a tensor that nobody but the caller's one variable holds."""
-    if not _door.HAS_REFERENCE_COUNTS:
-        return None
-    seen: list[tuple[int, int]] = []
-
-    def callee(param: Any, grad: Tensor, flag: bool) -> None:
-        seen.append(_owners(grad))
-
-    def caller(function: Any) -> None:
-        grad = torch.empty(1)
-        function(None, grad, False)
-
-    caller(callee)
-    return seen[0]
-
-
-_SOLE = _calibrate()
-
-
-def owned_by_caller_alone(t: Tensor, owners: tuple[int, int]) -> bool:
-    """Given what `_owners` said of an argument: does only one variable of the caller hold it?"""
-    return _SOLE is not None and owners[0] <= _SOLE[0] and owners[1] <= _SOLE[1]
-
-
 def accumulate_grad(param: Tensor, grad: Tensor | None, has_post_hooks: bool) -> None:
-    """Add ``grad`` to ``param.grad``. A first gradient that nobody else holds becomes ``param.grad``, without a copy.
-
-    The C++ function cannot see the latter: Python holds each gradient that it passes.
-    """
-    if grad is None:
-        return
-    old = param.grad
-    if old is None and not has_post_hooks and may_become_grad(param, grad):
-        if not torch.is_grad_enabled() and owned_by_caller_alone(grad, _owners(grad)):
-            param.grad = grad.detach()
-            return
-    (param.grad,) = _accumulate()([grad], param, old, has_post_hooks)
+    """Add ``grad`` to ``param.grad``."""
+    if grad is not None:
+        (param.grad,) = _accumulate()([grad], param, param.grad, has_post_hooks)
 
 
-def may_become_grad(param: Tensor, grad: Tensor | None) -> bool:
-    """Has ``grad`` the layout of ``param``, so that it can be its gradient as it is?"""
-    return (
-        grad is not None
-        and grad.layout is param.layout is torch.strided
-        and grad.shape == param.shape
-        and grad.stride() == param.stride()
-    )
-
-
-_functional: list[Callable[..., Any]] = []
-
-
+@functools.cache
 def _accumulate() -> Callable[..., Any]:
-    if not _functional:
-        _functional.append(_door.without_layer(_door.tape_op("AccumulateGrad")))
-    return _functional[0]
+    return _door.without_layer(_door.tape_op("AccumulateGrad"))  # type: ignore[no-any-return]
 
 
 def add_grads(a: Any, b: Any) -> Any:
-    """The sum of two gradients for one place; in the memory of one of them, if nobody else holds it, as in eager mode."""
+    """The sum of two gradients for one place."""
     if a is None or b is None:
         return b if a is None else a
-    if a.is_sparse and not b.is_sparse:
-        return b + a
-    if _SOLE is not None and a.numel() >= WORTH_REUSING and not torch.is_grad_enabled():
-        if owned_by_caller_alone(a, _owners(a)) and _may_be_overwritten(a, b):
-            return a.add_(b)
-        if owned_by_caller_alone(b, _owners(b)) and _may_be_overwritten(b, a):
-            return b.add_(a)
-    return a + b
-
-
-def _may_be_overwritten(t: Tensor, other: Tensor) -> bool:
-    return (
-        type(t) is Tensor
-        and type(other) is Tensor
-        and t.layout is other.layout is torch.strided
-        and t.dtype == other.dtype
-        and t.shape == other.shape
-        and torch_api.is_dense(t)
-        and _door.storage_owners(t) <= _SOLE_STORAGE
-    )
-
-
-_SOLE_STORAGE = _door.storage_owners(torch.empty(1)) if _door.HAS_REFERENCE_COUNTS else 0
+    return b + a if a.is_sparse and not b.is_sparse else a + b

@@ -82,6 +82,7 @@ from .inductor import with_effect_tokens as with_effect_tokens
 from .kinds import FAKE_TYPES as FAKE_TYPES
 from .kinds import SYM_TYPES as SYM_TYPES
 from .kinds import dispatch_keys as dispatch_keys
+from .kinds import failed_tensor_guard as failed_tensor_guard
 from .kinds import is_dense as is_dense
 from .kinds import is_fake as is_fake
 from .kinds import is_functorch_wrapped as is_functorch_wrapped
@@ -154,7 +155,6 @@ from .symbols import expression_source as expression_source
 from .symbols import fix_rounded as fix_rounded
 from .symbols import input_source as input_source
 from .symbols import is_data_dependent as is_data_dependent
-from .symbols import is_equality as is_equality
 from .symbols import is_known as is_known
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id

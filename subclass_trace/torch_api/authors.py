@@ -6,18 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKey
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 
 
 def is_c10d(op: Any) -> bool:
     """Is it an operation of ``torch.distributed``? Its schema does not say what it writes to."""
     return bool(op.namespace == "c10d")
-
-
-def alias_storage(view: torch.Tensor, base: torch.Tensor) -> None:
-    """Let ``view`` claim the storage of ``base``; sizes and strides stay. What return_and_correct_aliasing does."""
-    torch._functionalize_unsafe_set(view, base)
 
 
 def is_composite(op: Any) -> bool:
@@ -48,19 +43,6 @@ def overloads(packet: OpOverloadPacket[Any, Any]) -> list[Any]:
     """The overloads of an operation that its schema lists, such as ``aten.add.Tensor`` and ``aten.add.Scalar``."""
     found = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
     return [op for op in found if torch._C._dispatch_has_kernel(op.name())]  # some exist for TorchScript alone
-
-
-def seeing_lazy_bits() -> Any:
-    """Guard: operations honour the conjugate and the negative bit of their arguments.
-
-    Inside of ``__torch_dispatch__`` torch has these two switched off, because it resolved the bits of the outer tensors
-    on the way; those of inner tensors it does not know.
-    """
-    excluded = torch._C._dispatch_tls_local_exclude_set() - _LAZY_BITS
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
-
-
-_LAZY_BITS = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
 
 
 def below_autograd() -> bool:

@@ -115,6 +115,11 @@ def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[An
     return check
 
 
+def failed_tensor_guard(check: Any, paths: list[str], *now: torch.Tensor) -> str:
+    """Why a `tensor_guard` of tensors at these paths fails."""
+    return str(check.__self__.check_verbose(*now, tensor_check_names=paths))
+
+
 def is_jagged_example(t: torch.Tensor) -> bool:
     """Is it the jagged tensor that torch itself holds, for the sake of its class?"""
     module = sys.modules.get("torch.nested._internal.nested_tensor")

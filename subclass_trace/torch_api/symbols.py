@@ -333,13 +333,6 @@ def equalities(symbols: Any, values: Any) -> tuple[Any, ...]:
     return tuple(sympy.Eq(s, values[s], evaluate=False) for s in sorted(symbols, key=str) if s in values)
 
 
-def is_equality(condition: Any) -> bool:
-    """Does a condition fix a size?"""
-    import sympy
-
-    return isinstance(condition, sympy.Eq)
-
-
 def expression_source(expr: Any, names: dict[Any, str]) -> str:
     """A sympy expression over size symbols as Python source with these local names."""
     import sympy

@@ -116,20 +116,6 @@ def gradient_node_of(root: Any) -> Any:
     return torch.autograd.graph.get_gradient_edge(root).node
 
 
-def grad_references(t: torch.Tensor) -> int:
-    """How many owners the C++ tensor has; its Python object is one of them."""
-    return int(t._use_count())  # type: ignore[attr-defined]
-
-
-def storage_owners(t: torch.Tensor) -> int:
-    """How many owners the storage of a strided tensor has; asking adds one."""
-    return int(torch._C._storage_Use_Count(t.untyped_storage()._cdata))
-
-
-#: else a gradient is never taken over, and sums are made out of place
-HAS_REFERENCE_COUNTS = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
-
-
 # ---------------------------------------------------------------------------------------------- Functions
 def forward_class(ctx: Any) -> Any:
     """The autograd.Function class whose backward a ctx belongs to."""

@@ -14,7 +14,6 @@ from authored import (
     Rounding,
     Scaled,
     Shifted,
-    TaggedPair,
     assert_equal,
     leaves,
     randn,
@@ -25,8 +24,6 @@ from torch.nn import functional as F
 from torch_features import compiled_wrappers_have_strides_of_symbols
 
 import subclass_trace as st
-from subclass_trace.subclass.flatten import flatten
-from subclass_trace.subclass.template import Examples
 
 LINEAR = ["pair", "tagged", "scaled", "scaled double", "function", "shifted", "unshifted", "pair of scaled"]
 
@@ -121,14 +118,6 @@ def test_context_is_guarded() -> None:
     assert len(region.specializations) == 3
 
 
-@pytest.mark.parametrize("name", ["pair", "tagged", "scaled", "halves", "strict", "pair of scaled"])
-def test_templates_recognise_the_constructor(name) -> None:
-    x = MAKERS[name]()
-    mode = torch._subclasses.FakeTensorMode()
-    template = Examples(mode, int).template(flatten(x)[1])
-    assert template is not None and (template.dtype, template.device) == (x.dtype, x.device)
-
-
 # ------------------------------------------------------------------------------------------------------- torch.compile
 @pytest.fixture
 def dynamo() -> Any:
@@ -162,15 +151,6 @@ def test_torch_compile_makes_and_takes_apart(dynamo) -> None:
     args = randn(4, 4), randn(4, 4, seed=1)
     for a, b in zip(dynamo(f, backend="aot_eager")(*args), f(*args), strict=True):
         assert_equal(a, b)
-
-
-def test_torch_compile_recompiles_for_context(dynamo) -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    f = dynamo(lambda x: x.cos() + 1, backend=counter)
-    for tag in (1, 1, 2, 1):
-        x = TaggedPair(randn(2), randn(2), tag, note=float("nan"))
-        assert f(x).tag == tag + 1
-    assert counter.frame_count == 2
 
 
 @pytest.mark.parametrize("name", ["pair", "scaled", "shifted", "halves", "strict"])

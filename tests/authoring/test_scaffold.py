@@ -38,26 +38,11 @@ def test_the_written_test_passes(tmp_path) -> None:
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
 
 
-def test_the_written_files_are_formatted(tmp_path) -> None:
-    pytest.importorskip("ruff")
-    write_scaffold("MyTensor", tmp_path)
-    for command in (("check", "--select", "E,F,I,UP,B"), ("format", "--check")):
-        done = run("-m", "ruff", *command, "--line-length", "120", "--isolated", ".", folder=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("name", ["", "my tensor", "1Tensor", "class", "_Hidden", "a.b", "../up"])
 def test_names_that_are_none(name, tmp_path) -> None:
     with pytest.raises(st.OptionError, match="cannot be the name of a public class") as error:
         write_scaffold(name, tmp_path)
     assert error.value.got == repr(name) and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["Tensor", "WrapperTensor", "Torch", "Json", "Dataclasses", "Pytest", "Class"])
-def test_names_that_are_taken(name, tmp_path) -> None:
-    with pytest.raises(st.OptionError, match="is taken") as error:
-        write_scaffold(name, tmp_path)
-    assert f"My{name}" in error.value.fix and not list(tmp_path.iterdir())
 
 
 def test_nothing_is_overwritten(tmp_path) -> None:

@@ -1,7 +1,6 @@
-"""Generated programs: hypothesis draws them as source text, so that a shrunk failure can be read and run by hand.
+"""Lines of generated programs, as source text, so that a shrunk failure can be read and run by hand.
 
-A program is two functions, ``inputs(call)`` and ``program(*args)``. While it is drawn, each line also runs on dense
-tensors, so that the shapes of all variables are known and lines that make no sense are left out.
+A program is two functions, ``inputs(call)`` and ``program(*args)``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import wrappers
-from hypothesis import strategies as s
 from oracle import Inputs
 
 KINDS = ("dense", "two", "nested", "scaled", "masked", "biased")
@@ -98,97 +96,3 @@ class Program:
     def __repr__(self) -> str:
         back = "no backward" if self.backward is None else f"backward of outputs {list(self.backward)} by {self.how}"
         return f"\n{self.source}# {back}\n"
-
-
-@s.composite
-def programs(draw: Any, max_lines: int = 6) -> Program:
-    """A program with its inputs."""
-    kind = draw(s.sampled_from(KINDS))
-    make, args, roots, env = _inputs(draw, kind)
-    lines: list[str] = []
-    for _ in range(draw(s.integers(1, max_lines))):
-        line = _line(draw, kind, env, len(lines))
-        guard = draw(s.integers(0, 9)) == 9
-        if not _run(line, env):
-            continue
-        lines += ["with torch.no_grad():", "    " + line] if guard else [line]
-    names = [n for n, v in env.items() if isinstance(v, torch.Tensor) and n[0] in "vx"]
-    results = draw(s.lists(s.sampled_from(names[::-1]), min_size=1, max_size=3))
-    backward = draw(s.none() | s.lists(s.integers(0, 2), min_size=1, max_size=2)) if roots else None
-    how = draw(s.sampled_from(("tangent", "sum")))
-    chosen = None if backward is None else tuple(backward)
-    return Program(tuple(make), tuple(args), tuple(roots), tuple(lines), tuple(results), chosen, how)
-
-
-def _inputs(draw: Any, kind: str) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
-    size = draw(s.sampled_from(SIZES))
-    numbers = ", ".join(map(str, size))
-    make, args, roots = [], [], []
-    for k in range(draw(s.integers(1, 2))):
-        this = kind if k == 0 or draw(s.booleans()) else "dense"
-        grad = draw(s.sampled_from(("no", "leaf", "nonleaf")))
-        suffix = "" if grad == "no" else ".requires_grad_()"
-        make.append(f"w{k} = {this}({numbers}, seed={2 * k} + 10 * call){suffix}")
-        if grad != "no":
-            roots.append(f"w{k}")
-        args.append(f"w{k}")
-        if grad == "nonleaf":
-            make.append(f"y{k} = w{k} * 1")
-            args[-1] = f"y{k}"
-    relation = draw(s.sampled_from(("none", "none", "same", "view", "overlap", "inner", "shared inner")))
-    first = args[0]
-    if relation == "same":
-        args.append(first)
-    elif relation == "view":
-        args.append(f"{first}{draw(s.sampled_from(('[1:]', '.view(-1)', '.detach()', '.transpose(0, -1)')))}")
-    elif relation == "overlap":
-        make += [f"o = {kind}(6, seed=7 + 2 * call)"]
-        args = ["o[:4]", "o[2:]"]
-        roots = []
-    elif relation in ("inner", "shared inner") and kind in ("two", "nested", "scaled"):
-        make += ["i = dense(3, 3, seed=8 + 2 * call)"]
-        second = "scale" if kind == "scaled" else "dense(3, 3, seed=9 + 2 * call)"
-        make += ["scale = torch.tensor(2.0)"] if kind == "scaled" else []
-        cls = "Scaled" if kind == "scaled" else "TwoTensor"
-        args = [f"{cls}(i, {second})", "i" if relation == "inner" else f"{cls}(i, {second.replace('9', '11')})"]
-        roots = []
-    env: dict[str, Any] = {"torch": torch, "F": F}
-    scope = {"torch": torch, "call": 0, **vars(wrappers)}
-    scope |= dict.fromkeys(KINDS, wrappers.dense) | {"TwoTensor": lambda a, b: a, "Scaled": lambda a, b: a}
-    exec("\n".join(make), scope)
-    for k, a in enumerate(args):
-        env[f"x{k}"] = eval(a, scope).detach().clone()
-    return make, args, roots, env
-
-
-def _line(draw: Any, kind: str, env: dict[str, Any], number: int) -> str:
-    names = [n for n, v in env.items() if isinstance(v, torch.Tensor)]
-    a = draw(s.sampled_from(names))
-    if kind == "masked":
-        groups = (MASKED, VIEWS[:8], INPLACE[:3], BINARY[:3])
-    else:
-        groups = (POINTWISE, OTHER, REDUCE, BINARY, VIEWS, VIEWS, INPLACE, INPLACE, INPLACE2, MULTI, INDEX, ("matmul",))
-    text = draw(s.sampled_from(draw(s.sampled_from(groups))))
-    b = draw(s.sampled_from(names)) if "{b}" in text or text == "matmul" else a
-    if text == "matmul":
-        fit = env[a].dim() == 2 and env[b].dim() > 0 and env[a].shape[-1] == env[b].shape[0]
-        text = "{a} @ {b}" if fit else "{a} @ {a}.transpose(-2, -1)"
-    expression = text.format(a=a, b=b)
-    if text in INPLACE or text in INPLACE2:
-        return expression
-    if text in MULTI:
-        try:
-            count = len(eval(expression, dict(env)))
-        except Exception:
-            return expression
-        return ", ".join(f"v{number}{c}" for c in "abcd"[:count]) + f" = {expression}" if count <= 4 else expression
-    return f"v{number} = {expression}"
-
-
-def _run(line: str, env: dict[str, Any]) -> bool:
-    """Run a line on the dense stand-ins; False (and nothing changed) if it makes no sense."""
-    try:
-        exec(line, env)
-    except Exception:
-        return False
-    return True

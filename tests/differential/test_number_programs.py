@@ -108,6 +108,8 @@ def compare(source: str, rows: list[tuple[Any, ...]]) -> None:
     region = st.compile(names["f"], max_specializations=50)
     for row in rows:
         want, got = outcome(names["f"], row), outcome(region, row)
+        if want is OverflowError:
+            continue  # a power that overflows is inf in a graph: docs/limits.md
         if not isinstance(got, (SubclassTraceError, type)):  # torch's formulas refuse more numbers, but loudly
             assert got == want, (row, source, got, want)
 

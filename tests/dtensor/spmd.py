@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 import subclass_trace as st
 
 Tensor = torch.Tensor
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 Make = Callable[[], tuple[tuple[Any, ...], Sequence[Tensor]]]
 
 
@@ -133,6 +134,14 @@ def whole(mesh: DeviceMesh, *shape: int, placements: Any = REPLICATE, seed: int 
 def of_local(mesh: DeviceMesh, *shape: int, placements: Any, seed: int = 0) -> DTensor:
     """A DTensor made of this rank's part."""
     return DTensor.from_local(values(*shape, seed=seed), mesh, placements, run_check=False).requires_grad_()
+
+
+def on_its_way(mesh: DeviceMesh, *shape: int, seed: int = 0) -> AsyncCollectiveTensor:
+    """A result of a collective that has not been waited for."""
+    part = DTensor.from_local(values(*shape, seed=seed), mesh, ROWS, run_check=False)
+    found = part.redistribute(placements=REPLICATE, async_op=True).to_local()
+    assert type(found) is AsyncCollectiveTensor
+    return found
 
 
 def column(x, w):

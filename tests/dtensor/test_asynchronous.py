@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from spmd import check, difference, seen, values
+from spmd import check, difference, on_its_way, seen, values, whole
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import subclass_trace as st
 
 
-def whole(mesh: DeviceMesh, *shape: int, placements: Any, seed: int = 0) -> DTensor:
-    return distribute_tensor(values(*shape, seed=seed), mesh, placements, src_data_rank=None).requires_grad_()
-
-
-def on_its_way(mesh: DeviceMesh, *shape: int, seed: int = 0) -> AsyncCollectiveTensor:
-    part = DTensor.from_local(values(*shape, seed=seed), mesh, [Shard(0)], run_check=False)
-    found = part.redistribute(placements=[Replicate()], async_op=True).to_local()
-    assert type(found) is AsyncCollectiveTensor
-    return found
-
-
 # ---------------------------------------------------------------------------------------------- inputs and results
-def test_as_an_input(mesh) -> None:
-    def make():
-        w = values(4, 4, seed=1).requires_grad_()
-        return (on_its_way(mesh, 2, 4), w), (w,)
-
-    check(lambda x, w: (x @ w).sin(), make)
-
-
 def test_as_an_input_or_as_what_it_becomes(mesh) -> None:
     """A caller may have waited or not: both are served, and each gives what eager gives."""
     region = st.compile(lambda x: x * 2)
@@ -48,16 +26,6 @@ def test_as_an_input_or_as_what_it_becomes(mesh) -> None:
     assert len(region.specializations) <= 2, region.explain()
 
 
-def test_inside_a_dtensor(mesh) -> None:
-    def make():
-        x = DTensor.from_local(on_its_way(mesh, 2, 4), mesh, [Replicate()], run_check=False)
-        assert type(x._local_tensor) is AsyncCollectiveTensor
-        w = whole(mesh, 4, 4, placements=[Shard(1)], seed=1)
-        return (x, w), (w,)
-
-    check(lambda x, w: x @ w, make)
-
-
 def test_as_a_result(mesh) -> None:
     """Eager returns a value that is still on its way; the graph has waited for it."""
 
@@ -66,7 +34,7 @@ def test_as_a_result(mesh) -> None:
 
     found = []
     for f, kind in ((gather, AsyncCollectiveTensor), (st.compile(gather), torch.Tensor)):
-        x = whole(mesh, 8, 4, placements=[Shard(0)])
+        x = whole(mesh, 8, 4, placements=[Shard(0)], grad=True)
         out = f(x)
         assert type(out) is kind
         out = out * 2
@@ -92,7 +60,7 @@ def test_as_the_tangent_of_a_dense_result(mesh) -> None:
 
 def test_inside_the_tangent_of_a_dtensor(mesh) -> None:
     def run(f):
-        x, w = (whole(mesh, 8, 4, placements=[Replicate()], seed=k) for k in (0, 1))
+        x, w = (whole(mesh, 8, 4, placements=[Replicate()], seed=k, grad=True) for k in (0, 1))
         local = on_its_way(mesh, 2, 8, seed=2)
         f(x, w).backward(DTensor.from_local(local, mesh, [Replicate()], run_check=False))
         return [seen(x.grad), seen(w.grad)]
@@ -103,40 +71,15 @@ def test_inside_the_tangent_of_a_dtensor(mesh) -> None:
         assert found is None, found
 
 
-# ---------------------------------------------------------------------------------------------- nested wrappers
-
-
 # ---------------------------------------------------------------------------------------------- a training step
-def mlp(mesh: DeviceMesh) -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-    return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}, src_data_rank=None)
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-def test_adamw_with_clipped_gradients(mesh, foreach: bool) -> None:
-    """The step itself is eager; gradients that come out of a region are what it expects."""
-    finals = []
-    for compile_it in (lambda f: f, st.compile):
-        model = mlp(mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=foreach)
-        step, norms = compile_it(lambda model, x: model(x).square().mean()), []
-        for k in range(3):
-            step(model, values(4, 8, seed=k)).backward()
-            norms.append(seen(nn.utils.clip_grad_norm_(model.parameters(), 0.05, foreach=foreach)))
-            optimizer.step()
-            optimizer.zero_grad()
-        finals.append([*norms, *[seen(p) for p in model.parameters()]])
-    found = difference(*finals)
-    assert found is None, found
-
-
 @pytest.mark.parametrize("foreach", [False, True])
 def test_a_step_of_adamw_as_a_region(mesh, foreach: bool) -> None:
     """Parameters, gradients and moments are DTensors that one region changes in place."""
 
     def make():
-        parameters = [whole(mesh, 8, 4, placements=p, seed=s) for s, p in enumerate(([Shard(0)], [Replicate()]))]
+        parameters = [
+            whole(mesh, 8, 4, placements=p, seed=s, grad=True) for s, p in enumerate(([Shard(0)], [Replicate()]))
+        ]
         gradients = [whole(mesh, 8, 4, placements=p.placements, seed=9).detach() for p in parameters]
         moments = [[torch.zeros_like(p.detach()) for p in parameters] for _ in range(2)]
         return (parameters, gradients, *moments), ()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from spmd import COLUMNS, check, difference, of_local, seen, whole
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 import subclass_trace as st
 
@@ -20,38 +19,8 @@ def flat(x):
     return x.flatten(0, 1)
 
 
-def flat_linear(x, w):
-    return F.linear(x.view(-1, 6), w).relu().sum()
-
-
 def there_and_back(x):
     return (flat(x) * 2).unflatten(0, x.shape[:2]).sin()
-
-
-@pytest.mark.parametrize("f", [flat, there_and_back])
-def test_views_of_a_sequence_parallel_activation(mesh, f) -> None:
-    def make():
-        x = of_local(mesh, 8, 1, 6, placements=COLUMNS)
-        return (x,), (x,)
-
-    check(f, make)
-
-
-def test_a_loss_of_one(mesh) -> None:
-    def make():
-        x, w = of_local(mesh, 8, 1, 6, placements=COLUMNS), whole(mesh, 5, 6, seed=1, grad=True)
-        return (x, w), (x, w)
-
-    check(flat_linear, make)
-
-
-@of_2_13
-def test_of_two_mesh_dimensions(mesh_2d) -> None:
-    def make():
-        x = of_local(mesh_2d, 4, 2, 6, placements=[Shard(0), Shard(1)])
-        return (x,), (x,)
-
-    check(lambda x: flat(x).cos(), make)
 
 
 @of_2_13

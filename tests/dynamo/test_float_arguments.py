@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from compare import dense, run, same, two
+from compare import agree, dense, two
 from torch._dynamo.testing import CompileCounterWithBackend
 
 FLOATS = (0.5, 0.3, 0.1, 0.7)
@@ -48,7 +48,7 @@ def follow(function, make, numbers=FLOATS, **options) -> None:
     """Compare with eager for one number after the other."""
     compiled = torch.compile(function, backend="subclass_trace", **options)
     for n in numbers:
-        same(*(run(lambda *args, f=f, n=n: f(*args, n), make) for f in (function, compiled)))
+        agree(*(lambda *args, f=f, n=n: f(*args, n) for f in (function, compiled)), make)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FUNCTIONS])
@@ -78,7 +78,7 @@ def test_in_an_attribute_of_a_module() -> None:
     model = Limited()
     compiled = torch.compile(model, backend="subclass_trace", fullgraph=True)
     for model.limit in FLOATS:
-        same(*(run(f, lambda: (dense(2, 3),)) for f in (model, compiled)))
+        agree(model, compiled, lambda: (dense(2, 3),))
 
 
 def test_one_that_may_stay_a_symbol_is_compiled_for_once() -> None:
@@ -103,7 +103,7 @@ def test_inputs_that_share_memory_go_to_a_region_with_the_number() -> None:
                 y = dense(3, grad=False)
                 return dense(3), y, y.view(3) if shared else y.clone()
 
-            same(*(run(lambda *args, f=f, p=p: f(*args, p), make) for f in (function, compiled)))
+            agree(*(lambda *args, f=f, p=p: f(*args, p) for f in (function, compiled)), make)
 
 
 # An eager double backward of a jagged tensor leaves a history on a tensor that torch keeps for all views of such.
@@ -130,7 +130,7 @@ def test_the_number_in_a_tensor_of_the_user(dtype: torch.dtype) -> None:
 
     compiled = torch.compile(function, backend="subclass_trace", fullgraph=True)
     for n in (1, 2, 0):
-        same(*(run(f, lambda n=n: (dense(9), torch.tensor(n, dtype=dtype))) for f in (function, compiled)))
+        agree(function, compiled, lambda n=n: (dense(9), torch.tensor(n, dtype=dtype)))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_number_in_a_tensor_of_the_user(dtype: torch.dtype) -> None:
 def test_numbers_computed_of_sizes(function) -> None:
     compiled = torch.compile(function, backend="subclass_trace", dynamic=True)
     for n in (2, 3, 5, 2):
-        same(*(run(f, lambda n=n: (dense(n, 2),)) for f in (function, compiled)))
+        agree(function, compiled, lambda n=n: (dense(n, 2),))
 
 
 @pytest.fixture

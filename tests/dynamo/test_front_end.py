@@ -109,8 +109,7 @@ def test_a_mode_is_ignored_with_a_warning() -> None:
 @pytest.mark.inductor
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor(dynamic: bool) -> None:
-    close = {"atol": 1e-5, "rtol": 1e-5}
-    check(product, lambda: (two(3, 3), two(3, 3)), close, options={"backend": "inductor"}, dynamic=dynamic or None)
+    check(product, lambda: (two(3, 3), two(3, 3)), options={"backend": "inductor"}, dynamic=dynamic or None)
 
 
 # ---------------------------------------------------------------------------------------------- graphs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check, dense, run, same, two
+from compare import agree, check, dense, two
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch_features import dynamo_reads_descriptors_of_instances
 
@@ -37,7 +37,7 @@ def test_a_region_is_a_part_of_the_graph(kind: str, fullgraph: bool, called_befo
         return inner(x, w) * 2 + x
 
     compiled = torch.compile(outer, backend=counter, fullgraph=fullgraph)
-    same(run(lambda x, w: product(x, w) * 2 + x, matrices[kind]), run(compiled, matrices[kind]))
+    agree(lambda x, w: product(x, w) * 2 + x, compiled, matrices[kind])
     assert counter.frame_count == 1  # no graph break
     assert len(inner.specializations) == called_before
 

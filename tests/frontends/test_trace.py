@@ -39,23 +39,17 @@ def test_the_whole_text() -> None:
 _EXPECTED = """\
 trace of product
 
-2 inputs, 3 dense leaves
-  input    class      shape  dtype    grad  graph input
-  args[0]  Tensor     [3]    float32        primals_1
-  args[1]  TwoTensor  [3]    float32  yes
-    .a     Tensor     [3]    float32        primals_2
-    .b     Tensor     [3]    float32        primals_3
-
-1 result
-  result       kind   class      shape  dtype    grad  made of
-  result['y']  value  TwoTensor  [3]    float32  yes   TwoTensor(a=out[0], b=out[1])
-
-saved for the backward: 3 values, 0 B beyond the inputs
-  origin     operation  shape  dtype    bytes  reason
-  args[0]    input      [3]    float32      -  partition
-  args[1].a  input      [3]    float32      -  partition
-  args[1].b  input      [3]    float32      -  partition
-
+inputs: 2, dense leaves: 3
+  args[0]    primals_1  float32[3]
+  args[1]    TwoTensor  float32[3], requires grad
+  args[1].a  primals_2  float32[3]
+  args[1].b  primals_3  float32[3]
+results: 1
+  result['y']  value  TwoTensor float32[3], differentiable
+saved for the backward: 3, 0 B beyond the inputs
+  args[0]    input  float32[3]  -  partition
+  args[1].a  input  float32[3]  -  partition
+  args[1].b  input  float32[3]  -  partition
 backward: from result['y'] to args[1]
 
 def joint(

@@ -321,11 +321,6 @@ def _view_of_it() -> None:
     st.compile(lambda x: (x.data_ * 2, x.tag[0][1:]))(Scaled(dense(2, seed=0), torch.tensor(1.0), [torch.ones(2)]))
 
 
-@fact(C, "a list or dict of a context as a result", torch="not checked", refused="UnsupportedError")
-def _as_a_result() -> None:
-    st.compile(lambda x: (x.data_ * 2, x.tag))(Scaled(dense(2, seed=0), torch.tensor(1.0), [3]))
-
-
 @fact(C, "a plain tensor of a context as a result", torch="not checked", refused="NeedsEager")
 def _tensor_as_a_result() -> None:
     x = Scaled(dense(2, seed=0), torch.tensor(1.0), [torch.ones(2)])
@@ -350,20 +345,6 @@ def _made() -> None:
         note.append(2)
         found.add(2)
     assert len(region.specializations) == 1
-
-
-@fact(
-    C,
-    "a list that the region makes in the context of a result, and returned as well",
-    torch="not checked",
-    refused="UnsupportedError",
-)
-def _made_and_returned() -> None:
-    def f(x: Any) -> Any:
-        note = [1]
-        return Scaled(x.data_, x.scale, note), note
-
-    st.compile(f)(Scaled(dense(2, seed=0), torch.tensor(1.0), "before"))
 
 
 @fact(

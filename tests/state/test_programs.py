@@ -88,7 +88,6 @@ def test_program(name: str) -> None:
     region = st.compile(traced["f"], frontend="trace")
     for call in range(4):
         x, y = _prepared(eager, call), _prepared(traced, call)
-        _guards_agree(region, y)
         got, theirs = _outcome(region, y)
         if got == "refused":
             assert Twins()([x, _state(eager), eager["f"]], [y, _state(traced), traced["f"]]), f"not restored: {theirs}"
@@ -103,14 +102,6 @@ def test_program(name: str) -> None:
         everything = [[r, a, _state(s), s["f"]] for r, a, s in ((ours, x, eager), (theirs, y, traced))]
         assert Twins()(*everything), f"call {call}: eager {ours} {x}, traced {theirs} {y}"
     assert expected == ("refused" if got == "refused" else "right"), f"{got}: {theirs}"
-
-
-def _guards_agree(region: Any, args: tuple[Any, ...]) -> None:
-    """The generated guard and the readable one say the same."""
-    for entry in region.specializations:
-        with torch.no_grad():
-            readable = entry.guards.reader.failed((args, {}))
-            assert (entry.guards.reader.read(args, {}) is None) == (readable is not None), readable
 
 
 def test_all_programs_are_read() -> None:

@@ -1,8 +1,4 @@
-"""OpInfo sweep: every operation that torch describes, on wrapped samples, eager against compiled, forward and backward.
-
-    python -m tests.opinfo.sweep --out results.jsonl     run all operations (a quarter of an hour), in processes of their own
-    python -m tests.opinfo.sweep --ops svd einsum        some, by name
-    python -m tests.opinfo.sweep --markdown              write tests/opinfo/results.md; operations in build/opinfo.jsonl do not run again
+"""One operation that torch describes (OpInfo), on wrapped samples: eager against compiled, forward and backward.
 
 Outcomes: ``ok``; ``eager wrong`` (another value than eager, but that of the operation on each dense leaf: wrappers in eager
 drop conj bits); ``refused`` (a typed error of this package); ``wrong`` (another value, type, stride, alias, gradient or random
@@ -12,18 +8,11 @@ of the same shapes found no specialization); ``eager fails`` (on all samples: no
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
-import os
-import signal
-import subprocess
 import sys
-import time
 import types
 import unittest
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -39,97 +28,13 @@ import subclass_trace as st
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(os.environ.get("OPINFO_RESULTS", ROOT / "build" / "opinfo.jsonl"))
-TABLE = Path(__file__).with_name("results.md")
 VARIANTS = ("two", "nested", "in-place")
 #: from bad to good; an operation counts as the worst of its samples
-OUTCOMES = ("crash", "timeout", "wrong", "recompiles", "refused", "eager wrong", "ok", "eager fails")
+OUTCOMES = ("crash", "wrong", "recompiles", "refused", "eager wrong", "ok", "eager fails")
 #: values of a fresh allocation, or of a generator that is not seeded: only types and sizes can be compared
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 #: kill the process in eager: torch's kernels read a strided argument as a sparse one
 EAGER_DIES = {"sparse.mm.reduce"}
-#: what one run of the default tests takes: each family of operation once
-QUICK = [
-    "add",
-    "mul",
-    "sub",
-    "div.no_rounding_mode",
-    "where",
-    "clamp",
-    "exp",
-    "sin",
-    "sigmoid",
-    "nn.functional.relu",
-    "nn.functional.gelu",
-    "softmax",
-    "sum",
-    "mean",
-    "amax",
-    "std",
-    "var",
-    "cumsum",
-    "prod",
-    "logsumexp",
-    "norm",
-    "argmax",
-    "sort",
-    "topk",
-    "max.reduction_with_dim",
-    "unique",
-    "nonzero",
-    "masked_select",
-    "view",
-    "reshape",
-    "transpose",
-    "permute",
-    "t",
-    "expand",
-    "squeeze",
-    "unsqueeze",
-    "select",
-    "narrow",
-    "split",
-    "chunk",
-    "unbind",
-    "diagonal",
-    "as_strided",
-    "unfold",
-    "movedim",
-    "cat",
-    "stack",
-    "gather",
-    "scatter",
-    "scatter_add",
-    "index_select",
-    "index_put",
-    "index_add",
-    "masked_fill",
-    "__getitem__",
-    "take",
-    "mm",
-    "bmm",
-    "addmm",
-    "einsum",
-    "matmul",
-    "nn.functional.linear",
-    "nn.functional.conv2d",
-    "nn.functional.layer_norm",
-    "nn.functional.batch_norm",
-    "nn.functional.embedding",
-    "nn.functional.cross_entropy",
-    "nn.functional.dropout",
-    "nn.functional.max_pool2d",
-    "linalg.svd",
-    "linalg.inv",
-    "linalg.cholesky",
-    "fft.fft",
-    "bernoulli",
-    "randn_like",
-    "to",
-    "clone",
-    "contiguous",
-]
 
 
 def database() -> dict[str, Any]:
@@ -356,147 +261,3 @@ def run(op: Any, count: int = 3, variants: tuple[str, ...] = VARIANTS) -> dict[s
             outcome, reason, k = min(rows, key=lambda r: OUTCOMES.index(r[0]), default=("eager fails", "no samples", 0))
             worst[variant] = (outcome, f"sample {k}: {reason}" if reason and len(samples) > 1 else reason)
     return worst
-
-
-# ---------------------------------------------------------------------------------------------- all operations
-def _worker(names: list[str], count: int) -> None:
-    torch.set_num_threads(1)
-    ops = database()
-    for name in names:
-        print(json.dumps({"start": name}), flush=True)
-        try:
-            found = run(ops[name], count)
-        except Exception as error:  # the harness, or the operation's own sample function
-            found = {v: ("crash", f"outside the comparison: {_line(error)}") for v in VARIANTS[:1]}
-        print(json.dumps({"op": name, "found": found}), flush=True)
-
-
-def sweep(names: list[str], count: int, out: Path, limit: int, chunk: int = 40) -> None:
-    """Run all, a process per chunk; an operation that kills its process, or hangs, is an outcome."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    done = {r["op"] for r in _read(out)}
-    left = [n for n in names if n not in done]
-    while left:
-        part, left = left[:chunk], left[chunk:]
-        while part:
-            part = _chunk(part, count, out, limit)
-            print(f"{len(left) + len(part)} operations left", file=sys.stderr, flush=True)
-
-
-def _chunk(names: list[str], count: int, out: Path, limit: int) -> list[str]:
-    """Run some operations in one process; returns those that it did not get to."""
-    command = [sys.executable, "-m", "tests.opinfo.sweep", "--worker", "--count", str(count), "--ops", *names]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
-    left, current = list(names), None
-    os.set_blocking(process.stdout.fileno(), False)
-    buffer, since = b"", time.time()
-    with out.open("a") as file:
-        while True:
-            buffer += process.stdout.read() or b""
-            *lines, buffer = buffer.split(b"\n")
-            for line in lines:
-                row = json.loads(line)
-                since = time.time()
-                current = row.get("start")
-                if current is None:
-                    file.write(json.dumps(row) + "\n")
-                    file.flush()
-                    left.remove(row["op"])
-            ended = process.poll() is not None
-            if not lines and (ended or time.time() - since > limit + (0 if current else 60)):
-                break
-            time.sleep(0.05)
-        if left:
-            process.kill()
-            process.wait()
-            current = current or left[0]
-            code = process.returncode
-            ours = -code == signal.SIGKILL
-            why = ("timeout", f"more than {limit} s") if ours else ("crash", f"the process ended with {code}")
-            file.write(json.dumps({"op": current, "found": {"two": why}}) + "\n")
-            left.remove(current)
-    return left
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-# ---------------------------------------------------------------------------------------------- the table
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """The results as a page of the docs."""
-    counts = {v: Counter(r["found"][v][0] for r in rows if v in r["found"]) for v in VARIANTS}
-    lines = [
-        "# Operations",
-        "",
-        f"Written by `python -m tests.opinfo.sweep --markdown`, torch {torch.__version__}. {len(rows)} operations of torch's",
-        'OpInfo database on CPU, float32 where supported: a few samples each, forward and backward, compiled (`backend="eager"`)',
-        "against eager: values, types, strides, aliasing, gradients, random state. `two`: all tensors are TwoTensors; `nested`:",
-        "TwoTensors of TwoTensors; `in-place`: the in-place form on a value of the region, one sample.",
-        "",
-        "| outcome | " + " | ".join(VARIANTS) + " |",
-        "|---" * (len(VARIANTS) + 1) + "|",
-    ]
-    lines += [
-        f"| {o} | " + " | ".join(str(counts[v][o]) for v in VARIANTS) + " |"
-        for o in reversed(OUTCOMES)
-        if any(counts[v][o] for v in VARIANTS)
-    ]
-    titles = {
-        "refused": "Refused, by a typed error",
-        "eager wrong": "Right where eager is wrong (the values are those of the dense leaves)",
-        "eager fails": "Eager fails",
-        "recompiles": "Right, but each call is compiled",
-        "wrong": "Wrong",
-        "crash": "Untyped errors",
-        "timeout": "Too slow",
-    }
-    for outcome in OUTCOMES:
-        if outcome == "ok":
-            continue
-        listed = list(_listed(rows, outcome))
-        if listed:
-            lines += ["", f"## {titles[outcome]}", "", "| operation | variants | reason |", "|---|---|---|", *listed]
-    return "\n".join(lines) + "\n"
-
-
-def _listed(rows: list[dict[str, Any]], outcome: str) -> Iterator[str]:
-    for row in sorted(rows, key=lambda r: r["op"]):
-        hits = {v: why for v, (o, why) in row["found"].items() if o == outcome and why != "no in-place variant"}
-        if hits:
-            reason = next(iter(hits.values())).replace("|", "\\|")
-            yield f"| `{row['op']}` | {', '.join(hits)} | {reason} |"
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.opinfo.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ops", nargs="*", help="names (all)")
-    parser.add_argument("--count", type=int, default=3, help="samples per operation")
-    parser.add_argument("--limit", type=int, default=60, help="seconds per operation")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--markdown", action="store_true", help=f"write {TABLE.relative_to(ROOT)} from the results")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        return _worker(options.ops, options.count)
-    if options.ops:
-        names = [n for n in database() if n in options.ops or n.split(".")[-1] in options.ops]
-        for name in names:
-            for variant, (outcome, reason) in run(database()[name], options.count).items():
-                print(f"{name:40} {variant:9} {outcome:12} {reason}")
-        return None
-    sweep(list(database()), options.count, options.out, options.limit)
-    rows = _read(options.out)
-    if options.markdown:
-        TABLE.write_text(markdown(rows))
-    print(Counter(o for r in rows for o, _ in r["found"].values()))
-    return None
-
-
-if __name__ == "__main__":
-    main()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, ProtocolError
-from ..subclass.context import same_context, without_outer
+from ..errors import ProtocolError
+from ..subclass.context import same_context, with_outer, without_outer
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import inner_values, rebuild
@@ -118,8 +118,10 @@ def traced_value(
         grad = torch.is_grad_enabled()
         with torch.inference_mode(inference), torch.set_grad_enabled(grad):
             traced = rebuild(spec, iter(leaves))
-        assert isinstance(spec, WrapperSpec)
-        if type(traced) is not spec.cls:
+            sized = _sized_by_context(spec, traced)
+            if sized is not spec:
+                spec, traced = sized, rebuild(sized, iter(leaves))
+        if isinstance(spec, WrapperSpec) and type(traced) is not spec.cls:
             raise ProtocolError(
                 f"{spec.cls.__qualname__}.__tensor_unflatten__ built a {type(traced).__qualname__}",
                 path=path,
@@ -127,30 +129,30 @@ def traced_value(
                 got=f"an instance of {type(traced).__qualname__}",
                 fix="make __tensor_unflatten__ a classmethod that builds `cls`",
             )
-        _refuse_repeated_size(spec, traced, path)
     if traced.requires_grad:  # some classes set it themselves
         traced.requires_grad_(False)
-    if spec.requires_grad:
+    if spec.requires_grad:  # type: ignore[union-attr]
         torch_api.track(traced, grad_dtype)
     return traced
 
 
-def _refuse_repeated_size(spec: WrapperSpec, traced: Tensor, path: Path) -> None:
-    """With symbols for its outer size, a class would find the numbers of this call in a context that repeats it.
+def _sized_by_context(spec: Spec, traced: Any) -> Spec:
+    """With the symbols of the outer size in a context that repeats it: there, the class would find the numbers of this call.
 
     (But where it makes its context anew of the outer size that it is given, as DTensor does.)
-
-    Raises:
-        NeedsEager: there is such a context; the call is traced again without symbols.
     """
+    if not isinstance(spec, WrapperSpec) or not isinstance(traced, Tensor):
+        return spec
+    pairs = [(s, _sized_by_context(s, getattr(traced, n, None))) for n, s in zip(spec.names, spec.inners, strict=True)]
+    context = spec.context
     if any(isinstance(n, torch.SymInt) and not is_ragged(n) for n in spec.size):
-        now = inner_values(traced, path)[2]
+        now = inner_values(traced, Path("value"))[2]
         size, stride = (tuple(n if type(n) is int else n.node.hint for n in ns) for ns in (spec.size, spec.stride))
         if not same_context(now, without_outer(now, size, stride)):
-            raise NeedsEager("a flatten context repeats an outer size that is a symbol", path=path)
-    for name, inner in zip(spec.names, spec.inners, strict=True):
-        if isinstance(inner, WrapperSpec):
-            _refuse_repeated_size(inner, getattr(traced, name), path.attr(name))
+            context = with_outer(without_outer(context, size, stride), spec.size, spec.stride)
+    if context is spec.context and all(new is old for old, new in pairs):
+        return spec
+    return replace(spec, context=context, inners=tuple(new for _, new in pairs))
 
 
 def _of_one_storage(leaves: Sequence[Tensor]) -> set[int]:

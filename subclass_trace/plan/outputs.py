@@ -83,14 +83,10 @@ class ViewOutput:
 
 @dataclass(frozen=True, eq=False)
 class ValueOutput:
-    """Forward value ``value``.
-
-    ``protected``: eager has a view here of what the value does not know: autograd refuses to write to it.
-    """
+    """Forward value ``value``."""
 
     value: int
     spec: Spec
-    protected: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ import torch
 import torch.fx as fx
 import torch.nn.functional as F
 
+from subclass_trace.capture.session import Session
 from subclass_trace.frontends.dynamic import SizeHistory
-from subclass_trace.frontends.specialization import Traced, trace_call
+from subclass_trace.frontends.specialization import _traced
 from subclass_trace.options import Options
 from subclass_trace.subclass.flatten import leaves_of
 
@@ -56,19 +57,17 @@ class Joint:
 def joint_of(name: str, function: Callable[..., Any], args: Sequence[Any], decompositions: Any = None) -> Joint | None:
     """Capture the joint graph of a call; None when nothing is differentiable."""
     call, table = (tuple(args), {}), decompositions or {}
-    found: Traced = trace_call(function, call, Options(), SizeHistory(), table, symbols=True, then=lambda found: found)
-    captured = found.captured
+    session = Session(dynamic=False, decompositions=table)
+    captured, _, maker = _traced(function, call, Options(), SizeHistory(), session, symbols=True)
     if captured.tape is None:
         return None
     traced = captured.tape.trace(captured.tape.guess())
-    rows = [(row.leaves, leaves_of(found.values[row.position])) for row in captured.inputs.rows]
+    rows = [(row.leaves, leaves_of(maker.flat[row.position])) for row in captured.inputs.rows]
     of_primal = {
         captured.inputs.leaf_primals[k]: leaf.detach() for ks, own in rows for k, leaf in zip(ks, own, strict=True)
     }
     leaves = tuple(of_primal[k] for k in sorted(of_primal))
-    served = getattr(captured, "served", None)
-    kept = captured.gradients.saved if served is None else served(traced.joint)
-    return Joint(name, traced.joint, traced.num_forward, leaves, kept)
+    return Joint(name, traced.joint, traced.num_forward, leaves, captured.kept(traced.joint))
 
 
 @functools.cache

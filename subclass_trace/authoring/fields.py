@@ -238,7 +238,7 @@ def build(cls: Any, values: dict[str, Any], outer_size: Any = None, outer_stride
         cls,
         size,
         strides=stride,
-        storage_offset=offset,
+        storage_offset=None if stride is None else offset,
         dtype=o.dtype or first.dtype,
         layout=o.layout or first.layout,
         device=o.device or first.device,
@@ -268,6 +268,18 @@ def flatten(self: Any) -> tuple[list[str], Any]:
     declared: Declaration = getattr(self, DECLARED)
     names = [n for n in declared.inner if n not in declared.optional or getattr(self, n) is not None]
     return names, tuple([getattr(self, n) for n in declared.context]) if declared.context else None
+
+
+def flatten_for(declared: Declaration) -> Any:
+    """`flatten`, or where nothing differs between instances a function that is marked so: guards need not call it."""
+    if declared.optional or declared.context:
+        return flatten
+
+    def always(self: Any) -> tuple[list[str], None]:
+        return [*declared.inner], None
+
+    always.is_constant = True  # type: ignore[attr-defined]
+    return always
 
 
 def unflatten_for(cls: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api, verify
-from ..capture.graphs import drop_outputs, extract, needed, output_args
+from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..subclass.flatten import flatten
@@ -243,7 +243,6 @@ class Backwards:
             raise self._not_computable(tangents, missing)
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
         graph = extract(traced.joint, outputs, names)
-        drop_outputs(graph.graph, traced.late)
         if verify.ENABLED:
             verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=tuple(have))
             verify.verify_backward(graph, names, {*have, *sizes})

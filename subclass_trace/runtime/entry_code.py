@@ -16,7 +16,6 @@ from .. import torch_api
 from ..capture.aliasing import alias_check
 from ..plan import (
     ConstantOutput,
-    GradientOutput,
     InputOutput,
     LeafPrimal,
     SameOutput,
@@ -239,11 +238,7 @@ class EntryEmitter:
         """Emit the call; returns an expression for each flat output."""
         s, plan = self.source, self.plan
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
-        if plan.inputs.handed_on:
-            s.line(f"env = {self._env(symbols)}")
-            for mark in plan.inputs.handed_on:
-                s.line(f"env[{s.constant(mark, 'mark')}] = {mark.code.replace('{}', inputs[mark.number])}")
-        env = "env" if plan.inputs.handed_on else self._env(symbols)
+        env = self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
         if needs_call(plan):
             s.line(f"call = {state}")
@@ -278,8 +273,6 @@ class EntryEmitter:
             return results[o.result]
         if isinstance(o, InputOutput):
             return flat[o.position]
-        if isinstance(o, GradientOutput):
-            return inputs[o.input]
         if isinstance(o, ViewOutput):
             sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
             base = (inputs if o.of_input else values)[o.base]

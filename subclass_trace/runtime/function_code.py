@@ -47,7 +47,6 @@ def needs_call(plan: Plan) -> bool:
     beside = set(plan.gradients.watched_inputs) - set(plan.gradients.differentiated)
     return bool(
         plan.inputs.symbols
-        or plan.inputs.handed_on
         or beside
         or plan.results.size_outputs
         or any(row.kind != "value" for row in plan.results.shared.values())

@@ -10,7 +10,7 @@ import torch
 
 from .. import torch_api
 from ..capture.diagnostics import kept_number
-from ..subclass.context import OfInput, map_sizes, without_outer
+from ..subclass.context import map_sizes, without_outer
 from ..subclass.spec import RaggedSize, SizeExpr, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import map_spec
 
@@ -77,9 +77,7 @@ def hint_of(size: Any) -> int:
 
 
 def evaluate(size: Any, env: Env) -> Any:
-    """The value of a size in this call; of what results have from an input, the object."""
-    if isinstance(size, OfInput):
-        return env.get(size, size)
+    """The value of a size in this call."""
     return size.evaluate(env) if isinstance(size, (SizeExpr, RaggedSize)) else size
 
 

@@ -52,7 +52,6 @@ MORE_INPLACE = (
     "{a}.unsqueeze_(0)",
     "{a}.data.add_(1)",
     "{a}.detach().mul_(2)",
-    "{a}.requires_grad_()",
     "{a}.clamp_(-1, 1)",
 )
 #: what a region refuses by a typed error although eager does it; each has a case in tests/semantics

@@ -4,7 +4,7 @@
     subclass-trace check pkg.mod:MyTensor --json                 for machines
     subclass-trace check pkg.mod:MyTensor --html report.html     for people
     subclass-trace check --list                                  all rules
-    subclass-trace check --explain ST308                         one rule: why, and an example
+    subclass-trace check --explain ST308                         one rule: why
     subclass-trace new MyTensor                                  a class and its test
 
 Exit codes: 0 all rules hold, 1 some do not, 2 the command could not run (no such class, no way to build it, a fault of

@@ -17,7 +17,7 @@ def page() -> str:
         "# The rules",
         "",
         f"Written by `python -m tools.rule_pages`. The {len(rules)} promises of a traceable wrapper subclass that",
-        "`subclass-trace check` tests; `subclass-trace check --explain ST101` says more about one, with an example. An *error*",
+        "`subclass-trace check` tests; `subclass-trace check --explain ST101` says more about one. An *error*",
         "gives wrong results or a crash in torch's own machinery; after a *warning* the class works, but some feature of torch",
         "is out of reach.",
     ]

@@ -238,7 +238,7 @@ def build(cls: Any, values: dict[str, Any], outer_size: Any = None, outer_stride
         cls,
         size,
         strides=stride,
-        storage_offset=offset,
+        storage_offset=None if stride is None else offset,
         dtype=o.dtype or first.dtype,
         layout=o.layout or first.layout,
         device=o.device or first.device,

@@ -15,18 +15,14 @@ from typing import Any
 
 import torch.fx as fx
 
-from ..capture.graphs import where
 from ..errors import OptionError, UnsupportedError
 from .budget import Hull
 from .flow import Infeasible, cut
 from .rules import (
     AGAIN,
-    INF,
-    MUST_SAVE,
     Facts,
     bans,
     kept_results,
-    never_again,
     recompute_tags,
     storage_weights,
 )
@@ -36,7 +32,7 @@ from .table import Table
 
 @dataclass(frozen=True)
 class MinCut:
-    """Our partitioner. It is callable as the partitioners of ``functorch.compile`` are.
+    """Our partitioner.
 
     Attributes:
         budget: a limit on what is saved. A whole number above 1: bytes (of unique storages, beyond inputs). A number
@@ -64,7 +60,10 @@ class MinCut:
         tags, weights = recompute_tags(table), storage_weights(table, facts)
         if self.budget is None or self.budget == 1:
             return self._unlimited(table, facts, tags, weights)
-        hull = _hull(table, tags, weights)
+        try:
+            hull = Hull(table, tags, weights)
+        except Infeasible:
+            raise _contradiction() from None
         least = hull.ends[1].bytes
         full = hull.bytes(self._unlimited(table, facts, tags, weights)) if self.budget < 1 else 0
         return list(hull.within(self._limit(full, least)).saved)
@@ -79,7 +78,7 @@ class MinCut:
         try:
             return cut(table.rows, table.ins, table.users, weights, banned, again, table.needed_late)
         except Infeasible:
-            raise _infeasible(table, tags, banned, weights) from None
+            raise _contradiction() from None
 
     def _limit(self, full: int, least: int) -> int:
         """The budget in bytes, when so much is saved without one, and at least so much is necessary.
@@ -100,22 +99,14 @@ class MinCut:
         return limit
 
     def __call__(
-        self,
-        joint: fx.GraphModule,
-        joint_inputs: Sequence[Any] | None = None,
-        *,
-        num_fwd_outputs: int,
-        static_lifetime_input_indices: Sequence[int] | None = None,
-        **_: Any,
+        self, joint: fx.GraphModule, joint_inputs: Sequence[Any] | None = None, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Partition as a function of ``functorch.compile`` does, for example ``aot_function(..., partition_fn=MinCut())``.
 
         Returns: forward and backward; the forward's outputs are ``(*outputs, *saved tensors, *saved sizes)``.
         """
         table = Table(joint, num_fwd_outputs)
-        static = frozenset(table.name(table.primals[k]) for k in static_lifetime_input_indices or ())
-        split = make_split(table, self.choose(table, Facts(static=static)))
-        forward, backward = halves(split, num_fwd_outputs)
+        forward, backward = halves(make_split(table, self.choose(table, Facts())), num_fwd_outputs)
         return forward.module, backward.module
 
 
@@ -135,68 +126,9 @@ def check_budget(budget: object) -> None:
     )
 
 
-def _hull(table: Table, tags: Sequence[Any], weights: Sequence[float]) -> Hull:
-    """Everything between saving most and saving least.
-
-    Raises:
-        UnsupportedError: the tags of checkpointing contradict each other.
-    """
-    try:
-        return Hull(table, tags, weights)
-    except Infeasible:
-        banned = [never_again(table, i) or tags[i] is MUST_SAVE for i in range(len(table.nodes))]
-        raise _infeasible(table, tags, banned, weights) from None
-
-
-# ---------------------------------------------------------------------------------------------- when there is no cut
-def _infeasible(t: Table, tags: Sequence[Any], banned: Sequence[bool], weights: Sequence[float]) -> UnsupportedError:
-    """Rows that can be saved by nobody, from one that must not be computed again to one that the backward computes."""
-    path = _blocked_path(t, tags, banned, weights)
-    lines = [f"{t.name(i)} ({_why(t, tags, banned, weights, i)}){_at(t, i)}" for i in path]
-    last = path[-1] if path else None
+def _contradiction() -> UnsupportedError:
     return UnsupportedError(
         "what the backward needs can be neither saved nor computed again",
-        path=None if last is None else t.name(last) + _at(t, last),
         expected="on each way from a value that is computed once to the backward, one value that can be saved",
-        got=" -> ".join(lines),
         fix="let the checkpoint policy save one of these (MUST_SAVE), or leave it out of the checkpointed part",
     )
-
-
-def _blocked_path(t: Table, tags: Sequence[Any], banned: Sequence[bool], weights: Sequence[float]) -> list[int]:
-    before: dict[int, int | None] = {}
-    for i in t.rows:
-        again = t.late[i] or tags[i] in AGAIN
-        if banned[i] and not again and weights[i] == INF:
-            before.setdefault(i, None)
-        source = next((x for x in t.ins[i] if x in before), None)
-        if source is None:
-            continue
-        if again or (weights[i] == INF and t.needed_late[i]):
-            path = [i]
-            step: int | None = source
-            while step is not None:
-                path.append(step)
-                step = before[step]
-            return path[::-1]
-        if weights[i] == INF:
-            before.setdefault(i, source)
-    return []
-
-
-def _why(t: Table, tags: Sequence[Any], banned: Sequence[bool], weights: Sequence[float], i: int) -> str:
-    if t.late[i]:
-        return "part of the backward"
-    if tags[i] in AGAIN:
-        return f"tagged {tags[i].name}"
-    if banned[i]:
-        reason = (
-            "an input" if t.is_placeholder(i) else "tagged MUST_SAVE" if tags[i] is MUST_SAVE else "must not run twice"
-        )
-        return reason + (", and no tensor that can be saved" if weights[i] == INF else "")
-    return "cannot be saved"
-
-
-def _at(t: Table, i: int) -> str:
-    place = where(t.nodes[i])
-    return f" at {place}" if place else ""

@@ -38,7 +38,7 @@ def by_modules(
     promised, primals = output_args(joint.graph), [n.name for n in _primals(joint.graph)]
     inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
     forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
-    _check_form(forward, backward)
+    _check_fit(promised, forward, backward, num_forward, primals)
     drawn = next((n for n in backward.graph.nodes if is_draw(n)), None)
     if drawn is not None:
         raise _error(
@@ -46,7 +46,6 @@ def by_modules(
         )
     outputs = output_args(forward.graph)
     saved = [getattr(n, "name", repr(n)) for n in outputs[num_forward:]]
-    _check_fit(promised, forward, backward, num_forward, primals)
     backward_inputs = _bind(placeholders(backward.graph), saved, traced.tangents)
     by_name = {n.name: n for n in forward.graph.nodes}
     extra = also_saved(ancestry, serve, set(saved), written, by_name)
@@ -140,65 +139,27 @@ def _named(node: fx.Node) -> str:
     return f"{node.name} at {place}" if place else node.name
 
 
-def _check_form(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-    """Are these two graphs whose outputs are lists?
-
-    Raises:
-        VerificationError: one has no output node, or returns something else.
-    """
-    for which, module in (("forward", forward), ("backward", backward)):
-        last = next(iter(reversed(module.graph.nodes)), None)
-        outputs = last.args[0] if last is not None and last.op == "output" and last.args else None
-        if not isinstance(outputs, (list, tuple)):
-            raise _error(f"{which} does not return a list", which, "an output node with a list", repr(outputs))
-
-
 def _check_fit(
     promised: Sequence[Any], forward: fx.GraphModule, backward: fx.GraphModule, num_forward: int, primals: Sequence[str]
 ) -> None:
-    """Do the two graphs return what the joint graph does (``promised``), of values that are their own?
+    """Do the two graphs return as much as the joint graph does (``promised``), from its inputs?
 
     Raises:
-        VerificationError: they lack outputs, save what is no node, take unknown inputs, or an output is another value.
+        VerificationError: they do not return lists, lack outputs, save what is no node, or take unknown inputs.
     """
-    outputs, gradients = output_args(forward.graph), output_args(backward.graph)
-    count = len(promised) - num_forward
+    ends = [next(iter(reversed(module.graph.nodes)), None) for module in (forward, backward)]
+    lists = [list(end.args[0]) if end and end.args and isinstance(end.args[0], (list, tuple)) else None for end in ends]
+    outputs, gradients = lists
+    if outputs is None or gradients is None:
+        raise _error("graphs do not return lists", "forward", "output nodes with lists", [str(e) for e in ends])
     if len(outputs) < num_forward:
-        missing = next((p for p in promised[len(outputs) :] if isinstance(p, fx.Node)), None)
-        path = _named(missing) if missing is not None else "forward"
-        raise _error("forward lacks outputs", path, f"{num_forward} or more", len(outputs))
-    if len(gradients) != count:
-        raise _error("backward lacks gradients", "backward", count, len(gradients))
-    unknown = [n for n in placeholders(forward.graph) if n.name not in primals]
-    if unknown:
-        got = [_named(n) for n in unknown]
-        raise _error("forward takes unknown inputs", got[0], f"some of {list(primals)}", got)
-    for saved in outputs[num_forward:]:
-        if not isinstance(saved, fx.Node):
-            raise _error("forward saves what is no node", "forward", "nodes of the graph", [saved])
-    for which, module, found in (("forward", forward, outputs), ("backward", backward, gradients)):
-        for node in found:
-            if isinstance(node, fx.Node) and (node.graph is not module.graph or "val" not in node.meta):
-                what = "of another graph" if node.graph is not module.graph else "without an example value in meta"
-                raise _error(f"{which} returns a node {what}", _named(node), f"a node of the {which}", node.name)
-    for kind, pairs in (
-        ("result", zip(promised[:num_forward], outputs, strict=False)),
-        ("gradient", zip(promised[num_forward:], gradients, strict=True)),
-    ):
-        for number, (want, got) in enumerate(pairs):
-            if _described(want) != _described(got):
-                path = _named(want) if isinstance(want, fx.Node) else f"{kind} {number}"
-                what = f"{kind} {number} is not the joint graph's"
-                raise _error(what, path, _described(want) or repr(want), _described(got) or repr(got))
-
-
-def _described(value: Any) -> str | None:
-    """What a node computes, as far as a partitioner must not change it; None for a constant."""
-    val = value.meta.get("val") if isinstance(value, fx.Node) else None
-    if isinstance(val, torch.Tensor):
-        sizes = [n if type(n) is int else "?" for n in val.shape]  # reading a symbol could make a guard
-        return f"{str(val.dtype).removeprefix('torch.')}{sizes} on {val.device}"
-    return type(val).__name__ if isinstance(value, fx.Node) else None
+        raise _error("forward lacks outputs", "forward", f"{num_forward} or more", len(outputs))
+    if len(gradients) != len(promised) - num_forward:
+        raise _error("backward lacks gradients", "backward", len(promised) - num_forward, len(gradients))
+    strange = [s for s in outputs[num_forward:] if not isinstance(s, fx.Node)]
+    strange += [n for n in placeholders(forward.graph) if n.name not in primals]
+    if strange:
+        raise _error("forward saves or takes what it cannot", str(strange[0]), f"inputs {list(primals)}", strange)
 
 
 def _error(what: str, path: str, expected: object, got: object) -> VerificationError:

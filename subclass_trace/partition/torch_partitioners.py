@@ -12,7 +12,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..capture.effects import is_kept
-from ..errors import BackendError, OptionError
+from ..errors import BackendError
 
 Partition = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -44,7 +44,6 @@ def call(
     named = "static_lifetime_input_indices" in parameters
     if named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         keywords["static_lifetime_input_indices"] = list(static)
-    _check_call(partitioner, joint, inputs, keywords)
     with torch_api.lazy_graph_modules(), torch_api.functorch_config(cse=False), _as_tensors(joint.graph) as restore:
         result = restore(partitioner(joint, inputs, **keywords))
     if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(g, fx.GraphModule) for g in result)):
@@ -55,27 +54,6 @@ def call(
             fix="return two torch.fx.GraphModule, as functorch.compile's partitioners do",
         )
     return result
-
-
-def _check_call(partitioner: Callable[..., Partition], joint: Any, inputs: Any, keywords: dict[str, Any]) -> None:
-    """Does the partitioner take what it is called with?
-
-    Raises:
-        OptionError: it does not.
-    """
-    try:
-        signature = inspect.signature(partitioner)
-    except (TypeError, ValueError):  # nobody knows
-        return
-    try:
-        signature.bind(joint, inputs, **keywords)
-    except TypeError as error:
-        raise OptionError(
-            f"the partitioner cannot be called: {error}",
-            path="partitioner",
-            expected="a callable (joint, joint_inputs, *, num_fwd_outputs) -> (forward, backward)",
-            got=f"{getattr(partitioner, '__qualname__', partitioner)}{signature}",
-        ) from None
 
 
 @contextlib.contextmanager

@@ -68,33 +68,13 @@ _BY_VALUE = 2
 _DEEPEST = 60
 
 
-class PlainContext:
-    """A list, tuple or dict of numbers and strings: compared as a whole, and copied, by the bytes that Python writes for it.
+def plain_context(value: Any) -> bytes | None:
+    """What Python writes for a list, tuple or dict of numbers and strings; None for anything else.
 
-    These tell types and signs of zero apart, and one NaN is like another; other values may have the same ones as bytes alone.
+    That tells types and signs of zero apart, and one NaN is like another; other values may have the same as bytes alone.
     """
-
-    def __init__(self, value: Any) -> None:
-        self.written = marshal.dumps(value, _BY_VALUE)
-        self.value = self.fresh()
-
-    @staticmethod
-    def of(value: Any) -> PlainContext | None:
-        """What stands for such a container; None for anything else."""
-        return PlainContext(value) if type(value) in (list, tuple, dict) and value and _is_plain(value) else None
-
-    def holds(self, now: Any) -> bool:
-        """Is ``now`` the same container?"""
-        try:
-            if marshal.dumps(now, _BY_VALUE) == self.written:
-                return True
-        except ValueError:  # it holds something else
-            return False
-        return same_context(self.value, now)  # strings that are equal may be written in two ways
-
-    def fresh(self) -> Any:
-        """A copy that nobody else has."""
-        return marshal.loads(self.written)
+    plain = type(value) in (list, tuple, dict) and value and _is_plain(value)
+    return marshal.dumps(value, _BY_VALUE) if plain else None
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -111,9 +91,9 @@ def same_code(source: Source, now: str, known: Any) -> str:
         return f"{now} is {constant}"
     if type(known) in (int, str, bytes):
         return f"type({now}) is {type(known).__name__} and {now} == {constant}"
-    if (plain := PlainContext.of(known)) is not None:
-        return f"{source.constant(plain.holds, 'is_context')}({now})"
     same = f"{source.bind('same_context', same_context)}({constant}, {now})"
+    if (written := plain_context(known)) is not None:  # equal strings may be written in two ways
+        return f"{source.bind('written', marshal.dumps)}({now}, {_BY_VALUE}) == {written!r} or {same}"
     return same if type(known) is tuple else f"({now} is {constant} or {same})"
 
 
@@ -260,8 +240,8 @@ class Wrapper:
         source.bind("with_outer", with_outer)
         parts = ", ".join(f"{name!r}: {local}" for name, local in inner)
         size, stride = sizes_code(spec.size, self.symbols), sizes_code(spec.stride, self.symbols)
-        if (plain := PlainContext.of(spec.context)) is not None:
-            context = f"{source.constant(plain.fresh, 'fresh_context')}()"
+        if (written := plain_context(spec.context)) is not None:
+            context = f"{source.bind('copy_of', marshal.loads)}({written!r})"
         else:
             context = source.constant(spec.context, "context")
             if not isinstance(spec.context, _IDENTITY):
@@ -399,9 +379,7 @@ def symbol_lines(
             source.line(f"{local} = {flat[row.dim]}")
             continue
         assert row.leaf is not None
-        leaf = leaves[row.leaf]
-        what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
-        source.line(f"{local} = {leaf}.{what[row.kind]}")
+        source.line(f"{local} = {leaves[row.leaf]}.shape[{row.dim}]")
     return symbols
 
 

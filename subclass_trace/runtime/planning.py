@@ -126,27 +126,22 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
 def _symbols(captured: Captured) -> list[SymbolPlan]:
     rows: dict[Any, SymbolPlan] = {}
 
-    def note(size: Any, kind: str, leaf: int | None, inp: int | None, dim: int) -> None:
+    def note(size: Any, leaf: int | None, inp: int | None, dim: int) -> None:
         symbol = torch_api.size_symbol(size)
         if symbol is not None:
-            rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
+            rows.setdefault(symbol, SymbolPlan(symbol, "size", leaf, inp, dim))
 
     # First: where a size was found to be equal to a number, that is checked with the size.
     for position, n in captured.session.arguments.items():
         symbol = torch_api.argument_symbol(n)
         if symbol is not None:
             rows.setdefault(symbol, SymbolPlan(symbol, "argument", None, None, position))
-    strided = [(k, t) for k, t in enumerate(captured.inputs.originals) if t.layout is torch.strided]
     for k, t in enumerate(captured.inputs.originals):
         for d, n in enumerate(t.shape):
-            note(n, "size", k, None, d)
-    for k, t in strided:
-        for d, n in enumerate(t.stride()):
-            note(n, "stride", k, None, d)
-        note(t.storage_offset(), "storage_offset", k, None, 0)
+            note(n, k, None, d)
     for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
-            note(n, "size", None, number, d)
+            note(n, None, number, d)
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             ragged = torch_api.ragged_parts(n) if is_ragged(n) else None
             if ragged is not None:

@@ -9,18 +9,11 @@ Note [Where unpacking happens]
 C++ asks for the unpacked value ahead of the node. Here an unpack step is written right before the first step that reads
 it, after hooks of the node. So no more is unpacked at a time than eager mode has. An unpack hook whose value nobody reads still
 runs, with its node.
-
-Note [What the forward's order decides]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The engine runs the node that the forward made last. So the forward's order decides in which order the hooks of two
-independent branches run, and how three gradients for one place are added. It is no part of torch's key of a tape. Where
-it decides one of these, each run reads the order off the autograd graph (one microsecond a node), and a tape for
-another order is written when one comes. Where all that is seen hangs together in one chain, nothing is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +22,10 @@ import torch.fx as fx
 
 from .. import torch_api
 from .order import LEAF as _LEAF
-from .order import ForwardOrder, Walked, depends_on_order, engine_order, priorities, walk
+from .order import Walked, engine_order, priorities, walk
 from .steps import ON_DEMAND, Step, replace_steps
 from .text import counts, describe
 
-_ORDERS = 16  # tapes kept for other orders of the forward
-#: what a user can see: hooks, unpack hooks, Python backwards
-_VISIBLE = frozenset({"hook", "unpack", "backward", "post_accumulate"})
 #: what the engine hands to each run, in the order in which the program takes it
 GIVEN = ("inputs", "sizes", "scalars", "hooks", "packed")
 
@@ -85,8 +75,6 @@ class Tape:
         nodes: the autograd nodes in the order in which they run.
         given: what the graph's placeholders are: ("inputs", 3), ...
         programs: back end -> callable, made when it is first needed; ``lowered``: its graph with segments as calls.
-        order: of the forward, where it decides what is seen (see Note [What the forward's order decides]); else None.
-        reordered: makes the same tape for the order of another forward, given roots and inputs of its backward.
         runs: how often it ran.
     """
 
@@ -95,29 +83,12 @@ class Tape:
     given: tuple[tuple[str, int], ...]
     programs: dict[Any, Any] = field(default_factory=dict)
     lowered: dict[Any, fx.GraphModule] = field(default_factory=dict)
-    order: ForwardOrder | None = None
-    reordered: Callable[[Sequence[Any], Sequence[Any] | None], Tape] | None = None
     runs: int = 0
 
     def __post_init__(self) -> None:
         #: how many hooks and packed values the program takes; C++ may hand over more that nothing reads
         self.hooks = sum(what == "hooks" for what, _ in self.given)
         self.packed = sum(what == "packed" for what, _ in self.given)
-        #: the same tape for other orders of the forward
-        self.others: dict[tuple[int, ...], Tape] = {}
-
-    def in_order_of(self, roots: Sequence[Any], only: Sequence[Any] | None) -> Tape:
-        """The tape for the order in which the forward under these roots made its nodes."""
-        if self.order is None or self.reordered is None or not roots:
-            return self
-        order = self.order.of(roots)
-        if order == self.order.captured:
-            return self
-        if order not in self.others:
-            if len(self.others) == _ORDERS:
-                self.others.clear()
-            self.others[order] = self.reordered(roots, only)
-        return self.others[order]
 
     def __call__(self, *args: Any) -> Any:
         """C++ insists that a tape can be called; it never does."""
@@ -165,18 +136,7 @@ def finish(
     totals = _associate(steps, position, by_call)
 
     graph = _write(by_call, layout, totals, outputs)
-    tape = Tape(graph, tuple(rows[call] for call in order), tuple(layout.rows()))
-    if walked is not None and _is_seen(steps, walked.following):
-        tape.order = ForwardOrder(walked, roots)
-        tape.reordered = lambda roots, only: finish(steps, names, layout, outputs, roots, only)
-    return tape
-
-
-def _is_seen(steps: Sequence[Step], following: Mapping[int, Sequence[int]]) -> bool:
-    """Does the order of the forward decide anything that is seen? See Note [What the forward's order decides]."""
-    if any(s.kind == "sum" and s.args[0].kind == "sum" for s in steps):
-        return True
-    return depends_on_order(following, {s.call for s in steps if s.kind in _VISIBLE and s.call >= 0})
+    return Tape(graph, tuple(rows[call] for call in order), tuple(layout.rows()))
 
 
 def _short(name: str) -> str:

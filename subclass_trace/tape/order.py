@@ -11,9 +11,8 @@ autograd graph itself, which gives each captured node its sequence number, and t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from ..torch_api import tape as _door
@@ -147,65 +146,3 @@ class _Queue:
 def priorities(nodes: Sequence[Any]) -> dict[int, int]:
     """Number -> sequence number of the nodes of a walk."""
     return {k: 0 if n is None else _door.sequence_number_of(n) for k, n in enumerate(nodes)}
-
-
-# ---------------------------------------------------------------------------------------------- another order
-def depends_on_order(following: Mapping[int, Sequence[int]], visible: Collection[int]) -> bool:
-    """Are there two of these nodes of which neither leads to the other? Then the forward decides which comes first."""
-    after: dict[int, int] = {}  # node -> what it leads to, as bits
-    order = engine_order(following, dict.fromkeys(range(len(following)), 0))
-    for node in reversed(order):
-        bits = 0
-        for f in following[node]:
-            bits |= after[f] | 1 << f
-        after[node] = bits
-    rows = [n for n in order if n in visible]
-    return any(not after[a] >> b & 1 for a, b in pairwise(rows))
-
-
-class ForwardOrder:
-    """In which order a forward made the nodes of a captured autograd graph; reads it off another graph of one structure.
-
-    Torch's key of a tape does not hold it: two branches may come in another order in the next step.
-    """
-
-    def __init__(self, walked: Walked, roots: Sequence[Any]) -> None:
-        number = {n: k for k, n in enumerate(walked.nodes) if n is not None}
-        starts = [_door.gradient_node_of(r) for r in roots]
-        self._root_slots: list[tuple[int, int]] = []
-        self._slots: list[tuple[int, list[tuple[int, int]]]] = []  # node -> [(slot of next_functions, node)]
-        found: set[int] = set()
-
-        def news(nodes: Iterable[Any]) -> list[tuple[int, int]]:
-            rows = []
-            for slot, node in enumerate(nodes):
-                k = number.get(node)
-                if k is not None and k not in found and _door.sequence_number_of(node) != LEAF:
-                    found.add(k)
-                    rows.append((slot, k))
-            return rows
-
-        self._root_slots = news(starts)
-        todo = [k for _, k in self._root_slots]
-        while todo:
-            k = todo.pop()
-            rows = news(f for f, _ in walked.nodes[k].next_functions)
-            if rows:
-                self._slots.append((k, rows))
-                todo += [child for _, child in rows]
-        self.captured = self.of(roots)
-
-    def of(self, roots: Sequence[Any]) -> tuple[int, ...]:
-        """The order of the graph under these roots: equal to ``captured``, or to that of another call."""
-        nodes: dict[int, Any] = {}
-        numbers: list[int] = []
-        for slot, k in self._root_slots:
-            node = nodes[k] = _door.gradient_node_of(roots[slot])
-            numbers.append(node._sequence_nr())
-        for parent, rows in self._slots:
-            following = nodes[parent].next_functions
-            for slot, k in rows:
-                node = nodes[k] = following[slot][0]
-                numbers.append(node._sequence_nr())
-        rank = {n: i for i, n in enumerate(sorted(set(numbers)))}
-        return tuple([rank[n] for n in numbers])

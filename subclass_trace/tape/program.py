@@ -162,7 +162,7 @@ class _Writer:
             return
         self.lines.append(f"    if {function}.guard({', '.join(map(self._text, rows))}):")
         for i, part in parts.items():
-            value, size = self._text(outputs[i]), f"{function}.sums[{i}]"
+            value, size = self._text(outputs[i]), f"{function}.sums.get({i})"
             self.lines.append(
                 f"        {self.variables[part]} = {value} if {size} is None else {value}.sum_to_size({size})"
             )

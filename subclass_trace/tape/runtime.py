@@ -203,7 +203,6 @@ def run_tape(
         inputs.clear()
         stats.runs += 1
         tape.runs += 1
-        tape = tape.in_order_of(thread.call.roots, thread.call.inputs)
         thread.depth += 1
         callbacks: list[Callable[[], Any]] = []
         thread.callbacks.append(callbacks)

@@ -1,10 +1,10 @@
 """What a rule is, the register of all rules, and how hard to look.
 
 A rule is one promise that a traceable wrapper subclass makes, with an id, a severity, a page of documentation (its
-docstring, and an example of a class that keeps it) and a check. The check gets a `Script` (see `script.py`), lets hypothesis
+docstring) and a check. The check gets a `Script` (see `script.py`), lets hypothesis
 draw instances of the subject into it, writes lines of Python and compares; the lines that ran *are* the counterexample.
 
-    @rule("ST301", "an in-place operation returns its first argument", right=...)
+    @rule("ST301", "an in-place operation returns its first argument")
     def in_place_returns_self(t: Script) -> None:
         '''Why it matters, what breaks, how to fix it: the text of the rule's page (plain Markdown).'''
         t.wrapper("x")
@@ -103,7 +103,6 @@ class Rule:
         severity: error or warning.
         cost: how dear one example is.
         text: Markdown, why the rule exists and what goes wrong without it.
-        right: Python of a few lines: the part of a class that keeps the rule.
         check: draws examples into a script and compares.
     """
 
@@ -113,7 +112,6 @@ class Rule:
     severity: Severity
     cost: Cost
     text: str
-    right: str
     check: Callable[[Script], None]
 
     @property
@@ -133,9 +131,9 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """The rule's page, in Markdown: its text and an example."""
+        """The rule's page, in Markdown."""
         head = f"# {self.id}: {self.title}\n\nFamily {self.family}, {self.severity.value}."
-        return f"{head}\n\n{self.text}\n\n## Right\n\n```python\n{self.right}\n```\n"
+        return f"{head}\n\n{self.text}\n"
 
 
 _RULES: dict[str, Rule] = {}
@@ -145,7 +143,6 @@ def rule(
     id: str,
     title: str,
     *,
-    right: str,
     severity: Severity = Severity.ERROR,
     cost: Cost = Cost.CHEAP,
 ) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
@@ -162,7 +159,7 @@ def rule(
         if not text:
             raise OptionError(f"the check of rule {id} has no docstring", fix="say why the rule exists")
         family = check.__module__.rpartition(".")[2]
-        _RULES[id] = Rule(id, title, family, severity, cost, text, inspect.cleandoc(right), check)
+        _RULES[id] = Rule(id, title, family, severity, cost, text, check)
         return check
 
     return add

@@ -270,7 +270,7 @@ class Script:
             self.lines += [
                 'print("got:     ", got)',
                 'print("expected:", expected)',
-                _comparison(sides, rtol, atol, because),
+                f"assert same(got, expected, rtol={rtol}, atol={atol}), {because!r}",
             ]
             raise self._failure(because, *both_sides(*sides))
         del self.lines[-2:]
@@ -308,34 +308,3 @@ def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     count = 2 if lines and lines[0].endswith(":") else 1
     return " ".join(lines[:count])[:300]
-
-
-def _comparison(sides: list[Any], rtol: float, atol: float, because: str) -> str:
-    """The line that compares ``got`` and ``expected``, with as few helpers as the two sides allow."""
-    if not _has_tensor(sides):
-        return f"assert got == expected, {because!r}"
-    if all(map(_is_common, sides)):
-        message = f"lambda text: {because!r} + chr(10) + text"
-        return f"torch.testing.assert_close(got, expected, rtol={rtol}, atol={atol}, equal_nan=True, msg={message})"
-    return f"assert same(got, expected, rtol={rtol}, atol={atol}), {because!r}"
-
-
-def _is_common(value: Any) -> bool:
-    """A dense tensor, or a list of them, whose numbers are compared with just the tolerance: no coarser than float32."""
-    if isinstance(value, list) and value:
-        return all(map(_is_common, value))
-    return type(value) is torch.Tensor and value.dtype not in _SHORT and value.layout is torch.strided
-
-
-#: dtypes that `probes.same` compares more coarsely, or bit by bit
-_SHORT = frozenset(
-    d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.is_floating_point and d.itemsize < 4
-)
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_tensor, value))
-    if isinstance(value, dict):
-        return any(map(_has_tensor, value.values()))
-    return isinstance(value, torch.Tensor)

@@ -50,7 +50,6 @@ from .autograd import view_function as view_function
 from .autograd import watched_engine as watched_engine
 from .autograd import writes_told as writes_told
 from .batched import is_batched as is_batched
-from .batched import outside_of_vmap as outside_of_vmap
 from .compiled_inside import compiled_functions_run_eagerly as compiled_functions_run_eagerly
 from .compiling import compiling_in_this_thread as compiling_in_this_thread
 from .dtensor_modes import DTensorModes as DTensorModes
@@ -85,7 +84,6 @@ from .kinds import dispatch_keys as dispatch_keys
 from .kinds import failed_tensor_guard as failed_tensor_guard
 from .kinds import is_dense as is_dense
 from .kinds import is_fake as is_fake
-from .kinds import is_functorch_wrapped as is_functorch_wrapped
 from .kinds import is_jagged_example as is_jagged_example
 from .kinds import is_memo as is_memo
 from .kinds import is_opaque as is_opaque

@@ -1,6 +1,6 @@
 """Small, complete wrapper subclasses: examples to start from, and the subjects of this package's tests.
 
-Read `two.py` first. Each file is one idea; `_common.py` holds the lines that all of them would repeat.
+Read `two.py` first. Each file is one idea.
 """
 
 from .constant import Constant  # one number everywhere, no inner tensors

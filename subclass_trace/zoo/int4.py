@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from ..authoring import Outer, WrapperTensor
-from ._common import aten, refuse
+
+aten = torch.ops.aten
 
 
 class PackedInt4(WrapperTensor, default="dequantize"):
@@ -97,7 +98,7 @@ def _transpose(func: Any, x: PackedInt4, *dims: int) -> PackedInt4:
 
 
 @PackedInt4.implements(aten.slice.Tensor)
-def _slice(func: Any, x: PackedInt4, dim: int = 0, *bounds: Any) -> PackedInt4:
+def _slice(func: Any, x: PackedInt4, dim: int = 0, *bounds: Any) -> Any:
     if dim % 2 != int(x.transposed):
-        raise refuse(PackedInt4, func, fix="slice rows, transpose, or call .dequantize() first")
+        return NotImplemented
     return x.replace(packed=func(x.packed, 0, *bounds), scale=func(x.scale, 0, *bounds))

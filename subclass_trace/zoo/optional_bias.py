@@ -23,7 +23,9 @@ from typing import Any
 import torch
 
 from ..authoring import WrapperTensor
-from ._common import aten, same_strides
+from .two import same_strides
+
+aten = torch.ops.aten
 
 
 class OptionalBias(WrapperTensor, default="dequantize"):

@@ -37,7 +37,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from .. import torch_api
 from ..authoring import Outer, WrapperTensor, views
-from ._common import apply, aten
+
+aten = torch.ops.aten
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _OUTER_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -124,7 +125,7 @@ class _Matmul(torch.autograd.Function):
 def to_fp8(x: torch.Tensor, target: torch.dtype = E4M3, scale: torch.Tensor | None = None) -> ScaledFP8:
     """Quantise with one scale for the tensor: amax / finfo.max, or ``scale`` (float32, 0-dim), beyond which values
     saturate. Straight-through gradient."""
-    result: ScaledFP8 = x if isinstance(x, ScaledFP8) else apply(_Quantise, x, target, scale)
+    result: ScaledFP8 = x if isinstance(x, ScaledFP8) else torch_api.apply_function(_Quantise, x, target, scale)
     return result
 
 
@@ -206,7 +207,7 @@ def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     be `ScaledFP8`.
     """
     lead = x.shape[:-1]
-    y: torch.Tensor = apply(_Matmul, to_fp8(x.reshape(-1, x.shape[-1])), to_fp8(weight))
+    y: torch.Tensor = torch_api.apply_function(_Matmul, to_fp8(x.reshape(-1, x.shape[-1])), to_fp8(weight))
     y = y.view(*lead, weight.shape[0])
     return y if bias is None else y + bias.to(y.dtype)
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import torch
 
 from ..authoring import WrapperTensor
-from ._common import same_strides
 
 
 class TwoTensor(WrapperTensor, default="per_inner"):
@@ -40,3 +39,9 @@ class TwoTensor(WrapperTensor, default="per_inner"):
                 f"{tuple(a.shape)}, {a.stride()}, {a.dtype}, {a.device} and "
                 f"{tuple(b.shape)}, {b.stride()}, {b.dtype}, {b.device}"
             )
+
+
+def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two tensors of one shape lie alike? The stride of a dimension of size 1 means nothing, and is not the same
+    on every path."""
+    return all(size == 1 or s == t for size, s, t in zip(a.shape, a.stride(), b.stride(), strict=True))

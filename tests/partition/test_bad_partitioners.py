@@ -34,14 +34,6 @@ def add_input(module: fx.GraphModule) -> None:
         module.graph.placeholder("nowhere")
 
 
-def summed(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
-    (gradient,) = outputs(backward)
-    with backward.graph.inserting_before(backward.graph.output_node()):
-        total = backward.graph.call_function(aten.sum.default, (gradient,))
-    total.meta["val"] = gradient.meta["val"].sum()
-    set_outputs(backward, [total])
-
-
 def method(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
     first, *rest = outputs(forward)
     with forward.graph.inserting_before(forward.graph.output_node()):
@@ -50,63 +42,14 @@ def method(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> Non
     set_outputs(forward, [changed, *rest])
 
 
-def forget_values(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
-    for node in forward.graph.nodes:
-        node.meta.clear()
-
-
-HERE = f"{__file__}:{function.__code__.co_firstlineno + 1}"
-#: change of right graphs -> (what, path, expected, got) of the error
-FAULTS: dict[str, tuple[Change, tuple[str, str, str, str]]] = {
-    "no outputs": (
-        lambda f, b, k: set_outputs(f, []),
-        ("forward lacks outputs", f"exp_default at {HERE}", "1 or more", "0"),
-    ),
-    "no gradients": (lambda f, b, k: set_outputs(b, []), ("backward lacks gradients", "backward", "1", "0")),
-    "two gradients": (
-        lambda f, b, k: set_outputs(b, outputs(b) * 2),
-        ("backward lacks gradients", "backward", "1", "2"),
-    ),
-    "no gradient for an input": (
-        lambda f, b, k: set_outputs(b, [None]),
-        ("gradient 0 is not the joint graph's", HERE, "float32[2] on cpu", "None"),
-    ),
-    "a gradient of another shape": (
-        summed,
-        ("gradient 0 is not the joint graph's", HERE, "float32[2] on cpu", "float32[] on cpu"),
-    ),
-    "a saved number": (
-        lambda f, b, k: set_outputs(f, [*outputs(f), 3]),
-        ("forward saves what is no node", "forward", "nodes of the graph", "[3]"),
-    ),
-    "an unknown input": (
-        lambda f, b, k: add_input(f),
-        ("forward takes unknown inputs", "nowhere", "some of ['primals_1']", "['nowhere']"),
-    ),
-    "an unknown value": (
-        lambda f, b, k: add_input(b),
-        ("backward takes inputs that are neither saved values nor tangents", "nowhere", "tangents_1", "nowhere"),
-    ),
-    "nothing saved": (
-        lambda f, b, k: set_outputs(f, outputs(f)[:k]),
-        ("backward takes inputs that are neither saved values nor tangents", "primals_1", "tangents_1", "primals_1"),
-    ),
-    "a node of another graph": (
-        lambda f, b, k: set_outputs(f, [*outputs(f), next(iter(b.graph.nodes))]),
-        ("forward returns a node of another graph", "primals_1", "a node of the forward", "primals_1"),
-    ),
-    "no example values": (
-        forget_values,
-        ("forward returns a node without an example value in meta", "exp_default", "a node of the forward", "exp"),
-    ),
-    "no output node": (
-        lambda f, b, k: f.graph.erase_node(f.graph.output_node()),
-        ("forward does not return a list", "forward", "an output node with a list", "None"),
-    ),
-    "one output and no list": (
-        lambda f, b, k: set_outputs(f, outputs(f)[0]),
-        ("forward does not return a list", "forward", "an output node with a list", "exp_default"),
-    ),
+#: change of right graphs -> what the error says
+FAULTS: dict[str, tuple[Change, str]] = {
+    "no outputs": (lambda f, b, k: set_outputs(f, []), "forward lacks outputs"),
+    "two gradients": (lambda f, b, k: set_outputs(b, outputs(b) * 2), "backward lacks gradients"),
+    "a saved number": (lambda f, b, k: set_outputs(f, [*outputs(f), 3]), "forward saves or takes what it cannot"),
+    "an unknown input": (lambda f, b, k: add_input(f), "forward saves or takes what it cannot"),
+    "an unknown value": (lambda f, b, k: add_input(b), "backward takes inputs that are neither"),
+    "one output and no list": (lambda f, b, k: set_outputs(f, outputs(f)[0]), "graphs do not return lists"),
 }
 
 
@@ -120,13 +63,10 @@ def returning(change: Change) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_graphs_that_do_not_fit(name: str) -> None:
-    change, (what, path, expected, got) = FAULTS[name]
-    with pytest.raises(st.VerificationError) as caught:
+    change, what = FAULTS[name]
+    with pytest.raises(st.VerificationError, match=f"the partitioner's {what}") as caught:
         st.compile(function, partitioner=returning(change))(torch.ones(2, requires_grad=True))
-    error = caught.value
-    assert error.what == f"the partitioner's {what}" and error.fix
-    for part, text in ((path, error.path), (expected, error.expected), (got, error.got)):
-        assert text is not None and part in text
+    assert caught.value.fix and caught.value.expected
 
 
 def test_graphs_with_methods_are_refused_by_the_eager_back_end() -> None:
@@ -139,13 +79,6 @@ def test_graphs_with_methods_are_refused_by_the_eager_back_end() -> None:
 def test_something_else_than_two_graphs(result: Any) -> None:
     with pytest.raises(st.BackendError, match="two graph modules"):
         st.compile(function, partitioner=lambda *_, **__: result)(torch.ones(2, requires_grad=True))
-
-
-@pytest.mark.parametrize("partitioner", [lambda: None, fx.Graph, lambda joint, inputs: (joint, joint)])
-def test_a_callable_of_another_form(partitioner: Any) -> None:
-    with pytest.raises(st.OptionError, match="cannot be called") as caught:
-        st.compile(function, partitioner=partitioner)(torch.ones(2, requires_grad=True))
-    assert caught.value.path == "partitioner" and "num_fwd_outputs" in str(caught.value.expected)
 
 
 @pytest.mark.parametrize(

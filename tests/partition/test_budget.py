@@ -11,9 +11,9 @@ from functorch.compile import min_cut_rematerialization_partition
 from programs import program
 
 import subclass_trace as st
-from benchmarks.graphs import Joint, joint_of, load
+from benchmarks.graphs import Joint, load
 from subclass_trace.capture.graphs import is_random, output_args
-from subclass_trace.partition.costs import flops, seconds
+from subclass_trace.partition.costs import seconds
 from subclass_trace.partition.min_cut import MinCut
 from subclass_trace.partition.rules import Facts
 from subclass_trace.partition.split import make_split
@@ -123,16 +123,3 @@ def test_a_budget_that_cannot_be_kept_says_what_can() -> None:
     with pytest.raises(st.OptionError) as caught:
         st.compile(f, activation_memory_budget=100)(torch.ones(1000, requires_grad=True))
     assert caught.value.expected == "at least 4000 bytes, which the backward cannot do without"
-
-
-def test_products_are_counted_as_torch_counts_them() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    a, b = torch.rand(3, 4, 5, requires_grad=True), torch.rand(3, 5, 6)
-    function = lambda a, b: torch.baddbmm(torch.bmm(a, b), a, b).sum() + torch.addmm(a[0] @ b[0], a[0], b[0]).sum()
-    joint = joint_of("products", function, [a, b])
-    assert joint is not None
-    table = Table(joint.module, joint.num_forward)
-    with FlopCounterMode(display=False) as counter:
-        function(a, b)
-    assert sum(flops(table, i) for i in table.rows if table.early[i]) == counter.get_total_flops() > 0

@@ -69,14 +69,6 @@ def test_the_backward_draws_nothing(options: dict[str, Any]) -> None:
     torch.testing.assert_close(*grads)
 
 
-def test_equal_operations_on_zeros_of_both_signs_stay_two() -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return (x / 0.0) * 1 + (x / -0.0).neg()
-
-    x = torch.ones(2, requires_grad=True)
-    assert torch.equal(st.compile(f)(x), f(x))
-
-
 # ---------------------------------------------------------------------------------------------- hidden state
 @every_option
 def test_batch_norm_updates_its_statistics_once(options: dict[str, Any]) -> None:
@@ -123,21 +115,6 @@ def test_a_result_that_eager_does_not_keep_may_be_changed(options: dict[str, Any
         with torch.no_grad():
             h.zero_()
         y.sum().backward()
-        grads.append(x.grad)
-    torch.testing.assert_close(*grads)
-
-
-@every_option
-def test_parts_of_a_tuple_are_views(options: dict[str, Any]) -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        a, b, c = (x @ x).unbind(0)
-        return (a * b).exp() * c
-
-    region = st.compile(f, **options)
-    grads = []
-    for call in (f, region):
-        x = torch.linspace(0, 1, 9).view(3, 3).requires_grad_()
-        call(x).sum().backward()
         grads.append(x.grad)
     torch.testing.assert_close(*grads)
 
@@ -228,7 +205,7 @@ def test_each_symbol_in_a_backward_has_an_input_of_its_own() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- tags
-def test_contradictory_tags_are_explained_by_a_path() -> None:
+def test_contradictory_tags_are_refused() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         values, places = x.sort(-1)
         return (values * values).exp()
@@ -241,13 +218,8 @@ def test_contradictory_tags_are_explained_by_a_path() -> None:
         elif node.op == "call_function" and node.name.startswith("getitem"):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     for options in (st.MinCut(), st.MinCut(budget=0.5)):
-        with pytest.raises(st.UnsupportedError) as caught:
+        with pytest.raises(st.UnsupportedError, match="neither saved nor computed again"):
             options.choose(Table(joint.module, joint.num_forward), Facts())
-        error = caught.value
-        assert error.got is not None and error.got.startswith("sort")
-        assert "(tagged MUST_SAVE, and no tensor that can be saved)" in error.got
-        assert "getitem (tagged MUST_RECOMPUTE)" in error.got and __file__ in error.got
-        assert error.path is not None and error.path.startswith("getitem") and error.fix
 
 
 def test_flow_finds_the_cut_nearest_to_the_sink() -> None:
@@ -282,30 +254,6 @@ def test_flow_against_networkx() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- the same everywhere
-@pytest.mark.slow
-def test_decisions_do_not_depend_on_the_process() -> None:
-    """Ranks trace alike: names, order and code are equal in processes with other hash seeds."""
-    import os
-    import subprocess
-    import sys
-
-    code = (
-        "import torch, subclass_trace as st\n"
-        "from benchmarks.graphs import load\n"
-        "from subclass_trace.partition.rules import Facts\n"
-        "from subclass_trace.partition.table import Table\n"
-        "for cut in (st.MinCut(), st.MinCut(budget=0.5)):\n"
-        "    j = load('tf2'); t = Table(j.module, j.num_forward)\n"
-        "    print([t.name(i) for i in cut.choose(t, Facts(kept=j.served))])\n"
-    )
-    root = os.getcwd()
-    texts = set()
-    for seed in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root}
-        texts.add(
-            subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
-        )
-    assert len(texts) == 1 and next(iter(texts)).count("[") == 6
 
 
 # ---------------------------------------------------------------------------------------------- the joint graph

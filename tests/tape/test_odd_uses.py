@@ -55,17 +55,6 @@ def test_errors_are_eagers(name: str, backend: Any) -> None:
     assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("says", [lambda g: (g * 2, None, None), lambda g: (g.double(), None), lambda g: (None, None)])
-def test_what_eager_allows_is_allowed(says: Any) -> None:
-    grads = []
-    for around in (contextlib.nullcontext(), compiled_autograd()):
-        w = leaf()
-        with around:
-            Says.apply(w, says).sum().backward()
-        grads.append(w.grad)
-    assert grads[0] is grads[1] is None or (torch.equal(*grads) and grads[0].dtype == grads[1].dtype)
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_torchscript_backward_is_refused_by_name() -> None:
     @torch.jit.script
@@ -95,19 +84,6 @@ def test_under_inference_mode(backend: Any) -> None:
         grads.append(w.grad)
         assert torch.equal(w.grad, grads[0]) and w.grad.is_inference() == grads[0].is_inference()
         assert torch.is_grad_enabled()
-
-
-def test_blocks_that_end_in_another_order_than_they_began() -> None:
-    first, second = compiled_autograd(), compiled_autograd(backend="eager")
-    first.__enter__(), second.__enter__()
-    first.__exit__(None, None, None)
-    w = leaf()
-    (w * w).sum().backward()
-    (program,) = compiled_autograd.tapes[-1].programs
-    assert compiled_autograd.stats.runs == 1 and program.backend == "eager", "the one that is left serves"
-    second.__exit__(None, None, None)
-    (w * w).sum().backward()
-    assert compiled_autograd.stats.runs == 1 and not compiled_autograd.enabled
 
 
 def test_what_is_traced_inside_a_block_is_no_tape() -> None:
@@ -187,22 +163,6 @@ def test_gradients_change_their_class_from_step_to_step(backend: Any) -> None:
         assert type(grads[0]) is type(grads[1]) is type(seed)
         pairs = [grads] if k % 2 else [[g.a for g in grads], [g.b for g in grads]]
         assert all(torch.equal(*pair) for pair in pairs)
-
-
-@pytest.mark.parametrize("region", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_batched_gradients_and_unused_inputs(region: bool, backend: Any) -> None:
-    f: Any = lambda w: (w * w).sin()
-    f = st.compile(f) if region else f
-    found = []
-    for around in (contextlib.nullcontext(), compiled_autograd(backend=backend)):
-        w, other = leaf(), leaf()
-        y = f(w)
-        with around:
-            grads = torch.autograd.grad(y, [w, other], torch.eye(3), is_grads_batched=True, allow_unused=True)
-        found.append(grads)
-    torch.testing.assert_close(found[0][0], found[1][0])
-    assert found[0][1] is found[1][1] is None
 
 
 def test_gradients_that_are_one_tangent_do_not_become_one_memory() -> None:

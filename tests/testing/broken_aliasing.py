@@ -96,13 +96,6 @@ def IgnoresOut(cls, right, func, args, kwargs):
     return kwargs["out"]
 
 
-@miscomputes("ST330", aten.squeeze_.dim)
-def KeepsOuterSize(cls, right, func, args, kwargs):
-    """squeeze_ changes the inner tensor and not the wrapper."""
-    args[0].data_.squeeze_(*args[1:])
-    return args[0]
-
-
 @miscomputes("ST331", aten.abs.default)
 def SharesAbs(cls, right, func, args, kwargs):
     """The absolute value of something positive is the same tensor."""

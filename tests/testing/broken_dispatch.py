@@ -75,32 +75,6 @@ RANDOM = (
 )
 
 
-@breaks("ST306")
-class OwnGenerator(Sound):
-    """Draws from a generator of its own, unless it is given one."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func.overloadpacket in RANDOM and kwargs.get("generator") is None:
-            state = torch.get_rng_state()
-            torch.set_rng_state(DRAWN.get_state())
-            try:
-                return super().compute(func, args, kwargs)
-            finally:
-                DRAWN.set_state(torch.get_rng_state())
-                torch.set_rng_state(state)
-        return super().compute(func, args, kwargs)
-
-
-@breaks("ST306")
-class LosesGenerator(Sound):
-    """Draws from the default generator, whatever it is given."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return super().compute(func, args, {k: v for k, v in kwargs.items() if k != "generator"})
-
-
 @breaks("ST308")
 class IgnoresConjugate(Sound):
     """Computes with complex inner tensors as they lie in memory."""

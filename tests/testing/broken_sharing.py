@@ -15,14 +15,6 @@ _state = threading.local()
 _state.depth = 0
 
 
-@breaks("ST802")
-class HashOfContents(Sound):
-    """Hashed by identity and version."""
-
-    def __hash__(self):
-        return hash((id(self), self._version))
-
-
 @breaks("ST804")
 class ReprOfWhole(Sound):
     """Cannot be printed when it is empty."""

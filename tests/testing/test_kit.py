@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from sound import Sound, subject
 from subclass_trace import cli
 from subclass_trace.errors import OptionError, ProtocolError
 from subclass_trace.testing import ConformanceError, assert_conforms, check, register_strategy, runner
-from subclass_trace.testing.report import write_page
 from subclass_trace.testing.resolve import resolve
 from subclass_trace.testing.rules import load, select
 from subclass_trace.testing.runner import Outcome
@@ -29,13 +26,7 @@ def test_rules_have_everything_that_their_pages_need() -> None:
     assert len(rules) >= 40
     assert len({r.id for r in rules}) == len({r.slug for r in rules}) == len(rules)
     for r in rules:
-        assert len(r.text) > 80 and r.right, r.id
-        compile(_indented(r.right), r.id, "exec")
-
-
-def _indented(code: str) -> str:
-    body = "\n".join(f"        {line}" for line in code.splitlines())
-    return f"class C:\n    def f(self):\n        pass\n{body}\n        pass"
+        assert len(r.text) > 80, r.id
 
 
 @pytest.mark.parametrize(
@@ -72,25 +63,6 @@ def test_assert_conforms() -> None:
     assert caught.value.report.failures[0].rule.id == "ST502"
 
 
-def test_the_state_of_torch_and_of_logging_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    check(TwoTensor, rules=["ST2", "ST5"], max_examples=6)
-    assert caplog.records == []  # some operations are refused under tracing, and torch logs that
-    logging.getLogger("torch").error("seen")
-    assert [r.message for r in caplog.records] == ["seen"]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.is_grad_enabled()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("profile", "seconds"), [("dev", 20), ("ci", 120)])
-def test_a_simple_class_is_checked_quickly(profile: str, seconds: int) -> None:
-    start = time.process_time()
-    assert check(TwoTensor, profile=profile).ok
-    assert time.process_time() - start < seconds
-
-
 # ------------------------------------------------------------------------------------ how to build an instance
 def test_a_factory_function() -> None:
     found = resolve(make_two)
@@ -101,14 +73,6 @@ def test_a_factory_function() -> None:
 def make_two(x: torch.Tensor) -> TwoTensor:
     """A factory that can be imported."""
     return TwoTensor(x, x.clone())
-
-
-def test_a_projection_is_found() -> None:
-    class Scaled(Sound):
-        def dequantize(self):
-            return self.data_.clone()
-
-    assert resolve(Scaled).dense == "{0}.dequantize()"
 
 
 @pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.2), (3, 0.5), (None, 1e-5)])
@@ -152,21 +116,6 @@ def test_a_class_that_refuses_many_sizes_gets_others() -> None:
     refused = check(subject_of(Picky, "Picky.from_dense({0})"), rules=["ST502"], max_examples=4).result("ST502")
     assert refused.refused[0][0] == "the class cannot be built like this (ValueError: other sizes)"
     assert (refused.outcome, refused.examples) == (Outcome.PASS, 4)
-
-
-def test_a_class_that_refuses_all_small_sizes_gets_large_ones() -> None:
-    class Large(Picky):
-        smallest = 20
-
-    found = resolve(Large)
-    assert found.notes[-1].endswith(
-        "Large refuses small tensors, so it is made of (32, 32), (32, 64), (64, 32), (64, 64)"
-    )
-    assert check(found, rules=["ST502"], max_examples=4).result("ST502").outcome is Outcome.PASS
-    Large.smallest = 10**9
-    result = check(subject_of(Large, "Large.from_dense({0})"), rules=["ST502"], max_examples=4).result("ST502")
-    assert (result.outcome, result.checks) == (Outcome.NOT_APPLICABLE, 0)
-    assert result.reason == "the class cannot be built like this (ValueError: other sizes)"
 
 
 def test_no_rule_passes_without_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,21 +177,6 @@ def test_json_has_the_documented_keys() -> None:
     assert data["counts"] == {"pass": 1, "fail": 1, "not applicable": 0, "skipped": len(load()) - 2, "error": 0}
 
 
-def test_the_page_stands_alone(tmp_path: Path) -> None:
-    text = write_page(
-        check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3), tmp_path / "a" / "page.html"
-    ).read_text()
-    assert "<script" not in text and "<link" not in text
-    assert "clone keeps the class" in text and "ST101" in text
-
-
-def test_the_text_shows_the_counterexample() -> None:
-    text = str(check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3))
-    assert "✓ ST101" in text and "✗" in text
-    assert "y = x.clone()" in text
-    assert "1 pass, 1 fail" in text
-
-
 # ------------------------------------------------------------------------------------ the command
 def test_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = "subclass_trace.zoo:TwoTensor"
@@ -264,13 +198,6 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     assert "is no traceable wrapper subclass" in errors and "max_examples must be at least 1" in errors
 
 
-def test_two_when_the_kit_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    from subclass_trace.testing import runner
-
-    monkeypatch.setattr(runner.Script, "wrapper", lambda self, *args, **kwargs: 1 / 0)
-    assert cli.main(["check", "subclass_trace.zoo:TwoTensor", "--rules", "ST101"]) == 2
-
-
 def test_html_on_the_command_line(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     cli.main(["check", PLAIN_OUT, "--rules", "ST502", "--html", str(target), "--max-examples", "3"])
@@ -280,17 +207,6 @@ def test_html_on_the_command_line(tmp_path: Path) -> None:
 def test_a_factory_on_the_command_line() -> None:
     how = ["--factory", "TwoTensor({0}, {0} * 2)", "--to-dense", "{0}.a", "--rules", "ST513", "--max-examples", "3"]
     assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
-
-
-def test_a_tolerance_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    how = ["--tolerance", "0.25", "--rules", "ST101", "--json", "--max-examples", "1"]
-    assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
-    assert json.loads(capsys.readouterr().out)["tolerance"] == [0.25, 0.25]
-
-
-def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(load())
 
 
 def test_the_page_of_the_rules_is_current() -> None:

@@ -34,12 +34,6 @@ def test_the_scale_comes_from_the_steps_before() -> None:
         DelayedScale(0)
 
 
-def test_zeros_make_no_nan() -> None:
-    scale = DelayedScale(steps=2)
-    for _ in range(3):
-        assert not scale(torch.zeros(4)).dequantize().isnan().any()
-
-
 def test_the_scale_of_a_gradient_comes_from_the_backwards_before() -> None:
     """The last gradient is larger than the history allows."""
     scale = DelayedGradientScale(steps=2).to(torch.float32)

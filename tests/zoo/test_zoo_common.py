@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import doctest
 import importlib
-import io
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch_features import fakes_of_wrappers_without_tensors
 
 from subclass_trace import zoo
-from subclass_trace.subclass.flatten import flatten, leaves_of, unflatten
-from subclass_trace.subclass.protocol import problems
-from subclass_trace.subclass.spec import WrapperSpec, same_spec
 
 torch.set_num_threads(1)
 
@@ -40,18 +32,6 @@ MAKERS = {
     ),
 }
 every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-LEAVES = {
-    "two": 2,
-    "fp8": 2,
-    "int4": 2,
-    "no_bias": 1,
-    "bias": 2,
-    "constant": 0,
-    "masked": 2,
-    "nested": 4,
-    "two_of_fp8": 4,
-    "two_of_int4": 4,
-}
 
 
 def value(x: torch.Tensor) -> list[torch.Tensor]:
@@ -84,89 +64,6 @@ def assert_same(got: torch.Tensor, want: list[torch.Tensor]) -> None:
 def test_documentation_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"subclass_trace.zoo.{name}"))
     assert result.failed == 0 and result.attempted >= 4
-
-
-def test_every_public_name_is_documented() -> None:
-    for name in zoo.__all__:
-        assert getattr(zoo, name).__doc__, name
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_flatten_round_trip(name: str) -> None:
-    x = MAKERS[name]()
-    assert problems(type(x)) == ()
-    leaves, spec = flatten(x)
-    assert isinstance(spec, WrapperSpec) and len(leaves) == LEAVES[name]
-    y = unflatten(spec, leaves)
-    assert type(y) is type(x) and same_spec(flatten(y)[1], spec)
-    assert y.stride() == x.stride()
-    assert all(a is b for a, b in zip(leaves_of(y), leaves, strict=True))
-    assert_same(y, value(x))
-
-
-@every
-def test_unflatten_honours_the_outer_size_and_stride(make) -> None:
-    x = make()
-    names, context = x.__tensor_flatten__()
-    inner = {name: getattr(x, name) for name in names}
-    y = type(x).__tensor_unflatten__(inner, context, torch.Size((4, 4)), (1, 4))
-    assert y.shape == (4, 4) and y.stride() == (1, 4)
-
-
-@every
-def test_repr_names_the_class(make) -> None:
-    assert repr(make()).startswith(type(make()).__name__ + "(")
-
-
-@every
-def test_requires_grad_and_parameter(make) -> None:
-    x = make()
-    p = torch.nn.Parameter(x)
-    assert type(p) is type(x) and isinstance(p, torch.nn.Parameter) and p.requires_grad and p.is_leaf
-    assert_same(p, value(x))
-    leaves, spec = flatten(p)
-    assert unflatten(spec, leaves).requires_grad
-
-
-@every
-def test_detach_is_another_object_over_the_same_memory(make) -> None:
-    x = make().requires_grad_()
-    y = x.detach()
-    assert y is not x and type(y) is type(x) and not y.requires_grad
-    for a, b in zip(leaves_of(x), leaves_of(y), strict=True):
-        assert a.data_ptr() == b.data_ptr()
-
-
-@every
-def test_clone_and_deepcopy_share_nothing(make) -> None:
-    x = make()
-    for y in (x.clone(), copy.deepcopy(x)):
-        assert type(y) is type(x)
-        assert_same(y, value(x))
-        for a, b in zip(leaves_of(x), leaves_of(y), strict=True):
-            assert a.data_ptr() != b.data_ptr()
-
-
-@every
-def test_pickle(make) -> None:
-    x, file = make(), io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    y = torch.load(file, weights_only=False)
-    assert type(y) is type(x)
-    assert_same(y, value(x))
-
-
-@every
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_transpose_is_a_view(make, mode) -> None:
-    x = make()
-    with mode():
-        y = x.t()
-    assert type(y) is type(x) and y.stride() == (1, 4)
-    assert_same(y, [v.t() for v in value(x)])
-    for a, b in zip(leaves_of(x), leaves_of(y), strict=True):
-        assert a.data_ptr() == b.data_ptr()
 
 
 @every
@@ -202,43 +99,6 @@ def test_gradient_against_dense(make) -> None:
     (plain_x @ (w * 2)).square().sum().backward()
     assert_same(plain_x.grad, want_x)
     assert_same(w.grad, want_w)
-
-
-@every
-def test_foreign_wrappers_are_left_alone(make) -> None:
-    x = make()
-    other = zoo.Masked(randn(4, 4), randn(4, 4) > 0) if not isinstance(x, zoo.Masked) else zoo.OptionalBias(randn(4, 4))
-    with pytest.raises(TypeError, match="Multiple dispatch failed"):
-        torch.add(x, other)
-    with pytest.raises(TypeError, match="Multiple dispatch failed"):
-        torch.add(other, x)
-
-
-@every
-def test_fake_tensors(make) -> None:
-    x = make()
-    if not leaves_of(x) and not fakes_of_wrappers_without_tensors():
-        pytest.skip("this torch makes no fake of a wrapper without inner tensors")
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    fake = mode.from_tensor(x)
-    assert type(fake) is type(x) and all(isinstance(leaf, FakeTensor) for leaf in leaves_of(fake))
-    with mode:
-        y = (fake.t() * 2).clone()
-    want = (x.t() * 2).clone()
-    assert type(y) in (type(want), FakeTensor)
-    assert y.stride() == want.stride() and y.dtype == want.dtype
-
-
-@every
-def test_changing_the_metadata_in_place_is_right_or_refused(make) -> None:
-    x = make()
-    want = [v.t() for v in value(x)]
-    if isinstance(x, zoo.TwoTensor) and not isinstance(x.a, (zoo.ScaledFP8, zoo.PackedInt4)):
-        assert x.t_() is x and x.stride() == (1, 4)
-        assert_same(x, want)
-    else:
-        with pytest.raises(RuntimeError, match=r"has no rule for aten\.t_\.default"):
-            x.t_()
 
 
 @every

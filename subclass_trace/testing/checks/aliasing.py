@@ -14,10 +14,6 @@ WRITES = ("{0}.add_(1)", "{0}.mul_(2)", "{0}.zero_()")
 @rule(
     "ST321",
     "a view shares memory with its base",
-    right="""
-    if func.is_view:
-        return return_and_correct_aliasing(func, args, kwargs, Scaled(func(x.data, *args[1:]), x.scale))
-    """,
 )
 def views_alias(t: Script) -> None:
     """What the schema of an operation calls a view must look at the memory of its input. Autograd and compilers believe
@@ -33,10 +29,6 @@ def views_alias(t: Script) -> None:
     "ST322",
     "a view has the outer storage of its base",
     severity=Severity.WARNING,
-    right="""
-    if func is aten.t.default:
-        return return_and_correct_aliasing(func, args, kwargs, Scaled(x.data.t(), x.scale))
-    """,
 )
 def views_share_storage(t: Script) -> None:
     """A wrapper has no data, but it has a storage, and functionalization and AOTAutograd compare storages to find out which
@@ -50,11 +42,6 @@ def views_share_storage(t: Script) -> None:
 @rule(
     "ST323",
     "an in-place operation returns its first argument",
-    right="""
-    if func is aten.add_.Tensor:
-        x.data.add_(args[1])
-        return x
-    """,
 )
 def in_place_returns_self(t: Script) -> None:
     """`x.add_(1) is x`. With autograd on, torch returns `self` whatever the class returns; in inference mode, under
@@ -73,11 +60,6 @@ def in_place_returns_self(t: Script) -> None:
 @rule(
     "ST324",
     "a write through a view reaches the base, and one to the base its views",
-    right="""
-    if func in (aten.add_.Tensor, aten.mul_.Tensor):
-        func(x.data, *args[1:])  # into the inner tensors that there are: no new ones in their place
-        return x
-    """,
 )
 def writes_are_seen(t: Script) -> None:
     """`x[:1].add_(1)` changes `x`, and after `x.add_(1)` a view that was taken before shows the new values. In-place
@@ -92,14 +74,6 @@ def writes_are_seen(t: Script) -> None:
 @rule(
     "ST326",
     "an operation in place, or with out=, gives the value of the out-of-place one",
-    right="""
-    if func is aten.add_.Tensor:
-        x.data.add_(args[1] / x.scale)
-        return x
-    if func is aten.add.out:
-        func(x.data, args[1].data, out=kwargs["out"].data)
-        return kwargs["out"]
-    """,
 )
 def in_place_value(t: Script) -> None:
     """Compared through the projection to dense, an in-place operation on a wrapper must do what it does to the dense value,
@@ -128,13 +102,6 @@ _IN_PLACE = (
 @rule(
     "ST327",
     "a write moves the version counter, which a view has from its base",
-    right="""
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is aten.add_.Tensor:  # below autograd, which has counted already
-            args[0].data.add_(args[1])
-            return args[0]
-    """,
 )
 def versions_move(t: Script) -> None:
     """Autograd compares version counters to notice that a saved tensor was overwritten. An in-place operation that is
@@ -157,37 +124,8 @@ def versions_move(t: Script) -> None:
 
 
 @rule(
-    "ST330",
-    "an operation that changes sizes in place changes wrapper and inner tensors",
-    right="""
-    if func is aten.unsqueeze_.default:
-        x.data.unsqueeze_(args[1])
-        return return_and_correct_aliasing(func, args, kwargs, x)  # changes the outer sizes as well
-    """,
-)
-def sizes_in_place(t: Script) -> None:
-    """`t_`, `transpose_`, `squeeze_`, `unsqueeze_` change metadata, and wrappers have it twice. `return_and_correct_aliasing`
-    changes the outer one. Refusing is fine: few programs need these.
-    """
-    t.wrapper("x")
-    op = t.choose("unsqueeze{0}(0)", "t{0}()", "transpose{0}(0, -1)", "squeeze{0}(0)")
-    t.require("z = x.clone()")
-    t.require(f"y = z.{op.format('')}")
-    t.require(f"z.{op.format('_')}")
-    t.assume(t.value("type(z) is type(x) and type(y) is type(x)"))
-    m = f"torch.empty_strided(x.shape, x.clone().stride(), device='meta').{op.format('')}"
-    t.require(f"assert y.stride() == {m}.stride()", f"its {op.format('')} has other strides than a dense one")
-    t.expect("(z.shape, z.stride())", "(y.shape, y.stride())", "the outer sizes and strides have changed")
-    t.expect("leaves(z)", "leaves(y)", "the inner tensors have changed")
-
-
-@rule(
     "ST331",
     "the result of an operation that is no view is independent",
-    right="""
-    if func is aten.mul.Tensor:
-        return Scaled(x.data.clone(), x.scale * args[1])
-    """,
 )
 def results_are_fresh(t: Script) -> None:
     """An operation that is neither a view nor in place leaves its operands as they are, now and when the result is written

@@ -14,17 +14,12 @@ from ..script import NotApplicable, NotBuilt, Script, on
 
 REGION = "st.compile(f, backend='eager')"
 TORCH = "torch.compile(f, backend='aot_eager', fullgraph=True)"
-_DEPENDS_RIGHT = """
-if func is aten.mul.Tensor:
-    return path(x)  # the same whoever calls
-"""
 
 
 @rule(
     "ST701",
     "a compiled function gives the results of the eager one",
     cost=Cost.DEAR,
-    right=_DEPENDS_RIGHT,
 )
 def forward(t: Script) -> None:
     """Class, sizes, strides and values of the result are those of eager mode, in the first call and in a second one with
@@ -49,7 +44,6 @@ def forward(t: Script) -> None:
     "ST702",
     "compiled gradients are those of eager mode",
     cost=Cost.DEAR,
-    right=_DEPENDS_RIGHT,
 )
 def backward(t: Script) -> None:
     """The backward is traced together with the forward: other modes are on, and tensors are fake. The gradients must be
@@ -89,10 +83,6 @@ def _dense_tangent(t: Script, op: str) -> None:
     "one compiled function serves several sizes",
     severity=Severity.WARNING,
     cost=Cost.DEAR,
-    right="""
-    def __tensor_flatten__(self):
-        return ["data"], None
-    """,
 )
 def dynamic_sizes(t: Script) -> None:
     """With `dynamic=True` sizes are symbols. The class must compute outer sizes from them, and not from numbers that it
@@ -118,11 +108,6 @@ def dynamic_sizes(t: Script) -> None:
     "ST704",
     "a compiled function writes what the eager one writes",
     cost=Cost.DEAR,
-    right="""
-    if func is aten.sub_.Tensor:
-        x.data.sub_(args[1])
-        return x
-    """,
 )
 def mutation(t: Script) -> None:
     """A write to an argument inside of a compiled function must be in the argument after the call. Tracers follow in-place

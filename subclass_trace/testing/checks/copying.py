@@ -9,10 +9,6 @@ from ..script import Script
 @rule(
     "ST501",
     "detach keeps type and value, shares memory, and has no history",
-    right="""
-    if func is aten.detach.default:
-        return return_and_correct_aliasing(func, args, kwargs, x.map(torch.detach))
-    """,
 )
 def detaches(t: Script) -> None:
     """`detach` is the one operation that everything uses: `nn.Parameter`, `.data`, `torch.save`, optimizers, hooks. It
@@ -30,10 +26,6 @@ def detaches(t: Script) -> None:
 @rule(
     "ST502",
     "clone keeps type and value, and shares no memory",
-    right="""
-    if func is aten.clone.default:
-        return Scaled(x.data.clone(), x.scale.clone())
-    """,
 )
 def clones(t: Script) -> None:
     """`clone` is how one gets a value that nobody else writes to: checkpointing, EMA weights, saved activations. All
@@ -52,11 +44,6 @@ def clones(t: Script) -> None:
 @rule(
     "ST503",
     "to gives the dtype and the device that were asked for",
-    right="""
-    if func is aten._to_copy.default:
-        scale = x.scale.to(device=kwargs.get("device"))
-        return Scaled(x.data.to(device=kwargs.get("device")), scale, dtype=kwargs.get("dtype") or x.dtype)
-    """,
 )
 def converts(t: Script) -> None:
     """`module.to(torch.bfloat16)`, `.half()` and autocast ask for a dtype. A class may refuse, keep its storage format and
@@ -79,12 +66,6 @@ def converts(t: Script) -> None:
 @rule(
     "ST505",
     "copy_ takes over the value and shares no memory",
-    right="""
-    if func is aten.copy_.default:
-        args[0].data.copy_(args[1].data)
-        args[0].scale.copy_(args[1].scale)
-        return args[0]
-    """,
 )
 def copies_in_place(t: Script) -> None:
     """`load_state_dict`, broadcasting of weights and `module.to` use `copy_`. Afterwards the destination has the value of
@@ -103,9 +84,6 @@ def copies_in_place(t: Script) -> None:
 @rule(
     "ST506",
     "deepcopy gives an equal value of its own",
-    right="""
-    # none: Tensor.__deepcopy__ uses clone and the instance's __dict__
-    """,
 )
 def deepcopies(t: Script) -> None:
     """`copy.deepcopy(model)` makes EMA models, pipeline stages and the copies that quantisation works on. The copy is of
@@ -124,9 +102,6 @@ def deepcopies(t: Script) -> None:
 @rule(
     "ST507",
     "what is pickled or saved comes back as an equal value",
-    right="""
-    # none: Tensor.__reduce_ex__ saves the instance's __dict__
-    """,
 )
 def pickles(t: Script) -> None:
     """Data loaders, RPC and `torch.multiprocessing` pickle tensors; checkpoints are written with `torch.save`, which stores
@@ -155,10 +130,6 @@ def pickles(t: Script) -> None:
 @rule(
     "ST510",
     "it can be a parameter",
-    right="""
-    if func is aten.detach.default:
-        return return_and_correct_aliasing(func, args, kwargs, Scaled(x.data, x.scale, x.tag))
-    """,
 )
 def is_parameter(t: Script) -> None:
     """`nn.Parameter(x)` gives an instance of the class (made by `detach`) that counts as a parameter and requires grad if
@@ -182,11 +153,6 @@ def is_parameter(t: Script) -> None:
 @rule(
     "ST511",
     "state_dict and load_state_dict carry it over",
-    right="""
-    if func is aten.copy_.default:
-        args[0].data.copy_(args[1].data)
-        return args[0]
-    """,
 )
 def state_dicts(t: Script) -> None:
     """A module whose parameter is a wrapper gives it in `state_dict()` with its class, and takes it back, by `copy_`
@@ -213,11 +179,6 @@ def state_dicts(t: Script) -> None:
 @rule(
     "ST513",
     "an optimizer step does what it does to the dense value",
-    right="""
-    if func is aten.add_.Tensor:
-        x.data.add_(args[1].data, **kwargs)
-        return x
-    """,
 )
 def optimizer_steps(t: Script) -> None:
     """A trainable wrapper is updated in place by an optimizer, with `add_(grad, alpha=-lr)` and the like. The dense value
@@ -243,10 +204,6 @@ def optimizer_steps(t: Script) -> None:
     "ST514",
     "module.to converts a wrapper parameter",
     severity=Severity.WARNING,
-    right="""
-    if func is aten._to_copy.default:
-        return Scaled(x.data.to(**kwargs), x.scale)
-    """,
 )
 def modules_convert(t: Script) -> None:
     """`module.to(dtype)` and `module.to(device)` replace or swap the parameters of a module. A wrapper parameter must be
@@ -271,13 +228,6 @@ def modules_convert(t: Script) -> None:
     "ST515",
     "a view of a wrapper can be copied deeply and pickled",
     severity=Severity.WARNING,
-    right="""
-    def __deepcopy__(self, memo):
-        return self.map(lambda inner: copy.deepcopy(inner, memo))
-
-    def __reduce_ex__(self, protocol):
-        return rebuild, (type(self), self.inner_tensors(), self.context(), self.size(), self.stride())
-    """,
 )
 def offsets_copy(t: Script) -> None:
     """`Tensor.__deepcopy__` and `Tensor.__reduce_ex__` recognise a wrapper by a data pointer of 0. One with a storage

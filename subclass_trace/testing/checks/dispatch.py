@@ -5,21 +5,12 @@ from __future__ import annotations
 from ..rules import Severity, rule
 from ..script import NotApplicable, Script, on
 
-_DISPATCH_RIGHT = """
-@classmethod
-def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-    if any(hasattr(t, "__tensor_flatten__") and not issubclass(t, cls) for t in types):
-        return NotImplemented  # let the other class try
-    args = tree_map_only(cls, lambda x: x.data, args)
-    return cls(func(*args, **(kwargs or {})))
-"""
 _BINARY = ("torch.add({0}, {1})", "torch.mul({0}, {1})", "torch.maximum({0}, {1})")
 
 
 @rule(
     "ST301",
     "an unknown wrapper in a call is left alone",
-    right=_DISPATCH_RIGHT,
 )
 def strangers(t: Script) -> None:
     """`x + stranger` asks the class of `x` first, `stranger + x` and `torch.cat([stranger, x])` ask it second. If it does
@@ -44,12 +35,6 @@ def strangers(t: Script) -> None:
 @rule(
     "ST305",
     "inference mode gives the same results",
-    right="""
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func not in TABLE:
-            return func.decompose(*args, **kwargs)  # into operations that the table may have
-        return TABLE[func](*args, **kwargs)
-    """,
 )
 def inference_mode(t: Script) -> None:
     """Composite operations (`reshape`, `linear`, `matmul`, `contiguous`) are taken apart by autograd, above
@@ -73,45 +58,10 @@ def inference_mode(t: Script) -> None:
     t.expect("z", "y", "the same result as without inference mode")
 
 
-_RANDOM = ("z.uniform_({0})", "torch.bernoulli(z * 0 + 0.5{1})", "z.normal_({0})", "z.random_({0})")
-
-
-@rule(
-    "ST306",
-    "random operations follow the seed, or the generator that they are given",
-    right="""
-    if func in (aten.rand_like.default, aten.uniform_.default):
-        return Scaled(func(x.data, *args[1:], **kwargs), x.scale)  # kwargs may have a generator
-    """,
-)
-def follows_seed(t: Script) -> None:
-    """After `torch.manual_seed` a random operation gives the same numbers again, on wrappers as on dense tensors. Dropout
-    under checkpointing and compiled random operations rely on it: both set the state back and draw again. With
-    `generator=` it takes its numbers from there, and leaves the default generator as it is. (Item 6 of PyTorch issue 162964.)
-    """
-    t.wrapper("x", floating=True)
-    given = t.choose(False, True)
-    generator = "generator=torch.Generator().manual_seed(1)"
-    in_place = [f.format(generator, f", {generator}") if given else f.format("", "") for f in _RANDOM]
-    others = () if given else ("torch.rand_like(z)", "torch.randn_like(z)", "torch.nn.functional.dropout(z, 0.5)")
-    op = t.choose(*others, *in_place)
-    for seed, name in ((1, "y"), (2 if given else 1, "w")):
-        t.require("z = x.clone()")
-        t.require(f"torch.manual_seed({seed})\n{name} = ({op}).clone()")
-    t.expect("w", "y", "the same seed gives the same numbers")
-    if given:
-        drawn = "torch.rand(3).tolist()"
-        t.expect(drawn, f"torch.manual_seed(2) and {drawn}", "the default generator is left as it was")
-
-
 @rule(
     "ST308",
     "an inner tensor with a conjugate or negative bit is computed with",
     severity=Severity.WARNING,
-    right="""
-    args = tree_map_only(cls, lambda x: x.data.resolve_conj().resolve_neg(), args)
-    # writes need the bit kept: run func with the keys Conjugate and Negative switched on again instead
-    """,
 )
 def lazy_bits(t: Script) -> None:
     """`x.conj()` is lazy: it sets a bit, and operations look at it above `__torch_dispatch__`. Below, the bit of an inner
@@ -136,10 +86,6 @@ def lazy_bits(t: Script) -> None:
 @rule(
     "ST310",
     "operations give the value of the dense program",
-    right="""
-    if func is aten.add.Tensor:
-        return Scaled.quantise(args[0].dequantize() + args[1].dequantize())
-    """,
 )
 def dense_values(t: Script) -> None:
     """A projection P to dense commutes with operations: `P(op(x)) == op(P(x))`, up to the tolerance that was given. A class

@@ -12,10 +12,6 @@ OPERATIONS = ("x * 2", "x + x", "x.clone()", "x.detach()", "x.sum()", "x.view(-1
 @rule(
     "ST201",
     "a wrapper has a fake twin",
-    right="""
-    def __init__(self, data, scale):
-        self.scale = scale
-    """,
 )
 def fake_twin(t: Script) -> None:
     """Tracing starts with `FakeTensorMode.from_tensor`: the wrapper is flattened, its inner tensors are replaced by fake
@@ -33,10 +29,6 @@ def fake_twin(t: Script) -> None:
 @rule(
     "ST203",
     "operations on fake tensors are those on real ones",
-    right="""
-    if func is aten.mul.Tensor:  # not a constant that was made once, and nothing that depends on data_ptr()
-        return Scaled(x.data, torch.ones_like(x.scale))
-    """,
 )
 def fake_operations(t: Script) -> None:
     """What the class does must depend on metadata alone. If an operation gives another type, size, stride or dtype on
@@ -59,14 +51,6 @@ def fake_operations(t: Script) -> None:
     "ST205",
     "sizes can be symbols, and stay symbols",
     severity=Severity.WARNING,
-    right="""
-    def __tensor_flatten__(self):
-        return ["data", "scale"], None  # no sizes: they come as outer_size
-
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"], outer_size)
-    """,
 )
 def symbolic_sizes(t: Script) -> None:
     """With dynamic shapes the outer sizes and those of the inner tensors are `torch.SymInt`. Flatten, unflatten and

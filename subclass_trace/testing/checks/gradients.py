@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from ..rules import rule
-from ..script import NotApplicable, Script, on
+from ..script import Script, on
 
-_LINEAR_RIGHT = """
-# nothing: autograd differentiates the operation on the wrapper,
-# and each operation of the formula comes to __torch_dispatch__
-"""
 OPERATIONS = (
     "x * 2",
     "x.sin()",
@@ -30,12 +26,6 @@ OPERATIONS = (
 @rule(
     "ST401",
     "what is computed from a wrapper that requires grad requires grad",
-    right="""
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is torch.nn.functional.linear:
-            return LinearFunction.apply(*args)  # an autograd.Function, or operations that autograd sees
-    """,
 )
 def keeps_requires_grad(t: Script) -> None:
     """`requires_grad` must survive operations. It gets lost where a class takes over above autograd
@@ -52,7 +42,6 @@ def keeps_requires_grad(t: Script) -> None:
 @rule(
     "ST402",
     "gradients are those of the dense program",
-    right=_LINEAR_RIGHT,
 )
 def gradients(t: Script) -> None:
     """With a projection P to dense (`P(op(x)) == op(P(x))`), the gradient for a wrapper, projected, is the gradient for the
@@ -71,10 +60,6 @@ def gradients(t: Script) -> None:
 @rule(
     "ST406",
     "a dense tangent gives the right gradient or is refused",
-    right="""
-    if func is aten.mul.Tensor:
-        a, b = (a if isinstance(a, Scaled) else Scaled.like(a) for a in args)
-    """,
 )
 def dense_tangents(t: Script) -> None:
     """The tangent that comes in need not be of the class: losses that dequantise, `y.backward(torch.ones(...))` and
@@ -90,64 +75,8 @@ def dense_tangents(t: Script) -> None:
 
 
 @rule(
-    "ST407",
-    "saved activations may be taken apart and built again",
-    right="""
-    def __tensor_flatten__(self):
-        return ["data", "scale"], (self.is_positive,)
-    """,
-)
-def saved_activations(t: Script) -> None:
-    """Between forward and backward activations are kept as inner tensors: by compiled regions, by offloading to the CPU, by
-    hooks. What is rebuilt must behave like what was saved; state that flatten does not show is lost.
-    """
-    _leaf(t)
-    op = t.choose("x.exp()", "x * x", "x.sin()", "x.relu()", "x.softmax(-1)")
-    t.require(f"y = {op}")
-    t.require("v = y.detach()\n(g,) = torch.autograd.grad(y, x, v)", "it refuses the backward")
-    t.require(f"with torch.autograd.graph.saved_tensors_hooks(rebuild, lambda s: s):\n    y = {op}")
-    t.run("(packed_g,) = torch.autograd.grad(y, x, v)", "a rebuilt activation can be used in the backward")
-    t.expect("packed_g", "g", "the gradient does not depend on how activations are kept")
-
-
-@rule(
-    "ST408",
-    "a differentiable constructor passes gradients on",
-    right="""
-    class Quantise(torch.autograd.Function):
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-    """,
-)
-def constructor_gradient(t: Script) -> None:
-    """A factory that takes a tensor which requires grad and returns a wrapper that requires grad is part of the program:
-    with a differentiable projection behind it, the gradient is that of the dense program. A factory that refuses,
-    detaches or makes a leaf passes (ST110 sees to those that hide the tensor inside).
-    """
-    t.wrapper("z", floating=True)
-    t.require(f"d = {t.dense('z')}.detach().clone().requires_grad_()")
-    make = t.subject.make.format(*["d"] * t.subject.arity)
-    if not t.attempt(f"x = {make}") or not t.value("x.requires_grad and not x.is_leaf"):
-        return t.passed()
-    op = t.choose("x * 2", "x.sin()", "x.clone()")
-    t.require(f"y = {op}")
-    t.require(f"w = {t.project('y')}")
-    if not t.value("w.requires_grad"):
-        raise NotApplicable("its projection to dense is not differentiable")
-    t.require(f"dense_w = {on('d', op)}")
-    t.run("(g,) = torch.autograd.grad(w.sum(), d)", "there is a gradient for the dense argument")
-    t.expect("g", "torch.autograd.grad(dense_w.sum(), d)[0]", "the gradient of the dense program")
-    return None
-
-
-@rule(
     "ST410",
     "a write to a computed value is differentiated",
-    right="""
-    if func is aten.new_empty_strided.default:
-        return Scaled(func(x.data, *args[1:], **kwargs), x.scale.clone())
-    """,
 )
 def writes_are_differentiated(t: Script) -> None:
     """`y = x * 1; y[1:].mul_(3)`: the gradient of a write through a view goes through `new_empty_strided`, `copy_`,

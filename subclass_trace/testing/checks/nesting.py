@@ -9,11 +9,6 @@ from ..script import NotApplicable, Script, on
 @rule(
     "ST601",
     "inside another wrapper it computes as alone",
-    right="""
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is aten.mul.Tensor: ...  # not in __torch_function__: outer wrappers call ATen operations
-    """,
 )
 def inside_another(t: Script) -> None:
     """DTensor holds local tensors, and other wrappers hold inner tensors, of any class. An outer wrapper calls ATen
@@ -49,11 +44,6 @@ def inside_another(t: Script) -> None:
     "ST613",
     "operations give the strides that they give on dense tensors",
     severity=Severity.WARNING,
-    right="""
-    if func is aten.transpose.int:
-        data = x.data.transpose(*args[1:])
-        return Scaled(data, x.scale, size=data.shape, strides=data.stride())
-    """,
 )
 def strides(t: Script) -> None:
     """Views and copies choose the strides of their result by fixed rules, which compilers compute on their own with meta

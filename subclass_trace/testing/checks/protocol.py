@@ -9,11 +9,6 @@ from ..script import NotApplicable, Script
 @rule(
     "ST101",
     "flattening and unflattening gives the same tensor",
-    right="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"], outer_size, outer_stride, **context)
-    """,
 )
 def round_trips(t: Script) -> None:
     """Compilers, fake tensors, checkpointing and FSDP take a wrapper apart with `__tensor_flatten__` and build it again
@@ -46,13 +41,6 @@ def round_trips(t: Script) -> None:
 @rule(
     "ST102",
     "flattening names the same attributes, and they hold the same tensors, each time",
-    right="""
-    def __init__(self, packed):
-        self.data, self.scale = packed
-
-    def __tensor_flatten__(self):
-        return ["data", "scale"], None
-    """,
 )
 def stable_attributes(t: Script) -> None:
     """The flat list of inner tensors has no names on it: the n-th tensor belongs to the n-th attribute. So the list
@@ -76,11 +64,6 @@ def stable_attributes(t: Script) -> None:
     "ST103",
     "unflattening stores the inner tensors that it is given",
     severity=Severity.WARNING,
-    right="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"])
-    """,
 )
 def inner_identity(t: Script) -> None:
     """A compiled graph returns dense tensors, and unflatten wraps them. If it stores copies, views and in-place writes
@@ -98,10 +81,6 @@ def inner_identity(t: Script) -> None:
 @rule(
     "ST106",
     "the context is equal to its own copy",
-    right="""
-    def __tensor_flatten__(self):
-        return ["data"], (self.scale, self.owner_name)  # plain values; or define __metadata_guard__
-    """,
 )
 def context_comparable(t: Script) -> None:
     """Dynamo keeps a deep copy of the context as a guard and compares it with `==` in each call. A context that cannot
@@ -119,10 +98,6 @@ def context_comparable(t: Script) -> None:
 @rule(
     "ST107",
     "every tensor of the instance is an inner tensor",
-    right="""
-    def __tensor_flatten__(self):
-        return ["data", "scale"], None
-    """,
 )
 def complete_attributes(t: Script) -> None:
     """A tensor in the context, or in an attribute that flatten does not name, is invisible to the compiler: its values are
@@ -139,9 +114,6 @@ def complete_attributes(t: Script) -> None:
 @rule(
     "ST109",
     "inner tensors do not require grad",
-    right="""
-    # no override: the wrapper is the autograd leaf, what is inside is data
-    """,
 )
 def inner_without_grad(t: Script) -> None:
     """Autograd works on the wrapper; `__torch_dispatch__` runs below it, on inner tensors that are plain data. An inner
@@ -161,12 +133,6 @@ def inner_without_grad(t: Script) -> None:
     "ST110",
     "building from tensors that require grad does not hide them inside",
     severity=Severity.WARNING,
-    right="""
-    def __init__(self, data, scale):
-        if data.requires_grad:
-            raise ValueError("the constructor is not differentiable: pass data.detach()")
-        self.data = data
-    """,
 )
 def built_from_grad(t: Script) -> None:
     """A constructor is not differentiable by itself. Given a tensor that requires grad it may refuse, detach, or be an
@@ -190,11 +156,6 @@ def built_from_grad(t: Script) -> None:
     "ST111",
     "unflattening honours the outer size and stride",
     severity=Severity.WARNING,
-    right="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"], outer_size, outer_stride)
-    """,
 )
 def honours_outer(t: Script) -> None:
     """With dynamic shapes one traced program serves many sizes: the context stays that of the trace, and inner tensors,

@@ -81,7 +81,7 @@ def build_program(
     parts = partition(
         traced,
         partitioner=partitioner,
-        serve=captured.kept(traced.joint),
+        serve=captured.served(traced.joint),
         written=_written(captured),
         static=[captured.inputs.leaf_primals[k] for k in _static_leaves(captured)],
         copied=_copied(captured, traced.joint),

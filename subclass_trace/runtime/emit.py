@@ -379,7 +379,8 @@ def symbol_lines(
             source.line(f"{local} = {flat[row.dim]}")
             continue
         assert row.leaf is not None
-        source.line(f"{local} = {leaves[row.leaf]}.shape[{row.dim}]")
+        what = f"shape[{row.dim}]" if row.kind == "size" else "storage_offset()"
+        source.line(f"{local} = {leaves[row.leaf]}.{what}")
     return symbols
 
 

@@ -127,10 +127,10 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
 def _symbols(captured: Captured) -> list[SymbolPlan]:
     rows: dict[Any, SymbolPlan] = {}
 
-    def note(size: Any, leaf: int | None, inp: int | None, dim: int) -> None:
+    def note(size: Any, leaf: int | None, inp: int | None, dim: int, kind: str = "size") -> None:
         symbol = torch_api.size_symbol(size)
         if symbol is not None:
-            rows.setdefault(symbol, SymbolPlan(symbol, "size", leaf, inp, dim))
+            rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
 
     # First: where a size was found to be equal to a number, that is checked with the size.
     for position, n in captured.session.arguments.items():
@@ -140,6 +140,8 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
     for k, t in enumerate(captured.inputs.originals):
         for d, n in enumerate(t.shape):
             note(n, k, None, d)
+        if t.layout is torch.strided:
+            note(t.storage_offset(), k, None, 0, "storage_offset")
     for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             note(n, None, number, d)

@@ -233,8 +233,8 @@ class _Capture:
         with self.session.modes():  # an output that its own node saves is unpacked by `detach`
             kept = saved_by_autograd(live, edges)
         served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
-        traced = tuple(self.inputs.rows[n].traced for n, _ in rows)
-        return Tape(self.session, tuple(live), edges, nodes, boundary, tuple(served), traced)
+        traced, paths = (tuple(getattr(self.inputs.rows[n], a) for n, _ in rows) for a in ("traced", "path"))
+        return Tape(self.session, tuple(live), edges, nodes, boundary, tuple(served), traced, paths)
 
 
 def _check_leaves(leaves: Sequence[Tensor]) -> None:

@@ -63,7 +63,7 @@ class Tape:
     Attributes:
         forward_nodes, boundary, served: see `finish_joint`; ``served`` is what eager autograd keeps, which stays in
             each joint graph.
-        inputs: those that the edges are of.
+        inputs, paths: those that the edges are of.
     """
 
     session: Session
@@ -73,6 +73,7 @@ class Tape:
     boundary: fx.Node | None
     served: tuple[fx.Node, ...] = ()
     inputs: tuple[Tensor, ...] = ()
+    paths: tuple[Path, ...] = ()
 
     def guess(self) -> list[Spec]:
         """The tangents that the live outputs suggest, one per output; the author hook is honoured."""
@@ -139,7 +140,9 @@ class Tape:
         if create_graph:  # what is passed on has a history of its own
             live = [k for k, g in enumerate(grads) if g is not None and g.requires_grad and passed[k] is None]
             outputs = tuple(g for k in live if (g := grads[k]) is not None)
-            following = replace(self, outputs=outputs, edges=(*self.edges, *edges), inputs=(*self.inputs, *tracked))
+            following = replace(
+                self, outputs=outputs, edges=(*self.edges, *edges), inputs=(*self.inputs, *tracked), paths=()
+            )
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)
         counts = (len(self.forward_nodes) + hidden, hidden)
@@ -157,10 +160,11 @@ class Tape:
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
-        for g in grads:
+        for k, g in enumerate(grads):
             if g is not None and g.layout in _SPARSE:
                 raise NeedsEager(
                     "the gradient of an input is a sparse tensor",
+                    path=self.paths[k] if k < len(self.paths) else None,
                     fix="make it with sparse=False, or call that layer outside of the region",
                 )
 

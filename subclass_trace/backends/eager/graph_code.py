@@ -46,7 +46,7 @@ import torch.fx as fx
 
 from ... import torch_api
 from ...capture.graphs import where
-from ...errors import VerificationError
+from ...errors import UnsupportedError, VerificationError
 from ...partition.half import Half
 from .bindings import bind_call
 from .views import Call, inputs_of, spare_views
@@ -109,6 +109,9 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
 
 def compile_half(half: Half, *, name: str) -> BoxedGraph:
     """`compile_graph` for one of the two programs of a partition."""
+    for node in half.body:
+        if node.op in ("call_method", "call_module"):
+            raise UnsupportedError(f"the graph holds a {node.op} node", path=node.name, fix="trace to aten operations")
     body, merged, calls = spare_views(half.body, half.outputs, half.merged, frozenset(half.inputs))
     writer = _Writer(Half(half.owner, half.inputs, body, half.outputs, merged), calls, name)
     source = writer.write()

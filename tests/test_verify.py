@@ -12,13 +12,15 @@ import torch.fx as fx
 
 from subclass_trace import verify
 from subclass_trace.capture.capture import Captured
+from subclass_trace.capture.session import Session
 from subclass_trace.errors import VerificationError
 from subclass_trace.frontends.dynamic import SizeHistory
-from subclass_trace.frontends.specialization import Traced, trace_call
+from subclass_trace.frontends.specialization import _traced
 from subclass_trace.options import Options
 from subclass_trace.partition.interface import Partitioned, partition, resolve_partitioner
 from subclass_trace.plan import Plan
 from subclass_trace.runtime import specialize
+from subclass_trace.runtime.planning import FlatArguments
 from subclass_trace.zoo import TwoTensor
 
 aten = torch.ops.aten
@@ -61,23 +63,21 @@ def set_outputs(module: fx.GraphModule, values: list[Any]) -> None:
 
 
 def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject:
-    def then(found: Traced) -> Traced:
-        return found
-
-    call: Traced = trace_call(function, (args, {}), Options(**options), SizeHistory(), {}, symbols=True, then=then)
-    captured = call.captured
+    session = Session(dynamic=options.get("dynamic", False), decompositions={})
+    captured, state, maker = _traced(function, (args, {}), Options(**options), SizeHistory(), session, symbols=True)
+    flat = FlatArguments(tuple(maker.positions), state.recipes.result, state.recipes.effects)
     assert captured.tape is not None
     traced = captured.tape.trace(captured.tape.guess())
     num_forward = len(captured.forward_nodes)
     parts = partition(
         replace(traced, joint=specialize._copy(traced.joint)),
         partitioner=resolve_partitioner("min_cut", None),
-        serve=captured.served(traced.joint),
+        serve=captured.kept(traced.joint),
         written=specialize._written(captured),
         static=[],
     )
     saved = specialize.saved_table(parts, specialize._primal_paths(captured))
-    plan = specialize.make_plan(captured, call.flat, parts.first, saved)
+    plan = specialize.make_plan(captured, flat, parts.first, saved)
     return Subject(captured, traced.joint, num_forward, traced.tangents, parts, plan)
 
 

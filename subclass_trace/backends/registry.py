@@ -1,19 +1,8 @@
-"""Back ends by name, and the one place where a back end's compiler is called.
-
->>> resolve_backend("egaer")
-Traceback (most recent call last):
-  ...
-subclass_trace.errors.OptionError: there is no back end 'egaer'; did you mean 'eager'?
-  where:    backend
-  expected: one of 'aot_eager', 'eager', 'inductor', or a callable (graph_module, example_inputs) -> callable
-  got:      'egaer'
-  fix:      pass backend='eager', or register a back end with register_backend('egaer', compiler)
-"""
+"""Back ends by name, and the one place where a back end's compiler is called."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -59,6 +48,7 @@ _INDUCTOR = Backend(
 )
 _BUILT_IN: dict[str, Backend] = {"eager": _EAGER, "aot_eager": _EAGER, "inductor": _INDUCTOR}
 _registered: dict[str, Backend] = {}
+_COMPILER = "a callable (graph_module, example_inputs) -> callable"
 
 
 def registered_backends() -> tuple[str, ...]:
@@ -88,20 +78,11 @@ def register_backend(
     Raises:
         OptionError: the name is taken, or a compiler is not callable.
     """
-    if not isinstance(name, str) or not name:
-        raise OptionError("a back end needs a name", path="name", expected="a non-empty string", got=repr(name))
     if name in _BUILT_IN or (name in _registered and not replace):
-        raise OptionError(
-            f"there is a back end {name!r} already",
-            path="name",
-            expected="a new name",
-            got=repr(name),
-            fix="choose another name" if name in _BUILT_IN else "choose another name, or pass replace=True",
-        )
-    for role, function in (("compiler", compiler), ("backward", backward), ("inference", inference)):
-        if function is not None or role == "compiler":
-            _require_callable(function, role)
+        raise OptionError(f"there is a back end {name!r} already", path="name", fix="choose another name")
     backend = Backend(name, compiler, backward or compiler, inference or compiler, decompositions)
+    for role in ("forward", "backward", "inference"):
+        _require_callable(getattr(backend, role), role)
     _registered[name] = backend
     return backend
 
@@ -128,7 +109,13 @@ def resolve_backend(
     if isinstance(backend, str):
         found = _BUILT_IN.get(backend) or _registered.get(backend)
         if found is None:
-            raise _unknown(backend)
+            names = ", ".join(map(repr, registered_backends()))
+            raise OptionError(
+                f"there is no back end {backend!r}",
+                path="backend",
+                expected=f"one of {names}, or {_COMPILER}",
+                fix=f"pass one of these names, or register a back end with register_backend({backend!r}, compiler)",
+            )
         base = found
     elif isinstance(backend, Backend):
         base = backend
@@ -149,27 +136,10 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)
 
 
-def _unknown(name: str) -> OptionError:
-    names = registered_backends()
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    use = f"pass backend={near[0]!r}" if near else "pass one of these names"
-    return OptionError(
-        f"there is no back end {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-        path="backend",
-        expected=f"one of {', '.join(map(repr, names))}, or a callable (graph_module, example_inputs) -> callable",
-        got=repr(name),
-        fix=f"{use}, or register a back end with register_backend({name!r}, compiler)",
-    )
-
-
 def _require_callable(value: object, path: str) -> None:
     if not callable(value):
-        raise OptionError(
-            "a back end's compiler must be callable",
-            path=path,
-            expected="a callable (graph_module, example_inputs) -> callable",
-            got=f"{value!r} of type {type(value).__name__}",
-        )
+        got = f"{value!r} of type {type(value).__name__}"
+        raise OptionError("a back end's compiler must be callable", path=path, expected=_COMPILER, got=got)
 
 
 # ---------------------------------------------------------------------------------------------- calling a compiler
@@ -232,16 +202,12 @@ def _boxed(compiled: Callable[..., Any], count: int, what: str) -> Compiled:
             inputs.clear()
             results = compiled(*values)
         if count == 1 and (results is None or isinstance(results, torch.Tensor)):
-            return (results,)
-        if results is None and count == 0:
-            return ()
+            results = (results,)
         if not isinstance(results, (tuple, list)) or len(results) != count:
-            got = f"{len(results)} values" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
             raise BackendError(
                 f"{what} returned something else than the outputs of the graph",
                 expected=f"a tuple or list of {count} values",
-                got=got,
-                fix="return the outputs of graph_module in their order",
+                got=f"{len(results)} values" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}",
             )
         return results
 

@@ -6,7 +6,6 @@ that a ``uint8`` view and a ``float32`` view of one storage compare.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -53,48 +52,7 @@ def one_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """May an element of one lie in an element of the other?"""
-    if not one_storage(a, b) or not byte_range(a).overlaps(byte_range(b)):
-        return False
-    numbers: list[list[Any]] = [[_hint(n) for n in (*t.shape, *t.stride(), t.storage_offset())] for t in (a, b)]
-    if a.dtype != b.dtype or any(n is None for row in numbers for n in row):
-        return True
-    places = [Place(tuple(r[: t.dim()]), tuple(r[t.dim() : -1]), r[-1]) for r, t in zip(numbers, (a, b), strict=True)]
-    return not boxes_apart(*places)
-
-
-def _hint(n: Any) -> int | None:
-    """A number of this trace; None where it depends on the values inside a tensor."""
-    return n if type(n) is int else n.node.hint if torch_api.is_known(n) else None
-
-
-class Place(NamedTuple):
-    """Where in its storage a tensor lies."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: Any
-
-
-def boxes_apart(a: Place, b: Place) -> bool:
-    """Are two tensors of one dtype boxes without a common element, in a grid of their storage that both lie in?
-
-    As ``cache[:, 4]`` and ``cache[:, 5]``; False where it is hard to say.
-    """
-    rows = [{s: n for n, s in zip(p.shape, p.stride, strict=True) if n > 1} for p in (a, b)]
-    if any(len(row) != sum(n > 1 for n in p.shape) for row, p in zip(rows, (a, b), strict=True)):
-        return False  # two dimensions of one stride
-    grid = sorted({1, *rows[0], *rows[1]}, reverse=True)
-    if grid[-1] != 1 or any(large % small for large, small in itertools.pairwise(grid)):
-        return False
-    left, apart = [a.offset, b.offset], False
-    for k, stride in enumerate(grid):
-        starts = [n // stride for n in left]
-        stops = [start + row.get(stride, 1) for start, row in zip(starts, rows, strict=True)]
-        if k and max(stops) * stride > grid[k - 1]:
-            return False  # a box goes across the end of the grid
-        apart |= stops[0] <= starts[1] or stops[1] <= starts[0]
-        left = [n % stride for n in left]
-    return apart
+    return one_storage(a, b) and byte_range(a).overlaps(byte_range(b))
 
 
 def repeats(t: torch.Tensor) -> bool:
@@ -105,20 +63,14 @@ def repeats(t: torch.Tensor) -> bool:
     return any(torch_api.surely(stride == 0) and torch_api.maybe(size > 1) for size, stride in rows)
 
 
-def in_one_place(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Are both laid out alike, in the same memory? No size becomes a fact of the trace by that."""
-    bits = (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
-    return bits and a.dtype == b.dtype and one_storage(a, b) and _rows(a) == _rows(b)
-
-
 def same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Do both show the very same elements in the same order, but for dimensions of size 1?"""
-    return a is b or (a.dtype == b.dtype and one_storage(a, b) and _rows(a, 1) == _rows(b, 1))
+    return a is b or (a.dtype == b.dtype and one_storage(a, b) and _rows(a) == _rows(b))
 
 
-def _rows(t: torch.Tensor, without: int | None = None) -> list[Any]:
+def _rows(t: torch.Tensor) -> list[Any]:
     rows = zip(map(size_key, t.shape), map(size_key, t.stride()), strict=True)
-    return [size_key(t.storage_offset()), *(row for row in rows if row[0] != without)]
+    return [size_key(t.storage_offset()), *(row for row in rows if row[0] != 1)]
 
 
 def storage_key(t: torch.Tensor) -> int:

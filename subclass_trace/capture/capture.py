@@ -17,25 +17,23 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
-from ..plan import MutationPlan, OutputPlan, PlanMutations, SharedLeaf
-from ..subclass.flatten import flatten, leaves_of, tensors_inside
+from ..plan import OutputPlan, PlanMutations, SharedLeaf
+from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import Spec, WrapperSpec, put_back_contexts, sizes_in
+from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
-from .diagnostics import no_dlpack, typed_errors
+from .diagnostics import typed_errors
 from .functions import CapturedFunctions
-from .graphs import finish_joint, read_by_backward
-from .handed import HandedOn
-from .inputs import Inputs, TracedInput
+from .graphs import finish_joint
+from .inputs import Inputs
 from .lift import StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
-from .outputs import OutputClassifier, check_escapes, shared_leaves
-from .recorder import Recorder
+from .outputs import OutputClassifier, refuse_handed_on, shared_leaves
 from .session import Session
-from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
+from .tape import Tape, connected, leaves_behind, saved_by_autograd
 
 Tensor = torch.Tensor
 
@@ -52,55 +50,21 @@ RunFunction = Callable[[Inputs], Ran]
 
 
 @dataclass(frozen=True, eq=False)
-class CapturedInputs:
-    """The inputs of a trace.
-
-    Attributes:
-        rows: with their gradient edges.
-        leaf_primals: graph-input number of each dense leaf; ``originals``: its fake; ``inference_leaves``: see `Inputs`.
-        size_primals: graph-input number -> SymInt, for inputs that are sizes.
-    """
-
-    rows: tuple[TracedInput, ...]
-    leaf_primals: tuple[int, ...]
-    inference_leaves: frozenset[int]
-    originals: tuple[Tensor, ...]
-    size_primals: Mapping[int, Any]
-
-
-@dataclass(frozen=True, eq=False)
 class CapturedResults:
     """What a trace gave.
 
     Attributes:
         values: specs of the live tensors that the forward graph returns.
         views: numbers of the values that are views when the region runs eagerly.
-        outputs, shared, unbacked: see `plan`; ``size_outputs``: the symbolic numbers that the forward graph returns.
+        outputs, shared, unbacked: see `plan`; ``size_outputs``: how many symbolic numbers the forward graph returns.
     """
 
     values: tuple[Spec, ...]
     views: frozenset[int]
     outputs: tuple[OutputPlan, ...]
     shared: Mapping[int, SharedLeaf]
-    size_outputs: tuple[Any, ...]
+    size_outputs: int
     unbacked: tuple[tuple[Any, int], ...]
-
-
-@dataclass(frozen=True, eq=False)
-class CapturedGradients:
-    """What autograd knows after a trace.
-
-    Attributes:
-        differentiable: numbers of the values that get tangents.
-        differentiated: numbers of the inputs that get gradients.
-        saved: names of graph nodes that eager autograd would keep.
-        saves_out_of_sight: it keeps others as well, which cannot be asked for.
-    """
-
-    differentiable: tuple[int, ...]
-    differentiated: tuple[int, ...]
-    saved: frozenset[str]
-    saves_out_of_sight: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,38 +73,31 @@ class Captured:
 
     Attributes:
         mutations: see `plan`.
+        differentiable: numbers of the values that get tangents; ``differentiated``: of the inputs that get gradients.
         forward_nodes: what the forward graph returns; ``boundary``: its last node.
         tape: the retained autograd graph; None when nothing is differentiable.
         reads: what the region read of the inputs beside their values.
-        handed: the objects in the contexts of inputs that results have.
     """
 
     session: Session
-    inputs: CapturedInputs
+    inputs: Inputs
     results: CapturedResults
     mutations: PlanMutations
-    gradients: CapturedGradients
-    forward_nodes: tuple[Any, ...]
+    differentiable: tuple[int, ...]
+    differentiated: tuple[int, ...]
+    forward_nodes: list[Any]
     boundary: fx.Node | None
     tape: Tape | None
     reads: MetadataReads
-    handed: HandedOn
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
-        """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
+        """What eager autograd would keep, by its name in a finished graph, as far as nodes of autograd tell."""
         names = graph.meta["names"]
-        return frozenset(names[n] for n in self.gradients.saved if n in names)
+        return frozenset(names[n.name] for n in (self.tape.served if self.tape else ()) if n.name in names)
 
-    def served(self, graph: fx.GraphModule) -> frozenset[str]:
-        """What eager autograd would keep, and what nodes may keep that do not tell."""
-        known = self.kept(graph)
-        return known | read_by_backward(graph.graph) if self.gradients.saves_out_of_sight else known
-
-    def forward_graph(self, also: Sequence[str] = ()) -> fx.GraphModule:
-        """The functional forward graph, for a region without a backward; nodes named in ``also`` are kept in it."""
-        by_name = {n.name: n for n in self.session.recorder.graph.nodes} if also else {}
-        kept = [by_name[n] for n in also if n in by_name]
-        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary, kept)
+    def forward_graph(self) -> fx.GraphModule:
+        """The functional forward graph, for a region without a backward."""
+        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary)
 
     def graph_as_recorded(self) -> fx.GraphModule | None:
         """The forward graph with its writes in place; None where there are none, or where one changes more than data.
@@ -165,25 +122,6 @@ def capture(run: RunFunction, session: Session) -> Captured:
     return _Capture(session).capture(run)
 
 
-@dataclass(frozen=True, eq=False)
-class _Results:
-    """What the results are, and which of their leaves are tensors of the call."""
-
-    outputs: list[OutputPlan]
-    shared: Mapping[int, SharedLeaf]
-    classifier: OutputClassifier
-    contents: set[int]  # values that are new contents of inputs
-
-
-@dataclass(frozen=True, eq=False)
-class _Frozen:
-    """The forward outputs as nodes of the graph."""
-
-    flat: list[tuple[list[Tensor], Spec]]
-    nodes: list[Any]
-    boundary: fx.Node | None
-
-
 class _Capture:
     """One capture: the values that it emits are counted as it goes."""
 
@@ -193,44 +131,29 @@ class _Capture:
         self.reads = MetadataReads(self.inputs)
         self.stand_ins = StandIns(self.recorder, self.inputs)
         self.functions = CapturedFunctions(self.recorder, self.reads, self.stand_ins)
-        self.gradients = self.functions.gradients
         self.values: list[Tensor] = []
 
     def capture(self, run: RunFunction) -> Captured:
         """See the module's docstring."""
-        grad_mode = torch.is_grad_enabled()
+        grad_mode, recorder = torch.is_grad_enabled(), self.recorder
         with self.session.modes():
             try:
                 ran = self._run(run)
-                self.recorder.write_assertions()
-                for path, value in self._tensors(ran.outputs):
-                    refuse_gradients_inside(path, value)
-                changed = list(self.gradients.changed())
-                gradients = tuple((number, len(ran.outputs) + k) for k, (number, _) in enumerate(changed))
+                recorder.write_assertions()
+                _refuse_gradients_inside(self.inputs, ran.outputs)
+                changed = list(self.functions.gradients.changed())
                 if torch.is_grad_enabled() != grad_mode:
                     torch.set_grad_enabled(grad_mode)
                     raise NeedsEager("the region leaves gradients on or off", fix="use torch.no_grad() as a context")
-                self.recorder.sealed = True
-                handed = HandedOn(self.session.shape_env, [row.traced for row in self.inputs.inputs])
-                results = [self.stand_ins.known(o) for o in (*ran.outputs, *(g for _, g in changed))]
-                mutations = read_mutations(self.inputs, self.recorder, self._emit)
-                found = self._classify(results, ran.handed, mutations)
-                handed.refuse_attributes([*mutations, *found.outputs])
-                frozen = self._freeze(found)
-            except BaseException:
-                for was in self.inputs.before:
-                    put_back_contexts(was.spec)
-                raise
+                recorder.sealed = True
+                gradients = tuple((number, len(ran.outputs) + k) for k, (number, _) in enumerate(changed))
+                mutations = PlanMutations(tuple(read_mutations(self.inputs, recorder, self._emit)), gradients)
+                flat = [self.stand_ins.known(o) for o in (*ran.outputs, *(g for _, g in changed))]
+                results, nodes = self._freeze(flat, ran.handed, {m.value for m in mutations.rows})
             finally:
                 self.inputs.forget()
-        return self._finish(mutations, found, frozen, gradients, handed)
+        return self._finish(mutations, results, nodes)
 
-    def _tensors(self, outputs: Sequence[Any]) -> list[tuple[Path, Tensor]]:
-        """The inputs and the results."""
-        found = [(row.path, row.traced) for row in self.inputs.inputs]
-        return found + [(Path("result").item(k), t) for k, t in enumerate(outputs) if isinstance(t, Tensor)]
-
-    # ---------------------------------------------------------------- steps
     def _run(self, run: RunFunction) -> Ran:
         recorder, functions = self.recorder, self.functions
         recorder.start_at(sys._getframe())
@@ -238,13 +161,11 @@ class _Capture:
             with (
                 checkpoint_as_tags(recorder),
                 typed_errors(recorder),
-                no_dlpack(recorder),
                 functions,
-                torch_api.watched_engine(self.gradients.backward, self.gradients.check),
+                torch_api.watched_engine(functions.gradients.backward, functions.gradients.check),
                 torch_api.transformed_inputs(self.stand_ins.swapped),
             ):
-                ran = run(self.inputs)
-            return ran
+                return run(self.inputs)
         finally:
             recorder.start_at(None)  # a frame holds everything that its callers hold
 
@@ -252,129 +173,90 @@ class _Capture:
         self.values.append(t)
         return len(self.values) - 1
 
-    def _classify(self, results: Sequence[Any], handed: Sequence[Any], mutations: Sequence[MutationPlan]) -> _Results:
-        inputs, contents = self.inputs, {m.value for m in mutations}
-        classifier = OutputClassifier(inputs, handed, self.recorder, results, self._emit)
-        outputs = [classifier.classify(o) for o in results]
-        odd = [k for k, row in enumerate(inputs.inputs) if (t := row.real()) is not None and t.is_inference()]
-        self.reads.depends_on("is_inference", odd)
-        return _Results(outputs, shared_leaves(self.values, contents, inputs, self.recorder), classifier, contents)
+    def _freeze(
+        self, flat: Sequence[Any], handed: Sequence[Any], contents: Collection[int]
+    ) -> tuple[CapturedResults, list[Any]]:
+        """The results, and the nodes of the graph that are the forward outputs.
 
-    def _freeze(self, found: _Results) -> _Frozen:
-        recorder = self.recorder
-        flat = [flatten(t) for t in self.values]
-        for k, (_, spec) in enumerate(flat):
-            check_escapes(spec, Path("result").item(k))
-            found.classifier.need(sizes_in(spec) if isinstance(spec, WrapperSpec) else ())
-        nodes = [recorder.node_of(leaf) for leaves, _ in flat for leaf in leaves]
-        nodes += [recorder.node_of(s) for s in found.classifier.sizes]
-        return _Frozen(flat, nodes, next(iter(reversed(recorder.graph.nodes)), None))
-
-    def _finish(
-        self,
-        mutations: Sequence[MutationPlan],
-        found: _Results,
-        frozen: _Frozen,
-        gradients: tuple[tuple[int, int], ...],
-        handed: HandedOn,
-    ) -> Captured:
+        ``contents``: numbers of the values that are new contents of inputs.
+        """
         inputs, recorder = self.inputs, self.recorder
-        made = [t for k, t in enumerate(self.values) if k not in found.contents]
-        _check_mode(made, inputs.leaf_values)
-        differentiable = self._differentiable(mutations, found.contents)
-        live = [self.values[k] for k in differentiable]
-        rows = connected(live, [(n, i.edge) for n, i in enumerate(inputs.inputs) if i.edge is not None])
+        classifier = OutputClassifier(inputs, handed, recorder, self._emit)
+        outputs = tuple(map(classifier.classify, flat))
+        odd = [k for k in range(len(inputs.rows)) if (t := inputs.real(k)) is not None and t.is_inference()]
+        self.reads.depends_on("is_inference", odd)
+        shared = shared_leaves(self.values, contents, inputs, recorder)
+        refuse_handed_on(self.values, contents, inputs)
+        _check_mode([t for k, t in enumerate(self.values) if k not in contents], inputs.leaf_values)
+        nodes, specs = list[Any](), list[Spec]()
+        for k, value in enumerate(self.values):
+            leaves, spec = flatten(value)
+            guarded_spec(spec, Path("result").item(k))  # no traced tensor in a context
+            classifier.need(sizes_in(spec) if isinstance(spec, WrapperSpec) else ())
+            nodes += map(recorder.node_of, leaves)
+            specs.append(spec)
+        nodes += map(recorder.node_of, classifier.sizes)
+        views = frozenset(k for k, t in enumerate(self.values) if t._is_view())
+        unbacked = tuple(classifier.unbacked.items())
+        return CapturedResults(tuple(specs), views, outputs, shared, len(classifier.sizes), unbacked), nodes
+
+    def _finish(self, mutations: PlanMutations, results: CapturedResults, nodes: list[Any]) -> Captured:
+        inputs, recorder = self.inputs, self.recorder
+        boundary = next(iter(reversed(recorder.graph.nodes)), None)
+        written = {m.value for m in mutations.rows if not m.differentiable}
+        live = {
+            k: t for k, t in enumerate(self.values) if t.requires_grad and t.grad_fn is not None and k not in written
+        }
+        ends = [(n, row.edge) for n, row in enumerate(inputs.rows) if row.edge is not None]
+        rows = connected([*live.values()], ends)
         _refuse_overlapping(inputs, recorder)
-        self._check_leaves(leaves_behind(live, [e for _, e in rows]))
+        _check_leaves(leaves_behind([*live.values()], [e for _, e in rows]))
         if live and not rows:
             raise UnsupportedError(
-                "a result requires grad, and was computed of a leaf of the region's own making alone",
-                expected="results whose gradients get to inputs",
-                fix="detach the result",
+                "a result requires grad because of a leaf of the region's own alone", fix="detach it"
             )
-        tape, saved, out_of_sight = self._tape(live, rows, frozen)
+        tape = self._tape([*live.values()], rows, nodes, boundary) if live else None
+        numbers = tuple(n for n, _ in rows) if live else ()
         return Captured(
-            session=self.session,
-            inputs=CapturedInputs(
-                rows=tuple(inputs.inputs),
-                leaf_primals=tuple(inputs.leaf_primals),
-                inference_leaves=frozenset(inputs.inference_leaves),
-                originals=tuple(inputs.originals),
-                size_primals=inputs.sizes,
-            ),
-            results=CapturedResults(
-                values=tuple(spec for _, spec in frozen.flat),
-                views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
-                outputs=tuple(found.outputs),
-                shared=found.shared,
-                size_outputs=tuple(found.classifier.sizes),
-                unbacked=tuple(found.classifier.unbacked.items()),
-            ),
-            mutations=PlanMutations(tuple(mutations), gradients),
-            gradients=CapturedGradients(
-                differentiable=tuple(differentiable) if tape else (),
-                differentiated=tuple(n for n, _ in rows) if tape else (),
-                saved=saved,
-                saves_out_of_sight=out_of_sight,
-            ),
-            forward_nodes=tuple(frozen.nodes),
-            boundary=frozen.boundary,
-            tape=tape,
-            reads=self.reads,
-            handed=handed,
+            self.session, inputs, results, mutations, tuple(live), numbers, nodes, boundary, tape, self.reads
         )
 
-    def _differentiable(self, mutations: Sequence[MutationPlan], mutated: Collection[int]) -> list[int]:
-        """The values that have a history which a caller may go back through."""
-        tracked = {m.value for m in mutations if m.differentiable}
-        rows = enumerate(self.values)
-        live = [k for k, t in rows if t.requires_grad and t.grad_fn is not None]
-        return [k for k in live if k not in mutated or k in tracked]
-
     def _tape(
-        self,
-        live: Sequence[Tensor],
-        rows: Sequence[tuple[int, Any]],
-        frozen: _Frozen,
-    ) -> tuple[Tape | None, frozenset[str], bool]:
-        """The retained autograd graph; the names of nodes that eager autograd would keep, and whether there are more."""
+        self, live: Sequence[Tensor], rows: Sequence[tuple[int, Any]], nodes: list[Any], boundary: fx.Node | None
+    ) -> Tape:
+        """The retained autograd graph."""
         recorder, edges = self.recorder, tuple(e for _, e in rows)
-        if not live or not edges:
-            return None, frozenset(), False
         with self.session.modes():  # an output that its own node saves is unpacked by `detach`
             kept = saved_by_autograd(live, edges)
         served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
-        traced = tuple(self.inputs.inputs[n].traced for n, _ in rows)
-        paths = tuple(self.inputs.inputs[n].path for n, _ in rows)
-        tape = Tape(self.session, tuple(live), edges, frozen.nodes, frozen.boundary, tuple(served), traced, paths)
-        return tape, frozenset(n.name for n in served), saves_out_of_sight(live, edges)
-
-    def _check_leaves(self, leaves: Sequence[Tensor]) -> None:
-        """Refuse an input that some code took past the trace and differentiated: that gradient would be lost."""
-        for leaf in leaves:
-            if not any(map(torch_api.is_fake, leaves_of(leaf))):
-                raise UnsupportedError(
-                    "code inside the region takes a tensor of the caller's, which requires grad, by ways that cannot be traced",
-                    expected="tensors that Python code of the region reads; or that require no grad, or under torch.no_grad()",
-                    got=f"operations on a tensor of shape {tuple(leaf.shape)} itself, as under torch._C.DisableTorchFunction",
-                    fix="pass the tensor as an argument, or move this part out of the region",
-                )
+        traced = tuple(self.inputs.rows[n].traced for n, _ in rows)
+        return Tape(self.session, tuple(live), edges, nodes, boundary, tuple(served), traced)
 
 
-def refuse_gradients_inside(path: Path, value: Tensor) -> None:
+def _check_leaves(leaves: Sequence[Tensor]) -> None:
+    """Refuse an input that some code took past the trace and differentiated: that gradient would be lost."""
+    for leaf in leaves:
+        if not any(map(torch_api.is_fake, leaves_of(leaf))):
+            raise UnsupportedError(
+                "code inside the region takes a tensor of the caller's, which requires grad, by ways that cannot be traced",
+                expected="tensors that Python code of the region reads; or that require no grad, or under torch.no_grad()",
+                got=f"operations on a tensor of shape {tuple(leaf.shape)} itself, as under torch._C.DisableTorchFunction",
+                fix="pass the tensor as an argument, or move this part out of the region",
+            )
+
+
+def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
     """The wrapper of a call is built of tensors without a history.
 
     Raises:
         NeedsEager: an inner tensor requires grad: the constructor did not detach it.
     """
-    if is_traceable(value) and not value.is_nested and any(t.requires_grad for _, t in tensors_inside(value)):
-        raise NeedsEager(
-            f"the region makes a {type(value).__qualname__} that keeps a tensor which requires grad inside",
-            path=path,
-            expected="a constructor that detaches what it gets",
-            fix="detach it in the constructor, make the constructor an autograd.Function, or return the inner "
-            "tensors and build the wrapper outside of the region",
-        )
+    for value in (*(row.traced for row in inputs.rows), *outputs):
+        if is_traceable(value) and not value.is_nested and any(t.requires_grad for _, t in tensors_inside(value)):
+            raise NeedsEager(
+                f"the region makes a {type(value).__qualname__} that keeps a tensor which requires grad inside",
+                fix="detach it in the constructor, or make the constructor an autograd.Function",
+            )
 
 
 def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
@@ -386,14 +268,11 @@ def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
     mode = torch.is_inference_mode_enabled()
     for value in values:
         if any(t.is_inference() != mode and all(t is not k for k in known) for t in (value, *leaves_of(value))):
-            raise NeedsEager(
-                "the region makes a result in another inference mode than the caller's",
-                got=f"a tensor of shape {tuple(value.shape)}",
-                fix="enter or leave inference mode around the region",
-            )
+            what = "the region makes a result in another inference mode than the caller's"
+            raise NeedsEager(what, fix="enter or leave inference mode around the region")
 
 
-def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
+def _refuse_overlapping(inputs: Inputs, recorder: Any) -> None:
     """Writes to one input that another one sees.
 
     Raises:
@@ -405,6 +284,5 @@ def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
             raise NeedsEager(
                 "arguments share memory that the region writes",
                 path=inputs.leaf_paths[members[0]],
-                expected="tensors of their own, or views that do not overlap",
                 fix="pass one of them alone, and make the others inside of the region",
             )

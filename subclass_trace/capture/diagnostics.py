@@ -12,8 +12,7 @@ import torch
 from .. import torch_api
 from ..errors import DataDependentError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.paths import Path
-from ..subclass.protocol import is_traceable
-from .user_code import TORCH_FILES, quoted, tracebacks, user_line
+from .user_code import TORCH_FILES, tracebacks, user_line
 
 Tensor = torch.Tensor
 _OUTSIDE = "move this part out of the region"
@@ -24,7 +23,6 @@ def kept_number(number: Any, path: Path | None) -> UnsupportedError:
     return UnsupportedError(
         "a wrapper keeps a number that is computed of others",
         path=path,
-        expected="numbers that a call brings, or whole numbers that are computed of its sizes",
         got=number,
         fix="compute it outside of the region, or keep it in an inner tensor",
     )
@@ -70,26 +68,11 @@ def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
     )
 
 
-@contextlib.contextmanager
-def no_dlpack(recorder: Any) -> Iterator[None]:
-    """Inside, in this thread, ``to_dlpack`` is refused, of which no mode sees a call."""
-    dlpack: Any = torch.utils.dlpack
-    original = dlpack.to_dlpack
-
-    def refused(t: Any) -> Any:
-        refuse_memory("to_dlpack", (t,), recorder.user_line)
-        return original(t)
-
-    with torch_api.replaced_here(torch, "to_dlpack", refused), torch_api.replaced_here(dlpack, "to_dlpack", refused):
-        yield
-
-
 def refuse_text(t: Tensor, line: str) -> DataDependentError:
     """The region makes text of a traced tensor."""
     return DataDependentError(
         "the region formats the values inside a tensor (str(), repr(), an f-string, print())",
         path=line,
-        expected="text that does not depend on values: the graph is made once, for all calls",
         got=f"a tensor of shape {tuple(t.shape)}",
         fix="return the tensor, and make the text outside of the region",
     )
@@ -142,62 +125,28 @@ def refusal_of_data(error: BaseException, line: str | None = None) -> Unsupporte
 
     ``line``: of the user's code, where the error has not come through it yet.
     """
-    cls, line = _class_at_work(error), user_line(error) or line
+    line = user_line(error) or line
     if getattr(error, "func", None) is torch.ops.aten.linalg_lstsq.default:
-        return NeedsEager(
-            "the sizes of what linalg_lstsq returns depend on the values inside a tensor",
-            path=line,
-            expected="sizes that follow from the inputs' metadata",
-            fix=_OUTSIDE,
-        )
-    whose, fix = "the region's control flow or sizes", f"use torch.where or torch.cond, or {_OUTSIDE}"
-    if cls is not None:
-        whose = f"control flow or sizes inside {cls}"
-        fix = f"use values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
-    code = quoted(line)
-    number = "data-dependent expression" in str(error)
+        return NeedsEager("the sizes of what linalg_lstsq returns depend on the values inside a tensor", path=line)
     return DataDependentError(
-        f"{whose} depend on the values inside a tensor",
+        "the region's control flow or sizes depend on the values inside a tensor",
         path=line,
         expected="sizes and branches that follow from the inputs' metadata; such a number may be computed with, compared, "
         "returned, and be a size, but not be branched on, sorted by, or be an index of a list",
-        got=f"a number from inside a tensor (.item(), int(x)) where Python needs its value: {code}"
-        if number and code
+        got="a number from inside a tensor (.item(), int(x)) where Python needs its value"
+        if "data-dependent expression" in str(error)
         else _told(error),
-        fix=fix,
-    )
-
-
-def _class_at_work(error: BaseException) -> str | None:
-    """The name of the wrapper class in whose ``__torch_dispatch__`` or ``__torch_function__`` the error was raised."""
-    found = None
-    for tb in tracebacks(error):
-        cls = tb.tb_frame.f_locals.get("cls")
-        method = "__torch_" in tb.tb_frame.f_code.co_name
-        if method and isinstance(cls, type) and is_traceable(cls):
-            found = cls.__qualname__
-    return found
-
-
-def unknown_tensor(real: Tensor, line: str | None) -> UnsupportedError:
-    """What to say of a real tensor that no name leads to."""
-    return UnsupportedError(
-        "the region uses a tensor that no argument, name or attribute leads to",
-        path=line,
-        expected="tensors among the arguments, or in variables, attributes and containers that code of the region names",
-        got=f"a {real.dtype} tensor of shape {tuple(real.shape)}",
-        fix="pass it as an argument, or hold it in an attribute",
+        fix=f"use torch.where or torch.cond, or {_OUTSIDE}",
     )
 
 
 def refuse_branch(t: Tensor, line: str | None) -> DataDependentError:
     """Control flow that hangs on a value inside a tensor."""
-    code = quoted(line)
     return DataDependentError(
         "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or bool() of a tensor)",
         path=line,
         expected="branches that follow from Python values and sizes: the graph is made once, for all values",
-        got=f"a tensor of shape {tuple(t.shape)}{f', in {code}' if code else ''}",
+        got=f"a tensor of shape {tuple(t.shape)}",
         fix="choose with torch.where(condition, a, b), branch with torch.cond, or compute the condition outside "
         "of the region and pass it as a Python bool, which is guarded",
     )

@@ -31,14 +31,9 @@ class ReadsOf:
 _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
     "gradient hooks": torch_api.gradient_hooks,
     "accumulation hooks": torch_api.accumulation_hooks,
-    "_is_view": lambda t: t._is_view(),
     "is_inference": lambda t: t.is_inference(),
-    "is_shared": lambda t: t.is_shared(),  # type: ignore[no-untyped-call]
-    "output_nr": lambda t: t.output_nr,
     "retains_grad": lambda t: t.retains_grad,
 }
-#: the methods and properties
-NAMES = frozenset(_FACTS)
 
 
 def fact_of(t: Tensor, name: str) -> Any:

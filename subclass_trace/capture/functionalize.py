@@ -119,7 +119,6 @@ def _not_functional(node: fx.Node, why: object) -> NeedsEager:
     return NeedsEager(
         f"torch cannot make {node.target} functional in this place: {' '.join(str(why).split())[:300]}",
         path=frames_text(node),
-        expected="operations that run under torch's functional tensors",
         fix="use the out-of-place operation, or write to a clone",
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import SubclassTraceError, UnsupportedError
+from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
@@ -59,19 +59,13 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if getattr(func, "__self__", None) is Tensor.grad:
             return self.gradients.access(func, args)
-        if name == "requires_grad_" or (name == "__set__" and getattr(func, "__self__", None) is Tensor.requires_grad):
-            value = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
-            if self.reads.sets_requires_grad(self.stand_ins.known(args[0]), value):
-                return args[0]
-        if name == "detach_":
-            self.reads.refuse_to_detach(self.stand_ins.known(args[0]))
         if name in ASKING and args:
             answer = self.reads.answer(func, self.stand_ins.known(args[0]), self.recorder, caller)
             if answer is not ASIDE:
                 return answer
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
-            return self._set_data(func, *args)
+            self._refuse_data(args[0])
         if name in TEXTS and args:
             self._refuse_text(args[0], caller)
         if name in MEMORY:
@@ -100,8 +94,6 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             raise UnsupportedError(
                 "the region registers a hook on a tensor from outside, which would keep it",
                 path=self.recorder.user_line(),
-                expected="hooks on what the region computes",
-                got=f"{func.__name__} on a tensor of shape {tuple(t.shape)}",
                 fix="register it outside of the region, or on x * 1",
             )
         return func(t, _numbered(hook, self.recorder))
@@ -126,16 +118,9 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _set_data(self, func: Any, x: Tensor, y: Tensor) -> Any:
-        recorder = self.recorder
-        if not (torch_api.is_fake(x) and isinstance(y, Tensor)):
-            return func(x, y)
-        value = y if torch_api.is_fake(y) else recorder.lift(y)
-        recorder.node_of(x)
-        recorder.keep_metadata([x])
-        func(x, value)
-        recorder.alias(x, value)
-        return None
+    def _refuse_data(self, x: Any) -> None:
+        if torch_api.is_fake(x):
+            raise NeedsEager("the region gives a tensor other memory (x.data = y)", path=self.recorder.user_line())
 
 
 #: methods and functions, by name, that copy only where they have to

@@ -24,12 +24,6 @@ def output_args(graph: fx.Graph) -> list[Any]:
     return list(next(iter(reversed(graph.nodes))).args[0])
 
 
-def drop_outputs(graph: fx.Graph, count: int) -> None:
-    """Drop the last outputs; what computes them stays."""
-    if count:
-        next(iter(reversed(graph.nodes))).args = (output_args(graph)[:-count],)
-
-
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
     """The graph inputs in order."""
     return [n for n in graph.nodes if n.op == "placeholder"]
@@ -41,22 +35,17 @@ def finish_joint(
     backward: Sequence[Any],
     boundary: fx.Node | None,
     also: Sequence[Any] = (),
-    late: Sequence[fx.Node] = (),
     *,
     functional: bool = True,
 ) -> fx.GraphModule:
     """A joint graph module with outputs ``[*forward, *backward]``: live nodes only, with stack traces.
 
-    ``meta["draws"]`` and ``meta["late"]`` say how many outputs at the end of the forward's and of the backward's are
-    there only so that they are computed.
+    ``meta["draws"]`` says how many outputs at the end of the forward's are there only so that they are computed.
 
     Args:
-        late: nodes of the backward with effects.
         functional: else operations in place stay as they were recorded.
         also: forward nodes that stay in the graph, needed or not; ``meta["names"]`` says what each is called in it.
     """
-    for node in late:
-        node.meta["late"] = True  # copied with the node
     if recorder.mutable and functional:
         module = functionalize(recorder, forward, backward, boundary, also)
         _drop_dead(module.graph, set(module.meta["names"].values()))
@@ -64,10 +53,7 @@ def finish_joint(
         module = torch_api.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
         module.meta["names"] = {n.name: n.name for n in also}
         recorder.names_are_known = True
-    for node in late:
-        del node.meta["late"]
     module.meta["draws"] = _keep_draws(module.graph, len(forward)) if backward else 0
-    module.meta["late"] = _keep_late(module.graph) if late else 0
     _write_stack_traces(module.graph)
     return module
 
@@ -78,13 +64,6 @@ def _keep_draws(graph: fx.Graph, num_forward: int) -> int:
     dead = [_first_tensor(graph, n) for n in list(graph.nodes) if is_draw(n) and not n.users]
     if dead:
         next(iter(reversed(graph.nodes))).args = ([*outputs[:num_forward], *dead, *outputs[num_forward:]],)
-    return len(dead)
-
-
-def _keep_late(graph: fx.Graph) -> int:
-    """The same for what a backward does."""
-    dead = [_first_tensor(graph, n) for n in list(graph.nodes) if n.meta.pop("late", False) and not n.users]
-    next(iter(reversed(graph.nodes))).args = ([*output_args(graph), *dead],)
     return len(dead)
 
 
@@ -109,19 +88,8 @@ def is_draw(node: fx.Node) -> bool:
     return node.meta.get("partitioner_tag") not in LATE and (is_random(node) or is_kept(node))
 
 
-def kept_after(graph: fx.Graph, start: fx.Node | None) -> list[fx.Node]:
-    """The nodes with effects that were recorded after ``start``."""
-    found: list[fx.Node] = []
-    for node in reversed(graph.nodes):
-        if node is start:
-            break
-        if is_kept(node) and "taken_back" not in node.meta:
-            found.append(node)
-    return found[::-1]
-
-
 def _runs(node: fx.Node) -> bool:
-    return is_draw(node) or "late" in node.meta or is_write(node)
+    return is_draw(node) or is_write(node)
 
 
 def is_write(node: fx.Node) -> bool:
@@ -201,17 +169,6 @@ def is_drawn(node: fx.Node) -> bool:
     """A draw, or one of its results: an operation with several results is saved by result, since a tuple is no tensor."""
     part = node.target is operator.getitem and isinstance(node.args[0], fx.Node)
     return is_draw(node.args[0]) if part else is_draw(node)  # type: ignore[arg-type]
-
-
-def read_by_backward(graph: fx.Graph) -> frozenset[str]:
-    """The forward's values that operations of the backward read: what the autograd nodes that issued them hold."""
-    late = [n for n in graph.nodes if n.meta.get("partitioner_tag") == "is_backward" and n.op == "call_function"]
-    read = {i for n in late for i in n.all_input_nodes if i.meta.get("partitioner_tag") != "is_backward"}
-    return frozenset(n.name for n in read if not str(n.target).startswith("tangents") and _is_tensor(n))
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def needed(

@@ -102,11 +102,8 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
         if not _is_callable(x):
             return recorder.node_of(x)
         if id(x) not in branches.modules:
-            raise UnsupportedError(
-                f"the higher order operator {func.name()} has a callable that its fake rule does not run",
-                path=recorder.user_line(),
-                fix="write this part without the operator",
-            )
+            what = f"the higher order operator {func.name()} has a callable that its fake rule does not run"
+            raise UnsupportedError(what, path=recorder.user_line())
         name = f"branch_{recorder.next_submodule()}"
         setattr(recorder.root, name, branches.modules[id(x)])
         node = recorder.graph.get_attr(name)

@@ -1,6 +1,6 @@
-"""Places that are symbols: ``x[i]`` of a number from inside a tensor, or of a size, is a ``select``.
+"""Places that are symbols: ``x[i]`` of a number from inside a tensor, or of one that differs between calls, is a ``select``.
 
-Torch's indexing reads a tensor that stands for a number, and takes a size (``x[:, n - 1]``) for a number of this trace.
+Torch's indexing reads a tensor that stands for a number, and takes a symbol (``cache[:, pos]``) for a number of this trace.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
 
 def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
     place = place.item() if isinstance(place, Tensor) else place
-    size, text = x.shape[dim], f"index out of range for dimension {dim} with size {x.shape[dim]}"
+    size = x.shape[dim]
     if not (isinstance(place, torch.SymInt) and torch_api.is_data_dependent(place)):
         if not -size <= place < size:
-            raise IndexError(text)
+            raise IndexError(f"index out of range for dimension {dim} with size {size}")
         return x.select(dim, place)
-    recorder.symbols.require(place < size, text)
-    recorder.symbols.require(place >= -size, text)
+    torch._check(place < size)  # type: ignore[no-untyped-call]
+    torch._check(place >= -size)  # type: ignore[no-untyped-call]
     try:
         with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
             return x.select(dim, place)

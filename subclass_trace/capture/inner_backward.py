@@ -67,9 +67,9 @@ class InnerBackward:
         known = self._slots.get(number)
         if known is not None:
             return known
-        row = self.inputs.inputs[number]
+        row = self.inputs.rows[number]
         found = self._slots[number] = Slot(number, row)
-        owner = row.real()
+        owner = self.inputs.real(number)
         if owner is None or not row.has_gradient:
             self.reads.note(number, "gradient")
             return found
@@ -79,7 +79,6 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region asks for the gradient of a tensor, and that is sparse, or stands elsewhere among its inputs too",
                 path=row.path,
-                expected="a strided gradient that is no argument, and no other tensor's",
                 got=f"a gradient of layout {real.layout}",
                 fix="pass the gradient as an argument alone",
             )
@@ -98,14 +97,13 @@ class InnerBackward:
         if not any(isinstance(t, Tensor) and self._is_traced(t) for t in roots):
             return False
         roots = list(map(self.stand_ins.known, roots))
-        outside = {number: row for number, row in enumerate(self.inputs.inputs) if row.edge is not None}
+        outside = {number: row for number, row in enumerate(self.inputs.rows) if row.edge is not None}
         edges: list[Any] = [row.edge for row in outside.values()]
         own = [*leaves_behind(roots, edges), *(t for t in roots if t.is_leaf and t.requires_grad)]
         if create or inputs or own:
             raise UnsupportedError(
                 "the region calls .backward() with create_graph=True or inputs=, or it leads to a leaf that the region made",
                 path=self.recorder.user_line(),
-                expected="loss.backward() for leaves from outside",
                 fix="use torch.autograd.grad",
             )
         found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
@@ -121,14 +119,12 @@ class InnerBackward:
         return self.stand_ins.known(t) is not t or any(map(torch_api.is_fake, leaves_of(t)))
 
     def _check_owner(self, number: int) -> None:
-        row = self.inputs.inputs[number]
+        row = self.inputs.rows[number]
         self.reads.note(number, "is_leaf")
         if not row.is_leaf:
             raise UnsupportedError(
                 "the region calls .backward(), and that leads to a tensor with a history from outside",
                 path=row.path,
-                expected="leaves behind what .backward() is called on",
-                got=f"a tensor of shape {tuple(row.traced.shape)} that was computed before",
                 fix="detach it, or call .backward() on the result outside of the region",
             )
         if self.reads.fact(number, "accumulation hooks") is True:
@@ -138,7 +134,6 @@ class InnerBackward:
         return UnsupportedError(
             "the region differentiates, and a tensor behind that has hooks on its gradient",
             path=row.path,
-            expected="tensors from outside without hooks, and without retain_grad()",
             got="register_hook, register_post_accumulate_grad_hook or retain_grad was called on it",
             fix="differentiate outside of the region, or register the hook inside of it on x * 1",
         )
@@ -155,7 +150,7 @@ class InnerBackward:
         wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
         for k in wanted:
             self.reads.note(k, "is_leaf")
-            row = self.inputs.inputs[k]
+            row = self.inputs.rows[k]
             names = ("gradient hooks",) if row.is_leaf else ("gradient hooks", "retains_grad")
             if any(self.reads.fact(k, name) is True for name in names):
                 raise self._has_hooks(row)
@@ -165,19 +160,18 @@ class InnerBackward:
         reached = [k for n, k in outside.items() if n in behind and any(w != k for w in wanted)]
         for k in reached:
             self.reads.note(k, "is_leaf")
-        above = [k for k in reached if not self.inputs.inputs[k].is_leaf]
+        above = [k for k in reached if not self.inputs.rows[k].is_leaf]
         if above:
             raise UnsupportedError(
                 "the region differentiates, and may lead through the graph of a tensor from outside to another one",
                 path=self.recorder.user_line(),
-                expected="leaves, or one tensor with a history from outside",
-                got=", ".join(str(self.inputs.inputs[k].path) for k in (*above, *wanted)),
+                got=", ".join(str(self.inputs.rows[k].path) for k in (*above, *wanted)),
                 fix="detach it, or differentiate outside",
             )
 
     def _by_node(self) -> dict[Any, int]:
         """The inputs that require grad, by the nodes that the trace ends in."""
-        return {row.edge.node: number for number, row in enumerate(self.inputs.inputs) if row.edge is not None}
+        return {row.edge.node: number for number, row in enumerate(self.inputs.rows) if row.edge is not None}
 
     # ---------------------------------------------------------------- afterwards
     def changed(self) -> Iterator[tuple[int, Tensor | None]]:

@@ -10,14 +10,7 @@ import torch
 
 from .. import torch_api
 from ..errors import ProtocolError
-from ..subclass.context import (
-    fresh,
-    has_sizes,
-    map_sizes,
-    same_context,
-    with_outer,
-    without_outer,
-)
+from ..subclass.context import same_context, with_outer, without_outer
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import inner_values, rebuild
@@ -103,20 +96,6 @@ class SizeSymbols:
         return list(extra.values())
 
 
-def with_sizes(spec: Spec, traced: Spec) -> Spec:
-    """Where a class takes numbers of its context from the sizes of its inner tensors, they are symbols."""
-    if not isinstance(spec, WrapperSpec) or not isinstance(traced, WrapperSpec):
-        return spec
-    context = spec.context
-    if has_sizes(traced.context) and same_context(map_sizes(traced.context, _hint), map_sizes(context, _hint)):
-        context = fresh(traced.context)
-    return replace(spec, context=context, inners=tuple(map(with_sizes, spec.inners, traced.inners)))
-
-
-def _hint(n: Any) -> Any:
-    return n if is_ragged(n) else n.node.hint
-
-
 def traced_value(
     session: Session,
     spec: Spec,
@@ -168,7 +147,7 @@ def _sized_by_context(spec: Spec, traced: Any) -> Spec:
     context = spec.context
     if any(isinstance(n, torch.SymInt) and not is_ragged(n) for n in spec.size):
         now = inner_values(traced, Path("value"))[2]
-        size, stride = (tuple(n if type(n) is int else _hint(n) for n in ns) for ns in (spec.size, spec.stride))
+        size, stride = (tuple(n if type(n) is int else n.node.hint for n in ns) for ns in (spec.size, spec.stride))
         if not same_context(now, without_outer(now, size, stride)):
             context = with_outer(without_outer(context, size, stride), spec.size, spec.stride)
     if context is spec.context and all(new is old for old, new in pairs):

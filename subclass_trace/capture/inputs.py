@@ -17,13 +17,11 @@ import torch
 from .. import torch_api
 from ..errors import NeedsEager, ProtocolError, UnsupportedError
 from ..plan import gradient_of
-from ..state.kinds import set_by_class, values_of
-from ..state.values import ATOMS, is_walked, same
-from ..subclass.attributes import members_of
+from ..state.kinds import set_by_class
 from ..subclass.flatten import flatten, guarded_spec, leaf_paths, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
-from .input_sizes import DynamicDims, SizeSymbols, traced_value, with_sizes
+from .input_sizes import DynamicDims, SizeSymbols, traced_value
 from .session import Session
 
 Tensor = torch.Tensor
@@ -46,22 +44,6 @@ class Argument:
     gradient_of: int | None = None
 
 
-class RealInput:
-    """The tensor of the call that is captured, until that is done: torch swaps no tensor (``module.to``) while there is a weak
-    reference to it, and a capture is a cycle that stays for a while."""
-
-    def __init__(self, real: Tensor) -> None:
-        self._reference: Callable[[], Tensor | None] | None = weakref.ref(real)
-
-    def __call__(self) -> Tensor | None:
-        """The tensor, while it is alive."""
-        return None if self._reference is None else self._reference()
-
-    def forget(self) -> None:
-        """Know it no more."""
-        self._reference = None
-
-
 @dataclass(frozen=True, eq=False)
 class TracedInput:
     """One input: the real tensor's spec (with symbolic sizes), its leaves' graph inputs, and the traced value.
@@ -77,7 +59,6 @@ class TracedInput:
     edge: Any  # gradient edge, or None when it does not require grad
     is_parameter: bool
     has_gradient: bool  # its .grad is a tensor
-    real: RealInput
     own: frozenset[str]
     grad_dtype: torch.dtype | None
     position: int
@@ -89,7 +70,7 @@ class Inputs:
     """The inputs of a capture, which grow while the function runs: its arguments first, then what its names lead to.
 
     Attributes:
-        inputs: one row for each distinct tensor; ``before``: its state then, as ``remember`` tells it.
+        rows: one for each distinct tensor; ``before``: its state then, as ``remember`` tells it.
         leaf_values: the live fake of each dense leaf; ``originals``: the same as it came in, and stays so.
         leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph inputs.
         sizes: number of a graph input -> the symbol that it is, for sizes that no dense leaf carries.
@@ -98,7 +79,7 @@ class Inputs:
 
     def __init__(self, session: Session, remember: Callable[[Tensor], Any]) -> None:
         self.session, self.remember = session, remember
-        self.inputs: list[TracedInput] = []
+        self.rows: list[TracedInput] = []
         self.before: list[Any] = []
         self.leaf_values: list[Tensor] = []
         self.originals: list[Tensor] = []
@@ -109,6 +90,7 @@ class Inputs:
         self._leaf_of: dict[int, int] = {}  # id of a real leaf -> its number
         self._real_leaves: list[Tensor] = []  # so that an id stays what it is
         self._number_of_real: dict[int, int] = {}
+        self._reals: list[Callable[[], Tensor | None]] = []
         self._number_of_traced: dict[int, int] = {}
 
     def add(self, arguments: Sequence[Argument], dynamic: DynamicDims) -> list[Tensor]:
@@ -117,7 +99,7 @@ class Inputs:
         Raises:
             ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
         """
-        session, first = self.session, len(self.inputs)
+        session, first = self.session, len(self.rows)
         with session.beside_the_trace():
             places = [self._leaves(a, dynamic) for a in arguments]
             symbols = SizeSymbols(session, dynamic)
@@ -130,7 +112,7 @@ class Inputs:
             for argument, spec, (_, own) in zip(arguments, specs, places, strict=True):
                 self._add_row(argument, spec, own)
             self._refuse_joined(first)
-        return [row.traced for row in self.inputs[first:]]
+        return [row.traced for row in self.rows[first:]]
 
     def _bind_sizes(self, sizes: Sequence[Any]) -> None:
         known = {torch_api.size_symbol(s) for s in self.sizes.values()}
@@ -167,7 +149,7 @@ class Inputs:
         return spec, tuple(places)
 
     def _add_row(self, argument: Argument, spec: Spec, leaves: tuple[int, ...]) -> None:
-        real, number = argument.value, len(self.inputs)
+        real, number = argument.value, len(self.rows)
         # In inference mode too, a view of an input is as the input is.
         inference = torch.is_inference_mode_enabled() and real.is_inference()
         with torch.no_grad(), torch_api.no_modes():
@@ -175,13 +157,10 @@ class Inputs:
             dtype = torch_api.grad_dtype(real)
         values = [self.leaf_values[k] for k in leaves]
         traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
-        _check_slots(real, spec, argument.path)
         own = set_by_class(traced) if hasattr(traced, "__dict__") else frozenset()
         if is_parameter:
             traced.__dict__["_is_param"] = True
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
-        if self.session.dynamic:
-            spec = with_sizes(spec, flatten(traced)[1])
         row = TracedInput(
             argument.path,
             spec,
@@ -191,23 +170,23 @@ class Inputs:
             edge,
             is_parameter,
             gradient,
-            RealInput(real),
             own,
             dtype,
             argument.position,
             argument.static,
             argument.gradient_of,
         )
-        self.inputs.append(row)
+        self.rows.append(row)
         if isinstance(spec, WrapperSpec):
             self.session.wrappers.append((argument.path, traced))
         self.before.append(self.remember(traced))
+        self._reals.append(weakref.ref(real))  # torch swaps no tensor (``module.to``) that a capture holds
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
     def _refuse_joined(self, first: int) -> None:
         """An input that is inside of another one would be two tensors of the trace; but where autograd tracks it, it is."""
-        for number, row in enumerate(self.inputs):
-            real = row.real()
+        for number, row in enumerate(self.rows):
+            real = self.real(number)
             if real is None or not isinstance(row.spec, WrapperSpec):
                 continue
             for names, inner in wrappers_inside(real):
@@ -216,7 +195,6 @@ class Inputs:
                     raise NeedsEager(
                         "a wrapper is an input, and is inside of another input",
                         path=row.path.attr(".".join(names)),
-                        expected="one of them",
                         fix="take the inner one from the outer one inside of the region",
                     )
 
@@ -225,41 +203,25 @@ class Inputs:
         """The number of the input that this tensor stands for, if it is one."""
         return self._number_of_traced.get(id(traced))
 
+    def real(self, number: int) -> Tensor | None:
+        """The tensor of the call that is captured, while it is alive and the capture is not done."""
+        return self._reals[number]()
+
     def row_of(self, traced: Any) -> TracedInput | None:
         """The input that this tensor stands for, if it is one."""
         number = self.number_of(traced)
-        return None if number is None else self.inputs[number]
+        return None if number is None else self.rows[number]
 
     def of_real(self, real: Any) -> TracedInput | None:
         """The input that is this very tensor of the call."""
         number = self._number_of_real.get(id(real))
-        return self.inputs[number] if number is not None and self.inputs[number].real() is real else None
+        return self.rows[number] if number is not None and self.real(number) is real else None
 
     def forget(self) -> None:
         """From now on nothing leads to the tensors of the call."""
         self._leaf_of, self._real_leaves, self._number_of_real = {}, [], {}
         self.session.recorder.forget_inputs()
-        for row in self.inputs:
-            row.real.forget()
-
-
-def _check_slots(real: Tensor, spec: Spec, path: Path) -> None:
-    """A user's class may keep its inner tensors and its context in slots, and nothing else: a trace has no place for it.
-
-    Raises:
-        UnsupportedError: there is another plain value in one.
-    """
-    slots = members_of(type(real)) if isinstance(spec, WrapperSpec) else {}
-    for name, member in slots.items():
-        value = getattr(real, name, None) if is_walked(member.__objclass__.__module__) else None
-        if type(value) in ATOMS and value is not None and not any(same(value, v) for v in values_of(spec.context)):  # type: ignore[union-attr]
-            raise UnsupportedError(
-                "a wrapper keeps a value in a slot of its class that its flatten context does not tell",
-                path=path.attr(name),
-                expected="attributes without __slots__, or a context that has the value",
-                got=f"{value!r:.100}, in __slots__ of {member.__objclass__.__qualname__}",
-                fix="put it into what __tensor_flatten__ returns",
-            )
+        self._reals = [lambda: None] * len(self.rows)
 
 
 def has_gradient(x: Tensor) -> bool:

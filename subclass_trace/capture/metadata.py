@@ -14,16 +14,28 @@ import torch
 
 from .. import torch_api
 from ..errors import UnsupportedError
-from .facts import NAMES, ReadsOf, fact_of
-from .inputs import Inputs, TracedInput
-from .mutation import detached_in_place
+from .facts import ReadsOf, fact_of
+from .inputs import Inputs
 from .recorder import Recorder
 from .user_code import is_user_code
 
 Tensor = torch.Tensor
-_STORAGES = ("storage", "_typed_storage", "untyped_storage")
+#: what an input, or a view of one, would answer otherwise in another call
+_OTHERWISE = frozenset(
+    (
+        "storage",
+        "_typed_storage",
+        "untyped_storage",
+        "_base",
+        "_version",
+        "_is_view",
+        "is_shared",
+        "output_nr",
+        "retains_grad",
+    )
+)
 #: names of the calls that ask
-ASKING = frozenset({"__get__", "__set__", "__delete__", "retain_grad", "storage_offset", *_STORAGES}) | NAMES
+ASKING = _OTHERWISE | {"__get__", "__set__", "__delete__", "retain_grad", "storage_offset", "is_inference"}
 #: the answer of a call that is none of ours
 ASIDE = object()
 
@@ -50,7 +62,7 @@ class MetadataReads:
     def fact(self, number: int, name: str) -> Any:
         """A fact of an input, on which the trace hangs from now on."""
         if (number, name) not in self._facts:
-            real = self.inputs.inputs[number].real()
+            real = self.inputs.real(number)
             if real is None:
                 return ASIDE
             self._facts[number, name] = fact_of(real, name)
@@ -58,7 +70,7 @@ class MetadataReads:
 
     def depends_on(self, name: str, numbers: Iterable[int] | None = None) -> None:
         """The trace hangs on this fact of each input, or of some."""
-        for number in range(len(self.inputs.inputs)) if numbers is None else numbers:
+        for number in range(len(self.inputs.rows)) if numbers is None else numbers:
             self.fact(number, name)
 
     # ---------------------------------------------------------------- answers
@@ -77,16 +89,16 @@ class MetadataReads:
             return ASIDE
         if owner is Tensor.nbytes:  # torch's own asks for numbers, where sizes are symbols
             return traced.numel() * traced.element_size() if get and traced.layout is torch.strided else ASIDE
-        if name in ("_base", "_version", *_STORAGES) and is_user_code(caller.f_code):
+        if name in _OTHERWISE and is_user_code(caller.f_code):
             self._refuse(name, traced, recorder)
         if row is None:
             return ASIDE
         number = self.inputs.number_of(traced)
         assert number is not None
-        if name in NAMES:
+        if name == "is_inference":
             return self.fact(number, name)
-        if func is Tensor.retain_grad:
-            return self._retain_grad(number, row, recorder)
+        if func is Tensor.retain_grad:  # a leaf has its gradient anyway
+            return self.note(number, "is_leaf") if row.is_leaf else self._refuse(name, traced, recorder)
         moved = (
             row.edge is None or row.traced.grad_fn is not row.edge.node
         )  # another history than it came with, or none
@@ -103,50 +115,10 @@ class MetadataReads:
 
     def _refuse(self, name: str, traced: Any, recorder: Recorder) -> None:
         """What an input, or a view of one, would answer otherwise in another call."""
-        base = traced._base if isinstance(traced, Tensor) and traced._is_view() else None
-        numbers = [n for n in map(self.inputs.number_of, (traced, base)) if n is not None]
-        if name == "_base" and all(self.fact(n, "_is_view") is False for n in numbers):
-            return
-        if name == "_version" and not numbers and not self._lies_in_input(traced):
+        if not self._lies_in_input(traced):
             return
         raise UnsupportedError(
             f"the region asks for {name} of an input, which differs between calls",
             path=recorder.user_line(),
-            expected="questions whose answer is the same in each call that a specialization serves",
-            got="a traced tensor, which does not know",
             fix="ask outside of the region",
         )
-
-    def sets_requires_grad(self, traced: Any, value: bool) -> bool:
-        """``requires_grad_(value)`` on a leaf that requires grad, whose stand-in is none. False: it is none of ours.
-
-        Raises:
-            UnsupportedError: it gives its gradient up.
-        """
-        row, number = self.inputs.row_of(traced), self.inputs.number_of(traced)
-        if row is None or number is None or row.edge is None or not row.is_leaf:
-            return False
-        if row.traced.grad_fn is not row.edge.node:
-            return False
-        self.note(number, "is_leaf")
-        if not value:
-            raise detached_in_place(row.path)
-        return True
-
-    def refuse_to_detach(self, traced: Any) -> None:
-        """``detach_()`` of an input, also of one that does not require grad: of a view, eager refuses it."""
-        row = self.inputs.row_of(traced)
-        if row is not None:
-            raise detached_in_place(row.path)
-
-    def _retain_grad(self, number: int, row: TracedInput, recorder: Recorder) -> Any:
-        if not row.is_leaf:
-            raise UnsupportedError(
-                "the region calls retain_grad() on an input that is no leaf",
-                path=recorder.user_line(),
-                expected="retain_grad() outside of the region",
-                got=f"{row.path}, of shape {tuple(row.traced.shape)}",
-                fix="call it on the argument before the region",
-            )
-        self.note(number, "is_leaf")
-        return None  # a leaf has its gradient anyway

@@ -43,37 +43,6 @@ _REFUSED: dict[Any, tuple[type[UnsupportedError], str, str]] = {
     aten.as_strided_.default: (NeedsEager, "the region changes a tensor by as_strided_", "call as_strided"),
 }
 
-#: operations that change the shape of a tensor in place -> the view that the tensor is from then on
-_RESHAPED = {
-    aten.t_.default: aten.t.default,
-    aten.transpose_.default: aten.transpose.int,
-    aten.squeeze_.default: aten.squeeze.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.squeeze_.dims: aten.squeeze.dims,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-}
-
-
-def _reshaped(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The tensor is the view from now on; other tensors that were the same value stay that."""
-    t = args[0]
-    if t.requires_grad and (
-        t._is_view() or recorder.has_views(t)
-    ):  # autograd would make their histories anew, and wrongly
-        raise NeedsEager(
-            "the region changes the shape of a view, or of a tensor that has views, in place",
-            path=recorder.user_line(),
-            expected="views that are made after the change",
-            got=f"{func} on a tensor of shape {tuple(t.shape)}",
-            fix="change the shape out of place: y = x.t() instead of x.t_()",
-        )
-    recorder.keep_metadata([t])
-    node = recorder.graph.call_function(_RESHAPED[func], (recorder.node_of(t), *args[1:]))
-    func(*args, **kwargs)
-    recorder.annotate(node, func, args, kwargs)
-    recorder.track(t, node)
-    return t
-
 
 def _detached_in_place(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The very value: no node."""
@@ -90,13 +59,7 @@ def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Masks of bytes are deprecated, and fake kernels do not know them."""
     if any(isinstance(i, Tensor) and i.dtype is torch.uint8 for i in args[1]):
-        raise NeedsEager(
-            "the region indexes by a mask of bytes",
-            path=recorder.user_line(),
-            expected="masks of booleans",
-            got=str(func),
-            fix="mask.bool()",
-        )
+        raise NeedsEager("the region indexes by a mask of bytes", path=recorder.user_line(), fix="mask.bool()")
     return NotImplemented
 
 
@@ -121,6 +84,5 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(_INDEXED, _indexed),
     **dict.fromkeys((aten.rrelu_with_noise.default, aten.max_unpool2d.default), _contiguous),
     **dict.fromkeys(_REFUSED, _refuse),
-    **dict.fromkeys(_RESHAPED, _reshaped),
     aten.detach_.default: _detached_in_place,
 }

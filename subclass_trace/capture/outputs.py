@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import types
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +11,6 @@ from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from ..plan import (
     ConstantOutput,
-    GradientOutput,
     InputOutput,
     OutputPlan,
     SameOutput,
@@ -22,14 +19,13 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..subclass.attributes import attributes_inside, attributes_of_wrapper
-from ..subclass.context import OfInput, is_atom, parts_of, same_context
+from ..subclass.attributes import attributes_of_wrapper
+from ..subclass.context import is_copied, parts_of, same_context
 from ..subclass.flatten import flatten, leaves_of, wrappers_inside
 from ..subclass.paths import Path
-from ..subclass.protocol import Kind, flattens_alike, is_traceable, kind_of, refuse
+from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import rebuild
-from .aliasing import in_one_place
 from .diagnostics import kept_number
 from .inputs import Inputs
 from .mutation import places, same_but_for_grad
@@ -48,15 +44,13 @@ class OutputClassifier:
         inputs: Inputs,
         handed: Sequence[Any],
         recorder: Recorder,
-        results: Sequence[Any],
         emit: Callable[[Tensor], int],
     ) -> None:
         self.inputs, self.recorder, self.emit = inputs, recorder, emit
         self.sizes: list[Any] = []
         self.unbacked: dict[Any, int] = {}
         self._position_of = {id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)}
-        self._edges = {id(i.traced): i.edge.node for i in inputs.inputs if i.edge is not None}
-        self._shared = [id(t) for o in results if isinstance(o, Tensor) for t in (o, o._base) if t is not None]
+        self._edges = {id(i.traced): i.edge.node for i in inputs.rows if i.edge is not None}
         self._emitted: dict[int, int] = {}
         self._result_of: dict[int, int] = {}
         self._count = 0
@@ -80,15 +74,16 @@ class OutputClassifier:
         number = self.inputs.number_of(o)
         if id(o) in self._position_of:
             return InputOutput(self._position_of[id(o)])
-        if number is not None and self.inputs.inputs[number].gradient_of is not None:
-            return GradientOutput(number)
+        if number is not None:
+            raise NeedsEager(
+                "a result is the .grad of a tensor from outside", path=self._path, fix="return a clone of it"
+            )
         if id(o) in self._result_of:
             return SameOutput(self._result_of[id(o)])
         if o.retains_grad:
             raise UnsupportedError(
                 "the region calls retain_grad() on a result, whose gradient it would have to see from inside",
                 path=self._path,
-                got=f"a tensor of shape {tuple(o.shape)} that retains its gradient",
                 fix="call it on the result, outside of the region, and compute the rest from that result",
             )
         base = o._base
@@ -96,7 +91,7 @@ class OutputClassifier:
         leaves, spec = flatten(o)
         self._check_attributes(o, leaves, spec)
         if base is None or not self._is_made_of(o, base, leaves):
-            return ValueOutput(self._emit_once(o), spec, protected=base is not None and o.grad_fn is not None)
+            return ValueOutput(self._emit_once(o), spec)
         return self._view(o, base, spec)
 
     def need(self, sizes: Iterable[Any]) -> None:
@@ -150,11 +145,7 @@ class OutputClassifier:
         number, way, sizes = self.inputs.number_of(base), torch_api.view_function(o), list[Any]()
         moved = o.grad_fn is None and base.requires_grad and torch_api.is_tracked_view(o)
         gives = not moved and self._gives(way, base, spec, sizes)
-        if any(map(_is_unknown, sizes)):
-            if number is None and self._shared.count(id(base)) == 1:  # nobody else sees the base
-                return ValueOutput(self._emit_once(o), spec)
-            gives = False
-        if not gives:
+        if not gives or any(map(_is_unknown, sizes)):
             raise self._refused_view(o)
         if number is None:
             self._check_attributes(base, *flatten(base))
@@ -189,7 +180,6 @@ class OutputClassifier:
         return NeedsEager(
             "a result is a view that cannot be made again of its base",
             path=self._path,
-            expected="views whose places are known while tracing, of a tensor that is as it was when they were made",
             got=f"a view of shape {tuple(view.shape)}",
             fix="return a clone of it",
         )
@@ -206,7 +196,6 @@ class OutputClassifier:
         if t.requires_grad and t.grad_fn is None and (t._base is None or not t._base.requires_grad):
             raise UnsupportedError(
                 "the region makes an autograd leaf, and returns it",
-                expected="requires_grad_() on arguments, or on values that are not returned",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
                 fix="call requires_grad_() on the result",
             )
@@ -232,7 +221,6 @@ class OutputClassifier:
                 raise NeedsEager(
                     "the region sets an attribute of a result, or makes an nn.Parameter",
                     path=self._path.attr(name),
-                    expected="results that are what their inner tensors and their flatten contexts are",
                     fix="set it on the result, outside of the region",
                 )
 
@@ -257,7 +245,7 @@ def _is_another(value: Any, known: Any) -> bool:
 
 
 def shared_leaves(
-    values: Sequence[Tensor], contents: set[int], inputs: Inputs, recorder: Recorder
+    values: Sequence[Tensor], contents: Collection[int], inputs: Inputs, recorder: Recorder
 ) -> dict[int, SharedLeaf]:
     """Place among the leaves of the forward values -> the tensor of the call that it is, or shares its memory with.
 
@@ -270,7 +258,7 @@ def shared_leaves(
     Raises:
         NeedsEager: the region writes to memory that such a result shows in part.
     """
-    inside = {id(wrapper) for row in inputs.inputs for _, wrapper in wrappers_inside(row.traced)}
+    inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
     written = {storage for storage, _ in recorder.writes}  # in any part: the graph computes all of it anew
     found: dict[int, SharedLeaf] = {}
@@ -288,17 +276,12 @@ def shared_leaves(
             elif isinstance(spec, WrapperSpec) and id(t) in first:
                 found[k] = SharedLeaf("value", first[id(t)])
             elif t.layout is torch.strided and torch_api.storage_ref(t) in written:
-                there = [n for n, leaf in enumerate(inputs.leaf_values) if _one_memory(leaf, t)]
-                same = next((n for n in there if in_one_place(inputs.leaf_values[n], t)), None)
-                if there and same is None:
+                if any(_one_memory(leaf, t) for leaf in inputs.leaf_values):
                     raise NeedsEager(
                         "a result shares memory with an input that the region writes, and autograd does not know",
                         path=Path("result").item(number),
-                        expected="the input, a view of it, or tensors of their own",
                         fix="return a clone",
                     )
-                if same is not None:
-                    found[k] = SharedLeaf("detached", same)
             if not isinstance(spec, LeafSpec):
                 first.setdefault(id(t), k)
         place += len(leaves)
@@ -309,44 +292,28 @@ def _one_memory(a: Tensor, b: Tensor) -> bool:
     return a.layout is torch.strided and bool(torch_api.storage_ref(a) == torch_api.storage_ref(b))
 
 
-def check_escapes(spec: Spec, path: Path) -> None:
-    """Numbers that differ between calls may stand in containers and dataclasses of a result's context, where a call finds
-    them; traced tensors nowhere.
+def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs: Inputs) -> None:
+    """A class may hand what its context holds on to its results (``cls(out, x.config)``): what changes one changes the other.
 
     Raises:
-        UnsupportedError: there is one, or an object with one inside.
+        NeedsEager: a result has a list, dict, array or dataclass that is in the context of an input.
     """
-    if not isinstance(spec, WrapperSpec):
-        return
-    for name, inner in zip(spec.names, spec.inners, strict=True):
-        check_escapes(inner, path.attr(name))
-    todo = [] if flattens_alike(spec.cls) or torch_api.context_shortcut(spec.cls) is not None else [spec.context]
-    while todo:
-        value = todo.pop()
-        parts = [part for _, part in parts_of(value)]
-        todo += parts
-        if not (parts or isinstance(value, (OfInput, *torch_api.SYM_TYPES)) or is_atom(value)) and _holds_traced(value):
-            raise UnsupportedError(
-                "the region puts a value that it computes into the flatten context of a result",
-                path=path,
-                expected="contexts of values that are known while tracing, and sizes in containers and dataclasses",
-                got=f"a {type(value).__qualname__}",
-                fix="let __tensor_flatten__ name the tensor as an inner tensor, or return it beside the wrapper",
+    specs = [flatten(row.traced)[1] for row in inputs.rows]  # kept, so that ids stay theirs
+    held = {id(o) for spec in specs for o in _objects(spec)}
+    for number, value in enumerate(values if held else ()):
+        if number not in contents and any(id(o) in held for o in _objects(flatten(value)[1])):
+            raise NeedsEager(
+                "the context of a result holds an object of that of an input, which can be changed in place",
+                path=Path("result").item(number),
+                fix="make it immutable (@dataclass(frozen=True)), or let the class copy it",
             )
 
 
-def _holds_traced(value: Any, depth: int = 4) -> bool:
-    """Is it a traced tensor or a symbolic number, or a container or an object with one inside?"""
-    if isinstance(value, Tensor):
-        if kind_of(type(value)) is Kind.REFUSED:  # its tensors are among its attributes, if anywhere
-            return any(map(torch_api.is_fake, vars(value).values()))
-        return any(map(torch_api.is_fake, leaves_of(value)))
-    if isinstance(value, torch_api.SYM_TYPES):
-        return True
-    if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
-        return False
-    if isinstance(value, (list, tuple, set, deque, dict)):
-        items = list(dict.values(value)) if isinstance(value, dict) else list(value)
-    else:
-        items = [v for _, v in attributes_inside(value)]
-    return any(_holds_traced(v, depth - 1) for v in items[:1000])
+def _objects(spec: Spec) -> list[Any]:
+    """What can be changed in place of the contexts of a wrapper, and of those inside of it."""
+    if not isinstance(spec, WrapperSpec):
+        return []
+    found: list[Any] = [] if torch_api.context_shortcut(spec.cls) is not None else [spec.context]
+    for value in found:
+        found += parts_of(value)
+    return [o for o in found if is_copied(o)] + [o for inner in spec.inners for o in _objects(inner)]

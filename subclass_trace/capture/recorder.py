@@ -30,7 +30,7 @@ from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range
-from .diagnostics import refuse_branch, unknown_tensor
+from .diagnostics import refuse_branch
 from .higher_order import record_higher_order
 from .known import known_value
 from .operators import RULES
@@ -124,11 +124,8 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         if not torch_api.is_fake(value):
             return self._nodes[id(self.lift(value))][0]
         if self.outer is not None and self.outer.knows(value):
-            raise UnsupportedError(
-                "a branch of a higher order operator closes over a traced tensor",
-                expected="every tensor that a branch reads among its operands",
-                fix="pass the tensor to the branch as an operand",
-            )
+            what = "a branch of a higher order operator closes over a traced tensor"
+            raise UnsupportedError(what, fix="pass the tensor to the branch as an operand")
         raise UnsupportedError(
             "the region met a fake tensor that was made outside of it",
             got=f"{value}",
@@ -149,7 +146,10 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             return hit[0]
         names_count = self.state is not None and self.state.follows and self.tag == "is_forward" and not self.sealed
         if names_count:
-            raise unknown_tensor(real, self.user_line())
+            what = "the region uses a tensor that no argument, name or attribute leads to"
+            raise UnsupportedError(
+                what, path=self.user_line(), fix="pass it as an argument, or hold it in an attribute"
+            )
         return self.constant(real)
 
     # ------------------------------------------------------------------ the dispatch
@@ -299,8 +299,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             raise NeedsEager(
                 "the region runs operations under a default dtype that it has set itself",
                 path=self.user_line(),
-                expected=f"the default dtype of the call, {self.default_dtype}",
-                got=f"{func} under {torch.get_default_dtype()}",
                 fix="set the default dtype outside of the region, or name dtypes",
             )
         if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
@@ -333,8 +331,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             self.writes.append((storage, byte_range(t)))
             if storage in self.outliving:
                 raise late_write(func, t, self.user_line())
-            if storage in self.of_arrays:
-                raise refused_write(func, t, self.user_line(), "the memory of a numpy array")
             if storage in self.perhaps_shared:
                 raise refused_write(
                     func, t, self.user_line(), "memory that is shared or not, by values inside a tensor"

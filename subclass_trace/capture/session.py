@@ -40,7 +40,6 @@ def _refuse_hooks(recorder: Recorder) -> None:
     raise UnsupportedError(
         "the region sets saved-tensor hooks",
         path=recorder.user_line(),
-        expected="hooks around the region, which see what is saved",
         fix="set them around the call of the region",
     )
 

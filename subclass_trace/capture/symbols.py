@@ -33,7 +33,6 @@ class Symbols:
         self.floats: set[Any] = set()  # symbols of floats that the call brings
         self._nodes: dict[Any, fx.Node] = {}  # expression -> what computes it
         self._sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> input, what of it, dimension
-        self._texts: dict[int, str] = {}  # what to say of conditions on data-dependent numbers
         self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
 
     # ------------------------------------------------------------------ where symbols come from
@@ -146,12 +145,6 @@ class Symbols:
         env = self.mode.shape_env
         return [(s, symint(env, s)) for s in sorted(n.node.expr.free_symbols, key=str) if env.is_unbacked_symint(s)]
 
-    def require(self, condition: Any, text: str) -> None:
-        """Take a condition on data-dependent numbers for true, and let each call raise ``text`` if it is not."""
-        before = {id(row) for row in self._deferred()}
-        torch._check(condition, lambda: text)  # type: ignore[no-untyped-call]
-        self._texts.update((id(row), text) for row in self._deferred() if id(row) not in before)
-
     def _deferred(self) -> list[Any]:
         env = self.mode.shape_env
         return [row for rows in env.deferred_runtime_asserts.values() for row in rows]
@@ -164,11 +157,9 @@ class Symbols:
         for row in self._deferred():
             if not row.expr.free_symbols <= known:
                 raise UnsupportedError(
-                    "a condition on values inside tensors cannot be checked in each call",
-                    expected="numbers that operations of the region make",
-                    got=row.expr,
+                    "a condition on values inside tensors cannot be checked in each call", got=row.expr
                 )
-            text = self._texts.get(id(row), f"a condition on values inside tensors does not hold: {row.expr}")
+            text = f"a condition on values inside tensors does not hold: {row.expr}"
             condition = self._expression_node(row.expr, tag)
             check = self.graph.call_function(aten._assert_scalar.default, (condition, text))
             check.meta["val"] = None

@@ -18,23 +18,18 @@ from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from ..state.guards import StateGuards
 from ..state.run import backward_state
-from ..subclass.flatten import flatten, leaves_of, map_leaves
+from ..subclass.flatten import flatten, guarded_spec, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .diagnostics import refusal_of_data
-from .graphs import finish_joint, kept_after, placeholders
-from .mutation import check_contexts, contexts_of
+from .effects import CHECKS, is_kept
+from .graphs import finish_joint, placeholders
+from .mutation import same_but_for_grad
 from .session import Session
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-
-
-_IN_A_BACKWARD = (
-    "a custom backward or a hook changes the flatten context of an input in place",
-    "keep what it changes in an object that is no part of a context, or in an inner tensor",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +37,7 @@ class TracedBackward:
     """One backward: the joint graph it is part of, the names of its tangents, the specs of its gradients.
 
     The first ``num_forward`` outputs of ``joint`` are the forward's; the last ``draws`` of them are random numbers that
-    nothing reads, kept because drawing them moves the generator, or of operations with effects. The last ``late``
-    outputs of all are those of the backward's operations with effects.
+    nothing reads, kept because drawing them moves the generator, or of operations with effects.
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs: those with a history of their own.
@@ -54,7 +48,6 @@ class TracedBackward:
     joint: fx.GraphModule
     num_forward: int
     draws: int
-    late: int
     tangents: tuple[str, ...]
     grads: tuple[Spec | None, ...]
     next: Tape | None
@@ -70,7 +63,7 @@ class Tape:
     Attributes:
         forward_nodes, boundary, served: see `finish_joint`; ``served`` is what eager autograd keeps, which stays in
             each joint graph.
-        inputs, paths: those that the edges are of.
+        inputs: those that the edges are of.
     """
 
     session: Session
@@ -80,7 +73,6 @@ class Tape:
     boundary: fx.Node | None
     served: tuple[fx.Node, ...] = ()
     inputs: tuple[Tensor, ...] = ()
-    paths: tuple[Path, ...] = ()
 
     def guess(self) -> list[Spec]:
         """The tangents that the live outputs suggest, one per output; the author hook is honoured."""
@@ -119,16 +111,16 @@ class Tape:
                 names += made
             edges = [*map(torch.autograd.graph.get_gradient_edge, tracked)]
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
-            start = next(iter(reversed(recorder.graph.nodes)), None)
             outs = [self.outputs[k] for k in present]
-            contexts = contexts_of(self.session.wrappers)
+            contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:
                 with (
                     _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder),
                     backward_state(recorder) as state,
                 ):
                     grads = self._differentiate(outs, values, create_graph)
-                check_contexts(contexts, *_IN_A_BACKWARD)
+                self._check_contexts(contexts)
+                _refuse_effects([n for n in recorder.graph.nodes if n not in known])
             except BaseException:
                 for node in [n for n in reversed(recorder.graph.nodes) if n not in known]:
                     recorder.graph.erase_node(node)  # else the forward would run them
@@ -138,8 +130,7 @@ class Tape:
             self._check_layouts(grads)
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
-            late = kept_after(recorder.graph, start)
-            joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.served, late)
+            joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.served)
         untouched = {
             k: t for k, t in zip(present, values, strict=True) if not any(map(recorder.was_written, leaves_of(t)))
         }
@@ -148,23 +139,28 @@ class Tape:
         if create_graph:  # what is passed on has a history of its own
             live = [k for k, g in enumerate(grads) if g is not None and g.requires_grad and passed[k] is None]
             outputs = tuple(g for k in live if (g := grads[k]) is not None)
-            following = replace(
-                self, outputs=outputs, edges=(*self.edges, *edges), inputs=(*self.inputs, *tracked), paths=()
-            )
+            following = replace(self, outputs=outputs, edges=(*self.edges, *edges), inputs=(*self.inputs, *tracked))
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)
-        counts = (len(self.forward_nodes) + hidden, hidden, joint.meta["late"])
+        counts = (len(self.forward_nodes) + hidden, hidden)
         return TracedBackward(joint, *counts, tuple(names), specs, following, tuple(live), passed, state.guards)
+
+    def _contexts(self) -> list[tuple[Path, Spec]]:
+        with torch_api.plain_dispatch():
+            return [(path, flatten(wrapper)[1]) for path, wrapper in self.session.wrappers]
+
+    def _check_contexts(self, before: Sequence[Spec]) -> None:
+        """Traced wrappers have copies of what can be changed in contexts: what a backward changes would be changed in those."""
+        for known, (path, now) in zip(before, self._contexts(), strict=True):
+            if not same_but_for_grad(known, now):
+                raise UnsupportedError("a custom backward or a hook changes the flatten context of an input", path=path)
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
-        for k, g in enumerate(grads):
+        for g in grads:
             if g is not None and g.layout in _SPARSE:
                 raise NeedsEager(
                     "the gradient of an input is a sparse tensor",
-                    path=self.paths[k] if k < len(self.paths) else None,
-                    expected="strided gradients",
-                    got=f"layout {g.layout}",
                     fix="make it with sparse=False, or call that layer outside of the region",
                 )
 
@@ -226,6 +222,15 @@ def _passed(grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]) -> t
     return tuple(rows)
 
 
+def _refuse_effects(nodes: Sequence[fx.Node]) -> None:
+    """Refuse what a backward calls for what it does; a check of the values that were checked in the forward is left out."""
+    for node in nodes:
+        if is_kept(node) and node.target not in CHECKS:
+            raise NeedsEager(
+                "the backward calls an operation that has effects", got=node.target, fix="call it in the forward"
+            )
+
+
 def _fresh_like(t: Tensor) -> Tensor:
     # Dense strides are kept; anything else becomes contiguous, and the run time brings real tangents to it.
     if torch_api.is_dense(t):
@@ -279,11 +284,6 @@ def connected(outputs: Sequence[Tensor], rows: Sequence[tuple[int, Any]]) -> lis
     """
     reached = set(_nodes_behind(outputs, []))
     return [row for row in rows if row[1].node in reached]
-
-
-def saves_out_of_sight(outputs: Sequence[Tensor], edges: Sequence[Any]) -> bool:
-    """Is there a node that does not tell what it holds? That of an in-place operation on a view holds another node."""
-    return any(node.name().endswith("CopySlices") for node in _nodes_behind(outputs, edges))
 
 
 def _nodes_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> Iterator[Any]:

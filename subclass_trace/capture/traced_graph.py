@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ class TracedGraph:
     Attributes:
         mode: the FakeTensorMode of the trace.
         tag: the part of the graph that is being written, "is_forward" or "is_backward".
-        of_arrays: the storages of constants in the memory of numpy arrays.
         primals, tangents: how many inputs of each kind there are.
     """
 
@@ -41,7 +39,6 @@ class TracedGraph:
         self.primals = 0
         self.tangents = 0
         self._submodules = 0
-        self.of_arrays: set[Any] = set()
 
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number."""
@@ -94,10 +91,6 @@ class TracedGraph:
         """``value`` is the very value of ``like``: no node of its own."""
         self._nodes[id(value)] = (self.node_of(like), value)
 
-    def has_views(self, t: Tensor) -> bool:
-        """Is a traced tensor a view of this one, for autograd?"""
-        return any(v._is_view() and v._base is t for _, v in self._nodes.values())
-
     def bare(self, fake: Tensor) -> Tensor:
         """A fake tensor of the same metadata that nobody has touched."""
         return torch_api.detached(self.mode, fake)
@@ -105,10 +98,6 @@ class TracedGraph:
     def knows(self, value: Tensor) -> bool:
         """Has this tensor a node in the graph?"""
         return id(value) in self._nodes or id(value) in self._lifted
-
-    def is_constant(self, real: Tensor) -> bool:
-        """Is it a real tensor that the region made itself of constants?"""
-        return id(real) in self._lifted
 
     def adopt(self, real: Tensor, fake: Tensor) -> None:
         """A real leaf that the function reaches by name is an input: ``fake``."""
@@ -129,10 +118,7 @@ class TracedGraph:
             fake = torch_api.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
             name = f"_constant{next(self._numbers)}"
             with torch_api.no_overrides(), torch_api.no_modes():
-                of_array = not real.untyped_storage().resizable()  # its contents may change after this call
-                setattr(self.root, name, real.clone() if of_array else real)
-                if of_array:
-                    self.of_arrays.add(torch_api.storage_ref(fake))
+                setattr(self.root, name, real)
             node = self.graph.get_attr(name)
             node.meta["partitioner_tag"] = self.tag
             self.track(fake, node)
@@ -155,13 +141,6 @@ class TracedGraph:
                     self.track(o, item)
         else:
             node.meta["val"] = out
-
-    def keep_metadata(self, changed: Sequence[Tensor]) -> None:
-        """The sizes of these are about to change in place: what a node computed must not change with them."""
-        for t in changed:
-            hit = self._nodes.get(id(t))
-            if hit is not None and hit[0].meta.get("val") is t:
-                hit[0].meta["val"] = torch_api.detached(self.mode, t)
 
     def next_submodule(self) -> int:
         """A number for the next branch of a higher order operator."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
 import re
 import threading
@@ -77,19 +76,6 @@ def user_frames(frame: Any, stop: Any) -> tuple[tuple[Any, int], ...]:
 def line_text(frames: tuple[tuple[Any, int], ...] | None) -> str | None:
     """``file:line`` of the innermost of these frames."""
     return f"{frames[0][0].co_filename}:{frames[0][1]}" if frames else None
-
-
-_LONGEST = 120  # characters of a line that are quoted
-
-
-def quoted(line: str | None) -> str:
-    """The code at ``file:line``, in backquotes; nothing where it is not known."""
-    if line is None:
-        return ""
-    file, _, number = line.rpartition(":")
-    code = linecache.getline(file, int(number)).strip()
-    code = code if len(code) <= _LONGEST else f"{code[: _LONGEST - 3]}..."
-    return f"`{code}`" if code else ""
 
 
 def frames_text(node: fx.Node) -> str | None:

@@ -72,7 +72,6 @@ def refused_write(func: Any, written: Tensor, line: str | None, what: str) -> Ne
     return NeedsEager(
         f"the region writes to {what}",
         path=line,
-        expected="tensors of their own, or whole views",
         got=f"{func} on a tensor of shape {tuple(written.shape)}",
         fix="write to a clone",
     )
@@ -83,7 +82,6 @@ def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError
     return UnsupportedError(
         "the backward of the region writes to an input or a result of the region",
         path=line,
-        expected="a backward that writes only to tensors of its own",
         got=f"{func} on a tensor of shape {tuple(written.shape)}",
         fix="hand the new contents out as the gradient of that input (zoo.DelayedFP8Linear does), or call "
         "torch.autograd.grad inside the region, so that the backward is a part of it",
@@ -95,7 +93,6 @@ def collective(func: Any, line: str | None) -> UnsupportedError:
     return UnsupportedError(
         "the region calls a collective in place",
         path=line,
-        expected="the functional forms in torch.distributed._functional_collectives",
         got=str(func),
-        fix="call the functional form, or leave it to Dynamo, which exchanges them",
+        fix="call the functional form (torch.distributed._functional_collectives)",
     )

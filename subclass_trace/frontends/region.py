@@ -23,7 +23,7 @@ from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..state.guards import changed_numbers
 from ..torch_api.dynamo import never_compiled
-from .dynamic import SizeHistory
+from .dynamic import SIZES, SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
 from .specialization import Specialization, compile_call
@@ -164,7 +164,18 @@ class Region:
             )
             self.__entries = (*self.__entries, entry)
             self.__fast = tuple(e.entry.call for e in self.__entries)
+            if entry.program.backwards is not None:
+                entry.program.backwards.narrow = functools.partial(self.__narrow, entry)
             return entry
+
+    def __narrow(self, entry: Specialization) -> None:
+        """A backward of this specialization holds for its sizes alone: later calls have numbers."""
+        with TRACE_LOCK:
+            self.__history.fix_all(
+                [*self.__history.varying_numbers, SIZES], "a backward that holds for some sizes alone"
+            )
+            self.__entries = tuple(e for e in self.__entries if e is not entry)
+            self.__fast = tuple(e.entry.call for e in self.__entries)
 
     def __check_count(self, reason: str) -> None:
         limit = self.__options.max_specializations

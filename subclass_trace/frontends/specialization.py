@@ -122,7 +122,7 @@ class _Maker:
         numbers = [self._number[id(real)] for _, real in found]
         for (source, real), number in zip(found, numbers, strict=True):
             self._add(source, real, number)
-        made = [self.inputs.inputs[n].traced for n in numbers]
+        made = [self.inputs.rows[n].traced for n in numbers]
         self.handed += made
         return made
 

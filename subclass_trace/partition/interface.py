@@ -96,10 +96,7 @@ def partition(
     if isinstance(partitioner, MinCut):
         fixed = frozenset(f"primals_{n + 1}" for n in static)
         facts = Facts(frozenset(written), fixed, serve, frozenset(copied))
-        parts = _by_rows(traced, partitioner, facts)
-        if traced.late:
-            del parts.second.outputs[-traced.late :]
-        return parts
+        return _by_rows(traced, partitioner, facts)
     return by_modules(traced, partitioner, serve, written, static)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..capture.graphs import drop_outputs, is_draw, output_args, placeholders, where
+from ..capture.graphs import is_draw, output_args, placeholders, where
 from ..capture.tape import TracedBackward
 from ..errors import VerificationError
 from . import torch_partitioners
@@ -32,10 +32,8 @@ def by_modules(
     static: Sequence[int],
 ) -> Partitioned:
     """Any partitioner in the form of ``functorch.compile``'s, which consumes the joint graph."""
-    joint, num_forward, late = traced.joint, traced.num_forward, traced.late
+    joint, num_forward = traced.joint, traced.num_forward
     _save_draws(joint.graph)
-    for node in output_args(joint.graph)[-late:] if late else ():
-        node.meta["partitioner_tag"] = "must_be_in_backward"
     ancestry = ancestry_of(joint.graph)
     promised, primals = output_args(joint.graph), [n.name for n in _primals(joint.graph)]
     inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
@@ -56,7 +54,6 @@ def by_modules(
         forward,
         [*outputs[: num_forward - traced.draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)],
     )
-    drop_outputs(backward.graph, late)
     names = (*saved, *(n.name for n in extra_nodes))
     halves_ = Half.of_module(forward), Half.of_module(backward)
     return Partitioned(*halves_, names, tuple(backward_inputs), frozenset(n.name for n in extra_nodes))

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..subclass.context import OfInput
 from ..subclass.spec import Spec, leaf_count
 from .inputs import InputPlan as InputPlan
 from .inputs import LeafPrimal as LeafPrimal
@@ -27,7 +26,6 @@ from .inputs import SymbolPlan as SymbolPlan
 from .inputs import gradient_of as gradient_of
 from .mutations import MutationPlan as MutationPlan
 from .outputs import ConstantOutput as ConstantOutput
-from .outputs import GradientOutput as GradientOutput
 from .outputs import InputOutput as InputOutput
 from .outputs import OutputPlan as OutputPlan
 from .outputs import Replay as Replay
@@ -79,7 +77,6 @@ class PlanInputs:
         symbols: where a call tells the sizes that are symbols.
         conditions: what must hold of them.
         offsets_matter: the graphs hold absolute storage offsets (``as_strided``), or the region asks for one.
-        handed_on: objects in contexts that results have from the call's inputs.
     """
 
     rows: tuple[InputPlan, ...]
@@ -89,7 +86,6 @@ class PlanInputs:
     symbols: tuple[SymbolPlan, ...]
     conditions: tuple[Any, ...]
     offsets_matter: bool
-    handed_on: tuple[OfInput, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,8 +79,7 @@ Primal: TypeAlias = LeafPrimal | SizePrimal
 class SymbolPlan:
     """Where a symbol's value comes from.
 
-    A leaf's ``kind`` 'size', 'stride' or 'storage_offset', an input's outer 'size', an input's 'ragged' size (a nested int), or
-    an 'argument': the number at flat position ``dim``.
+    A leaf's or input's 'size', an input's 'ragged' one (a nested int), or an 'argument': that at flat position ``dim``.
     """
 
     symbol: Any

@@ -33,13 +33,6 @@ class InputOutput:
 
 
 @dataclass(frozen=True)
-class GradientOutput:
-    """The very object that is input number ``input``: the ``.grad`` of a tensor, which is no argument."""
-
-    input: int
-
-
-@dataclass(frozen=True)
 class SameOutput:
     """The very object that is result number ``result``."""
 
@@ -83,25 +76,19 @@ class ViewOutput:
 
 @dataclass(frozen=True, eq=False)
 class ValueOutput:
-    """Forward value ``value``.
-
-    ``protected``: eager has a view here of what the value does not know: autograd refuses to write to it.
-    """
+    """Forward value ``value``."""
 
     value: int
     spec: Spec
-    protected: bool = False
 
 
 @dataclass(frozen=True)
 class SharedLeaf:
-    """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs (``kind`` "input"), that leaf
-    detached, where it shares its memory alone ("detached"), or leaf ``number`` of the forward values ("value")."""
+    """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs (``kind`` "input"), or of the
+    forward values ("value")."""
 
     kind: str
     number: int
 
 
-OutputPlan: TypeAlias = (
-    ConstantOutput | SizeOutput | InputOutput | GradientOutput | SameOutput | ViewOutput | ValueOutput
-)
+OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput

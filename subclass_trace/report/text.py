@@ -94,7 +94,7 @@ def _symbols(plan: Plan) -> Iterator[Row]:
             yield str(s.symbol), f"flat argument {s.dim}"
         else:
             owner = leaves[s.leaf] if s.leaf is not None else str(plan.inputs.rows[s.input or 0].path)
-            yield str(s.symbol), f"{owner}.{s.kind}({'' if s.kind == 'storage_offset' else s.dim})"
+            yield str(s.symbol), f"{owner}.{s.kind}({s.dim})"
 
 
 def _changes(plan: Plan) -> Iterator[Row]:

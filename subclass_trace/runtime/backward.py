@@ -15,11 +15,10 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api, verify
-from ..capture.graphs import drop_outputs, extract, needed, output_args
+from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..subclass.flatten import flatten
-from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides, is_lazy
@@ -144,8 +143,8 @@ class Backwards:
 
     Attributes:
         inputs: how many inputs are differentiated.
-        takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
+        narrow: is told when a backward does not hold for the sizes of a call.
     """
 
     def __init__(
@@ -159,8 +158,8 @@ class Backwards:
         self.tape, self.saved, self.compile_backward = tape, saved, compile_backward
         self.output_paths, self.symbols = tuple(output_paths), symbols
         self.inputs = len(tape.edges)
-        self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
         self.of: tuple[int, ...] | None = None
+        self.narrow: Callable[[], None] | None = None
         self.compiled: tuple[CompiledBackward, ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
@@ -220,12 +219,14 @@ class Backwards:
         return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
+        if self.narrow is not None:
+            self.narrow()
         return TangentError(
             "this backward takes other operations for other sizes or numbers, and its trace has those of another call",
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str({str(s): env[s] for s in condition.free_symbols}),
-            fix="compile with dynamic='never'",
+            fix="call the region again (from now on such sizes have specializations of their own), or use dynamic='never'",
         )
 
     def _compile(
@@ -242,7 +243,6 @@ class Backwards:
             raise self._not_computable(tangents, missing)
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
         graph = extract(traced.joint, outputs, names)
-        drop_outputs(graph.graph, traced.late)
         if verify.ENABLED:
             verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=tuple(have))
             verify.verify_backward(graph, names, {*have, *sizes})
@@ -251,7 +251,7 @@ class Backwards:
         following = None
         if traced.next is not None:
             following = Backwards(traced.next, frozenset(have), self.compile_backward, (), self.symbols)
-            following.of, following.takes_batches = traced.differentiable, self.takes_batches
+            following.of, following.narrow = traced.differentiable, self.narrow
         return [place.get(n, ("saved", n)) for n in names], self.compile_backward(graph), following, graph
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:

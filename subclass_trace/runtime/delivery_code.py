@@ -62,11 +62,6 @@ class Delivery:
     def __init__(self, source: Source, plan: Plan, inputs: Sequence[str], leaves: Sequence[str]) -> None:
         self.source, self.plan, self.inputs, self.leaves = source, plan, inputs, leaves
 
-    def conditions(self) -> list[str]:
-        """What is still to be checked where no C++ guard does: none of what is written is an inference tensor."""
-        written = [n for m in self.plan.mutations.rows for n in (self.inputs[m.input], *self._leaves(m))]
-        return [f"not {name}.is_inference()" for name in dict.fromkeys(written)]
-
     def _leaves(self, m: MutationPlan) -> list[str]:
         return [self.leaves[k] for k in self.plan.inputs.rows[m.input].leaves]
 

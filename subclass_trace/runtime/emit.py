@@ -16,13 +16,9 @@ from ..capture.inputs import has_gradient
 from ..errors import UnsupportedError
 from ..plan import InputPlan, Plan
 from ..subclass.context import (
-    OfInput,
-    has_marks,
-    has_metadata_guard,
     has_sizes,
     map_sizes,
     same_context,
-    same_metadata,
     with_outer,
     without_outer,
 )
@@ -72,33 +68,13 @@ _BY_VALUE = 2
 _DEEPEST = 60
 
 
-class PlainContext:
-    """A list, tuple or dict of numbers and strings: compared as a whole, and copied, by the bytes that Python writes for it.
+def plain_context(value: Any) -> bytes | None:
+    """What Python writes for a list, tuple or dict of numbers and strings; None for anything else.
 
-    These tell types and signs of zero apart, and one NaN is like another; other values may have the same ones as bytes alone.
+    That tells types and signs of zero apart, and one NaN is like another; other values may have the same as bytes alone.
     """
-
-    def __init__(self, value: Any) -> None:
-        self.written = marshal.dumps(value, _BY_VALUE)
-        self.value = self.fresh()
-
-    @staticmethod
-    def of(value: Any) -> PlainContext | None:
-        """What stands for such a container; None for anything else."""
-        return PlainContext(value) if type(value) in (list, tuple, dict) and value and _is_plain(value) else None
-
-    def holds(self, now: Any) -> bool:
-        """Is ``now`` the same container?"""
-        try:
-            if marshal.dumps(now, _BY_VALUE) == self.written:
-                return True
-        except ValueError:  # it holds something else
-            return False
-        return same_context(self.value, now)  # strings that are equal may be written in two ways
-
-    def fresh(self) -> Any:
-        """A copy that nobody else has."""
-        return marshal.loads(self.written)
+    plain = type(value) in (list, tuple, dict) and value and _is_plain(value)
+    return marshal.dumps(value, _BY_VALUE) if plain else None
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -108,18 +84,16 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return all(type(v) in _WRITTEN or _is_plain(v, depth + 1) for v in parts)
 
 
-def same_code(source: Source, now: str, known: Any, cls: type) -> str:
+def same_code(source: Source, now: str, known: Any) -> str:
     """The condition that the context ``now`` is the same as the known one, as source: identity, then `same_context`."""
     constant = source.constant(known, "context")
-    if has_metadata_guard(cls):
-        return f"{source.bind('same_metadata', same_metadata)}({source.constant(cls, 'cls')}, {constant}, {now})"
     if isinstance(known, _IDENTITY):
         return f"{now} is {constant}"
     if type(known) in (int, str, bytes):
         return f"type({now}) is {type(known).__name__} and {now} == {constant}"
-    if (plain := PlainContext.of(known)) is not None:
-        return f"{source.constant(plain.holds, 'is_context')}({now})"
     same = f"{source.bind('same_context', same_context)}({constant}, {now})"
+    if (written := plain_context(known)) is not None:  # equal strings may be written in two ways
+        return f"{source.bind('written', marshal.dumps)}({now}, {_BY_VALUE}) == {written!r} or {same}"
     return same if type(known) is tuple else f"({now} is {constant} or {same})"
 
 
@@ -193,7 +167,7 @@ class Unwrapper:
         if dynamic:
             source.bind("without_outer", without_outer)
             source.line(f"c = without_outer(c, tuple({variable}.shape), {variable}.stride())")
-        source.check(f"if not ({same_code(source, 'c', spec.context, spec.cls)})", other)
+        source.check(f"if not ({same_code(source, 'c', spec.context)})", other)
         for name, known in opaque:
             value, found = source.constant(known, "opaque"), attribute_code(variable, name)
             failed = f"{found} is not {value} and not {source.bind('same_context', same_context)}({value}, {found})"
@@ -210,19 +184,14 @@ class Wrapper:
     """Emits rewrapping: by a verified template, by DTensor's constructor, or by ``__tensor_unflatten__``."""
 
     def __init__(self, source: Source, examples: Examples, symbols: dict[Any, str], env: str) -> None:
-        """``env``: the expression of a dict with the values of symbols, and with what results have from inputs."""
+        """``env``: the expression of a dict with the values of symbols."""
         self.source, self.examples, self.symbols, self.env = source, examples, symbols, env
-
-    def _of_call(self, mark: OfInput) -> str:
-        return f"{self.env}[{self.source.constant(mark, 'mark')}]"
 
     def wrap(self, spec: Spec, leaves: Iterator[str]) -> str:
         """The expression (a local name) of a value made of the next leaves."""
         if isinstance(spec, LeafSpec):
             return next(leaves)
         if isinstance(spec, OpaqueSpec):
-            if isinstance(spec.value, OfInput):
-                return self._of_call(spec.value)
             return self.source.constant(spec.value, "opaque")
         if is_sized(spec):
             out, bind, own = self.source.name("w"), self.source.bind, [next(leaves) for _ in range(leaf_count(spec))]
@@ -271,15 +240,12 @@ class Wrapper:
         source.bind("with_outer", with_outer)
         parts = ", ".join(f"{name!r}: {local}" for name, local in inner)
         size, stride = sizes_code(spec.size, self.symbols), sizes_code(spec.stride, self.symbols)
-        if isinstance(spec.context, OfInput):
-            context = self._of_call(spec.context)
-        elif (plain := PlainContext.of(spec.context)) is not None:
-            context = f"{source.constant(plain.fresh, 'fresh_context')}()"
+        if (written := plain_context(spec.context)) is not None:
+            context = f"{source.bind('copy_of', marshal.loads)}({written!r})"
         else:
             context = source.constant(spec.context, "context")
             if not isinstance(spec.context, _IDENTITY):
-                handed = f", {self.env}.__getitem__" if has_marks(spec.context) else ""
-                context = f"with_outer({context}, {size}, {stride}{handed})"
+                context = f"with_outer({context}, {size}, {stride})"
         unflatten = source.constant(unflatten_of(spec.cls), "unflatten")
         source.line(f"{out} = {unflatten}({{{parts}}}, {context}, Size({size}), {stride})")
 
@@ -314,7 +280,7 @@ def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[
         value = (
             f"o[{k}]" if shared is None else flat[shared.number] if shared.kind == "value" else leaves[shared.number]
         )
-        source.line(f"d{k} = {value}{'.detach()' if shared is None or shared.kind == 'detached' else ''}")
+        source.line(f"d{k} = {value}{'.detach()' if shared is None else ''}")
         flat[k] = f"d{k}"
     return flat
 
@@ -364,7 +330,7 @@ def sized_alike(spec: WrapperSpec, value: Tensor, env: Mapping[Any, Any]) -> boo
     opaque = [(i.value, v) for i, v in zip(spec.inners, inners, strict=True) if isinstance(i, OpaqueSpec)]
     expected = map_sizes(spec.context, lambda n: evaluate(n, env))
     beside = without_outer(context, tuple(value.shape), tuple(value.stride())) if spec.has_dynamic_size else context
-    alike = same_context(expected, beside) or same_metadata(spec.cls, expected, context)
+    alike = same_context(expected, beside) or same_context(expected, context)
     return alike and all(same_context(known, now) for known, now in opaque)
 
 
@@ -413,9 +379,7 @@ def symbol_lines(
             source.line(f"{local} = {flat[row.dim]}")
             continue
         assert row.leaf is not None
-        leaf = leaves[row.leaf]
-        what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
-        source.line(f"{local} = {leaf}.{what[row.kind]}")
+        source.line(f"{local} = {leaves[row.leaf]}.shape[{row.dim}]")
     return symbols
 
 

@@ -16,7 +16,6 @@ from .. import torch_api
 from ..capture.aliasing import alias_check
 from ..plan import (
     ConstantOutput,
-    GradientOutput,
     InputOutput,
     LeafPrimal,
     SameOutput,
@@ -46,7 +45,6 @@ from .emit import (
     wrapped,
 )
 from .finish import Call, Program, watch_contexts, watched_contexts
-from .function import protected
 from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient, Guards
 from .rebuild import replay_view
@@ -240,11 +238,7 @@ class EntryEmitter:
         """Emit the call; returns an expression for each flat output."""
         s, plan = self.source, self.plan
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
-        if plan.inputs.handed_on:
-            s.line(f"env = {self._env(symbols)}")
-            for mark in plan.inputs.handed_on:
-                s.line(f"env[{s.constant(mark, 'mark')}] = {mark.code.replace('{}', inputs[mark.number])}")
-        env = "env" if plan.inputs.handed_on else self._env(symbols)
+        env = self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
         if needs_call(plan):
             s.line(f"call = {state}")
@@ -279,14 +273,12 @@ class EntryEmitter:
             return results[o.result]
         if isinstance(o, InputOutput):
             return flat[o.position]
-        if isinstance(o, GradientOutput):
-            return inputs[o.input]
         if isinstance(o, ViewOutput):
             sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
             base = (inputs if o.of_input else values)[o.base]
             return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
         if isinstance(o, ValueOutput):
-            return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
+            return values[o.value]
         assert isinstance(o, SizeOutput)
         return f"call.sizes[{o.index}]"
 

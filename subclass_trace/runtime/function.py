@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -35,18 +34,15 @@ def run_backward(
     """
     if all(t is None for t in tangents):
         return [None] * backwards.inputs, None
-    batched = any(map(torch_api.is_batched, tangents))
-    if batched and not backwards.takes_batches:
+    if any(map(torch_api.is_batched, tangents)):
         raise UnsupportedError(
-            "the backward of a region with wrappers, or of a compiler, gets several gradients at once",
-            expected="one gradient, or a region of dense tensors with backend='eager'",
+            "the backward of a region gets several gradients at once",
             got="is_grads_batched=True, or a vectorized jacobian",
             fix="call the backward once for each",
         )
     create_graph, env = torch.is_grad_enabled(), getattr(ctx, "env", None) or {}
     rows = [None if t is None else flatten(t) for t in tangents]
-    with torch_api.outside_of_vmap() if batched else contextlib.nullcontext():
-        entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
+    entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
     with torch_api.disable_autocast():
         if not create_graph:
             leaves = [leaf for r in rows if r is not None for leaf in r[0]]
@@ -192,22 +188,3 @@ class DifferentiableBackward(torch.autograd.Function):
         saved = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors, strict=False))}
         found, _ = run_backward(following, ctx, saved, [grads[k] for k in following.of])
         return (None, None, None, None, None, *found)
-
-
-class Protected(torch.autograd.Function):
-    """A value that nobody may write to under autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        """A view that is made in a custom Function."""
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """It all belongs to the value."""
-        return grad
-
-
-def protected(value: Tensor) -> Tensor:
-    """The value, which nobody may write to under autograd."""
-    return torch_api.apply_function(Protected, value) if value.requires_grad else value

@@ -47,7 +47,6 @@ def needs_call(plan: Plan) -> bool:
     beside = set(plan.gradients.watched_inputs) - set(plan.gradients.differentiated)
     return bool(
         plan.inputs.symbols
-        or plan.inputs.handed_on
         or beside
         or plan.results.size_outputs
         or any(row.kind != "value" for row in plan.results.shared.values())
@@ -147,7 +146,7 @@ class FunctionEmitter:
         tangents = [grads[k] for k in self.plan.gradients.differentiable]
         result, entry = run_backward(self.backwards, ctx, named, tangents)
         if entry is not None and entry not in self._known and len(self.paths) < _PATHS:
-            odd = any(t is not None and (torch_api.is_batched(t) or any(map(is_lazy, leaves_of(t)))) for t in tangents)
+            odd = any(is_lazy(leaf) for t in tangents if t is not None for leaf in leaves_of(t))
             if not odd and not entry.when.create_graph and not entry.when.autocast:
                 self._known.append(entry)
                 if not self._unknown_sizes(entry):
@@ -182,7 +181,7 @@ class FunctionEmitter:
                 leaves += unwrapper.unwrap(name, spec, VALUE)
         s.line("pass")
         s.depth = 1
-        s.line("except AttributeError: return None")
+        s.line("except (AttributeError, ValueError): return None")
         env = "ctx.env" if symbols else "{}"
         # Of any strides: they are brought to those that the graph was traced for.
         tensors = unwrapper.tensors

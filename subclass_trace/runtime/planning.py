@@ -58,8 +58,7 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
     """The plan; sizes are expressions over the symbols that a call binds."""
     inputs, symbols = tuple(_inputs(captured)), tuple(_symbols(captured))
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
-    handed = captured.handed
-    values = tuple(freeze(handed.marked(v)) for v in captured.results.values)
+    values = tuple(map(freeze, captured.results.values))
     return Plan(
         inputs=PlanInputs(
             rows=inputs,
@@ -69,22 +68,21 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             symbols=symbols,
             conditions=conditions_of(captured, symbols),
             offsets_matter=_offsets_matter(captured),
-            handed_on=tuple(handed.used),
         ),
         results=PlanResults(
             values=values,
             outputs=tuple(_freeze_output(o, captured) for o in captured.results.outputs),
             recipe=flat.result,
             detach_values=_detach(forward, captured),
-            size_outputs=len(captured.results.size_outputs),
+            size_outputs=captured.results.size_outputs,
             shared=captured.results.shared,
             unbacked=captured.results.unbacked,
         ),
         mutations=captured.mutations,
         side_effects=flat.side_effects,
         gradients=PlanGradients(
-            differentiable=captured.gradients.differentiable,
-            differentiated=captured.gradients.differentiated,
+            differentiable=captured.differentiable,
+            differentiated=captured.differentiated,
             saved=saved,
             watched_inputs=watched_inputs,
             watched_values=watched_values,
@@ -119,8 +117,8 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
     rows: list[Primal] = []
     for node in forward.inputs:
         number = int(str(node.target).rsplit("_", 1)[1]) - 1
-        if number in captured.inputs.size_primals:
-            rows.append(SizePrimal(to_expr(captured.inputs.size_primals[number])))
+        if number in captured.inputs.sizes:
+            rows.append(SizePrimal(to_expr(captured.inputs.sizes[number])))
         else:
             rows.append(LeafPrimal(place[number]))
     return rows
@@ -129,27 +127,22 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
 def _symbols(captured: Captured) -> list[SymbolPlan]:
     rows: dict[Any, SymbolPlan] = {}
 
-    def note(size: Any, kind: str, leaf: int | None, inp: int | None, dim: int) -> None:
+    def note(size: Any, leaf: int | None, inp: int | None, dim: int) -> None:
         symbol = torch_api.size_symbol(size)
         if symbol is not None:
-            rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
+            rows.setdefault(symbol, SymbolPlan(symbol, "size", leaf, inp, dim))
 
     # First: where a size was found to be equal to a number, that is checked with the size.
     for position, n in captured.session.arguments.items():
         symbol = torch_api.argument_symbol(n)
         if symbol is not None:
             rows.setdefault(symbol, SymbolPlan(symbol, "argument", None, None, position))
-    strided = [(k, t) for k, t in enumerate(captured.inputs.originals) if t.layout is torch.strided]
     for k, t in enumerate(captured.inputs.originals):
         for d, n in enumerate(t.shape):
-            note(n, "size", k, None, d)
-    for k, t in strided:
-        for d, n in enumerate(t.stride()):
-            note(n, "stride", k, None, d)
-        note(t.storage_offset(), "storage_offset", k, None, 0)
+            note(n, k, None, d)
     for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
-            note(n, "size", None, number, d)
+            note(n, None, number, d)
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             ragged = torch_api.ragged_parts(n) if is_ragged(n) else None
             if ragged is not None:

@@ -10,8 +10,7 @@ import torch
 
 from .. import torch_api
 from ..capture.diagnostics import kept_number
-from ..plan import Plan, SymbolPlan
-from ..subclass.context import OfInput, map_sizes, without_outer
+from ..subclass.context import map_sizes, without_outer
 from ..subclass.spec import RaggedSize, SizeExpr, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import map_spec
 
@@ -78,9 +77,7 @@ def hint_of(size: Any) -> int:
 
 
 def evaluate(size: Any, env: Env) -> Any:
-    """The value of a size in this call; of what results have from an input, the object."""
-    if isinstance(size, OfInput):
-        return env.get(size, size)
+    """The value of a size in this call."""
     return size.evaluate(env) if isinstance(size, (SizeExpr, RaggedSize)) else size
 
 
@@ -103,28 +100,3 @@ def concrete(spec: Spec, env: Env) -> Spec:
     if not env and not jagged:
         return spec
     return map_spec(spec, evaluator(env), lambda c: map_sizes(c, lambda n: evaluate(n, env)))
-
-
-def read_symbol(
-    row: SymbolPlan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], flat: Sequence[Any] = ()
-) -> Any:
-    """The value of one symbol in this call: a number, or the nested int of a jagged input."""
-    if row.kind == "argument":
-        return flat[row.dim]
-    if row.kind == "ragged":
-        assert row.input is not None
-        return inputs[row.input].shape[row.dim]
-    if row.input is not None:
-        return int(inputs[row.input].shape[row.dim])
-    assert row.leaf is not None
-    leaf = leaves[row.leaf]
-    if row.kind == "size":
-        return int(leaf.shape[row.dim])
-    return int(leaf.stride(row.dim) if row.kind == "stride" else leaf.storage_offset())
-
-
-def bind(
-    plan: Plan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], flat: Sequence[Any] = ()
-) -> dict[Any, int]:
-    """Symbol -> value for this call."""
-    return {row.symbol: read_symbol(row, inputs, leaves, flat) for row in plan.inputs.symbols}

@@ -120,7 +120,7 @@ def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
 def values_of(context: Any) -> Iterator[Any]:
     """A context, and all that is inside of it."""
     yield context
-    for _, part in parts_of(context):
+    for part in parts_of(context):
         yield from values_of(part)
 
 

@@ -1,15 +1,14 @@
 """Flatten contexts: their parts, what guards keep of them, and when two are the same.
 
 A context is whatever an author returns from ``__tensor_flatten__``: often unhashable, sometimes mutable, sometimes with an
-array whose ``==`` is an array. A guard keeps `guarded` of it: copies of what can be changed in place, and beside an object of
-the user's what it held (`ObjectState`). See docs/notes/contexts.md.
+array whose ``==`` is an array. A guard keeps a copy of what can be changed in place (`guarded`), and compares by value
+(`same_context`). See docs/notes/contexts.md.
 
->>> import types
->>> scale = types.SimpleNamespace(value=2)
+>>> scale = {"value": 2}
 >>> known = guarded((scale, 1))
 >>> same_context(known, (scale, 1))
 True
->>> scale.value = 3
+>>> scale["value"] = 3
 >>> same_context(known, (scale, 1))
 False
 """
@@ -29,27 +28,19 @@ from typing import Any
 
 import torch
 
+from .. import torch_api
 from ..errors import NeedsEager
-from .attributes import attributes_inside, is_foreign, namespace_of
+from .attributes import is_foreign, namespace_of
 
 _ATOMS = (
-    int,
-    str,
-    bytes,
-    bool,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    type,
-    enum.Enum,
+    *(int, str, bytes, bool, type(None), type, enum.Enum),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 _MAX_DEPTH = 60
-#: what changes in place in ways that no attribute tells
+#: what changes in place, though a guard would hold the very object
 _REFUSED = (
-    *(list, dict, set, frozenset, types.MappingProxyType, types.MethodType, types.CellType),
-    *(functools.partial, torch.nn.Module, torch.Tensor),
+    *(list, dict, set, frozenset, types.MappingProxyType, types.SimpleNamespace, types.MethodType, types.CellType),
+    *(functools.partial, torch.nn.Module, torch.Tensor, Iterator),
 )
 
 
@@ -72,12 +63,7 @@ class Sizes(tuple[Any, ...]):
 
 def has_sizes(context: Any) -> bool:
     """Does a context hold numbers that are computed from sizes?"""
-    return isinstance(context, _SIZES) or any(has_sizes(v) for _, v in parts_of(context))
-
-
-def numbers_in(context: Any) -> list[Any]:
-    """What differs between calls in a context."""
-    return [context] if isinstance(context, _SIZES) else [n for _, v in parts_of(context) for n in numbers_in(v)]
+    return isinstance(context, _SIZES) or any(map(has_sizes, parts_of(context)))
 
 
 def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
@@ -96,25 +82,30 @@ def is_atom(value: Any) -> bool:
     return isinstance(value, (*_ATOMS, float, complex, *_SIZES))
 
 
-def parts_of(context: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a container or dataclass, each with the code that leads to it, where ``{}`` is the whole."""
-    if isinstance(context, tuple):
-        names = getattr(context, "_fields", None)
-        steps = [f"{{}}[{k}]" for k in range(len(context))] if names is None else [f"{{}}.{n}" for n in names]
-        yield from zip(steps, context, strict=True)
-    elif type(context) is list:
-        yield from ((f"{{}}[{k}]", v) for k, v in enumerate(context))
-    elif type(context) is dict:
-        yield from ((f"(*{{}}.values(),)[{k}]", v) for k, v in enumerate(context.values()))
-    elif has_generated_equality(context):
-        yield from ((f"{{}}.{f.name}", getattr(context, f.name)) for f in dataclasses.fields(context))
+def parts_of(context: Any) -> list[Any]:
+    """The parts of a container or dataclass."""
+    if isinstance(context, tuple) or type(context) is list:
+        return [*context]
+    if type(context) is dict:
+        return [*context.values()]
+    return [getattr(context, name) for name in _fields(context)] if has_generated_equality(context) else []
+
+
+def _fields(value: Any) -> list[str]:
+    """The fields of a dataclass of the user's, and what it holds beside them; of another one, those that it compares."""
+    cls = type(value)
+    if is_foreign(cls):
+        return [f.name for f in dataclasses.fields(value) if f.compare]
+    names = [f.name for f in dataclasses.fields(value)]
+    rest = (n for n in namespace_of(value) or () if not isinstance(getattr(cls, n, None), functools.cached_property))
+    return list(dict.fromkeys((*names, *rest)))
 
 
 def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
     """A context with ``function`` applied to each of its parts: the same one where that changes none of them."""
-    rows = [] if isinstance(context, Sizes) else list(parts_of(context))
-    found = [function(v) for _, v in rows]
-    if all(map(operator.is_, found, (v for _, v in rows))):
+    parts = [] if isinstance(context, Sizes) else parts_of(context)
+    found = [*map(function, parts)]
+    if all(map(operator.is_, found, parts)):
         return context
     if isinstance(context, tuple):
         return type(context)(*found) if hasattr(context, "_fields") else type(context)(found)
@@ -123,8 +114,8 @@ def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(context, dict):
         return dict(zip(context, found, strict=True))
     twin = copy.copy(context)
-    for field, v in zip(dataclasses.fields(context), found, strict=True):
-        object.__setattr__(twin, field.name, v)
+    for name, v in zip(_fields(context), found, strict=True):
+        object.__setattr__(twin, name, v)
     return twin
 
 
@@ -144,128 +135,9 @@ def is_copied(value: Any) -> bool:
     return has_generated_equality(value) and not type(value).__dataclass_params__.frozen
 
 
-# ---------------------------------------------------------------------------------------------- what stands for others
-class OfInput:
-    """Stands in the context of a result for an object that is in that of an input: each call hands on its own.
-
-    Attributes:
-        number: of the input.
-        code: what leads to the object, where ``{}`` is the input.
-        value: a copy of the one that was traced, which stands for it where no call is at hand.
-    """
-
-    def __init__(self, number: int, code: str, value: Any) -> None:
-        self.number, self.code, self.value = number, code, fresh(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OfInput) and (other.number, other.code) == (self.number, self.code)
-
-    def __hash__(self) -> int:
-        return hash((self.number, self.code))
-
-
-def has_marks(context: Any) -> bool:
-    """Is an object of an input handed on in a context?"""
-    return isinstance(context, OfInput) or any(has_marks(v) for _, v in parts_of(context))
-
-
-class ObjectState:
-    """Stands in what a guard keeps for an object of the user's: the object, and what it and its class held.
-
-    Another one that holds the same may be in its place if its class says that they are equal. Of dataclasses with generated
-    equality, of which wrappers have copies, any other one may.
-    """
-
-    def __init__(self, value: Any, state: dict[Any, Any]) -> None:
-        self.copied = has_generated_equality(value)
-        self.value, self.state = fresh(value) if self.copied else value, state
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    def holds(self, now: Any) -> bool:
-        """May ``now`` be in the place of that object? Never raises and never dispatches."""
-        if type(now) is not type(self.value):
-            return False
-        try:
-            held = dict(_holdings(now))
-        except Exception:  # a class's own code
-            return False
-        another = self.copied or now is self.value or (has_own_equality(type(now)) and _equal(self.value, now))
-        return another and same_context(self.state, held)
-
-
-def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
-    """What a guard keeps of the context of the wrapper at ``path``; `same_context` compares it with that of a call.
-
-    Raises:
-        NeedsEager: it holds what cannot be compared, or itself.
-    """
-    if is_atom(value) or isinstance(value, (ObjectState, OfInput)):
-        return value
-    closure = isinstance(value, types.FunctionType) and value.__closure__ is not None
-    plain = isinstance(value, tuple) or type(value) in (list, dict)
-    plain = plain or (type(value) in (set, frozenset) and all(map(is_atom, value)))
-    odd = closure or isinstance(value, (*_REFUSED, Iterator)) or _of_collections(type(value))
-    if depth > _MAX_DEPTH or (odd and not plain):
-        raise NeedsEager(
-            "a flatten context holds what guards cannot compare",
-            path=f"context of {path}",
-            expected="numbers, strings, and objects with attributes that are made of such",
-            got="itself" if depth > _MAX_DEPTH else f"a {'closure' if closure else type(value).__qualname__}",
-            fix="let __tensor_flatten__ return the values that the operations of the class read; tensors are inner tensors",
-        )
-    if plain:
-        found = map_parts(value, lambda v: guarded(v, path, depth + 1))
-        return copy.copy(found) if found is value and is_copied(value) else found
-    if has_sizes(value) or not is_object(value):
-        return fresh(value)
-    rows = dict(_holdings(value))
-    state = {k: guarded(v, path, depth + 1) for k, v in rows.items()}
-    constant = has_generated_equality(value) and not is_copied(value) and all(state[k] is v for k, v in rows.items())
-    if constant and rows.keys() == {f.name for f in dataclasses.fields(value) if f.compare}:
-        return value  # nothing in it can be changed
-    return ObjectState(value, state)
-
-
-def _holdings(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The attributes of an object, and those of its class: pairs of a key and a value. What a class computes of others when
-    it is first read is none."""
-    cls: Any = type(value)
-    own = [k for k in cls.__mro__ if not is_foreign(k)]
-    names = {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set[str]()
-    if not own and has_generated_equality(value):
-        yield from ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare)
-    else:
-        derived = {k for c in cls.__mro__ for k, v in vars(c).items() if isinstance(v, functools.cached_property)}
-        yield from (row for row in attributes_inside(value) if row[0] not in derived)
-    if isinstance(value, types.FunctionType):
-        yield from (("__code__", value.__code__), ("__defaults__", value.__defaults__))
-    for k in reversed(own):
-        for name, held in vars(k).items():
-            if not name.startswith("__") and not hasattr(type(held), "__get__") and name not in names:
-                yield ("class", k.__qualname__, name), held
-
-
-def is_object(value: Any) -> bool:
-    """Is it an object of the user's that is what its attributes are?"""
-    cls = type(value)
-    if isinstance(value, (types.FunctionType, type)):
-        return isinstance(value, types.FunctionType) and not is_foreign(value)
-    if cls.__name__ in ("SimpleNamespace", "Namespace") or has_generated_equality(value):
-        return True
-    slots = any("__slots__" in vars(k) for k in cls.__mro__[:-1])
-    return (slots or namespace_of(value) is not None) and not is_foreign(cls)
-
-
-def has_own_equality(cls: type) -> bool:
-    """Does a class say itself which of its objects are equal?"""
-    return any("__eq__" in vars(k) for k in cls.__mro__[:-1])
-
-
-def _of_collections(cls: type) -> bool:
-    """Is it a container of the standard library, or made of one?"""
-    return any(k.__module__ in ("collections", "weakref") for k in cls.__mro__)
+def may_change(context: Any) -> bool:
+    """Is there something in a context that can be changed in place?"""
+    return is_copied(context) or any(map(may_change, parts_of(context)))
 
 
 def fresh(context: Any, mark: Callable[[Any], Any] | None = None) -> Any:
@@ -273,98 +145,70 @@ def fresh(context: Any, mark: Callable[[Any], Any] | None = None) -> Any:
 
     ``mark`` gives what marks stand for.
     """
-    if isinstance(context, (OfInput, _Outer)) and mark is not None:
+    if isinstance(context, _Outer) and mark is not None:
         return mark(context)
-    if isinstance(context, OfInput):
-        return fresh(context.value)
-    if isinstance(context, ObjectState):
-        return fresh(context.value) if context.copied else context.value
     found = map_parts(context, lambda v: fresh(v, mark))
     return copy.copy(found) if found is context and is_copied(found) else found
 
 
-def put_back(kept: Any) -> None:
-    """Undo what a trace that is given up has changed in place in the objects that a guard keeps something of. (Of containers
-    and dataclasses, wrappers had copies.)
+# ---------------------------------------------------------------------------------------------- guards
+def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
+    """What a guard keeps of the context of the wrapper at ``path``; `same_context` compares it with that of a call.
+
+    Raises:
+        NeedsEager: it holds what cannot be compared, or itself.
     """
-    if not isinstance(kept, ObjectState):
-        for _, part in parts_of(kept):
-            put_back(part)
-        return
-    held = {} if kept.copied else {k: v for k, v in _holdings(kept.value) if isinstance(k, str) and k[:2] != "__"}
-    for name, now in held.items():
-        if name not in kept.state:
-            object.__delattr__(kept.value, name)
-            continue
-        was = kept.state[name]
-        put_back(was)
-        if same_context(was, now):
-            continue
-        if type(now) in (list, dict, set) and type(was) is type(now):
-            now.clear()
-            (now.extend if type(now) is list else now.update)(fresh(was))
-        else:
-            object.__setattr__(kept.value, name, fresh(was))
+    whole = isinstance(value, tuple) or type(value) in (list, dict) or has_generated_equality(value)
+    if depth > _MAX_DEPTH or not (whole or _is_comparable(value)):
+        raise NeedsEager(
+            "a flatten context holds what guards cannot compare",
+            path=f"context of {path}",
+            expected="numbers, strings, functions, and containers and dataclasses of such",
+            got="itself" if depth > _MAX_DEPTH else f"a {type(value).__qualname__}",
+            fix="let __tensor_flatten__ return the values that the operations of the class read; tensors are inner tensors",
+        )
+    found = map_parts(value, lambda v: guarded(v, path, depth + 1))
+    return copy.copy(found) if found is value and is_copied(value) else found
 
 
-def may_change(kept: Any) -> bool:
-    """Is there something in what a guard keeps of a context that can be changed in place?"""
-    return isinstance(kept, ObjectState) or is_copied(kept) or any(may_change(part) for _, part in parts_of(kept))
+def _is_comparable(value: Any) -> bool:
+    """Does a copy of it, or the object itself, stay what it is? Not an object of the user's: what it holds may change."""
+    if is_atom(value) or isinstance(value, _Outer) or torch_api.is_opaque(value):
+        return True
+    if type(value) in (set, frozenset):
+        return all(map(is_atom, value))
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is None
+    collection = any(k.__module__ in ("collections", "weakref") for k in type(value).__mro__)
+    return is_copied(value) or (is_foreign(type(value)) and not collection and not isinstance(value, _REFUSED))
 
 
-# ---------------------------------------------------------------------------------------------- comparing
 def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     """Are two contexts the same for a guard? Never raises and never dispatches.
 
-    Order: identity; what a guard keeps in place of an object (``a`` alone: see `guarded`); type; numbers with NaN equal to NaN
-    and the sign of zero; containers elementwise; arrays by shape, dtype and bytes; generated dataclass equality fieldwise; else
-    the author's ``==``, where anything but ``True`` is "different".
+    Order: identity; type; numbers with NaN equal to NaN and the sign of zero; containers elementwise; arrays by shape, dtype
+    and bytes; dataclasses fieldwise; else the author's ``==``, where anything but ``True`` is "different".
     """
     if a is b:
         return True
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(size_key(a) == size_key(b))
-    if isinstance(a, ObjectState):
-        return a.holds(b)
     if type(a) is not type(b) or _depth > _MAX_DEPTH or isinstance(a, torch.Tensor):
         return False
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
     if isinstance(a, _ATOMS):
         return bool(a == b)
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(same_context(x, y, _depth + 1) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same_context(v, b[k], _depth + 1) for k, v in a.items())
     if type(a).__module__ == "numpy" and hasattr(a, "tobytes"):
         kinds = [(getattr(x, "dtype", None), getattr(x, "shape", None)) for x in (a, b)]
         return kinds[0] == kinds[1] and bool(a.tobytes() == b.tobytes())
-    if has_generated_equality(a):
-        pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a) if f.compare]
-        return all(same_context(x, y, _depth + 1) for x, y in pairs)
-    return _equal(a, b)
-
-
-def same_metadata(cls: Any, known: Any, now: Any) -> bool:
-    """Are two contexts of one class the same? It may say so itself (``__metadata_guard__``)."""
-    if not has_metadata_guard(cls) or has_sizes(known):
-        return same_context(known, now)
-    try:
-        return cls.__metadata_guard__(known, now) is True
-    except Exception:  # a class's own code
-        return False
-
-
-def has_metadata_guard(cls: type) -> bool:
-    """Does a class of the user's say itself which contexts are the same?"""
-    return hasattr(cls, "__metadata_guard__") and not is_foreign(cls)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Does the author's ``==`` say so? It may raise anything; a guard then says "different"."""
+    if isinstance(a, tuple) or type(a) in (list, dict) or has_generated_equality(a):
+        keys = list if type(a) is dict else len if isinstance(a, (tuple, list)) else _fields
+        alike: Any = keys(a) == keys(b)
+        return alike and all(same_context(x, y, _depth + 1) for x, y in zip(parts_of(a), parts_of(b), strict=True))
     try:
         return (a == b) is True
-    except Exception:
+    except Exception:  # a class's own code
         return False
 
 
@@ -393,27 +237,17 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
             return _Outer.NUMBERS if type(context) is tuple else _Outer.SIZE
         if _same_sizes(context, stride):
             return _Outer.STRIDE
-    if isinstance(context, ObjectState) and context.copied:
-        found = without_outer(context.value, size, stride)
-        return context if found is context.value else found
     return map_parts(context, lambda v: without_outer(v, size, stride))
 
 
-def with_outer(
-    context: Any, size: tuple[Any, ...], stride: tuple[Any, ...], of_call: Callable[[Any], Any] = fresh
-) -> Any:
-    """The inverse of `without_outer`, with the sizes of this call; what `fresh` copies is copied.
-
-    ``of_call`` gives the objects that come from inputs.
-    """
-    values = {_Outer.SIZE: torch.Size, _Outer.NUMBERS: tuple}
-
-    def given(mark: Any) -> Any:
-        if isinstance(mark, OfInput):
-            return of_call(mark)
-        return tuple(stride) if mark is _Outer.STRIDE else values[mark](size)
-
-    return fresh(context, given)
+def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
+    """The inverse of `without_outer`, with the sizes of this call; what `fresh` copies is copied."""
+    makers: dict[Any, Callable[[], Any]] = {
+        _Outer.SIZE: lambda: torch.Size(size),
+        _Outer.NUMBERS: lambda: tuple(size),
+        _Outer.STRIDE: lambda: tuple(stride),
+    }
+    return fresh(context, lambda mark: makers[mark]())
 
 
 def _same_sizes(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .context import fresh, guarded, has_metadata_guard, has_sizes
+from .context import guarded
 from .paths import Path
 from .protocol import Kind, kind_of
 from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
@@ -63,8 +63,7 @@ def guarded_spec(spec: Spec, path: Path = VALUE) -> Spec:
     if isinstance(spec, OpaqueSpec):
         return OpaqueSpec(guarded(spec.value, path))
     inners = tuple(guarded_spec(s, path.attr(n)) for n, s in zip(spec.names, spec.inners, strict=True))
-    by_class = has_metadata_guard(spec.cls) and not has_sizes(spec.context)
-    return replace(spec, inners=inners, context=fresh(spec.context) if by_class else guarded(spec.context, path))
+    return replace(spec, inners=inners, context=guarded(spec.context, path))
 
 
 def leaves_of(value: Any) -> list[torch.Tensor]:

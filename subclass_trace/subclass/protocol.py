@@ -3,8 +3,8 @@
 >>> import torch
 >>> class Bare(torch.Tensor):
 ...     pass
->>> [str(p) for p in problems(Bare)][0]
-'Bare has no __tensor_flatten__(self) -> (attribute names, context)'
+>>> problems(Bare)[0]
+'has no __tensor_flatten__(self) -> (attribute names, context)'
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import enum
 import inspect
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,18 +28,6 @@ class Kind(enum.Enum):
     LEAF = "leaf"
     WRAPPER = "wrapper"
     REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One reason why a class is not traceable: the class, the method, and what is wrong with it."""
-
-    cls: type
-    method: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.cls.__qualname__} {self.what}"
 
 
 #: the classes of real dense tensors
@@ -63,41 +50,36 @@ def is_traceable(value: object) -> bool:
     return issubclass(cls, torch.Tensor) and kind_of(cls) is Kind.WRAPPER
 
 
-def problems(cls: type) -> tuple[Problem, ...]:
+def problems(cls: type) -> tuple[str, ...]:
     """Why ``cls`` is not a traceable wrapper subclass; empty when it is one.
 
     The protocol is PyTorch's: ``__tensor_flatten__``, ``__tensor_unflatten__`` (PyTorch PR 96235) and a
     ``__torch_dispatch__``.
     """
     if not issubclass(cls, torch.Tensor):
-        return (Problem(cls, "", "is not a subclass of torch.Tensor"),)
+        return ("is not a subclass of torch.Tensor",)
     if cls in _DENSE:
-        return (Problem(cls, "", "is a plain dense tensor, not a wrapper"),)
+        return ("is a plain dense tensor, not a wrapper",)
     found = []
-    flatten, unflatten = getattr(cls, "__tensor_flatten__", None), getattr(cls, "__tensor_unflatten__", None)
+    flatten = inspect.getattr_static(cls, "__tensor_flatten__", None)
+    unflatten = inspect.getattr_static(cls, "__tensor_unflatten__", None)
     if flatten is None:
-        found.append(
-            Problem(cls, "__tensor_flatten__", "has no __tensor_flatten__(self) -> (attribute names, context)")
-        )
-    elif not callable(flatten) or isinstance(
-        inspect.getattr_static(cls, "__tensor_flatten__"), (staticmethod, classmethod)
-    ):
-        found.append(Problem(cls, "__tensor_flatten__", "has a __tensor_flatten__ that is not an instance method"))
+        found.append("has no __tensor_flatten__(self) -> (attribute names, context)")
+    elif isinstance(flatten, (staticmethod, classmethod)):
+        found.append("has a __tensor_flatten__ that is not an instance method")
     if unflatten is None:
-        what = "has no static __tensor_unflatten__(inner_tensors, context, outer_size, outer_stride)"
-        found.append(Problem(cls, "__tensor_unflatten__", what))
-    elif not isinstance(inspect.getattr_static(cls, "__tensor_unflatten__"), (staticmethod, classmethod)):
-        what = "has a __tensor_unflatten__ that is neither a staticmethod nor a classmethod"
-        found.append(Problem(cls, "__tensor_unflatten__", what))
+        found.append("has no static __tensor_unflatten__(inner_tensors, context, outer_size, outer_stride)")
+    elif not isinstance(unflatten, (staticmethod, classmethod)):
+        found.append("has a __tensor_unflatten__ that is neither a staticmethod nor a classmethod")
     if not torch_api.overrides_torch_dispatch(cls):
-        found.append(Problem(cls, "__torch_dispatch__", "has no __torch_dispatch__(cls, func, types, args, kwargs)"))
+        found.append("has no __torch_dispatch__(cls, func, types, args, kwargs)")
     return tuple(found)
 
 
 def why_not_traceable(value: object) -> str | None:
     """One readable sentence for each problem of the class of ``value`` (or of the class ``value``); None when it is fine."""
-    found = problems(value if isinstance(value, type) else type(value))
-    return "; ".join(map(str, found)) if found else None
+    cls = value if isinstance(value, type) else type(value)
+    return "; ".join(f"{cls.__qualname__} {what}" for what in problems(cls)) or None
 
 
 #: start of a module's name -> what to do instead of handing its tensors to a region

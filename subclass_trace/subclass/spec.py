@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .context import SizeValue, put_back, same_context, without_outer
+from .context import SizeValue, same_context, without_outer
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,6 @@ def same_contexts(a: Spec, b: Spec) -> bool:
     if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
         return True
     return _same_context(a, b) and all(map(same_contexts, a.inners, b.inners))
-
-
-def put_back_contexts(spec: Spec) -> None:
-    """See `context.put_back`: of a wrapper, and of those inside."""
-    if isinstance(spec, WrapperSpec):
-        put_back(spec.context)
-        for inner in spec.inners:
-            put_back_contexts(inner)
 
 
 def _same_context(a: WrapperSpec, b: WrapperSpec) -> bool:

@@ -123,19 +123,12 @@ def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], S
     if isinstance(spec, LeafSpec):
         return next(leaves)
 
-    def of_call(value: Any) -> Any:
-        return next(iter(size((value,))))
-
-    def handed(mark: Any) -> Any:
-        found = of_call(mark)
-        return fresh(found) if found is mark else found
-
     if isinstance(spec, OpaqueSpec):
-        return fresh(spec.value, handed)
+        return fresh(spec.value)
     inner = {n: rebuild(s, leaves, size) for n, s in zip(spec.names, spec.inners, strict=True)}
     outer, stride = tuple(size(spec.size)), tuple(size(spec.stride))
     # A fresh context: a mutable one must not be shared by the results of two calls.
-    context = with_outer(map_sizes(spec.context, of_call), outer, stride, handed)
+    context = with_outer(map_sizes(spec.context, lambda n: next(iter(size((n,))))), outer, stride)
     try:
         return unflatten_of(spec.cls)(inner, context, torch.Size(outer), stride)
     except SubclassTraceError:

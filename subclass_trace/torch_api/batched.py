@@ -5,9 +5,6 @@ The engine runs once, inside of a vmap of torch's older kind, whose tensors hide
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 
 Tensor = torch.Tensor
@@ -15,14 +12,5 @@ Tensor = torch.Tensor
 
 def is_batched(grad: Tensor | None) -> bool:
     """Does a gradient stand for several ones at once (``is_grads_batched``)?"""
-    return grad is not None and bool(torch._C._functorch.is_legacy_batchedtensor(grad))
-
-
-@contextlib.contextmanager
-def outside_of_vmap() -> Iterator[None]:
-    """Inside, the innermost vmap around is none."""
-    torch._C._vmapmode_decrement_nesting()
-    try:
-        yield
-    finally:
-        torch._C._vmapmode_increment_nesting()
+    asks = (torch._C._functorch.is_legacy_batchedtensor, torch._C._functorch.is_functorch_wrapped_tensor)
+    return grad is not None and any(ask(grad) for ask in asks)

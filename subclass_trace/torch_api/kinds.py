@@ -19,11 +19,6 @@ def is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 
-def is_functorch_wrapped(value: torch.Tensor) -> bool:
-    """Is this a tensor inside vmap, grad or jvp?"""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
-
-
 def overrides_torch_dispatch(cls: type) -> bool:
     """Does the class define its own ``__torch_dispatch__``?"""
     own = getattr(cls, "__torch_dispatch__", None)

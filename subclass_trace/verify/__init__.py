@@ -1,9 +1,8 @@
 """The verifier: checks between the stages that tests switch on. It finds our own faults.
 
 Each stage has one function: `verify_joint` after the trace, `verify_partition` after the partition, `verify_plan` on the
-plan, `verify_backward` for a backward that is traced later. A rule is a function with a sentence of
-documentation; each raises `VerificationError` with what is wrong, where, what was expected and what is there. The functions
-check whenever they are called; callers in the package ask ``verify.ENABLED`` first::
+plan, `verify_backward` for a backward that is traced later. Each raises `VerificationError` with what is wrong, where, what was
+expected and what is there. They check whenever they are called; callers in the package ask ``verify.ENABLED`` first::
 
     with verify.enabled():
         compiled(x).sum().backward()
@@ -12,13 +11,18 @@ check whenever they are called; callers in the package ask ``verify.ENABLED`` fi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from .graphs import verify_backward as verify_backward
-from .graphs import verify_forward as verify_forward
-from .graphs import verify_joint as verify_joint
-from .graphs import verify_partition as verify_partition
-from .plans import verify_plan as verify_plan
+import torch
+import torch.fx as fx
+
+from .. import torch_api
+from ..errors import VerificationError
+from ..plan import Plan
+
+if TYPE_CHECKING:
+    from ..partition.interface import Partitioned
 
 #: do the stages of the package call the verifier? Tests set it (`enabled`); the functions here check regardless.
 ENABLED = False
@@ -33,3 +37,147 @@ def enabled(on: bool = True) -> Iterator[None]:
         yield
     finally:
         ENABLED = before
+
+
+def _require(holds: object, what: str, path: object, expected: object, got: object) -> None:
+    if not holds:
+        raise VerificationError(what, path=path, expected=str(expected), got=str(got))
+
+
+def verify_joint(joint: fx.GraphModule, *, num_forward: int, tangents: Sequence[str]) -> None:
+    """A joint graph: dense, functional, with the right inputs, forward outputs free of tangents.
+
+    Args:
+        num_forward: how many of its outputs belong to the forward.
+        tangents: the names of the tangents that it may take, those of the backwards that it differentiates included.
+    """
+    _graph(joint, "joint")
+    _named_inputs(joint, tangents)
+    late: dict[fx.Node, bool] = {}
+    for node in joint.graph.nodes:
+        own = str(node.target).startswith("tangents") if node.op == "placeholder" else False
+        late[node] = own or any(late[i] for i in node.all_input_nodes)
+    found = [o for o in _outputs(joint)[:num_forward] if isinstance(o, fx.Node) and late[o]]
+    _require(not found, "an output of the forward needs a tangent", "joint.outputs", "none", found)
+
+
+def verify_forward(forward: fx.GraphModule, *, in_place: bool = False) -> None:
+    """The graph of a region without a backward. ``in_place``: it is as it was recorded."""
+    _graph(forward, "forward", in_place)
+    _named_inputs(forward, ())
+
+
+def verify_partition(
+    parts: Partitioned, *, num_forward: int, tangents: Sequence[str], written: Collection[str] = ()
+) -> None:
+    """Two programs that fit each other.
+
+    Args:
+        num_forward, tangents: see `verify_joint`.
+        written: graph inputs that the region writes; what is saved must not lie in their memory.
+    """
+    _graph(parts.forward, "forward")
+    _graph(parts.backward, "backward")
+    _named_inputs(parts.forward, ())
+    outputs, count = _outputs(parts.forward), num_forward + len(parts.saved)
+    what = "the forward returns the wrong number of values"
+    _require(len(outputs) == count, what, "forward.outputs", count, len(outputs))
+    values = dict(zip(parts.saved, outputs[num_forward:], strict=True))
+    inputs = _placeholders(parts.backward)
+    known = len(inputs) == len(parts.backward_inputs) and set(parts.backward_inputs) <= {*values, *tangents}
+    what = "an input of the backward is neither saved nor a tangent"
+    _require(known, what, "backward.inputs", [*values, *tangents], parts.backward_inputs)
+    for node, name in zip(inputs, parts.backward_inputs, strict=True):
+        if name in values:
+            made, taken = _shape(values[name]), _shape(node)
+            what = "the forward saves something else than the backward takes"
+            _require(made == taken, what, f"saved.{name}", taken, made)
+    memory = {_storage(n): n.name for n in _placeholders(parts.forward) if str(n.target) in written}
+    for name, node in values.items():
+        owner = memory.get(_storage(node))
+        _require(owner is None, "a saved value lies in a written input", f"saved.{name}", "memory of its own", owner)
+
+
+def verify_backward(graph: fx.GraphModule, inputs: Sequence[str], have: Collection[str]) -> None:
+    """A backward that was traced later: it takes nothing but saved values and tangents, named in ``have``."""
+    _graph(graph, "backward")
+    names = [str(n.target) for n in _placeholders(graph)]
+    _require(names == list(inputs), "the inputs of the backward differ", "backward", list(inputs), names)
+    unknown = sorted(set(names) - set(have))
+    _require(not unknown, "the backward takes what is not saved", "backward", sorted(have), unknown)
+
+
+def verify_plan(forward: fx.GraphModule, plan: Plan) -> None:
+    """The forward graph takes what the plan's primals give, and returns what the plan reads from it."""
+    taken, given = len(_placeholders(forward)), len(plan.inputs.primals)
+    what = "the graph takes another number of inputs than the plan gives"
+    _require(taken == given, what, "forward.inputs", given, taken)
+    count = plan.results.forward_leaves + plan.results.size_outputs + len(plan.gradients.saved)
+    made = len(_outputs(forward))
+    _require(made == count, "the graph returns another number of values", "forward.outputs", count, made)
+
+
+# ---------------------------------------------------------------------------------------------- graphs
+def _graph(module: fx.GraphModule, where: str, in_place: bool = False) -> None:
+    """Values are known FakeTensors, constants plain tensors; no operation writes, in branches of operators neither."""
+    for node in module.graph.nodes:
+        path = f"{where}.{node.name}"
+        if node.op in ("placeholder", "call_function"):
+            _require("val" in node.meta, "a node has no value", path, 'node.meta["val"]', sorted(node.meta))
+            others = [type(t).__qualname__ for t in _tensors(node.meta["val"]) if type(t) not in torch_api.FAKE_TYPES]
+            _require(not others, "a value in the graph is not dense", path, "FakeTensors", others)
+        if node.op == "get_attr":
+            held = _attribute(module, str(node.target))
+            dense = type(held) in (torch.Tensor, torch.nn.Parameter, *torch_api.FAKE_TYPES)
+            dense = dense or not isinstance(held, torch.Tensor)
+            _require(dense, "a constant is not dense", path, "a plain tensor", type(held).__qualname__)
+            if isinstance(held, fx.GraphModule):
+                _graph(held, path, in_place)
+        elif node.op == "call_function" and isinstance(node.target, torch_api.OpOverload) and not in_place:
+            mutable = torch_api.op_schema(node.target).is_mutable
+            what = "the graph holds an operation that writes to its arguments"
+            _require(not mutable, what, path, "functional operations", node.target)
+
+
+def _named_inputs(module: fx.GraphModule, tangents: Sequence[str]) -> None:
+    """Inputs are ``primals_N`` in rising order, and tangents that were declared."""
+    last = 0
+    for node in _placeholders(module):
+        if node.target not in tangents:
+            name, _, number = str(node.target).rpartition("_")
+            primal = name == "primals" and number.isdigit() and int(number) > last
+            expected = f"primals_N with N > {last}, or one of the tangents {list(tangents)}"
+            _require(primal, "a graph input has the wrong name", "inputs", expected, node.target)
+            last = int(number)
+
+
+def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
+    return list(module.graph.find_nodes(op="placeholder"))
+
+
+def _outputs(module: fx.GraphModule) -> list[Any]:
+    return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    for part in value if isinstance(value, (list, tuple)) else ():
+        yield from _tensors(part)
+
+
+def _attribute(module: torch.nn.Module, target: str) -> Any:
+    value: Any = module
+    for part in target.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _storage(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.untyped_storage()._cdata) if getattr(value, "layout", None) is torch.strided else id(node)
+
+
+def _shape(node: fx.Node) -> str:
+    value = node.meta["val"]
+    return f"{value.dtype}{[*value.shape]}" if isinstance(value, torch.Tensor) else "a number"

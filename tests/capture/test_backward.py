@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -202,15 +201,6 @@ def test_what_only_eager_mode_has_runs_eagerly(function: Callable[[torch.Tensor]
         found = region(torch.ones(4))
     assert torch.equal(found, function(torch.ones(4))) and torch.equal(region(torch.ones(4)), found)
     assert "calls that ran eagerly\n  2 calls: " in region.explain()
-
-
-@pytest.mark.parametrize("backend", ["eager", lambda gm, inputs: gm])
-def test_batched_tangents_of_wrappers_and_other_back_ends_are_refused(backend: Any) -> None:
-    x = torch.ones(2, 3) if backend != "eager" else TwoTensor(torch.ones(2, 3), torch.ones(2, 3))
-    y = st.compile(lambda x: x.sin(), backend=backend)(x.requires_grad_())
-    rows = torch.stack([torch.ones_like(y.detach()) * k for k in (1.0, 2.0)])
-    with pytest.raises(st.UnsupportedError, match="several gradients at once"):
-        torch.autograd.grad(y, x, rows, is_grads_batched=True)
 
 
 class Scaled(torch.autograd.Function):

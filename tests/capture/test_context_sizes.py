@@ -111,4 +111,3 @@ def test_a_class_that_takes_its_outer_size_from_the_context(cls: type[WithShape]
     for n in (3, 4, 5, 6, 3):
         (y, k), (wanted, m) = (call(cls(torch.ones(8, 3), (n, 3))) for call in (region, f))
         assert y.shape == wanted.shape and y.a.equal(wanted.a) and k == m == n
-    assert len(region.specializations) <= 2

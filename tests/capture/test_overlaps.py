@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace.capture.aliasing import may_overlap
-from subclass_trace.errors import NeedsEager
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -77,29 +75,3 @@ def test_memory_onto_itself_in_another_shape() -> None:
 
     region = st.compile(f)
     assert region(torch.ones(1, 3)).sum() == 6 and region.specializations
-
-
-def test_large_tensors_are_told_apart_without_memory() -> None:
-    cache = torch.ones(1, 1).expand(1 << 14, 1 << 14)  # a gibibyte, if it were made
-
-    def f(x: Tensor) -> Tensor:
-        y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        y[:, 4].copy_(y[:, 5])
-        return y[0, 0] * 0
-
-    st.trace(f, cache)
-
-    def g(x: Tensor) -> Tensor:
-        y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        return y[1:].copy_(y[:-1])
-
-    with pytest.raises(NeedsEager):
-        st.trace(g, cache)
-
-
-def test_boxes_in_one_grid() -> None:
-    x = torch.zeros(4, 6, 5)
-    apart = [(x[1], x[2]), (x[:, 2], x[:, 3:]), (x[..., 0], x[..., 1]), (x[::2], x[1::2]), (x[:2, :3], x[2:, :3])]
-    meet = [(x[1:3], x[2:]), (x[:, 2:4], x[:, 3:]), (x[..., :2], x[..., 1:]), (x[1], x), (x.flatten()[3:8], x[0, 1])]
-    assert not any(may_overlap(a, b) for a, b in apart)
-    assert all(may_overlap(a, b) for a, b in meet)

@@ -382,11 +382,10 @@ def a_rank_that_diverges_is_reported_with_the_line(mesh: DeviceMesh) -> None:
     try:
         st.compile(total)(part)
     except Exception as error:
-        found = "".join(traceback.format_exception_only(error))
+        found = "".join(traceback.format_exception(error))
     if dist.get_rank() == 0:
         assert time.monotonic() - start < 15
-        assert "in the compiled forward, at _c10d_functional." in found, found
-        assert f"where:    {__file__}:" in found and "in total: return (x * 2).full_tensor()" in found
+        assert "# _c10d_functional." in found and f", {__file__}:" in found, found
     else:
         assert found == ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,24 +41,6 @@ def _context() -> None:
     assert len(region.specializations) == 2
 
 
-@fact(C, "values that nothing reads: a specialization each, unless the class's `__metadata_guard__` says otherwise")
-def _unread() -> None:
-    for cls, count in ((Scaled, 2), (_Guarded, 1)):
-        region = st.compile(lambda x: x.data_.sin())
-        for tag in ("a", "b"):
-            x = cls(dense(2, seed=0), torch.tensor(1.0), tag)
-            assert torch.equal(region(x), x.data_.sin())
-        assert len(region.specializations) == count
-
-
-class _Guarded(Scaled):
-    """Its tag is for people."""
-
-    @classmethod
-    def __metadata_guard__(cls, known: Any, now: Any) -> bool:
-        return known.keys() == now.keys()
-
-
 @fact(C, "NaN equals itself", torch="error (guard)")
 def _nan() -> None:
     region = st.compile(lambda x: x * 2)
@@ -85,25 +67,20 @@ def _arrays() -> None:
 
 @fact(C, "a dict that is changed in place between calls")
 def _dict() -> None:
-    for function, count in ((lambda x: x * 2, 2), (lambda x: x * x.tag["k"], 2)):
+    for function, count in ((lambda x: x.data_ * 2, 2), (lambda x: x.data_ * x.tag["k"], 2)):
         region = st.compile(function)
         tag = {"k": 1}
         region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag))
         tag["k"] = 2
         x = Scaled(dense(2, seed=0), torch.tensor(1.0), tag)
-        out, expected = region(x), function(x)
-        assert out.tag is tag and torch.equal(out.data_, expected.data_)
+        assert torch.equal(region(x), function(x))
         assert len(region.specializations) == count
 
 
-@fact(C, "an object that is changed in place between calls", torch="error (guard)")
+@fact(C, "an object of a class that is no dataclass", torch="error (guard)", refused="NeedsEager")
 def _changed() -> None:
     box = types.SimpleNamespace(v=2.0)
-    region = st.compile(lambda x: x.data_ * x.tag.v)
-    for box.v in (2.0, 3.0, 2.0):
-        x = Scaled(dense(2, seed=0), torch.tensor(1.0), box)
-        assert torch.equal(region(x), x.data_ * box.v)
-    assert len(region.specializations) == 2
+    st.compile(lambda x: x.data_ * x.tag.v)(Scaled(dense(2, seed=0), torch.tensor(1.0), box))
 
 
 @fact(C, "a closure in a context, which the region calls", torch="error (guard)", refused="NeedsEager")
@@ -112,17 +89,14 @@ def _closure() -> None:
     st.compile(lambda x: x.data_ * x.tag())(Scaled(dense(2, seed=0), torch.tensor(1.0), lambda: box.v))
 
 
-@fact(
-    C, "attributes of an object, or fields of a dataclass (a step counter): a specialization each", torch="not checked"
-)
+@fact(C, "fields of a dataclass (a step counter): a specialization each", torch="not checked")
 def _of_object() -> None:
-    for held in (Counting(), Counted()):
-        region = st.compile(lambda x: x.data_ * x.tag.scale)
-        for held.scale, step, count in ((2.0, 0, 1), (2.0, 0, 1), (3.0, 0, 2), (3.0, 1, 3), (2.0, 0, 3)):
-            held.step = step
-            x = Scaled(dense(2, seed=0), torch.tensor(1.0), held)
-            assert torch.equal(region(x), x.data_ * held.scale)
-            assert len(region.specializations) == count
+    held, region = Counted(), st.compile(lambda x: x.data_ * x.tag.scale)
+    for held.scale, step, count in ((2.0, 0, 1), (2.0, 0, 1), (3.0, 0, 2), (3.0, 1, 3), (2.0, 0, 3)):
+        held.step = step
+        x = Scaled(dense(2, seed=0), torch.tensor(1.0), held)
+        assert torch.equal(region(x), x.data_ * held.scale)
+        assert len(region.specializations) == count
 
 
 @dataclasses.dataclass
@@ -138,7 +112,6 @@ class Config:
     """A context that can be changed."""
 
     scale: float
-    factor: ClassVar[float] = 1.0
 
 
 def _configured(scale: float) -> Any:
@@ -151,24 +124,25 @@ class _Configured(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
         ctx.save_for_backward(x)
-        return x.data_ * x.tag.scale * x.tag.factor
+        return x.data_ * x.tag.scale
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         (x,) = ctx.saved_tensors
-        return Scaled(grad * x.tag.scale * x.tag.factor, torch.tensor(1.0), x.tag)
+        return Scaled(grad * x.tag.scale, torch.tensor(1.0), x.tag)
 
 
-@fact(C, "a result has the very dataclass, dict, list, array or opaque object of its input", torch="not checked")
+@fact(
+    C,
+    "a result that has the very list, dict, array or dataclass of its input",
+    torch="not checked",
+    refused="NeedsEager",
+)
 def _handed_on() -> None:
-    region = st.compile(lambda x: x * 2)
-    for tag in (Config(2.0), Config(2.0), {"scale": 2.0}, [2.0], [2.0], np.ones(2), np.ones(2), Equal(1), Equal(1)):
-        x = Scaled(dense(2, seed=0), torch.tensor(1.0), tag)
-        assert region(x).tag is tag and region(x.requires_grad_()).tag is tag
-    assert len(region.specializations) == 10
+    st.compile(lambda x: x * 2)(Scaled(dense(2, seed=0), torch.tensor(1.0), np.ones(2)))
 
 
-@fact(C, "an opaque attribute beside inner tensors: a result has that of the call (a mesh in, a mesh out)")
+@fact(C, "an opaque attribute beside inner tensors: a result has an equal one (a mesh in, a mesh out)")
 def _opaque() -> None:
     if not is_opaque_type(Mesh):
         register_opaque_type(Mesh, typ="reference")
@@ -176,7 +150,7 @@ def _opaque() -> None:
         region = st.compile(lambda x: x * 2)
         for n, count in ((1, 1), (1, 1), (2, 2)):
             x = _OnMesh(torch.ones(2), Mesh(n)).requires_grad_(trains)
-            assert region(x).mesh is x.mesh
+            assert region(x).mesh == x.mesh
             assert len(region.specializations) == count
 
 
@@ -250,29 +224,13 @@ def _between() -> None:
     assert len(region.specializations) == 1
 
 
-@fact(C, "attributes of the class of an object in a context", torch="not checked")
-def _of_class() -> None:
-    region = st.compile(lambda x: x.data_ * x.tag.factor)
-    for Config.factor in (1.0, 2.0, 1.0):
-        x = _configured(1.0)
-        assert torch.equal(region(x), x.data_ * Config.factor)
-    assert len(region.specializations) == 2
-
-
-class Counting:
-    """A quantiser of which ``scale`` is read."""
-
-    def __init__(self) -> None:
-        self.scale, self.step = 1.0, 0
-
-
-@fact(C, "an object that the operations of the class change", torch="not checked", refused="NeedsEager")
+@fact(C, "a dataclass that the operations of the class change", torch="not checked", refused="NeedsEager")
 def _counted() -> None:
     def f(x: Any) -> Any:
-        x.tag.calls += 1
+        x.tag.step += 1
         return x.data_ * 2
 
-    st.compile(f)(Scaled(dense(2, seed=0), torch.tensor(1.0), types.SimpleNamespace(calls=0)))
+    st.compile(f)(Scaled(dense(2, seed=0), torch.tensor(1.0), Counted()))
 
 
 class _Logs(torch.autograd.Function):
@@ -325,7 +283,7 @@ def _with_gradient() -> None:
 def _is_another() -> None:
     table = [1]
     x = Scaled(dense(2, seed=0), torch.tensor(1.0), table)
-    assert st.compile(lambda x: (x * 2, x.tag is table))(x)[1] is True
+    assert st.compile(lambda x: (x.data_ * 2, x.tag is table))(x)[1] is True
 
 
 @fact(
@@ -335,7 +293,7 @@ def _is_another() -> None:
     differs="as in the first call: contexts are compared by value",
 )
 def _is_that_of_another_input() -> None:
-    region = st.compile(lambda x, y: (x * 2, x.tag is y.tag))
+    region = st.compile(lambda x, y: (x.data_ * 2, x.tag is y.tag))
     one, other = [1], [1]
     for tags in ((one, one), (one, other)):
         x, y = (Scaled(dense(2, seed=0), torch.tensor(1.0), tag) for tag in tags)

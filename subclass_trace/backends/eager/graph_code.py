@@ -45,32 +45,14 @@ import torch
 import torch.fx as fx
 
 from ... import torch_api
-from ...errors import UnsupportedError, VerificationError
+from ...capture.graphs import where
+from ...errors import VerificationError
 from ...partition.half import Half
 from .bindings import bind_call
-from .blame import Blame
 from .views import Call, inputs_of, spare_views
 
 _WIDTH = 110
 _file_numbers = itertools.count()
-
-_INFIX: dict[Any, str] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-    operator.and_: "&",
-    operator.or_: "|",
-}
 
 
 def display(value: list[Any] | tuple[Any, ...] | dict[Any, Any] | slice, code: Callable[[Any], str]) -> str:
@@ -107,18 +89,6 @@ class BoxedGraph:
         return self.function(inputs)
 
 
-def _require_functions(nodes: Iterable[fx.Node]) -> None:
-    for node in nodes:
-        if node.op in ("call_method", "call_module"):
-            raise UnsupportedError(
-                f"the graph holds a {node.op} node",
-                path=node.name,
-                expected="placeholder, get_attr, call_function and output nodes",
-                got=node.format_node(),
-                fix="trace to aten operations, for example with make_fx",
-            )
-
-
 def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
     """Generate and compile the code of a dense graph.
 
@@ -130,7 +100,6 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
         name: the name of the function.
 
     Raises:
-        UnsupportedError: the graph holds a ``call_method`` or ``call_module`` node.
         VerificationError: an argument of a node is a symbolic size that is not a node of the graph.
     """
     body = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
@@ -140,14 +109,12 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
 
 def compile_half(half: Half, *, name: str) -> BoxedGraph:
     """`compile_graph` for one of the two programs of a partition."""
-    _require_functions(half.body)
     body, merged, calls = spare_views(half.body, half.outputs, half.merged, frozenset(half.inputs))
     writer = _Writer(Half(half.owner, half.inputs, body, half.outputs, merged), calls, name)
     source = writer.write()
-    function = function_of(_guarded(source), name, writer.namespace, f"{name} graph")
+    function = function_of(source, name, writer.namespace, f"{name} graph")
     del writer.namespace[name]  # it is no cycle
     function._boxed_call = True
-    writer.blame.code = function.__code__
     return BoxedGraph(function, source, name)
 
 
@@ -161,12 +128,6 @@ def function_of(text: str, name: str, namespace: dict[str, Any], what: str) -> A
     return function
 
 
-def _guarded(source: str) -> str:
-    """The same function, which tells an error where it comes from. Python accepts any deeper indentation in ``try``."""
-    head, _, body = source.partition("\n")
-    return f"{head}\n  try:\n{body}\n  except Exception as error:\n    blame(error)\n    raise\n"
-
-
 # ---------------------------------------------------------------------------------------------- text
 class _Writer:
     """Writes one function. Names are those of the nodes, made unique among everything the function mentions."""
@@ -175,10 +136,9 @@ class _Writer:
         self.half, self.calls, self.name = half, calls, name
         self.lines: list[str] = []
         self.variables: dict[fx.Node, str] = {}
-        self.blame = Blame(name, self.variables)
-        self.namespace: dict[str, Any] = {"blame": self.blame}  # the globals of the function
+        self.namespace: dict[str, Any] = {}  # the globals of the function
         self._globals: dict[Any, str] = {}
-        self._taken = {name, "inputs", "error", "blame", *keyword.kwlist, *dir(builtins)}
+        self._taken = {name, "inputs", *keyword.kwlist, *dir(builtins)}
 
     def write(self) -> str:
         """The source of the whole list."""
@@ -225,9 +185,6 @@ class _Writer:
         target: Any = node.target
         if target is operator.getitem:
             text = f"{self._text(node.args[0], node)}[{self._text(node.args[1], node)}]"
-        elif target in _INFIX and len(node.args) == 2 and not node.kwargs:
-            left, right = (self._text(a, node) for a in node.args)
-            text = f"({left}) {_INFIX[target]} {right}" if left.startswith("-") else f"{left} {_INFIX[target]} {right}"
         else:
             self._operation(node, self.variables[node] if used else None)
             return
@@ -246,8 +203,8 @@ class _Writer:
                 for view in call.chain:
                     made, _ = self._called(node, view.target, view.args, view.kwargs, first=made)
                 text = f"{text} if {origin}.is_contiguous() else {made}"
-        comment = f"  # {target if isinstance(target, torch_api.OpOverload) else name}"
-        self.blame.rows[len(self.lines) + 2] = node, inputs_of(node, self.calls)  # the second line is `try:`
+        line = where(node)  # for tracebacks, which show it
+        comment = f"  # {target if isinstance(target, torch_api.OpOverload) else name}" + (f", {line}" if line else "")
         self.lines.append(f"    {text}{comment}" if variable is None else f"    {variable} = {text}{comment}")
 
     def _called(self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None) -> tuple[str, str]:
@@ -292,13 +249,8 @@ class _Writer:
         if isinstance(arg, (list, tuple, dict, slice)):
             return display(arg, lambda a: self._text(a, user))
         if isinstance(arg, torch_api.SYM_TYPES):
-            raise VerificationError(
-                "a symbolic size is an argument of a node, but no node of the graph computes it",
-                path="output" if user is None else user.name,
-                expected="a node of the graph, or a plain number",
-                got=f"{arg} in {'the results' if user is None else user.format_node()}",
-                fix="make the size an input of the graph",
-            )
+            what = "a symbolic size is an argument of a node, but no node of the graph computes it"
+            raise VerificationError(what, path="output" if user is None else user.name, got=arg)
         named = isinstance(arg, (*_NAMED, float, complex))
         return self._global(arg, str(arg).replace("-", "minus_") if named else f"{type(arg).__name__}_constant")
 

@@ -67,7 +67,7 @@ def joint_of(name: str, function: Callable[..., Any], args: Sequence[Any], decom
         captured.inputs.leaf_primals[k]: leaf.detach() for ks, own in rows for k, leaf in zip(ks, own, strict=True)
     }
     leaves = tuple(of_primal[k] for k in sorted(of_primal))
-    return Joint(name, traced.joint, traced.num_forward, leaves, captured.kept(traced.joint))
+    return Joint(name, traced.joint, traced.num_forward, leaves, captured.served(traced.joint))
 
 
 @functools.cache

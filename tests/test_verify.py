@@ -72,7 +72,7 @@ def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject
     parts = partition(
         replace(traced, joint=specialize._copy(traced.joint)),
         partitioner=resolve_partitioner("min_cut", None),
-        serve=captured.kept(traced.joint),
+        serve=captured.served(traced.joint),
         written=specialize._written(captured),
         static=[],
     )

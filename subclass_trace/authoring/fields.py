@@ -270,6 +270,18 @@ def flatten(self: Any) -> tuple[list[str], Any]:
     return names, tuple([getattr(self, n) for n in declared.context]) if declared.context else None
 
 
+def flatten_for(declared: Declaration) -> Any:
+    """`flatten`, or where nothing differs between instances a function that is marked so: guards need not call it."""
+    if declared.optional or declared.context:
+        return flatten
+
+    def always(self: Any) -> tuple[list[str], None]:
+        return [*declared.inner], None
+
+    always.is_constant = True  # type: ignore[attr-defined]
+    return always
+
+
 def unflatten_for(cls: Any) -> Any:
     """``__tensor_unflatten__`` of a class."""
     declared: Declaration = getattr(cls, DECLARED)

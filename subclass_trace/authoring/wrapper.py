@@ -38,7 +38,7 @@ from ..torch_api import authors as _authors
 from ..torch_api.dynamo import never_compiled
 from . import sharding
 from .defaults import DEFAULTS, DENSE
-from .fields import DECLARED, Outer, build, construct, declaration, flatten, unflatten_for, values_of
+from .fields import DECLARED, Outer, build, construct, declaration, flatten_for, unflatten_for, values_of
 from .rules import RULES, Family, Group, Rules, add_family, add_operations, overloads, resolve, rule_of, views
 from .saving import allow_loading, rebuild, stable_hash
 
@@ -91,7 +91,7 @@ class WrapperTensor(torch.Tensor):
             )
         made = {
             "__signature__": inspect.signature(declared.values),
-            "__tensor_flatten__": flatten,
+            "__tensor_flatten__": flatten_for(declared),
             "__tensor_unflatten__": staticmethod(unflatten_for(cls)),
         }
         for name, value in made.items():

@@ -25,38 +25,13 @@ from ..capture.effects import CHECKS, has_effects
 from ..errors import BackendError
 
 
-def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile the forward graph of training."""
-    return _compile(gm, example_inputs)
-
-
-def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a backward graph: (saved activations, tangents) to gradients."""
-    return _compile(gm, example_inputs, is_backward=True)
-
-
-def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a graph that is not differentiated."""
-    return _compile(gm, example_inputs, is_inference=True)
-
-
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The table that graphs for inductor are to be captured with."""
-    return torch_api.inductor_decompositions()
-
-
-def _compile(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    is_backward: bool = False,
-    is_inference: bool = False,
-) -> Callable[..., Any]:
+def compile_with_inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **role: bool) -> Callable[..., Any]:
+    """Compile a graph; ``role``: ``is_backward`` for (saved activations, tangents) to gradients, ``is_inference``."""
     _require_tools(_device_types(gm, example_inputs))
     own = _copy(gm)
     loud = [n for n in own.graph.nodes if n.op == "call_function" and has_effects(n.target) and n.target not in CHECKS]
     with torch_api.with_effect_tokens(own.graph, loud):
-        return torch_api.inductor_compile(own, list(example_inputs), is_backward=is_backward, is_inference=is_inference)
+        return torch_api.inductor_compile(own, list(example_inputs), **role)
 
 
 def _require_tools(devices: frozenset[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.fx as fx
 
+from .. import torch_api
 from ..errors import BackendError, OptionError, SubclassTraceError
 from . import eager, inductor
 from .eager.graph_code import BoxedGraph
@@ -41,10 +43,10 @@ class Backend:
 _EAGER = Backend("eager", eager.compile_eager, eager.compile_eager, eager.compile_eager)
 _INDUCTOR = Backend(
     "inductor",
-    inductor.compile_forward,
-    inductor.compile_backward,
-    inductor.compile_inference,
-    inductor.decompositions,
+    inductor.compile_with_inductor,
+    functools.partial(inductor.compile_with_inductor, is_backward=True),
+    functools.partial(inductor.compile_with_inductor, is_inference=True),
+    torch_api.inductor_decompositions,
 )
 _BUILT_IN: dict[str, Backend] = {"eager": _EAGER, "aot_eager": _EAGER, "inductor": _INDUCTOR}
 _registered: dict[str, Backend] = {}

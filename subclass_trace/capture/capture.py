@@ -26,14 +26,14 @@ from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
 from .functions import CapturedFunctions
-from .graphs import finish_joint
+from .graphs import finish_joint, read_by_backward
 from .inputs import Inputs
 from .lift import StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
 from .outputs import OutputClassifier, refuse_handed_on, shared_leaves
 from .session import Session
-from .tape import Tape, connected, leaves_behind, saved_by_autograd
+from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
 
 Tensor = torch.Tensor
 
@@ -94,6 +94,12 @@ class Captured:
         """What eager autograd would keep, by its name in a finished graph, as far as nodes of autograd tell."""
         names = graph.meta["names"]
         return frozenset(names[n.name] for n in (self.tape.served if self.tape else ()) if n.name in names)
+
+    def served(self, graph: fx.GraphModule) -> frozenset[str]:
+        """What eager autograd would keep, and what nodes may keep that do not tell."""
+        known, tape = self.kept(graph), self.tape
+        hidden = tape is not None and saves_out_of_sight(tape.outputs, tape.edges)
+        return known | read_by_backward(graph.graph) if hidden else known
 
     def forward_graph(self) -> fx.GraphModule:
         """The functional forward graph, for a region without a backward."""
@@ -212,9 +218,7 @@ class _Capture:
         _refuse_overlapping(inputs, recorder)
         _check_leaves(leaves_behind([*live.values()], [e for _, e in rows]))
         if live and not rows:
-            raise UnsupportedError(
-                "a result requires grad because of a leaf of the region's own alone", fix="detach it"
-            )
+            raise UnsupportedError("a result requires grad by a leaf of the region's own making alone", fix="detach it")
         tape = self._tape([*live.values()], rows, nodes, boundary) if live else None
         numbers = tuple(n for n, _ in rows) if live else ()
         return Captured(

@@ -171,6 +171,14 @@ def is_drawn(node: fx.Node) -> bool:
     return is_draw(node.args[0]) if part else is_draw(node)  # type: ignore[arg-type]
 
 
+def read_by_backward(graph: fx.Graph) -> frozenset[str]:
+    """The forward's tensors that operations of the backward read: what the autograd nodes that issued them hold."""
+    late = [n for n in graph.nodes if n.meta.get("partitioner_tag") == "is_backward" and n.op == "call_function"]
+    read = {i for n in late for i in n.all_input_nodes if i.meta.get("partitioner_tag") != "is_backward"}
+    rest = (n for n in read if not str(n.target).startswith("tangents"))
+    return frozenset(n.name for n in rest if isinstance(n.meta.get("val"), torch.Tensor))
+
+
 def needed(
     outputs: Iterable[Any], have: Collection[str], *, allow_random: bool = False
 ) -> tuple[set[fx.Node], set[str]]:

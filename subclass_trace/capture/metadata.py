@@ -7,14 +7,13 @@ the stand-in answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import torch_api
 from ..errors import UnsupportedError
-from .facts import ReadsOf, fact_of
 from .inputs import Inputs
 from .recorder import Recorder
 from .user_code import is_user_code
@@ -40,23 +39,40 @@ ASKING = _OTHERWISE | {"__get__", "__set__", "__delete__", "retain_grad", "stora
 ASIDE = object()
 
 
+#: what a stand-in does not share with the tensor that it stands for
+_FACTS: Mapping[str, Callable[[Tensor], bool]] = {
+    "gradient hooks": torch_api.gradient_hooks,
+    "accumulation hooks": torch_api.accumulation_hooks,
+    "is_inference": lambda t: t.is_inference(),
+    "retains_grad": lambda t: t.retains_grad,
+}
+
+
+def failed_fact(facts: Sequence[tuple[str, bool]], t: Tensor) -> str | None:
+    """The first of these facts that does not hold for ``t``, as the end of a sentence."""
+    failed = (f"{name}: expected {known}, got {not known}" for name, known in facts if _FACTS[name](t) != known)
+    return next(failed, None)
+
+
 class MetadataReads:
     """The questions of one run of a region's function."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
         self._read: set[tuple[int, str]] = set()
-        self._facts: dict[tuple[int, str], Any] = {}
+        self._facts: dict[tuple[int, str], bool] = {}
         self.offsets = False  # was a storage offset asked for?
 
-    def of(self, number: int) -> ReadsOf:
-        """What was asked of input ``number``."""
-        facts = tuple((name, answer) for (n, name), answer in self._facts.items() if n == number)
-        is_leaf, gradient = ((number, n) in self._read for n in ("is_leaf", "gradient"))
-        return ReadsOf(is_leaf, gradient, facts)
+    def asked(self, number: int, name: str) -> bool:
+        """Was ``name``, "is_leaf" or "gradient", asked of an input?"""
+        return (number, name) in self._read
+
+    def facts(self, number: int) -> tuple[tuple[str, bool], ...]:
+        """What else was asked of an input, and the answers."""
+        return tuple((name, answer) for (n, name), answer in self._facts.items() if n == number)
 
     def note(self, number: int, name: str) -> None:
-        """``name`` of `ReadsOf` was asked of an input."""
+        """``name``, "is_leaf" or "gradient", was asked of an input."""
         self._read.add((number, name))
 
     def fact(self, number: int, name: str) -> Any:
@@ -65,7 +81,7 @@ class MetadataReads:
             real = self.inputs.real(number)
             if real is None:
                 return ASIDE
-            self._facts[number, name] = fact_of(real, name)
+            self._facts[number, name] = _FACTS[name](real)
         return self._facts[number, name]
 
     def depends_on(self, name: str, numbers: Iterable[int] | None = None) -> None:

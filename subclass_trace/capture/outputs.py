@@ -91,7 +91,7 @@ class OutputClassifier:
         leaves, spec = flatten(o)
         self._check_attributes(o, leaves, spec)
         if base is None or not self._is_made_of(o, base, leaves):
-            return ValueOutput(self._emit_once(o), spec)
+            return ValueOutput(self._emit_once(o), spec, protected=base is not None and o.grad_fn is not None)
         return self._view(o, base, spec)
 
     def need(self, sizes: Iterable[Any]) -> None:

@@ -286,6 +286,11 @@ def connected(outputs: Sequence[Tensor], rows: Sequence[tuple[int, Any]]) -> lis
     return [row for row in rows if row[1].node in reached]
 
 
+def saves_out_of_sight(outputs: Sequence[Tensor], edges: Sequence[Any]) -> bool:
+    """Is there a node that does not tell what it holds? That of an in-place operation on a view holds another node."""
+    return any(node.name().endswith("CopySlices") for node in _nodes_behind(outputs, edges))
+
+
 def _nodes_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> Iterator[Any]:
     return nodes_behind((o.grad_fn for o in outputs), edges)
 

@@ -108,7 +108,7 @@ class _Maker:
             for k in sorted(first.values()):
                 source, real = found[k]
                 static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
-                new.append(Argument(real, Path.of(source.path), len(self.flat) + k, static))
+                new.append(Argument(real, Path(source.path), len(self.flat) + k, static))
             if self.options.automatic_dynamic:
                 self.history.add(new)
             symbols = self.session.dynamic or self.may_have_symbols

@@ -27,7 +27,7 @@ class InputPlan:
         no_gradient: the region asks for its ``.grad``, and finds None.
         of_gradient: the input is the ``.grad`` of the tensor at that position.
         grad_dtype: of the gradients that it asks for (None: any).
-        facts: (name, answer) of what else it asks; see `capture.facts`.
+        facts: (name, answer) of what else it asks; see `capture.metadata`.
     """
 
     path: Path

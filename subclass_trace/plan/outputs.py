@@ -76,10 +76,14 @@ class ViewOutput:
 
 @dataclass(frozen=True, eq=False)
 class ValueOutput:
-    """Forward value ``value``."""
+    """Forward value ``value``.
+
+    ``protected``: eager has a view here of what the value does not know: autograd refuses to write to it.
+    """
 
     value: int
     spec: Spec
+    protected: bool = False
 
 
 @dataclass(frozen=True)

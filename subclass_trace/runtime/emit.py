@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
+from ..capture.metadata import failed_fact
 from ..errors import UnsupportedError
 from ..plan import InputPlan, Plan
 from ..subclass.context import (

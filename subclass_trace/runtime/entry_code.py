@@ -45,6 +45,7 @@ from .emit import (
     wrapped,
 )
 from .finish import Call, Program, watch_contexts, watched_contexts
+from .function import protected
 from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient, Guards
 from .rebuild import replay_view
@@ -278,7 +279,7 @@ class EntryEmitter:
             base = (inputs if o.of_input else values)[o.base]
             return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
         if isinstance(o, ValueOutput):
-            return values[o.value]
+            return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
         assert isinstance(o, SizeOutput)
         return f"call.sizes[{o.index}]"
 

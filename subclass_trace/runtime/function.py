@@ -188,3 +188,22 @@ class DifferentiableBackward(torch.autograd.Function):
         saved = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors, strict=False))}
         found, _ = run_backward(following, ctx, saved, [grads[k] for k in following.of])
         return (None, None, None, None, None, *found)
+
+
+class Protected(torch.autograd.Function):
+    """A value that nobody may write to under autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        """A view that is made in a custom Function."""
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """It all belongs to the value."""
+        return grad
+
+
+def protected(value: Tensor) -> Tensor:
+    """The value, which nobody may write to under autograd."""
+    return torch_api.apply_function(Protected, value) if value.requires_grad else value

@@ -91,22 +91,21 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
 
 
 def _inputs(captured: Captured) -> list[InputPlan]:
-    rows = []
+    rows, reads = [], captured.reads
     written = {m.input for m in captured.mutations.rows if m.differentiable}
     for number, i in enumerate(captured.inputs.rows):
-        read = captured.reads.of(number)
         rows.append(
             InputPlan(
                 path=i.path,
                 spec=guarded_spec(freeze(i.spec), i.path),
                 leaves=i.leaves,
-                is_leaf=i.is_leaf if number in written or read.is_leaf else None,
+                is_leaf=i.is_leaf if number in written or reads.asked(number, "is_leaf") else None,
                 position=i.position,
                 is_parameter=i.is_parameter,
-                no_gradient=read.gradient,
+                no_gradient=reads.asked(number, "gradient"),
                 of_gradient=i.gradient_of is not None,
                 grad_dtype=i.grad_dtype,
-                facts=read.facts,
+                facts=reads.facts(number),
             )
         )
     return rows

@@ -16,7 +16,7 @@ from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import output_args
 from ..capture.tape import Tape, TracedBackward
-from ..errors import NeedsEager, SideEffectError
+from ..errors import NeedsEager, SideEffectError, SubclassTraceError
 from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
@@ -81,7 +81,7 @@ def build_program(
     parts = partition(
         traced,
         partitioner=partitioner,
-        serve=captured.kept(traced.joint),
+        serve=captured.served(traced.joint),
         written=_written(captured),
         static=[captured.inputs.leaf_primals[k] for k in _static_leaves(captured)],
         copied=_copied(captured, traced.joint),
@@ -150,7 +150,7 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     except (NeedsEager, SideEffectError):
         raise
     except Exception as error:
-        if _is_spent(tape):
+        if _has_no_backward(tape):
             return None
         raise NeedsEager(
             "the backward of the region cannot be traced",
@@ -159,13 +159,18 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
         ) from error
 
 
-def _is_spent(tape: Tape) -> bool:
-    """Has the region run the backward of each result itself (a whole training step has)? Eager would raise in another."""
-    for k in range(len(guess := tape.guess())):
+def _has_no_backward(tape: Tape) -> bool:
+    """Would eager raise in the backward of each result as well? That one is spent, surely (of a whole training step all are);
+    what torch's or a class's code says of anything but values inside tensors, where the tangents are dense: nothing hangs on
+    the guess of their classes then.
+    """
+    for k, spec in enumerate(guess := tape.guess()):
         try:
-            tape.trace([spec if n == k else None for n, spec in enumerate(guess)])
+            tape.trace([spec if n == k else None for n in range(len(guess))])
+        except (SubclassTraceError, *torch_api.DATA_DEPENDENT_ERRORS):
+            return False
         except Exception as error:
-            if torch_api.says_spent(error):
+            if torch_api.says_spent(error) or not isinstance(spec, WrapperSpec):
                 continue
         return False
     return True

@@ -6,10 +6,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-
-_STEPS = re.compile(r"^\w+|\.\w+|\[(?:'[^']*'|[^\[\]])*\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +18,6 @@ class Path:
 
     root: str
     steps: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(text: str) -> Path:
-        """The path that prints as ``text``.
-
-        >>> Path.of("args[0].weight['k']").steps
-        ('[0]', '.weight', "['k']")
-        """
-        root, *steps = _STEPS.findall(text) or [""]
-        return Path(root, tuple(steps)) if "".join([root, *steps]) == text else Path(text)
 
     def attr(self, name: str) -> Path:
         """The path of attribute ``name`` of this value."""

@@ -163,6 +163,8 @@ def flattens_alike(cls: type) -> bool:
     method = inspect.getattr_static(cls, "__tensor_flatten__", None)
     if not isinstance(method, types.FunctionType):
         return False
+    if getattr(method, "is_constant", False):  # of a declared class
+        return True
     code, nobody = method.__code__, object()
     if code.co_names or code.co_freevars or (code.co_argcount, code.co_kwonlyargcount) != (1, 0):
         return False

@@ -94,7 +94,7 @@ def _chained(graph: torch.fx.Graph, node: torch.fx.Node, token: torch.fx.Node, c
 
 
 def inductor_compile(
-    gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool, is_inference: bool
+    gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool = False, is_inference: bool = False
 ) -> Callable[..., Any]:
     """Compile one dense graph, which inductor rewrites in place; a boxed callable.
 

@@ -118,11 +118,11 @@ def verify_plan(forward: fx.GraphModule, plan: Plan) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- graphs
-def _graph(module: fx.GraphModule, where: str, in_place: bool = False) -> None:
+def _graph(module: fx.GraphModule, where: str, in_place: bool = False, branch: bool = False) -> None:
     """Values are known FakeTensors, constants plain tensors; no operation writes, in branches of operators neither."""
     for node in module.graph.nodes:
         path = f"{where}.{node.name}"
-        if node.op in ("placeholder", "call_function"):
+        if node.op in ("placeholder", "call_function") and not branch:
             _require("val" in node.meta, "a node has no value", path, 'node.meta["val"]', sorted(node.meta))
             others = [type(t).__qualname__ for t in _tensors(node.meta["val"]) if type(t) not in torch_api.FAKE_TYPES]
             _require(not others, "a value in the graph is not dense", path, "FakeTensors", others)
@@ -132,7 +132,7 @@ def _graph(module: fx.GraphModule, where: str, in_place: bool = False) -> None:
             dense = dense or not isinstance(held, torch.Tensor)
             _require(dense, "a constant is not dense", path, "a plain tensor", type(held).__qualname__)
             if isinstance(held, fx.GraphModule):
-                _graph(held, path, in_place)
+                _graph(held, path, in_place, branch=True)
         elif node.op == "call_function" and isinstance(node.target, torch_api.OpOverload) and not in_place:
             mutable = torch_api.op_schema(node.target).is_mutable
             what = "the graph holds an operation that writes to its arguments"

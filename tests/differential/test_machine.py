@@ -57,7 +57,7 @@ MORE_INPLACE = (
 #: what a region refuses by a typed error although eager does it; each has a case in tests/semantics
 REFUSED = (
     "the region makes an autograd leaf",
-    "a result requires grad, and was computed of a leaf of the region's own making",
+    "a result requires grad by a leaf of the region's own making alone",
     "the region uses a view that requires grad after the shape of its base",
     "the region changes the shape, or replaces an inner tensor, of an argument that is a view of another",
 )

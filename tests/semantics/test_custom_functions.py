@@ -97,3 +97,25 @@ def test_gradients(name: str, kind: str, dynamic: bool) -> None:
             (grad,) = torch.autograd.grad(results, leaf, tangents)
             seen.append([t.tolist() for r in (grad, *results) for t in leaves_of(r.detach())])
     assert all(row == seen[0] for row in seen)
+
+
+@pytest.mark.parametrize("kind", ["dense", "leaf", "wrapper"])
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if not n.startswith("writes")])
+def test_views_that_custom_functions_make(name: str, kind: str) -> None:
+    """Nobody may write them."""
+    seen = []
+    for call in (FUNCTIONS[name], st.compile(FUNCTIONS[name])):
+        x = torch.arange(4.0).view(2, 2)
+        leaf = (TwoTensor(x, x + 1) if kind == "wrapper" else x).requires_grad_()
+        given = leaf if kind == "leaf" else leaf * 1
+        results = call(given)
+        rows: list[Any] = []
+        for r in results if isinstance(results, tuple) else (results,):
+            try:
+                r.add_(1)
+                written = "written"
+            except RuntimeError as error:
+                written = "custom Function" if "custom Function" in str(error) else "a leaf" * ("leaf" in str(error))
+            rows.append((r._is_view(), written))
+        seen.append(rows)
+    assert seen[0] == seen[1]

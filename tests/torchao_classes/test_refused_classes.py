@@ -26,9 +26,8 @@ def test_an_observer_that_counts_batches() -> None:
 
     weight = GPTQObserverTensor.from_hp(torch.randn(64, 64))
     x = torch.randn(2, 64)
-    with pytest.raises(DataDependentError, match="inside GPTQObserverTensor") as caught:
+    with pytest.raises(DataDependentError, match="depend on the values"):
         st.compile(torch.nn.functional.linear)(x, weight)
-    assert "GPTQObserverTensor in eager" in str(caught.value.fix)
     assert int(weight.total_batches) == 0  # nothing was observed
     torch.nn.functional.linear(x, weight)
     assert int(weight.total_batches) == 1
@@ -52,6 +51,5 @@ def test_a_kernel_that_the_cpu_does_not_have() -> None:
     with pytest.raises(type(eager.value)) as caught:
         st.compile(project)(x, weight)
     assert str(caught.value).splitlines()[0] == str(eager.value).splitlines()[0]
-    found = "".join(traceback.format_exception_only(caught.value))
-    assert "in the compiled forward, at aten._scaled_mm.default" in found
-    assert "nvfp4_tensor.py" in found
+    found = "".join(traceback.format_exception(caught.value))
+    assert "# aten._scaled_mm.default, " in found and "nvfp4_tensor.py" in found

@@ -11,15 +11,9 @@ from __future__ import annotations
 import keyword
 import os
 import re
-import sys
 from pathlib import Path
 
 from ..errors import OptionError
-
-_TAKEN = frozenset(
-    {"Any", "Tensor", "WrapperTensor", "wrappers", "check", "compile", "given"}
-)  # names in the templates
-_MODULES = frozenset({"torch", "pytest", "hypothesis", "numpy", "subclass_trace", "conftest", "setup"})
 
 
 def write_scaffold(name: str, directory: str | os.PathLike[str]) -> list[Path]:
@@ -33,7 +27,7 @@ def write_scaffold(name: str, directory: str | os.PathLike[str]) -> list[Path]:
         The two files. ``pytest test_my_tensor.py`` passes as they are.
 
     Raises:
-        OptionError: the name cannot be one of a class, or of a module; or a file exists.
+        OptionError: the name cannot be one of a class; or a file exists.
     """
     module = _module_name(name)
     folder = Path(directory)
@@ -56,16 +50,7 @@ def _module_name(name: str) -> str:
             got=repr(name),
             fix="use letters and digits, beginning with a letter",
         )
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
-    module = spaced.lower()
-    if name in _TAKEN or module in _MODULES or module in sys.stdlib_module_names or keyword.iskeyword(module):
-        raise OptionError(
-            f"{name!r} is taken: {module}.py would hide another module, or the class another name",
-            expected="a name of its own",
-            got=name,
-            fix=f"choose another, for example My{name}",
-        )
-    return module
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 _CLASS = '''\

@@ -80,7 +80,6 @@ class Session:
             enter(torch_api.quiet_fake_errors())  # what a fake kernel refuses is raised, and told once
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(torch_api.enable_python_dispatcher())
-                enter(torch_api.writes_told())
                 enter(torch_api.numbers_in_backwards())
             enter(torch_api.composites_as_eager())
             enter(torch_api.fast_paths_as_eager())

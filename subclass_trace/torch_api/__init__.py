@@ -2,6 +2,7 @@
 
 `tests/test_torch_door.py` lists these symbols and checks them on the installed torch. Supported: torch 2.11 to 2.15.
 Anything that pulls in Dynamo or inductor is imported inside a function, so that ``import subclass_trace`` stays light.
+All public names of the modules below are names of this package.
 """
 
 from __future__ import annotations
@@ -17,166 +18,30 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import autograd_would_have_decomposed as autograd_would_have_decomposed
 from torch.utils._pytree import tree_map_only as tree_map_only
 
-from .attention import AttentionKernels as AttentionKernels
-from .attention import attention_kernels as attention_kernels
-from .attention import other_attention_code as other_attention_code
-from .autograd import ACCUMULATION_HOOKS as ACCUMULATION_HOOKS
-from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
-from .autograd import GRADIENT_HOOKS as GRADIENT_HOOKS
-from .autograd import accumulation_hooks as accumulation_hooks
-from .autograd import apply_function as apply_function
-from .autograd import are_leaves as are_leaves
-from .autograd import autograd_sequence_number as autograd_sequence_number
-from .autograd import base_apply as base_apply
-from .autograd import call_backward_directly as call_backward_directly
-from .autograd import checkpoint_contexts as checkpoint_contexts
-from .autograd import creation_forbids_inplace as creation_forbids_inplace
-from .autograd import grad_dtype as grad_dtype
-from .autograd import grad_dtypes as grad_dtypes
-from .autograd import gradient_hooks as gradient_hooks
-from .autograd import is_custom_node as is_custom_node
-from .autograd import is_multi_output_view as is_multi_output_view
-from .autograd import is_tracked_view as is_tracked_view
-from .autograd import make_nonleaf as make_nonleaf
-from .autograd import move_versions as move_versions
-from .autograd import node_sequence_number as node_sequence_number
-from .autograd import original_views as original_views
-from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
-from .autograd import says_no_derivative as says_no_derivative
-from .autograd import says_spent as says_spent
-from .autograd import set_versions as set_versions
-from .autograd import track as track
-from .autograd import view_function as view_function
-from .autograd import watched_engine as watched_engine
-from .autograd import writes_told as writes_told
-from .batched import is_batched as is_batched
-from .compiled_inside import compiled_functions_run_eagerly as compiled_functions_run_eagerly
-from .compiling import compiling_in_this_thread as compiling_in_this_thread
-from .dtensor_modes import DTensorModes as DTensorModes
-from .dtensor_modes import dtensor_dispatcher as dtensor_dispatcher
-from .dtensor_modes import dtensor_modes as dtensor_modes
-from .dtensor_modes import other_dtensor_modes_code as other_dtensor_modes_code
-from .dynamo import dynamo_lock as dynamo_lock
-from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
-from .fakes import NO_FAKE_KERNEL as NO_FAKE_KERNEL
-from .fakes import detached as detached
-from .fakes import fake_mode as fake_mode
-from .fakes import fake_result as fake_result
-from .fakes import fake_views as fake_views
-from .fakes import quiet_fake_errors as quiet_fake_errors
-from .fakes import replace_cache as replace_cache
-from .graphs import FunctionalReplay as FunctionalReplay
-from .graphs import graph_module as graph_module
-from .graphs import lazy_graph_modules as lazy_graph_modules
-from .guards import dict_version as dict_version
-from .guards import own_table as own_table
-from .guards import versions_see_writes as versions_see_writes
-from .hooks import are_hooks_on_all_modules as are_hooks_on_all_modules
-from .hooks import call_with_hooks as call_with_hooks
-from .hooks import hooks_of_all as hooks_of_all
-from .inductor import inductor_compile as inductor_compile
-from .inductor import inductor_decompositions as inductor_decompositions
-from .inductor import inductor_obstacle as inductor_obstacle
-from .inductor import with_effect_tokens as with_effect_tokens
-from .kinds import FAKE_TYPES as FAKE_TYPES
-from .kinds import SYM_TYPES as SYM_TYPES
-from .kinds import dispatch_keys as dispatch_keys
-from .kinds import failed_tensor_guard as failed_tensor_guard
-from .kinds import is_dense as is_dense
-from .kinds import is_fake as is_fake
-from .kinds import is_jagged_example as is_jagged_example
-from .kinds import is_memo as is_memo
-from .kinds import is_opaque as is_opaque
-from .kinds import is_opaque_class as is_opaque_class
-from .kinds import overrides_torch_dispatch as overrides_torch_dispatch
-from .kinds import placement_types as placement_types
-from .kinds import storage_ref as storage_ref
-from .kinds import tensor_guard as tensor_guard
-from .modes import PROXY_MODE_KEY as PROXY_MODE_KEY
-from .modes import DispatchLog as DispatchLog
-from .modes import DispatchMode as DispatchMode
-from .modes import any_autocast as any_autocast
-from .modes import autocast_as as autocast_as
-from .modes import autocast_state as autocast_state
-from .modes import default_devices as default_devices
-from .modes import deterministic_algorithms as deterministic_algorithms
-from .modes import disable_autocast as disable_autocast
-from .modes import dispatch_modes_active as dispatch_modes_active
-from .modes import dispatch_stack_length as dispatch_stack_length
-from .modes import forward_ad as forward_ad
-from .modes import forward_ad_level as forward_ad_level
-from .modes import function_modes_active as function_modes_active
-from .modes import function_stack_length as function_stack_length
-from .modes import functorch_active as functorch_active
-from .modes import functorch_config as functorch_config
-from .modes import grad_enabled as grad_enabled
-from .modes import jit_tracing as jit_tracing
-from .modes import no_modes as no_modes
-from .modes import no_overrides as no_overrides
-from .modes import no_transforms as no_transforms
-from .modes import peek_functorch as peek_functorch
-from .modes import plain_dispatch as plain_dispatch
-from .modes import set_grad as set_grad
-from .modes import transformed_inputs as transformed_inputs
-from .modes import without_tracing as without_tracing
-from .numbers import PYTHON_CLASSES as PYTHON_CLASSES
-from .numbers import SizesAsNumbers as SizesAsNumbers
-from .numbers import as_numbers as as_numbers
-from .numbers import as_python_number as as_python_number
-from .numbers import holds_symbols as holds_symbols
-from .numbers import numbers_in_backwards as numbers_in_backwards
-from .numbers import plain_number as plain_number
-from .operators import BINDING_HOLDERS as BINDING_HOLDERS
-from .operators import StandIn as StandIn
-from .operators import copy_all as copy_all
-from .operators import is_effectful as is_effectful
-from .operators import needs_exact_strides as needs_exact_strides
-from .operators import op_name as op_name
-from .operators import op_schema as op_schema
-from .operators import overloads_of as overloads_of
-from .operators import raw_callable as raw_callable
-from .operators import scaled_mm as scaled_mm
-from .parallel import is_data_parallel as is_data_parallel
-from .parallel import module_inside_replaced as module_inside_replaced
-from .repairs.composites import assert_async as assert_async
-from .repairs.composites import composites_as_eager as composites_as_eager
-from .repairs.fake_kernels import fake_kernels as fake_kernels
-from .repairs.fast_paths import fast_paths_as_eager as fast_paths_as_eager
-from .repairs.strided_shards import numbers_as_split_factors as numbers_as_split_factors
-from .repairs.strided_shards import repaired_unflatten as repaired_unflatten
-from .sharding import sharding_as_eager as sharding_as_eager
-from .symbols import argument_symbol as argument_symbol
-from .symbols import assumptions_of as assumptions_of
-from .symbols import dynamic_context as dynamic_context
-from .symbols import equalities as equalities
-from .symbols import expression_source as expression_source
-from .symbols import fix_rounded as fix_rounded
-from .symbols import input_source as input_source
-from .symbols import is_data_dependent as is_data_dependent
-from .symbols import is_known as is_known
-from .symbols import maybe as maybe
-from .symbols import nested_int_id as nested_int_id
-from .symbols import new_float as new_float
-from .symbols import new_number as new_number
-from .symbols import new_ragged_size as new_ragged_size
-from .symbols import new_symbol as new_symbol
-from .symbols import ragged_parts as ragged_parts
-from .symbols import restore_assumptions as restore_assumptions
-from .symbols import shape_conditions as shape_conditions
-from .symbols import size_symbol as size_symbol
-from .symbols import surely as surely
-from .symbols import symbol_among as symbol_among
-from .symbols import symbol_values as symbol_values
-from .symbols import sympy_to_nodes as sympy_to_nodes
-from .symbols import unbacked_bindings as unbacked_bindings
-from .symbols import unbound_symbols_set_aside as unbound_symbols_set_aside
-from .this_thread import replaced_here as replaced_here
-from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
-from .wrappers import build_wrapper as build_wrapper
-from .wrappers import context_shortcut as context_shortcut
-from .wrappers import disabled_torch_function as disabled_torch_function
-from .wrappers import make_wrapper_subclass as make_wrapper_subclass
-from .wrappers import return_and_correct_aliasing as return_and_correct_aliasing
-from .wrappers import shortcut_constructor as shortcut_constructor
+from .attention import *
+from .autograd import *
+from .batched import *
+from .compiled_inside import *
+from .compiling import *
+from .dtensor_modes import *
+from .dynamo import *
+from .fakes import *
+from .graphs import *
+from .guards import *
+from .hooks import *
+from .inductor import *
+from .kinds import *
+from .modes import *
+from .numbers import *
+from .operators import *
+from .parallel import *
+from .repairs.composites import *
+from .repairs.fake_kernels import *
+from .repairs.fast_paths import *
+from .repairs.strided_shards import *
+from .sharding import *
+from .symbols import *
+from .this_thread import *
+from .wrappers import *
 
 __all__ = ["done_work", "pytree"]  # torch's own pytrees, for the arguments of higher order operators

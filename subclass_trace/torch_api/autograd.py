@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -165,52 +165,6 @@ def watched_engine(
 
     with replaced_here(module, "_engine_run_backward", run):
         yield
-
-
-#: what torch says of a wrapper with symbolic sizes where C++ asks for the numbers
-_NO_NUMBERS = "operator aten::size does not exist"
-
-
-@contextlib.contextmanager
-def writes_told() -> Iterator[None]:
-    """Inside, a backward that meets a tensor which was written since the forward says so. Torch puts its sizes into the
-    error, and fails at that for a wrapper with symbolic ones."""
-    module: Any = torch.autograd
-    engine = module._engine_run_backward
-
-    def run(roots: Any, *args: Any, **kinds: Any) -> Any:
-        try:
-            return engine(roots, *args, **kinds)
-        except RuntimeError as error:
-            found = _written_since(roots) if str(error) == _NO_NUMBERS else None
-            if found is None:
-                raise
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"{found}, was written after the forward. Write to a clone of it."
-        )
-
-    with replaced_here(module, "_engine_run_backward", run):
-        yield
-
-
-def _written_since(roots: Iterable[Any]) -> str | None:
-    """A tensor behind these that no autograd node hands out any more."""
-    todo, seen = [getattr(r, "grad_fn", getattr(r, "node", None)) for r in roots], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for name in dir(node):
-            try:
-                if name == "saved_tensors" or name.startswith("_saved_"):
-                    getattr(node, name)
-            except RuntimeError as error:
-                if str(error) == _NO_NUMBERS:
-                    return f"{name.removeprefix('_saved_')!r} of {node.name()}"
-        todo += [following for following, _ in node.next_functions]
-    return None
 
 
 def says_spent(error: BaseException) -> bool:

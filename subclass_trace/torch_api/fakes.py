@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -22,32 +21,8 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 
-@functools.cache
-def _keep_device_guard() -> None:
-    """Where a CUDA build finds no GPU, a FakeTensorMode puts a stand-in into the place of the device guard.
-
-    In torch 2.11 that lives only as long as the thread that enters a mode first, and is used after it (a crash): so a
-    thread that does not end enters first.
-    """
-    if torch.version.cuda is None or torch.cuda.is_available():
-        return
-    if threading.current_thread() is threading.main_thread():
-        torch._C._ensureCUDADeviceGuardSet()
-        return
-    made = threading.Event()
-
-    def keep() -> None:
-        torch._C._ensureCUDADeviceGuardSet()
-        made.set()
-        threading.Event().wait()
-
-    threading.Thread(target=keep, name="keeps torch's device guard", daemon=True).start()
-    made.wait()
-
-
 def fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
     """The mode in which the user function runs during capture."""
-    _keep_device_guard()
     return FakeTensorMode(shape_env=shape_env, static_shapes=True, allow_non_fake_inputs=False)
 
 

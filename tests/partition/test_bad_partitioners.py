@@ -34,14 +34,6 @@ def add_input(module: fx.GraphModule) -> None:
         module.graph.placeholder("nowhere")
 
 
-def method(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
-    first, *rest = outputs(forward)
-    with forward.graph.inserting_before(forward.graph.output_node()):
-        changed = forward.graph.call_method("sin", (first,))
-    changed.meta.update(first.meta)
-    set_outputs(forward, [changed, *rest])
-
-
 #: change of right graphs -> what the error says
 FAULTS: dict[str, tuple[Change, str]] = {
     "no outputs": (lambda f, b, k: set_outputs(f, []), "forward lacks outputs"),
@@ -67,12 +59,6 @@ def test_graphs_that_do_not_fit(name: str) -> None:
     with pytest.raises(st.VerificationError, match=f"the partitioner's {what}") as caught:
         st.compile(function, partitioner=returning(change))(torch.ones(2, requires_grad=True))
     assert caught.value.fix and caught.value.expected
-
-
-def test_graphs_with_methods_are_refused_by_the_eager_back_end() -> None:
-    with pytest.raises(st.UnsupportedError, match="call_method") as caught:
-        st.compile(function, partitioner=returning(method), frontend="trace")(torch.ones(2, requires_grad=True))
-    assert caught.value.path == "sin"
 
 
 @pytest.mark.parametrize("result", [None, (1, 2), "graphs"])

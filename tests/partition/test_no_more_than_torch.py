@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch.fx as fx
 from functorch.compile import min_cut_rematerialization_partition
 from programs import program
 
-from benchmarks.graphs import NAMES, Joint, joint_of, load
+from benchmarks.graphs import NAMES, Joint, load
 from subclass_trace.capture.graphs import output_args
 from subclass_trace.partition.min_cut import MinCut
 from subclass_trace.partition.rules import Facts
@@ -67,21 +66,6 @@ def test_model_graphs(name: str) -> None:
     assert state_of(joint.module) == before, "the joint graph is neither copied nor edited"
     ratio = unique_bytes(joint, mine) / unique_bytes(joint, theirs)
     assert ratio <= (0.82 if name.startswith(("tf", "gpt2", "llama")) else 1.0)
-
-
-@pytest.mark.slow
-def test_generated_programs() -> None:
-    graphs = [joint_of(f"program {seed}", *_with_inputs(seed)) for seed in range(40)]
-    trained = [joint for joint in graphs if joint is not None]
-    assert len(trained) > 35
-    for joint in trained:
-        mine = saved_by(split_of(joint, MinCut()))
-        assert unique_bytes(joint, mine) <= unique_bytes(joint, saved_by_torch(joint)), joint.name
-
-
-def _with_inputs(seed: int) -> tuple[Any, list[torch.Tensor]]:
-    function, make = program(seed)
-    return function, make()
 
 
 def test_as_a_partition_function_of_torch() -> None:

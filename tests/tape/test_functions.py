@@ -58,20 +58,6 @@ def test_a_region(backend: Any) -> None:
     assert compiled_autograd.stats.captures == 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("wrapper", [False, True])
-def test_a_training_loop_is_captured_in_its_first_step(wrapper: bool, dynamic: bool, backend: Any) -> None:
-    """The first call of a region, which compiles it, makes the autograd node that later calls make."""
-    region, w = st.compile(layers, dynamic=dynamic or None), leaf(wrapper)
-    for _ in range(3):
-        y = region(torch.ones(3, 4), w)
-        w.grad = None
-        with compiled_autograd(backend=backend):
-            (dense(y) if wrapper else y).sum().backward()
-        assert compiled_autograd.stats.captures == 1
-
-
 class Dense(torch.autograd.Function):
     """The sum of the inner tensors, dense."""
 
@@ -190,62 +176,6 @@ def test_tangents_of_another_kind_take_the_call(hooks: bool, backend: Any) -> No
     assert compiled_autograd.stats.captures == 1
 
 
-def test_a_dense_region_behind_a_backward_without_a_gradient() -> None:
-    class Nothing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, g: torch.Tensor) -> Any:
-            return None if stop else g * 2
-
-    region, w = st.compile(layers), leaf(False)
-    for k in range(6):
-        stop, results = k % 2 == 1, []
-        for on in (False, True):
-            x, w.grad = torch.ones(3, 4, requires_grad=True), None
-            with compiled_autograd() if on else torch.enable_grad():
-                (Nothing.apply(region(x, w)).sin().sum() + x.sum()).backward()
-            results.append([x.grad, w.grad])
-        assert (results[0][1] is None) == (results[1][1] is None) == stop
-        for a, b in zip(*results, strict=True):
-            assert a is None or torch.equal(a, b)
-
-
-def test_other_tangents_of_a_region_get_graphs_of_their_own() -> None:
-    region = st.compile(lambda x, w: (x @ w, (x * 2).sin()))
-    for pick in (slice(0, 1), slice(1, 2), slice(0, 2)):
-        results = []
-        for on in (False, True):
-            w, x = leaf(False), torch.ones(3, 4, requires_grad=True)
-            outs = region(x, w)[pick]
-            with compiled_autograd() if on else torch.enable_grad():
-                sum(o.sum() for o in outs).backward()
-            results.append([x.grad, w.grad])
-        for a, b in zip(*results, strict=True):
-            assert (a is None and b is None) or torch.equal(a, b)
-    assert compiled_autograd.stats.captures == 3
-
-
-def test_two_regions_after_another_and_a_hook_between_them() -> None:
-    first, second, seen = st.compile(layers), st.compile(lambda x, w: (x * w[:3]).cos()), []
-
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = first(x, w)
-        y.register_hook(lambda g: seen.append(float(g.sum())))
-        return second(y, w)
-
-    w = leaf(False)
-    expected = gradients(f, w)
-    for backend in BACKENDS:
-        with compiled_autograd(backend=backend):
-            got = gradients(f, w)
-        for a, b in zip(got, expected, strict=True):
-            torch.testing.assert_close(a, b)
-    assert seen == pytest.approx([seen[0]] * 3)
-
-
 @pytest.mark.parametrize("create_first", [False, True])
 def test_a_tape_serves_both_with_create_graph_and_without(create_first: bool) -> None:
     """Torch's key of a tape does not hold it."""
@@ -261,19 +191,6 @@ def test_a_tape_serves_both_with_create_graph_and_without(create_first: bool) ->
             assert g.requires_grad == create
             if create:
                 torch.testing.assert_close(torch.autograd.grad(g.square().sum(), w)[0], second)
-
-
-def test_retain_graph_and_a_second_backward() -> None:
-    region, w = st.compile(layers), leaf(False)
-    x = torch.ones(3, 4, requires_grad=True)
-    loss = region(x, w).sum()
-    with compiled_autograd():
-        loss.backward(retain_graph=True)
-        first = w.grad.clone()
-        loss.backward()
-        torch.testing.assert_close(w.grad, first * 2)
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            loss.backward()
 
 
 def test_a_saved_tensor_that_was_written_is_noticed() -> None:

@@ -73,19 +73,6 @@ def test_a_torchscript_backward_is_refused_by_name() -> None:
     assert w.grad is not None
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_under_inference_mode(backend: Any) -> None:
-    grads = []
-    for around in (contextlib.nullcontext(), *[compiled_autograd(backend=backend) for _ in range(3)]):
-        w = leaf()
-        loss = (w * w).sin().sum()
-        with torch.inference_mode(), around:
-            loss.backward()
-        grads.append(w.grad)
-        assert torch.equal(w.grad, grads[0]) and w.grad.is_inference() == grads[0].is_inference()
-        assert torch.is_grad_enabled()
-
-
 def test_what_is_traced_inside_a_block_is_no_tape() -> None:
     """Capturing a region differentiates fakes; only the backward of the user is a tape."""
     region, w = st.compile(lambda w: torch.autograd.grad((w * w).sum(), w, create_graph=True)[0].sin()), leaf()
@@ -163,13 +150,3 @@ def test_gradients_change_their_class_from_step_to_step(backend: Any) -> None:
         assert type(grads[0]) is type(grads[1]) is type(seed)
         pairs = [grads] if k % 2 else [[g.a for g in grads], [g.b for g in grads]]
         assert all(torch.equal(*pair) for pair in pairs)
-
-
-def test_gradients_that_are_one_tangent_do_not_become_one_memory() -> None:
-    region = st.compile(lambda x, w: x + w)
-    for _ in range(3):  # the first call makes the backward, later tapes hold its graph
-        x, w = (TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_() for _ in range(2))
-        with compiled_autograd():
-            (region(x, w) * 2).backward(TwoTensor(torch.ones(3), torch.ones(3)))
-        x.grad.a.zero_()
-        assert w.grad.a.tolist() == [2.0] * 3

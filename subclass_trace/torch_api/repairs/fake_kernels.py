@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_impls import op_implementations_dict
 
 Tensor = torch.Tensor
@@ -22,8 +20,6 @@ _WHOLE: dict[str, Any] = {"dtype": torch.int64}
 def fake_kernels() -> dict[Any, Callable[..., Any]]:
     """Operation -> what to call in its place on fake tensors."""
     found: dict[Any, Callable[..., Any]] = {
-        _aten.softshrink_backward.default: _elementwise,
-        _aten.hardshrink_backward.default: _elementwise,
         _aten.native_dropout.default: _native_dropout,
         _aten._standard_gamma.default: lambda x, generator=None: _like_first(x),
         _aten._standard_gamma_grad.default: _like_first,
@@ -46,11 +42,6 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
     if not _fft_dims_are_sorted():
         found |= {_aten._fft_c2c.default: _fft_c2c, _aten._fft_r2c.default: _fft_r2c, _aten._fft_c2r.default: _fft_c2r}
     return found
-
-
-def _elementwise(g: Tensor, x: Tensor, lambd: float) -> Tensor:
-    """Those of torch do not know symbolic sizes."""
-    return g + x
 
 
 def _like_first(x: Tensor, *others: Tensor) -> Tensor:
@@ -78,37 +69,6 @@ def _random(size: Sequence[int], generator: object = None, **options: Any) -> Te
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, ...]:
     """Torch 2.11 and 2.12 have none: FakeTensorMode runs the real kernel on zeros, and believes its size."""
     return _aten._unique2.default(x, sorted, return_inverse)[:2]  # type: ignore[no-any-return]
-
-
-# ---------------------------------------------------------------------------------------------- interpolation
-def _interpolation_backward(op: Any, keeps_format: bool) -> Callable[..., Tensor]:
-    def kernel(grad: Tensor, output_size: Sequence[Any], input_size: Sequence[Any], *options: Any) -> Tensor:
-        if all(type(n) is int for n in (*grad.shape, *output_size, *input_size)):
-            return op._op_dk(_META, grad, output_size, input_size, *options)  # type: ignore[no-any-return]
-        torch._check(
-            all(map(operator.eq, grad.shape, (*input_size[:2], *output_size))),
-            lambda: f"Expected grad_output to have the same shape as output; got {list(grad.shape)}",
-        )  # type: ignore[no-untyped-call]
-        out = grad.new_empty(input_size)
-        return out.to(memory_format=suggest_memory_format(grad)) if keeps_format else out
-
-    return kernel
-
-
-_META = torch._C.DispatchKey.Meta
-#: backwards of interpolations whose kernels for fake tensors know no symbolic sizes -> do channels stay last?
-_INTERPOLATIONS = {
-    _aten.upsample_nearest1d_backward.default: False,
-    _aten._upsample_nearest_exact1d_backward.default: False,
-    _aten.upsample_linear1d_backward.default: False,
-    _aten.upsample_bilinear2d_backward.default: True,
-    _aten.upsample_bicubic2d_backward.default: False,
-    _aten.upsample_nearest3d_backward.default: False,
-    _aten._upsample_nearest_exact3d_backward.default: False,
-    _aten.upsample_trilinear3d_backward.default: True,
-}
-#: the same for torch itself, which classes ask for the sizes of a result (DTensor does): operation -> kernel of meta tensors
-META_KERNELS = {op: _interpolation_backward(op, keeps) for op, keeps in _INTERPOLATIONS.items()}
 
 
 # ---------------------------------------------------------------------------------------------- Fourier transforms

@@ -139,7 +139,10 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
     for k, t in enumerate(captured.inputs.originals):
         for d, n in enumerate(t.shape):
             note(n, k, None, d)
+    for k, t in enumerate(captured.inputs.originals):
         if t.layout is torch.strided:
+            for d, n in enumerate(t.stride()):
+                note(n, k, None, d, "stride")
             note(t.storage_offset(), k, None, 0, "storage_offset")
     for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]

@@ -140,7 +140,9 @@ class Tape:
         if create_graph:  # what is passed on has a history of its own
             live = [k for k, g in enumerate(grads) if g is not None and g.requires_grad and passed[k] is None]
             outputs = tuple(g for k in live if (g := grads[k]) is not None)
-            following = replace(self, outputs=outputs, edges=(*self.edges, *edges), inputs=(*self.inputs, *tracked), paths=())
+            following = replace(
+                self, outputs=outputs, edges=(*self.edges, *edges), inputs=(*self.inputs, *tracked), paths=()
+            )
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)
         counts = (len(self.forward_nodes) + hidden, hidden)

@@ -15,7 +15,6 @@ from .. import torch_api
 from ..capture.input_sizes import DynamicDims
 from ..capture.inputs import Argument
 from ..capture.session import Dim
-from ..errors import ProtocolError
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
@@ -159,21 +158,8 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
 
 
 def may_be_dynamic(tensors: Iterable[Tensor], history: SizeHistory, everything: bool) -> bool:
-    """May a capture have symbols? (A ragged size is one in any case.)"""
+    """Shall a capture start with symbols? (A ragged size is one in any case; one that finds other sizes starts again.)"""
     if everything or history.has_symbols:
         return True
-    with torch_api.no_overrides():  # a class may do something when it is asked, or know no answer
-        return any(t.is_nested or marked_dims(t) or (is_traceable(t) and _is_marked_inside(t)) for t in tensors)
-
-
-def _is_marked_inside(t: Tensor) -> bool:
-    found: list[bool] = []
-
-    def wrapper(inner: Tensor, names: Any, inners: Any, context: Any, path: Path) -> None:
-        found.append(inner.is_nested or bool(marked_dims(inner)))
-
-    try:
-        visit(t, leaf=lambda t, path: wrapper(t, (), (), None, path), wrapper=wrapper, opaque=lambda v, path: None)
-    except ProtocolError:  # the walk over the arguments says where
-        return False
-    return any(found)
+    with torch_api.no_overrides():  # a class may do something when it is asked
+        return any(t.is_nested or marked_dims(t) for t in tensors)

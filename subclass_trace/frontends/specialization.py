@@ -126,10 +126,6 @@ class _Maker:
         self.handed += made
         return made
 
-    def class_of(self, traced: Tensor) -> type:
-        """The class of the tensor that a dense traced one stands for."""
-        return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else Tensor
-
     def _add(self, source: Source, value: Any, number: int | None) -> None:
         self.flat.append(value)
         self.sources.append(source)

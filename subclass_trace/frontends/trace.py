@@ -91,10 +91,6 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace of {self.function}: {', '.join(self.graphs)}>"
 
-    def show(self) -> None:
-        """Print it."""
-        print(self)
-
 
 class Tracer:
     """`trace` with options: ``Tracer(partitioner="default", dynamic=True)(fn, *args)``.

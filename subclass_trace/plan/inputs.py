@@ -79,7 +79,8 @@ Primal: TypeAlias = LeafPrimal | SizePrimal
 class SymbolPlan:
     """Where a symbol's value comes from.
 
-    A leaf's or input's 'size', an input's 'ragged' one (a nested int), or an 'argument': that at flat position ``dim``.
+    A leaf's 'size', 'stride' or 'storage_offset', an input's 'size', or its 'ragged' one (a nested int), or an 'argument': that
+    at flat position ``dim``.
     """
 
     symbol: Any

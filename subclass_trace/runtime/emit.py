@@ -379,7 +379,8 @@ def symbol_lines(
             source.line(f"{local} = {flat[row.dim]}")
             continue
         assert row.leaf is not None
-        source.line(f"{local} = {leaves[row.leaf]}.shape[{row.dim}]")
+        what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
+        source.line(f"{local} = {leaves[row.leaf]}.{what[row.kind]}")
     return symbols
 
 

@@ -126,10 +126,10 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
 def _symbols(captured: Captured) -> list[SymbolPlan]:
     rows: dict[Any, SymbolPlan] = {}
 
-    def note(size: Any, leaf: int | None, inp: int | None, dim: int) -> None:
+    def note(size: Any, kind: str, leaf: int | None, inp: int | None, dim: int) -> None:
         symbol = torch_api.size_symbol(size)
         if symbol is not None:
-            rows.setdefault(symbol, SymbolPlan(symbol, "size", leaf, inp, dim))
+            rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
 
     # First: where a size was found to be equal to a number, that is checked with the size.
     for position, n in captured.session.arguments.items():
@@ -138,10 +138,15 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
             rows.setdefault(symbol, SymbolPlan(symbol, "argument", None, None, position))
     for k, t in enumerate(captured.inputs.originals):
         for d, n in enumerate(t.shape):
-            note(n, k, None, d)
+            note(n, "size", k, None, d)
+    for k, t in enumerate(captured.inputs.originals):  # a slice of something that grows
+        if t.layout is torch.strided:
+            for d, n in enumerate(t.stride()):
+                note(n, "stride", k, None, d)
+            note(t.storage_offset(), "storage_offset", k, None, 0)
     for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
-            note(n, None, number, d)
+            note(n, "size", None, number, d)
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             ragged = torch_api.ragged_parts(n) if is_ragged(n) else None
             if ragged is not None:

@@ -9,7 +9,6 @@ symbols.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import importlib
 import inspect
@@ -50,12 +49,11 @@ _ASKS_CODE: dict[types.CodeType, str] = {
     importlib.import_module.__code__: "importlib.import_module",
 }
 _RANDOM = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng")
-_RANDOM_CODE = {inspect.unwrap(getattr(torch.random, name)).__code__: f"torch.random.{name}" for name in _RANDOM}
-_JUDGED = frozenset({*_WORLD_CODE, *_ASKS_CODE, *_RANDOM_CODE})
+_WORLD_CODE |= {inspect.unwrap(getattr(torch.random, name)).__code__: f"torch.random.{name}" for name in _RANDOM}
+_JUDGED = frozenset({*_WORLD_CODE, *_ASKS_CODE})
 #: what stands between ``torch.manual_seed`` and its caller
 _PLUMBING = (
     torch.random.__file__,
-    contextlib.__file__,
     os.path.join("torch", "_compile.py"),
     os.path.join("torch", "_dynamo", "eval_frame.py"),
 )
@@ -107,9 +105,11 @@ def is_users(filename: str) -> bool:
 
 
 def _caller(frame: types.FrameType | None) -> types.FrameType | None:
-    """The nearest frame that is not the standard library's."""
-    while frame is not None and frame.f_code.co_filename.startswith((_PATHS["stdlib"], "<frozen")):
-        if frame.f_code.co_filename.startswith((_PATHS["purelib"], _PATHS["platlib"])):
+    """The nearest frame that is not the standard library's, nor plumbing of torch's."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        installed = file.startswith((_PATHS["purelib"], _PATHS["platlib"]))
+        if not file.endswith(_PLUMBING) and (installed or not file.startswith((_PATHS["stdlib"], "<frozen"))):
             break
         frame = frame.f_back
     return frame
@@ -131,13 +131,6 @@ def _importing(frame: types.FrameType | None) -> bool:
 def _is_guard(space: dict[str, Any]) -> bool:
     """Is it a guard of Dynamo's, which compiles inside of ``torch.cond``?"""
     return "__name__" not in space and "L" in space and "G" in space
-
-
-def _seeds(frame: types.FrameType | None) -> types.FrameType | None:
-    """The nearest frame that is no plumbing of torch's."""
-    while frame is not None and frame.f_code.co_filename.endswith(_PLUMBING):
-        frame = frame.f_back
-    return frame
 
 
 def _of_world(function: Any, owner: Any) -> str | None:
@@ -209,8 +202,6 @@ class Events:
             self.listener.enter(code, frame.f_globals)
         if code in _WORLD_CODE and self._follows(_caller(frame.f_back)):
             self.listener.world(_WORLD_CODE[code], frame)
-        elif code in _RANDOM_CODE and self._follows(_seeds(frame.f_back)):
-            self.listener.world(_RANDOM_CODE[code], frame)
         elif code in _ASKS_CODE and self._is_users(_caller(frame.f_back)):
             self.listener.world(_ASKS_CODE[code], frame)
 

@@ -34,8 +34,7 @@ class StateRun:
 
     Args:
         function: what runs, with the positional and keyword arguments of ``call``.
-        make: makes stand-ins (`frontends.specialization`): ``tensors(rows)``, ``number(source, value)`` (None: a constant), and
-            ``class_of(traced)``, the class of the tensor that a dense one stands for.
+        make: makes stand-ins (`frontends.specialization`): ``tensors(rows)``, ``number(source, value)`` (None: a constant).
         follows: some functions of this package read no Python state (``has_no_state``), and none is looked for.
         warns: what only writes (``print``) happens while tracing, with a warning; else it is refused.
     """
@@ -49,7 +48,7 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events | None = None
-        self.types = TypesAsEager(_class_of if make is None else make.class_of)
+        self.types = TypesAsEager()
         self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
         self.symbols: dict[Source, Any] = {}
@@ -286,10 +285,6 @@ class BackwardState(StateRun):
         if self.walk.holders:
             self.guards = StateGuards(self.walk, ((), {}), (), (), by_identity=True)
         self.forget()
-
-
-def _class_of(traced: torch.Tensor) -> type:
-    return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else torch.Tensor
 
 
 def _nothing() -> None:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from .. import torch_api
 from .values import is_walked
 
 
 class _Active(threading.local):
-    """What tells the class of a traced tensor, for each trace that is running in this thread."""
+    """How many traces are running in this thread."""
 
-    def __init__(self) -> None:
-        self.answers: list[Callable[[Any], type]] = []
+    count = 0
 
 
 _active = _Active()
@@ -32,10 +32,10 @@ class _TypeOfTypes(type):
         if cls is not _TYPE:  # a metaclass that was made of it
             return super().__call__(*args, **kwargs)
         found = type(*args, **kwargs)
-        if found in torch_api.FAKE_TYPES and _active.answers:
-            return _active.answers[-1](args[0])
-        if len(args) == 1 and found in torch_api.PYTHON_CLASSES and _active.answers:
-            return torch_api.PYTHON_CLASSES[found]
+        if _active.count and len(args) == 1:
+            if found in torch_api.FAKE_TYPES:
+                return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else torch.Tensor
+            found = torch_api.PYTHON_CLASSES.get(found, found)
         return cls if found is type else found
 
     def __instancecheck__(cls, value: Any) -> bool:
@@ -50,29 +50,21 @@ _TYPE = _TypeOfTypes("type", (type,), {})
 
 
 class TypesAsEager:
-    """The exchange of ``type`` for one run.
+    """The exchange of ``type`` for one run."""
 
-    Args:
-        class_of: the class of the tensor that a traced one stands for.
-    """
-
-    def __init__(self, class_of: Callable[[Any], type]) -> None:
-        self.class_of = class_of
+    def __init__(self) -> None:
         self._tables: list[dict[str, Any]] = []
 
     def enter(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Code runs for the first time."""
-        if "type" not in code.co_names or "type" in space or not is_walked(space.get("__name__")):
-            return
-        if not self._tables:
-            _active.answers.append(self.class_of)
-        self._tables.append(space)
-        space["type"] = _TYPE
+        if "type" in code.co_names and "type" not in space and is_walked(space.get("__name__")):
+            _active.count += not self._tables
+            self._tables.append(space)
+            space["type"] = _TYPE
 
     def restore(self) -> None:
         """The run is over."""
-        if self._tables:
-            _active.answers.remove(self.class_of)
+        _active.count -= bool(self._tables)
         for space in self._tables:
             space.pop("type", None)
         self._tables = []

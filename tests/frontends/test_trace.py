@@ -229,9 +229,3 @@ def test_constants_branches_and_verification() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- pages
-
-
-def test_show(capsys: pytest.CaptureFixture[str]) -> None:
-    found = st.trace(product, torch.rand(3), torch.rand(3))
-    found.show()
-    assert capsys.readouterr().out == f"{found}\n"

@@ -19,6 +19,7 @@ from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..subclass.flatten import flatten
+from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides, is_lazy
@@ -143,6 +144,7 @@ class Backwards:
 
     Attributes:
         inputs: how many inputs are differentiated.
+        takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
         narrow: is told when a backward does not hold for the sizes of a call.
     """
@@ -158,6 +160,7 @@ class Backwards:
         self.tape, self.saved, self.compile_backward = tape, saved, compile_backward
         self.output_paths, self.symbols = tuple(output_paths), symbols
         self.inputs = len(tape.edges)
+        self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
         self.of: tuple[int, ...] | None = None
         self.narrow: Callable[[], None] | None = None
         self.compiled: tuple[CompiledBackward, ...] = ()
@@ -252,6 +255,7 @@ class Backwards:
         if traced.next is not None:
             following = Backwards(traced.next, frozenset(have), self.compile_backward, (), self.symbols)
             following.of, following.narrow = traced.differentiable, self.narrow
+            following.takes_batches = self.takes_batches
         return [place.get(n, ("saved", n)) for n in names], self.compile_backward(graph), following, graph
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:

@@ -34,15 +34,17 @@ def run_backward(
     """
     if all(t is None for t in tangents):
         return [None] * backwards.inputs, None
-    if any(map(torch_api.is_batched, tangents)):
+    if any(map(torch_api.is_batched, tangents)) and not backwards.takes_batches:
         raise UnsupportedError(
-            "the backward of a region gets several gradients at once",
+            "the backward of a region with wrappers, or of a compiler, gets several gradients at once",
+            expected="one gradient, or a region of dense tensors with backend='eager'",
             got="is_grads_batched=True, or a vectorized jacobian",
             fix="call the backward once for each",
         )
     create_graph, env = torch.is_grad_enabled(), getattr(ctx, "env", None) or {}
     rows = [None if t is None else flatten(t) for t in tangents]
-    entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
+    with torch_api.outside_of_vmap(any(map(torch_api.is_legacy_batched, tangents))):
+        entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
     with torch_api.disable_autocast():
         if not create_graph:
             leaves = [leaf for r in rows if r is not None for leaf in r[0]]

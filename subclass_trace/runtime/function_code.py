@@ -146,7 +146,7 @@ class FunctionEmitter:
         tangents = [grads[k] for k in self.plan.gradients.differentiable]
         result, entry = run_backward(self.backwards, ctx, named, tangents)
         if entry is not None and entry not in self._known and len(self.paths) < _PATHS:
-            odd = any(is_lazy(leaf) for t in tangents if t is not None for leaf in leaves_of(t))
+            odd = any(t is not None and (torch_api.is_batched(t) or any(map(is_lazy, leaves_of(t)))) for t in tangents)
             if not odd and not entry.when.create_graph and not entry.when.autocast:
                 self._known.append(entry)
                 if not self._unknown_sizes(entry):

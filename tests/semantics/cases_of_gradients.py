@@ -306,10 +306,14 @@ def _released() -> None:
         assert torch.equal(*grads)
 
 
-@fact(B, "vmapped gradients (`is_grads_batched`)", refused="UnsupportedError", handed=False)
+@fact(B, "vmapped gradients (`is_grads_batched`)")
 def _batched() -> None:
-    x = dense(3, seed=1).requires_grad_()
-    torch.autograd.grad(st.compile(lambda x: x.sin())(x), x, torch.eye(3), is_grads_batched=True)
+    found = []
+    for call in (lambda f: f, st.compile):
+        x = dense(3, seed=1).requires_grad_()
+        y = call(lambda x: x.sin())(x)
+        found.append(torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)[0])
+    assert torch.allclose(*found)
 
 
 @fact(B, "tensor hooks and post-accumulate-grad hooks")
@@ -644,6 +648,17 @@ def _inputs_die() -> None:
         before = weakref.ref(x)
         x = region(x)
         assert before() is None
+
+
+@fact(B, "vmap over a gradient, along any dimension of the tangents")
+def _batched_along_the_last() -> None:
+    v, found = torch.randn(4, 4, 5), []
+    for call in (lambda f: f, st.compile):
+        x = dense(3, 4, seed=1).requires_grad_()
+        y = call(lambda x: (x.t() @ x).transpose(0, 1))(x)
+        grad = lambda t, x=x, y=y: torch.autograd.grad(y, x, t, retain_graph=True)[0]
+        found.append(torch.func.vmap(grad, in_dims=2)(v))
+    assert torch.allclose(*found, atol=1e-5)
 
 
 class _Widened(torch.autograd.Function):

@@ -58,6 +58,10 @@ class DataDependentError(UnsupportedError):
     """Python control flow, or a Python number, depends on the values inside a tensor."""
 
 
+class RuleError(UnsupportedError):
+    """A wrapper class has no rule for an operation: eager mode says so, too, and code may catch it."""
+
+
 class NeedsEager(UnsupportedError):
     """What the region does cannot be compiled, and eager mode has a result: such calls run eagerly."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import UnsupportedError
+from ..errors import RuleError, UnsupportedError
 from ..torch_api import authors as _authors
 from .effects import BIT_VIEWS, Run, aten, instances, is_view, returns_arguments, substitute, written, written_positions
 from .fields import like
@@ -102,9 +102,9 @@ def _check_shapes(func: Any, x: Any, names: Sequence[str]) -> None:
             )
 
 
-def _writes_plain(cls: type, func: Any) -> UnsupportedError:
+def _writes_plain(cls: type, func: Any) -> RuleError:
     made = f"if torch makes it: {cls.__name__}.implements_per_inner(authoring.factories)"
-    return UnsupportedError(
+    return RuleError(
         f"{func} would write a {cls.__name__} into a plain tensor",
         expected=f"a {cls.__name__} as the argument that is written to",
         fix=f"make the written tensor a {cls.__name__} ({made}), or use the out-of-place operation",
@@ -127,7 +127,7 @@ def _together(func: Any, x: Any, names: Sequence[str], outs: Sequence[Any], rest
     different = "results of different sizes" if isinstance(head, torch.Tensor) else "different Python values"
     name, out = next((n, o) for n, o in zip(names, outs, strict=True) if not _same(o, head))
     cls = type(x).__name__
-    raise UnsupportedError(
+    raise RuleError(
         f"{func} gives {different} for the inner tensors of a {cls}",
         expected=f"{head!r:.80} for each, as for {names[0]}",
         got=f"{out!r:.80} for {name}",
@@ -225,7 +225,7 @@ def same_geometry(cls: type[Any], func: Any, otherwise: Run) -> Run:
     return run
 
 
-def refuse(cls: type[Any], func: Any, fix: str | None = None) -> UnsupportedError:
+def refuse(cls: type[Any], func: Any, fix: str | None = None) -> RuleError:
     """The error for an operation that a class does not have."""
     name = cls.__name__
     if func in BIT_VIEWS:
@@ -234,4 +234,4 @@ def refuse(cls: type[Any], func: Any, fix: str | None = None) -> UnsupportedErro
         f"add one: @{name}.implements({func}), or a family such as {name}.implements_views(), "
         "or choose another default for the class: 'dequantize' or 'per_inner'"
     )
-    return UnsupportedError(f"{name} has no rule for {func}", got=func, fix=fix or cls._wrapper_advice or general)
+    return RuleError(f"{name} has no rule for {func}", got=func, fix=fix or cls._wrapper_advice or general)

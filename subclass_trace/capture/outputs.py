@@ -80,6 +80,7 @@ class OutputClassifier:
             )
         if id(o) in self._result_of:
             return SameOutput(self._result_of[id(o)])
+        self._check_usable(o)
         if o.retains_grad:
             raise UnsupportedError(
                 "the region calls retain_grad() on a result, whose gradient it would have to see from inside",
@@ -93,6 +94,16 @@ class OutputClassifier:
         if base is None or not self._is_made_of(o, base, leaves):
             return ValueOutput(self._emit_once(o), spec, protected=base is not None and o.grad_fn is not None)
         return self._view(o, base, spec)
+
+    def _check_usable(self, o: Tensor) -> None:
+        """Raise where autograd lets nobody use a result: a member of a split whose base was written since."""
+        try:
+            o.grad_fn  # noqa: B018
+        except RuntimeError as error:
+            got = str(error).split(".")[0]
+            raise NeedsEager(
+                "a result is a view that autograd does not let be used", path=self._path, got=got
+            ) from error
 
     def need(self, sizes: Iterable[Any]) -> None:
         """The run time needs these numbers: symbols of data-dependent ones become size outputs."""

@@ -16,7 +16,7 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from .. import torch_api
-from ..errors import GuardError, NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import GuardError, NeedsEager, RuleError, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.entry_code import MISS
@@ -102,6 +102,8 @@ class Region:
             entry = self.__specialize(args, kwargs)
         except NeedsEager as refused:
             return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
+        except RuleError:
+            return self.__function(*args, **kwargs)  # eager mode raises it, too
         except SubclassTraceError as refused:
             if self.__options.frontend != "auto" or not hands_over(refused):
                 raise

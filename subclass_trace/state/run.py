@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
+from ..errors import RuleError, SideEffectError, SubclassTraceError, UnsupportedError
 from ..subclass.attributes import namespace_of
 from ..subclass.protocol import is_traceable
 from .entering import Events, is_users
@@ -127,8 +127,8 @@ class StateRun:
             )
 
     def refused(self, error: SubclassTraceError) -> SubclassTraceError:
-        """Remember a refusal, so that no ``except Exception`` of the user's can swallow it."""
-        if self.refusal is None:
+        """Remember a refusal, so that no ``except Exception`` of the user's can swallow it; a class's own is eager's, too."""
+        if self.refusal is None and not isinstance(error, RuleError):
             self.refusal = error
         return error
 

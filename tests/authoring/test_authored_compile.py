@@ -189,3 +189,22 @@ def test_torch_export_of_a_module_with_a_wrapped_weight(name) -> None:
     module.weight = nn.Parameter(MAKERS[name]())
     exported = torch.export.export(module, (randn(3, 4),), strict=False)
     assert "linear" in str(exported.graph) or "mm" in str(exported.graph)
+
+
+class Refuses(st.WrapperTensor, default="refuse"):
+    data_: torch.Tensor
+
+
+def test_what_a_class_refuses_is_refused_as_in_eager() -> None:
+    """Code may catch it; Dynamo is not asked."""
+
+    def caught(x: Refuses) -> torch.Tensor:
+        try:
+            return x * 2
+        except st.UnsupportedError:
+            return x.data_ + 1
+
+    x = Refuses(torch.ones(2))
+    assert torch.equal(st.compile(caught, frontend="auto")(x), caught(x))
+    with pytest.raises(st.UnsupportedError, match="Refuses has no rule for aten.mul.Tensor"):
+        st.compile(lambda x: x * 2, frontend="auto")(x)

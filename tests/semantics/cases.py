@@ -12,7 +12,9 @@ from case_kit import CASES, Case
 
 for part in (
     "cases_of_values",
+    "cases_of_outputs",
     "cases_of_gradients",
+    "cases_of_modes",
     "cases_of_training",
     "cases_of_sizes",
     "cases_of_contexts",

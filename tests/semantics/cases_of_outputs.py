@@ -1,0 +1,188 @@
+"""Cases: outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from case_kit import M, P, fact, nonleaf, plain, root, same
+from oracle import Inputs
+from wrappers import Scaled, dense, nested, scaled, two
+
+import subclass_trace as st
+from subclass_trace.zoo import Constant, TwoTensor
+
+Tensor = torch.Tensor
+
+
+# ---------------------------------------------------------------------------------------------- outputs
+same(P, "the input itself, twice", lambda x: (x, x), root(), back=(0,))
+same(P, "view of an input", lambda x: x.view(-1)[1:], root(), back=(0,))
+same(P, "view of a wrapper whose inner shape is another", lambda x: x[1:], plain(scaled), torch="silently wrong")
+same(
+    P,
+    "two views of one intermediate, differentiable",
+    lambda x: (v := x * 2, v[0], v[1:])[1:],
+    root(),
+    back=(0, 1),
+    torch="error",
+)
+same(P, "the one view of an intermediate: its `_base`", lambda x: (x * 2)[1:].t(), root(), back=(0,))
+same(P, "a result that was written in place", lambda x: (x * 2).add_(1).mul_(3), root(), back=(0,))
+same(
+    P,
+    "a view through which its base was written",
+    lambda x: (y := x * 2, v := y.view(-1), v.mul_(3), (v, y))[3],
+    root(dense),
+    back=(0,),
+)
+same(
+    P,
+    "`detach()` of an input and of a result, and views of both: they share version counters",
+    lambda x: (y := (x * 2).exp_(), d := y.detach(), (x.detach(), x.detach()[0], y, d))[2],
+    root(),
+    back=(2,),
+)
+same(
+    M,
+    "`buffer.data = new` after the backward's values were computed from it",
+    lambda x, b: (y := x * b, setattr(b, "data", b.data * 2), y.sin())[2],
+    lambda c: (w := dense(3, seed=c).requires_grad_(), Inputs((w, dense(3, seed=9)), (w,)))[1],
+    back=(0,),
+    torch="graph break",
+    refused="NeedsEager",
+)
+same(P, "`x.detach().requires_grad_()`", lambda x: x.detach().requires_grad_(), root(dense), refused="UnsupportedError")
+same(P, "members of a split of an intermediate", lambda x: (x * 2).split(1), root(dense), back=(0, 1, 2), torch="error")
+same(P, "value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")
+same(P, "another wrapper type than came in", lambda x: Scaled(x.a.detach(), torch.tensor(2.0)), plain())
+same(P, "an inner tensor taken out of the wrapper", lambda x: (x.a, x * 2), plain())
+same(
+    P,
+    "a view of an inner tensor beside that tensor",
+    lambda x: (x.a, x.a.view(-1)[1:]),
+    plain(),
+)
+same(
+    P,
+    "a view of an input whose own shape was changed",
+    lambda x: x.unsqueeze(0).unsqueeze_(0),
+    plain(dense),
+    refused="NeedsEager",
+)
+same(
+    P,
+    "a wrapper made of the detached input, and a written view of it",
+    lambda x: (v := TwoTensor(x.detach(), x.detach()), w := v[0], w.mul_(2), (v, w))[3],
+    nonleaf(),
+)
+same(P, "torch.Size", lambda x: x.shape, plain())
+same(P, "None, numbers, nested containers", lambda x: {"a": [x * 2, None], "b": (x.dim(), "text")}, plain())
+same(P, "wrapper without inner tensors", lambda x: x + 1, lambda c: Constant(2.0, (3, 3)), torch="error (internal)")
+same(P, "wrapper of wrappers", lambda x: (x @ x.t()).relu(), root(nested), back=(0,))
+
+
+@fact(
+    P,
+    "inner tensors of a result that are views of those of an input (`TwoTensor(x.a.t(), x.b.t())`): are they views?",
+    differs="they share memory and version counters, but `_is_view()` is False and they have no base",
+    torch="not in the survey",
+)
+def _views_inside() -> None:
+    seen = []
+    for call in (lambda f: f, st.compile):
+        x = two(3, seed=0)
+        y = call(lambda x: TwoTensor(x.a.t(), x.b.t()))(x)
+        assert y.a.untyped_storage().data_ptr() == x.a.untyped_storage().data_ptr()
+        seen.append(y.a._is_view())
+    assert seen[0] == seen[1]
+
+
+def _views_of_dtensors(
+    fn: Callable[[Any], Sequence[Tensor]], requires_grad: bool, write: bool = False
+) -> list[list[Any]]:
+    """What is seen of the results of ``fn``, views of a DTensor that is split by rows: in eager mode, and in a region.
+
+    The numbers of each, of the first one after a ``write`` to it, and of the DTensor; and the gradient.
+    """
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    found: list[list[Any]] = []
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        for call in (lambda f: f, st.compile):
+            root = DTensor.from_local(torch.arange(16.0).view(4, 4), mesh, [Shard(0)]).requires_grad_(requires_grad)
+            x = root * 1
+            results = call(fn)(x)
+            if write:
+                results[0].mul_(3)
+            seen = [t.to_local().tolist() for t in results]
+            if requires_grad:
+                sum([t.sum() for t in (*results, x)]).backward()
+                seen.append(root.grad.full_tensor().tolist())
+            found.append([*seen, x.to_local().tolist()])
+        return found
+    finally:
+        dist.destroy_process_group()
+
+
+@fact(
+    P,
+    "`chunk`, `split`, `unbind` of a DTensor that requires grad, one or all members returned",
+    torch="not in the survey",
+)
+def _members_of_dtensors() -> None:
+    every = (lambda x: x.chunk(2, 1), lambda x: x.split(2, 1), lambda x: x.unbind(1))
+    for fn in (lambda x: x.chunk(2, 1)[:1], lambda x: x.split(2, 1)[1:]):
+        eager, ours = _views_of_dtensors(fn, False)
+        assert eager == ours
+    for fn in every:
+        eager, ours = _views_of_dtensors(fn, True)
+        assert eager == ours
+
+
+#: eager gathers the rows first: these lie in memory of their own, and autograd takes them for views
+_GATHERED = (lambda x: [x[:2]], lambda x: [x[0]], lambda x: x.chunk(2))
+
+
+@fact(
+    P,
+    "a part of a DTensor along the dimension that is split (`x[:2]`, `x[0]`, `x.chunk(2)`), which its class gathers: values and "
+    "gradients",
+    torch="not in the survey",
+)
+def _parts_of_a_split_dimension() -> None:
+    for fn in _GATHERED:
+        for grad in (False, True):
+            eager, ours = _views_of_dtensors(fn, grad)
+            assert eager == ours
+
+
+@fact(
+    P,
+    "such a part, with a history, of an argument that the region writes",
+    torch="not in the survey",
+)
+def _parts_of_a_written_dtensor() -> None:
+    def written(x: Any) -> Any:
+        y = x[:2]
+        x.mul_(2)
+        return [y]
+
+    eager, ours = _views_of_dtensors(written, True)
+    assert eager == ours
+
+
+@fact(P, "an unregistered container with tensors", torch="graph break")
+def _container() -> None:
+    class Box:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    region, x = st.compile(lambda x: Box(x * 2)), two(2, seed=0)
+    first, second = region(x), region(x)
+    assert type(second) is Box and first is not second and torch.equal(second.value.a, (x * 2).a)

@@ -75,7 +75,10 @@ def declaration(cls: type, reserved: frozenset[str]) -> Declaration:
     own, bodies = inspect.get_annotations(cls), vars(cls)
     bases = [vars(b)[DECLARED] for b in reversed(cls.__mro__[1:]) if DECLARED in vars(b)]
     parents = tuple(vars(b)[DECLARED].values for b in cls.__bases__ if DECLARED in vars(b))
-    fields = [(n, a, bodies[n]) if n in bodies else (n, a) for n, a in own.items()]
+    scope = _scope(cls)
+    # Evaluated: from Python 3.12 on, dataclasses look for "KW_ONLY" and "ClassVar" in the module that asks for the class.
+    types = {n: _evaluate(a, scope) for n, a in own.items()}
+    fields = [(n, t, bodies[n]) if n in bodies else (n, t) for n, t in types.items()]
     where = {"__module__": cls.__module__}
     try:
         values = dataclasses.make_dataclass("Values", fields, bases=parents, namespace=where, eq=False, repr=False)
@@ -84,10 +87,9 @@ def declaration(cls: type, reserved: frozenset[str]) -> Declaration:
     names = tuple(f.name for f in dataclasses.fields(values))
     inner = {n: n in d.optional for d in bases for n in d.inner}
     loads = [c for d in bases for c in d.loads]
-    scope = _scope(cls)
     for name in (n for n in own if n in names):
         _check_name(cls, name, reserved)
-        annotation = _evaluate(own[name], scope)
+        annotation = types[name]
         inner.pop(name, None)
         kind = _tensor_or_none(cls, name, annotation)
         if kind is not None:

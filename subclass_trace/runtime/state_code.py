@@ -15,7 +15,7 @@ import torch
 
 from .. import torch_api
 from ..state.guards import GONE, At, Guard, Like, NoNewNames, StateGuards, alike
-from ..state.source import Arguments, Cell, Holder, Items, Mapping, Names, Variable
+from ..state.source import Arguments, Cell, Holder, Mapping, Names, Variable
 from ..state.source import Sequence as ListLike
 from ..state.source import Source as Place
 from ..state.values import ATOMS, MISSING, is_a
@@ -196,8 +196,8 @@ class StateEmitter:
             elif isinstance(holder, Arguments):
                 self.names[holder] = "(args, kwargs)"
             else:
-                assert holder.parent is not None
-                value = self._read(Place(holder.parent, holder.parent_key))
+                assert holder.place is not None
+                value = self._read(holder.place)
                 name = self.names[holder] = self.source.name("h")
                 space = f"{self.source.bind('namespace', object.__getattribute__)}({value}, '__dict__')"
                 self.source.line(f"{name} = {space if isinstance(holder, Names) else value}")
@@ -211,11 +211,9 @@ class StateEmitter:
             text = f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
         elif isinstance(holder, Cell) and not isinstance(holder, Variable):
             text = f"{self._name(holder)}.cell_contents"
-        elif isinstance(holder, (Mapping, ListLike, Items)):
-            base: Any = tuple if isinstance(holder, Items) else holder.base
-            plain = type(holder.thing) in (dict, list, tuple)
-            name = self._name(holder)
-            text = f"{name}[{known}]" if plain else f"{s.held(base.__getitem__)}({name}, {known})"
+        elif isinstance(holder, (Mapping, ListLike)):
+            plain, name = type(holder.thing) in (dict, list), self._name(holder)
+            text = f"{name}[{known}]" if plain else f"{s.held(holder.base.__getitem__)}({name}, {known})"
         else:
             text = f"{s.held(holder.get)}({self._name(holder)}, {known})"
         return text + "".join(f"[{k}]" for k in place.items)

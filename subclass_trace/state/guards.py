@@ -155,7 +155,7 @@ class StateGuards:
         self.positional, self.keywords = len(call[0]), tuple(call[1])
         self.by_holder: dict[Holder, list[Guard]] = {}
         self.each: list[Guard] = []
-        parents = {h.parent for h in walk.holders.values()}
+        parents = {h.place.holder for h in walk.holders.values() if h.place is not None}
         #: tensors reached by name whose attributes are guarded: those of this very tensor
         self._with_attributes = {
             id(h.owner)

@@ -80,66 +80,57 @@ class Specialization:
 
 
 class _Maker:
-    """Makes the inputs of one trace as the walk over Python state finds them: see `state.run.StandInMaker`.
+    """Makes the inputs of one trace as the walk over Python state finds them: see `state.run.StateRun`.
 
     Attributes:
         flat: the distinct tensors and numbers, in the order in which they were found; ``sources``: where.
         positions: flat position -> number of the input; None for a number.
         handed: what stands for each.
+        inputs: of the capture, which sets it.
     """
+
+    inputs: Inputs
 
     def __init__(self, session: Session, history: SizeHistory, options: Options, *, symbols: bool) -> None:
         self.session, self.history, self.options = session, history, options
         self.numbers, self.may_have_symbols = symbols and options.automatic_dynamic, symbols
-        self.inputs: Inputs | None = None
         self.flat: list[Any] = []
         self.sources: list[Source] = []
         self.positions: list[int | None] = []
         self.handed: list[Any] = []
         self.floats = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
-        self._number: dict[int, int] = {}  # id of an input -> its number
 
     def tensors(self, found: Sequence[tuple[Source, Tensor]]) -> list[Tensor]:
         """The traced tensors for these."""
-        assert self.inputs is not None
         with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
-            first = {id(real): k for k, (_, real) in reversed([*enumerate(found)]) if id(real) not in self._number}
             new = []
-            for k in sorted(first.values()):
-                source, real = found[k]
+            for k, (source, real) in enumerate(found, len(self.flat)):
                 static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
-                new.append(Argument(real, Path(source.path), len(self.flat) + k, static))
+                new.append(Argument(real, Path(source.path), k, static))
             if self.options.automatic_dynamic:
                 self.history.add(new)
             symbols = self.session.dynamic or self.may_have_symbols
             dynamic = choose(new, self.history, self.options.dynamic is True, symbols)
             if dynamic.any() and not self.session.dynamic:
                 raise _HasSymbols
-        for argument, traced in zip(new, self.inputs.add(new, dynamic), strict=True):
-            number = self.inputs.number_of(traced)
-            assert number is not None
-            self._number[id(argument.value)] = number
-        numbers = [self._number[id(real)] for _, real in found]
-        for (source, real), number in zip(found, numbers, strict=True):
-            self._add(source, real, number)
-        made = [self.inputs.rows[n].traced for n in numbers]
-        self.handed += made
+        made = self.inputs.add(new, dynamic)
+        for (source, real), traced in zip(found, made, strict=True):
+            self._add(source, real, traced, self.inputs.number_of(traced))
         return made
 
-    def _add(self, source: Source, value: Any, number: int | None) -> None:
+    def _add(self, source: Source, value: Any, traced: Any, number: int | None) -> None:
         self.flat.append(value)
         self.sources.append(source)
+        self.handed.append(traced)
         self.positions.append(number)
 
     def number(self, source: Source, value: Any) -> Any:
         """The symbol of a number that changes between calls."""
         if not self.numbers or not self.history.is_symbol(source.path, value, floats=self.floats):
             return None
-        assert self.inputs is not None
         symbol = self.session.number(len(self.flat), value, source.path)
         self.inputs.add_number(symbol)
-        self._add(source, value, None)
-        self.handed.append(symbol)
+        self._add(source, value, symbol, None)
         return symbol
 
 

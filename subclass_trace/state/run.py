@@ -11,7 +11,7 @@ import contextlib
 import operator
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class StateRun:
 
     Args:
         function: what runs, with the positional and keyword arguments of ``call``.
-        make: makes stand-ins (`frontends.specialization`): ``tensors(rows)``, ``number(source, value)`` (None: a constant).
+        make: makes stand-ins (`frontends.specialization`), once for each tensor: ``tensors(rows)``, ``number(source, value)`` (None: a constant).
         follows: some functions of this package read no Python state (``has_no_state``), and none is looked for.
         warns: what only writes (``print``) happens while tracing, with a warning; else it is refused.
     """
@@ -152,9 +152,11 @@ class StateRun:
         self.snapshot.stand_in(places, self.replaced)
         self.snapshot.stand_in_keys(self.stand_ins)
 
-    def _stand_in_for(self, found: Iterable[tuple[Source, torch.Tensor]]) -> None:
-        new = {id(t): (source, t) for source, t in reversed(list(found)) if id(t) not in self.stand_ins}
-        rows = [row for row in found if id(row[1]) in new and new[id(row[1])][0] == row[0]]
+    def _stand_in_for(self, found: Sequence[tuple[Source, torch.Tensor]]) -> None:
+        first: dict[int, tuple[Source, torch.Tensor]] = {}
+        for row in found:
+            first.setdefault(id(row[1]), row)
+        rows = [row for key, row in first.items() if key not in self.stand_ins]
         for (source, real), traced in zip(rows, self.make.tensors(rows), strict=True):
             self.stand_ins[id(real)] = traced
             self.reals[id(traced)] = source, real

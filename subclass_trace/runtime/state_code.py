@@ -18,7 +18,7 @@ from ..state.guards import GONE, At, Guard, Like, NoNewNames, StateGuards, alike
 from ..state.source import Arguments, Cell, Holder, Mapping, Names, Variable
 from ..state.source import Sequence as ListLike
 from ..state.source import Source as Place
-from ..state.values import ATOMS, MISSING, is_a
+from ..state.values import ATOMS, MISSING, factory_of, is_a
 from .source import Source
 
 _NO_CALL: Any = ((), {})
@@ -136,6 +136,8 @@ class StateEmitter:
         source.bind("MISSING", MISSING)
         source.bind("alike", alike)
         source.bind("Tensor", torch.Tensor)
+        source.bind("namespace", object.__getattribute__)
+        source.bind("factory_of", factory_of)
 
     def emit(self) -> tuple[list[str], list[str]]:
         """All checks, inside of a ``try``; names of the flat arguments, and of the entries."""
@@ -166,26 +168,15 @@ class StateEmitter:
         self.source.check(f"if not ({condition})", repr(why))
 
     def _fixed(self) -> None:
-        """The versions of dicts, the code of functions, the classes of objects."""
+        """The versions of dicts, and what no version tells."""
         s, pins = self.source, self.pins
         if pins.holders:
             tables, versions, empty = s.held(pins.tables), s.held(pins.versions), s.held(pins.empty)
             now = f"[*map({s.bind('version', torch_api.dict_version)}, {tables})]"
             why = f"{s.held(pins.why)}()"
             s.check(f"if (any({empty}) or {now} != {versions}) and {why} is not None", why)
-        for f, code, defaults in self.guards.functions:
-            name = s.held(f)
-            changed = f"{name}.__code__ is not {s.held(code)} or {name}.__defaults__ is not {s.held(defaults)}"
-            s.check(f"if {changed}", repr(f"the code or the defaults of {f.__qualname__} changed"))
-        space_of = s.bind("namespace", object.__getattribute__)
-        for value, kind, space in self.guards.objects:
-            name = s.held(value)
-            changed = f"type({name}) is not {s.held(kind)}"
-            changed += "" if space is None else f" or {space_of}({name}, '__dict__') is not {s.held(space)}"
-            s.check(f"if {changed}", repr(f"a {kind.__qualname__} has another class or __dict__"))
-
-        for ask, thing, known, path in self.guards.facts:
-            s.check(f"if {s.held(ask)}({s.held(thing)}) is not {s.held(known)}", repr(f"{path} changed"))
+        for expression, thing, known, path in self.guards.facts:
+            s.check(f"if {expression.format(s.held(thing))} is not {s.held(known)}", repr(f"{path} changed"))
 
     # ------------------------------------------------------------------------------------------ places
     def _name(self, holder: Holder) -> str:
@@ -199,7 +190,7 @@ class StateEmitter:
                 assert holder.place is not None
                 value = self._read(holder.place)
                 name = self.names[holder] = self.source.name("h")
-                space = f"{self.source.bind('namespace', object.__getattribute__)}({value}, '__dict__')"
+                space = f"namespace({value}, '__dict__')"
                 self.source.line(f"{name} = {space if isinstance(holder, Names) else value}")
         return self.names[holder]
 

@@ -22,8 +22,7 @@ from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..runtime.entry_code import Entry, EntryEmitter
 from ..runtime.finish import Program
-from ..runtime.guards import Ambient, Guards
-from ..runtime.planning import FlatArguments
+from ..runtime.guards import Ambient
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..state.code_names import asks_for_number_types
@@ -43,16 +42,21 @@ class Specialization:
 
     Attributes:
         reason: why it was made: which guard of each earlier specialization failed.
-        plan, guards: what the run time does, and when it may.
+        ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
     """
 
     reason: str
-    plan: Plan
-    guards: Guards
+    ambient: Ambient
+    state: StateGuards
     program: Program
     graphs: Graphs
     entry: Entry
+
+    @property
+    def plan(self) -> Plan:
+        """What the run time does."""
+        return self.program.plan
 
     @property
     def source(self) -> str:
@@ -189,23 +193,22 @@ def _specialize(
         session = Session(dynamic=True, decompositions=table)
         captured, state, maker = _traced(function, call, options, history, session, symbols)
     recipes = state.recipes
-    flat = FlatArguments(tuple(maker.positions), recipes.result, recipes.effects)
-    program, graphs = build_program(captured, flat, backend, partitioner, keep_joint=keep_joint)
+    program, graphs = build_program(captured, maker.positions, recipes, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
     numbers = {s for s, n in zip(maker.sources, maker.positions, strict=True) if n is None}
     guarded = StateGuards(state.walk, call, maker.sources, numbers, recipes.entries, keys=recipes.keys)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
-    inputs = [row.of(maker.flat) for row in program.plan.inputs.rows]
-    guards = Guards(ambient, guarded, alias_guard(captured, inputs))
+    alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])
     with torch.no_grad():
-        entry = EntryEmitter(program, guards, maker.flat, Examples(session.mode, hint_of)).emit()
+        examples = Examples(session.mode, hint_of)
+        entry = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
     if any(map(asks_for_number_types, state.walk.entered)):
         history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
-    return Specialization(reason, program.plan, guards, program, graphs, entry)
+    return Specialization(reason, ambient, guarded, program, graphs, entry)
 
 
 def compile_call(

@@ -36,9 +36,14 @@ _WORLD: dict[Any, str] = {
 _WORLD |= {os.urandom: "os.urandom", builtins.open: "open", builtins.input: "input", builtins.id: "id"}
 _WORLD |= {os.putenv: "os.putenv", os.unsetenv: "os.unsetenv", os.system: "os.system"}
 _WORLD |= {type(os.environ).__setitem__.__code__: "os.environ[...] = ...", logging.Logger._log.__code__: "logging"}
-_WORLD |= {type(os.environ).__delitem__.__code__: "del os.environ[...]", importlib.import_module.__code__: "import_module"}
+_WORLD |= {
+    type(os.environ).__delitem__.__code__: "del os.environ[...]",
+    importlib.import_module.__code__: "import_module",
+}
 _WORLD |= {type(os.environ).__getitem__.__code__: "os.environ", builtins.print: "print"}
-_WORLD |= {getattr(random.Random, name).__code__: f"random.{name}" for name in ("randint", "choice", "uniform", "shuffle")}
+_WORLD |= {
+    getattr(random.Random, name).__code__: f"random.{name}" for name in ("randint", "choice", "uniform", "shuffle")
+}
 _RANDOM = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng")
 _WORLD |= {inspect.unwrap(getattr(torch.random, name)).__code__: f"torch.random.{name}" for name in _RANDOM}
 #: what is judged in the user's own code alone: an installed package asks for its settings and its parts

@@ -23,8 +23,8 @@ from .source import Sequence as ListLike
 from .values import ATOMS, MISSING, factory_of, is_a, is_told, same, short
 from .walk import Walk
 
-#: what reading a place raises that is gone
-GONE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+#: what reading a place raises that is gone; an expression that has no value for some sizes (a division by 0) holds for none
+GONE = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 class Like:

@@ -24,7 +24,7 @@ from .guards import StateGuards
 from .kinds import check_cache
 from .side_effects import Recipes, Snapshot, side_effects
 from .source import Call, Source
-from .types import TypesAsEager
+from .types import exchange
 from .values import is_a
 from .walk import Functions, Walk
 
@@ -34,7 +34,8 @@ class StateRun:
 
     Args:
         function: what runs, with the positional and keyword arguments of ``call``.
-        make: makes stand-ins (`frontends.specialization`), once for each tensor: ``tensors(rows)``, ``number(source, value)`` (None: a constant).
+        make: makes stand-ins (`frontends.specialization`), once for each tensor:
+            ``tensors(rows)``, ``number(source, value)`` (None: a constant).
         follows: some functions of this package read no Python state (``has_no_state``), and none is looked for.
         warns: what only writes (``print``) happens while tracing, with a warning; else it is refused.
     """
@@ -48,7 +49,7 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events | None = None
-        self.types = TypesAsEager()
+        self._exchanged: list[dict[str, Any]] = []  # globals with another ``type``, see `types`
         self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
         self.symbols: dict[Source, Any] = {}
@@ -61,7 +62,8 @@ class StateRun:
         try:
             self.walk.enter(code, space)
             self.stand_in()
-            self.types.enter(code, space)
+            if exchange(code, space):
+                self._exchanged.append(space)
             if {"sys", "modules"} <= set(code.co_names) and is_users(code.co_filename):
                 raise SideEffectError(
                     "the region looks into sys.modules", path=_line(code, code.co_firstlineno), fix="import the module"
@@ -108,7 +110,8 @@ class StateRun:
         self._live = False
         if self.events is not None:
             self.events.close()
-        self.types.restore()
+        while self._exchanged:
+            self._exchanged.pop().pop("type", None)
 
     def check_generator(self, generator: torch.Generator) -> None:
         """The region draws from this explicit generator.

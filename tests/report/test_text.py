@@ -84,7 +84,7 @@ def test_changed_inputs_and_kinds_of_results() -> None:
         assert expected in rows
     assert any(row.startswith("result['v'] view of result['y'] TwoTensor float32[") for row in rows)
     assert any(row.startswith("result['row'] view of args[0]") for row in rows)
-    assert any(row.endswith(" args[0].a.size(0)") for row in rows)
+    assert any(row.endswith(" args[0].a.shape[0]") for row in rows)
 
 
 def test_shared_leaf_is_one_graph_input() -> None:

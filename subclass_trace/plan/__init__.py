@@ -13,8 +13,7 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..subclass.spec import Spec, leaf_count
@@ -30,7 +29,6 @@ from .outputs import InputOutput as InputOutput
 from .outputs import OutputPlan as OutputPlan
 from .outputs import Replay as Replay
 from .outputs import SameOutput as SameOutput
-from .outputs import SharedLeaf as SharedLeaf
 from .outputs import SizeOutput as SizeOutput
 from .outputs import SymbolicView as SymbolicView
 from .outputs import ValueOutput as ValueOutput
@@ -97,7 +95,6 @@ class PlanResults:
         outputs: how each flat output is made; ``recipe``: how the result is made of them.
         detach_values: flat positions among the forward outputs that must be detached to stay distinct.
         size_outputs: how many symbolic numbers follow the leaves of the values.
-        shared: places among the leaves of the values -> the tensor of the call that such a leaf is.
         unbacked: symbols that depend on values inside tensors -> number of the size output.
     """
 
@@ -106,7 +103,6 @@ class PlanResults:
     recipe: Recipe
     detach_values: frozenset[int]
     size_outputs: int
-    shared: Mapping[int, SharedLeaf] = field(default_factory=dict)
     unbacked: tuple[tuple[Any, int], ...] = ()
 
     @property

@@ -86,13 +86,4 @@ class ValueOutput:
     protected: bool = False
 
 
-@dataclass(frozen=True)
-class SharedLeaf:
-    """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs (``kind`` "input"), or of the
-    forward values ("value")."""
-
-    kind: str
-    number: int
-
-
 OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput

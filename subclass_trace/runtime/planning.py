@@ -75,7 +75,6 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
             recipe=flat.result,
             detach_values=_detach(forward, captured),
             size_outputs=captured.results.size_outputs,
-            shared=captured.results.shared,
             unbacked=captured.results.unbacked,
         ),
         mutations=captured.mutations,

@@ -71,7 +71,6 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
         if name in _HOOK_METHODS:
-            self.recorder.has_hooks = True
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
         if name == "_nested_tensor_from_mask_left_aligned":  # what it would be for is refused, if it comes to that
             return True

@@ -26,7 +26,6 @@ from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import rebuild
 from .aliasing import one_storage
-from .diagnostics import kept_number
 from .inputs import Inputs
 from .mutation import places, same_but_for_grad
 from .recorder import Recorder
@@ -217,18 +216,11 @@ class OutputClassifier:
         Raises:
             NeedsEager: the region has set other attributes of it, which a fresh one would not have.
         """
-
-        def fresh() -> dict[str, Any]:
-            with torch_api.without_tracing(), torch.no_grad():
-                made = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else self.recorder.bare(o)
-            return attributes_of_wrapper(made, spec)
-
-        known = fresh()
+        with torch_api.without_tracing(), torch.no_grad():
+            made = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else self.recorder.bare(o)
+        known = attributes_of_wrapper(made, spec)
         for name, value in attributes_of_wrapper(o, spec).items():
-            if isinstance(value, torch_api.SYM_TYPES) and not isinstance(known.get(name), torch_api.SYM_TYPES):
-                raise kept_number(value, self._path.attr(name))
-            set_inside = name not in known or _is_another(value, known[name])
-            if set_inside and (name not in known or not _is_another(known[name], fresh()[name])):
+            if name not in known or _is_another(value, known[name]):
                 raise NeedsEager(
                     "the region sets an attribute of a result, or makes an nn.Parameter",
                     path=self._path.attr(name),

@@ -15,7 +15,6 @@ In-place operations are recorded as they run; `functionalize` replays the finish
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -288,8 +287,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
                 path=self.user_line(),
                 fix="set the default dtype outside of the region, or name dtypes",
             )
-        if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
-            node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self.track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
             self.symbols.bind_data_dependent(node, out, self.tag)
@@ -370,11 +367,3 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
         return line_text(self.user_frames())
-
-
-@functools.cache
-def _is_factory(func: Any) -> bool:
-    """Does the operation make a tensor from no tensor, with a dtype that may be left out?"""
-    arguments = func._schema.arguments
-    takes = any("Tensor" in str(a.type) for a in arguments)
-    return not takes and any(a.name == "dtype" and a.kwarg_only for a in arguments)

@@ -23,7 +23,6 @@ from ..plan import (
     PlanInputs,
     PlanResults,
     Primal,
-    Recipe,
     Replay,
     SavedValue,
     SideEffect,
@@ -33,6 +32,7 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
+from ..plan.values import Recipe
 from ..subclass.flatten import guarded_spec, leaves_of
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .sizes import freeze, to_expr

@@ -16,7 +16,7 @@ import torch
 
 from .. import torch_api
 from ..errors import SideEffectError
-from ..plan.side_effects import SideEffect
+from ..plan import SideEffect
 from ..plan.values import Again, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
 from .source import Holder, Mapping, Names, OfClass, Source

@@ -98,7 +98,6 @@ SUBJECTS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "plain": (lambda x, y: x * y, (two(3), torch.rand(3)), {}),
     "dynamic": (lambda x: x.sin() * x.shape[0], (TwoTensor(two(3, 2), two(3, 2)),), {"dynamic": True}),
     "dynamic, closed over": (lambda x: x[:3] * CLOSED_OVER, (two(4),), {"dynamic": True}),
-    "overlap": (lambda x: x.b.add_(1), (TwoTensor(*torch.zeros(2, 4).view(8)[:6].split(3)),), {}),
 }
 
 

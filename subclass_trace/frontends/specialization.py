@@ -31,7 +31,7 @@ from ..state.run import StateRun
 from ..state.source import Call, Source
 from ..subclass.paths import Path
 from ..subclass.template import Examples
-from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic
+from .dynamic import SizeHistory, choose, may_be_dynamic
 
 Tensor = torch.Tensor
 
@@ -113,8 +113,7 @@ class _Maker:
                 new.append(Argument(real, Path(source.path), k, static))
             if self.options.automatic_dynamic:
                 self.history.add(new)
-            symbols = self.session.dynamic or self.may_have_symbols
-            dynamic = choose(new, self.history, self.options.dynamic is True, symbols)
+            dynamic = choose(new, self.history, self.options.dynamic is True, self.may_have_symbols)
             if dynamic.any() and not self.session.dynamic:
                 raise _HasSymbols
         made = self.inputs.add(new, dynamic)
@@ -204,7 +203,7 @@ def _specialize(
         examples = Examples(session.mode, hint_of)
         entry = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
     if any(map(asks_for_number_types, state.walk.entered)):
-        history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
+        history.fixed |= history.varying_numbers
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
@@ -230,10 +229,9 @@ def compile_call(
     make = functools.partial(_specialize, function, call, ambient, options, history, reason, keep_joint)
     try:
         return make(symbols=True)
-    except Exception as error:
+    except Exception:
         if not history.has_symbols:
             raise
-        why = " ".join(str(error).partition("\n")[0].split())[:200] or type(error).__name__
     made = make(symbols=False)  # what the function itself raises comes again
-    history.fix_all([*history.varying_numbers, SIZES], f"what only numbers serve ({why})")
+    history.fix_all()
     return made

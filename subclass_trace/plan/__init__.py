@@ -90,15 +90,17 @@ Primal: TypeAlias = LeafPrimal | SizePrimal
 class SymbolPlan:
     """Where a symbol's value comes from.
 
-    A leaf's 'size', 'stride' or 'storage_offset', an input's 'size', or its 'ragged' one (a nested int), or an 'argument': that
-    at flat position ``dim``.
+    Attributes:
+        kind, number: a "leaf", an "input", or what is at this position of the "flat" arguments.
+        attribute: of it: ``.shape[0]``; none of a flat argument, which is a number.
+        ragged: the symbol is a nested int, which stands in no condition.
     """
 
     symbol: Any
     kind: str
-    leaf: int | None
-    input: int | None
-    dim: int
+    number: int
+    attribute: str = ""
+    ragged: bool = False
 
 
 # ---------------------------------------------------------------------------------------------- results

@@ -362,19 +362,10 @@ def symbol_lines(
     plan: Plan, source: Source, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str]
 ) -> dict[Any, str]:
     """Emit reading the symbols' values; returns symbol -> local name."""
-    symbols: dict[Any, str] = {}
+    names = {"flat": flat, "input": inputs, "leaf": leaves}
     for row in plan.inputs.symbols:
-        local = symbols[row.symbol] = str(row.symbol)
-        if row.input is not None:
-            source.line(f"{local} = {inputs[row.input]}.shape[{row.dim}]")
-            continue
-        if row.kind == "argument":
-            source.line(f"{local} = {flat[row.dim]}")
-            continue
-        assert row.leaf is not None
-        what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
-        source.line(f"{local} = {leaves[row.leaf]}.{what[row.kind]}")
-    return symbols
+        source.line(f"{row.symbol} = {names[row.kind][row.number]}{row.attribute}")
+    return {row.symbol: str(row.symbol) for row in plan.inputs.symbols}
 
 
 def tuple_code(names: Sequence[str]) -> str:

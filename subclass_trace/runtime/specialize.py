@@ -24,7 +24,7 @@ from ..partition.saved import saved_table
 from ..plan import Plan, ValueOutput
 from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import Spec, WrapperSpec, leaf_count
+from ..subclass.spec import Spec, WrapperSpec, leaf_count, leaf_paths
 from .backward import Backwards, Circumstances, CompiledBackward, check_of
 from .compiling import backward_compiler, compile_half, program_as_recorded
 from .finish import Program
@@ -201,7 +201,7 @@ def _static_leaves(captured: Captured) -> list[int]:
 def _primal_paths(captured: Captured) -> Mapping[str, str]:
     paths: dict[str, str] = {}
     for row in captured.inputs.rows:
-        for leaf, path in zip(row.leaves, _leaf_paths(row.spec, str(row.path)), strict=True):
+        for leaf, path in zip(row.leaves, leaf_paths(row.spec, str(row.path)), strict=True):
             paths.setdefault(f"primals_{captured.inputs.leaf_primals[leaf] + 1}", path)
     return paths
 
@@ -218,12 +218,6 @@ def _name_inputs(half: Half, captured: Captured) -> None:
     for node in half.inputs:
         if node.name in paths:
             node.meta["path"] = paths[node.name]
-
-
-def _leaf_paths(spec: Any, path: str) -> list[str]:
-    if isinstance(spec, WrapperSpec):
-        return [p for n, s in zip(spec.names, spec.inners, strict=True) for p in _leaf_paths(s, f"{path}.{n}")]
-    return [path] if hasattr(spec, "dtype") else []
 
 
 def _output_paths(plan: Plan) -> list[str]:

@@ -75,7 +75,7 @@ def build_program(
         return _forward_alone(captured, flat, backend)
     guess, traced = found
     if verify.ENABLED:
-        verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
+        verify.verify_joint(traced.joint, traced.num_forward)
     ours = isinstance(partitioner, MinCut)
     kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
     parts = partition(
@@ -90,7 +90,7 @@ def build_program(
     plan = make_plan(captured, flat, parts.first, saved)
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
-        verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
+        verify.verify_partition(parts, visible, traced.tangents, _written(captured))
         verify.verify_plan(parts.forward, plan)
     _name_inputs(parts.first, captured)
     call = compile_half(backend, backend.forward, parts.first)
@@ -130,8 +130,7 @@ def _forward_alone(captured: Captured, flat: FlatArguments, backend: Backend) ->
         plan = make_plan(captured, flat, half, ())
         call = compile_half(backend, backend.inference, half)
     if verify.ENABLED:
-        verify.verify_forward(half.module, in_place=found is not None)
-        verify.verify_plan(half.module, plan)
+        verify.verify_plan(half.module, plan, in_place=found is not None)
     plan, backwards = _with_conditions(captured, plan), None
     if captured.tape is not None:
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))

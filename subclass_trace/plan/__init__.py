@@ -36,7 +36,6 @@ class InputPlan:
         is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd, and
             does not ask.
         position: where it stands among the flat arguments.
-        is_parameter: is it an ``nn.Parameter``?
         no_gradient: the region asks for its ``.grad``, and finds None.
         of_gradient: the input is the ``.grad`` of the tensor at that position.
         grad_dtype: of the gradients that it asks for (None: any).
@@ -48,7 +47,6 @@ class InputPlan:
     leaves: tuple[int, ...]
     is_leaf: bool | None
     position: int
-    is_parameter: bool = False
     no_gradient: bool = False
     of_gradient: bool = False
     grad_dtype: torch.dtype | None = None

@@ -204,8 +204,8 @@ class Recipes:
     def _from_entry(self, value: Any, holder: Holder) -> Recipe:
         number = self._entry.setdefault(id(value), len(self.entries))
         if number == len(self.entries):
-            assert holder.parent is not None
-            self.entries.append(Source(holder.parent, holder.parent_key))
+            assert holder.place is not None
+            self.entries.append(holder.place)
         return Entry(number)
 
     def _is_constant(self, value: Any) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from spmd import check, collectives, difference, seen, tangent, values
+from spmd import check, collectives, difference, seen, values
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -165,37 +165,12 @@ def sequence_parallel_block(mesh: DeviceMesh) -> None:
         return (model, x), [x, *model.parameters()]
 
     region = check(lambda model, x: model(x), make)
-    (args, _), alone = make(), build()
-    out = alone(values(2, 4, 8))
-    close(region(*args), out)
-    assert len(region.specializations) == 1
+    close(region(*make()[0]), build()(values(2, 4, 8)))
+    found = set(collectives(region.specializations[0].graphs.forward))
+    assert mesh.size() == 1 or found == {"all_gather_into_tensor", "reduce_scatter_tensor"}
 
 
 # ---------------------------------------------------------------------------------------------- values
-@on_each_rank
-def redistribute_in_the_region(mesh: DeviceMesh) -> None:
-    for before, after in ((ROWS, WHOLE), ([Shard(1)], ROWS), ([Partial()], ROWS), ([Partial()], WHOLE)):
-
-        def make(before: Any = before) -> Any:
-            x = DTensor.from_local(values(4, 4, seed=dist.get_rank()), mesh, before, run_check=False).requires_grad_()
-            return (x,), (x,)
-
-        check(lambda x, after=after: (x * 2).redistribute(mesh, after).sin(), make)
-
-
-@on_each_rank
-def partial_gradients(mesh: DeviceMesh) -> None:
-    def make() -> Any:
-        x, w = spread(mesh, 8, 4, placements=ROWS), spread(mesh, 3, 4, placements=WHOLE, seed=1)
-        return (x, w), (x, w)
-
-    region = check(F.linear, make)
-    (x, w), _ = make()
-    region(x, w).sum().backward()
-    assert isinstance(w.grad.placements[0], Partial)
-    close(w.grad, values(8, 4).sum(0).expand(3, 4))
-
-
 @on_each_rank
 def values_on_their_way(mesh: DeviceMesh) -> None:
     """AsyncCollectiveTensors as input, result and tangent."""
@@ -238,25 +213,6 @@ def uneven_shards(mesh: DeviceMesh) -> None:
 
         region = check(lambda x, w: F.linear(x, w).redistribute(mesh, WHOLE).sin(), make)
         close(region(*make()[0]), F.linear(values(3, 4), values(size, 4, seed=1)).sin())
-
-
-@on_each_rank
-def two_dimensional_mesh(mesh: DeviceMesh) -> None:
-    for shape in ((mesh.size(), 1), (1, mesh.size())):
-        plane = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
-
-        def make(plane: DeviceMesh = plane) -> Any:
-            x = spread(plane, 4, 8, placements=[Shard(0), Replicate()])
-            up = spread(plane, 6, 8, placements=[Replicate(), Shard(0)], seed=1)
-            down = spread(plane, 8, 6, placements=[Replicate(), Shard(1)], seed=2)
-            return (x, up, down), (x, up, down)
-
-        def f(x: DTensor, up: DTensor, down: DTensor) -> DTensor:
-            return F.linear(F.relu(F.linear(x, up)), down).redistribute(placements=[Shard(0), Replicate()])
-
-        region = check(f, make)
-        alone = [values(4, 8), values(6, 8, seed=1), values(8, 6, seed=2)]
-        close(region(*make()[0]), F.linear(F.relu(F.linear(alone[0], alone[1])), alone[2]))
 
 
 @on_each_rank
@@ -318,18 +274,6 @@ def gathered_in_the_region(mesh: DeviceMesh) -> None:
         return model
 
     three_ways(mlp, shard, lambda m: (m, st.compile(squares)))
-
-
-@on_each_rank
-def tangents_of_another_placement(mesh: DeviceMesh) -> None:
-    found = []
-    for f in (F.linear, st.compile(F.linear)):
-        x, w = (spread(mesh, 4, 4, placements=WHOLE, seed=k) for k in (0, 1))
-        out = f(x, w)
-        local = tangent(out.to_local().detach()) * (1 + dist.get_rank())
-        out.backward(DTensor.from_local(local, mesh, [Partial()], run_check=False))
-        found.append([seen(x.grad), seen(w.grad)])
-    assert difference(*found) is None, difference(*found)
 
 
 # ---------------------------------------------------------------------------------------------- DDP

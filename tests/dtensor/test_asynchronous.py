@@ -115,19 +115,6 @@ class Gathered(nn.Module):
         return F.linear(x, weight)
 
 
-def test_gathering_in_the_region(mesh) -> None:
-    model = nn.Sequential(Gathered(mesh, 8, 1), nn.GELU(), Gathered(mesh, 8, 2))
-
-    def make():
-        model.zero_grad()
-        return (model, values(4, 8).bfloat16()), list(model.parameters())
-
-    region = check(lambda model, x: model(x), make)
-    names = {str(n.target) for n in region.specializations[0].graphs.backward.graph.nodes}
-    assert "_c10d_functional.reduce_scatter_tensor.default" in names
-    assert all(p.grad.dtype == torch.float32 and p.grad.placements == (Shard(0),) for p in model.parameters())
-
-
 def test_gathered_weights_are_gathered_again_in_the_backward(mesh) -> None:
     """With a checkpoint the whole weights are not kept: that is what FSDP's resharding does."""
     from torch.utils.checkpoint import checkpoint
@@ -141,3 +128,5 @@ def test_gathered_weights_are_gathered_again_in_the_backward(mesh) -> None:
     region = check(lambda model, x: checkpoint(model, x, use_reentrant=False), make)
     backward = [str(n.target) for n in region.specializations[0].graphs.backward.graph.nodes]
     assert "_c10d_functional.all_gather_into_tensor.default" in backward
+    assert "_c10d_functional.reduce_scatter_tensor.default" in backward
+    assert all(p.grad.dtype == torch.float32 and p.grad.placements == (Shard(0),) for p in model.parameters())

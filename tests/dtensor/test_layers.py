@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from spmd import REPLICATE, ROWS, check, difference, seen, whole
+from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import subclass_trace as st
@@ -29,6 +30,20 @@ def test_parameter_is_written_without_grad(mesh) -> None:
     assert w._local_tensor is local
     assert torch.equal(local, before.add(g._local_tensor, alpha=-0.1))
     assert w._version > version
+
+
+def test_tied_parameters(mesh) -> None:
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20, bias=False))
+    model[0].weight = model[1].weight = tied = nn.Parameter(whole(mesh, 20, 16))
+
+    def make():
+        model.zero_grad()
+        return (model, torch.arange(24).reshape(2, 12) % 20), [tied]
+
+    region = check(lambda model, tokens: model(DTensor.from_local(tokens, mesh, REPLICATE, run_check=False)), make)
+    paths = [str(row.path) for row in region.specializations[0].plan.inputs.rows]
+    assert [p for p in paths if p.endswith("weight")] == ["args[0][0].weight"]
+    assert model[0].weight is tied and model[1].weight is tied
 
 
 def test_placements_and_meshes_as_arguments(mesh, mesh_2d) -> None:

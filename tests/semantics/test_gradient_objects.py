@@ -86,29 +86,6 @@ def test_gradients_that_are_one_object_stay_one_object() -> None:
 # ---------------------------------------------------------------------------------------------- strides
 
 
-def _sliced(t: Tensor) -> Tensor:
-    return torch.empty(*t.shape[:-1], 2 * t.shape[-1])[..., : t.shape[-1]].copy_(t)
-
-
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda t: t,
-    "transposed": lambda t: t.mT.contiguous().mT,
-    "expanded": lambda t: torch.ones(()).expand(t.shape),
-    "expanded rows": lambda t: t[:1].expand(t.shape),
-    "sliced": _sliced,
-}
-
-
-def test_a_layout_that_changes_no_gradient_needs_no_backward_of_its_own() -> None:
-    region = st.compile(lambda x, w: (x @ w).relu() @ w)
-    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
-    for make in LAYOUTS.values():
-        y = region(x, w)
-        torch.autograd.grad(y, w, make(torch.randn(3, 4)))
-    backwards = region.specializations[0].program.backwards
-    assert backwards is not None and len(backwards.compiled) == 1
-
-
 def test_tangents_of_ever_other_strides_trace_so_many_backwards_and_no_more() -> None:
     region, buffer = st.compile(lambda x: x * 2), torch.ones(3, 64)
     for n in range(20):

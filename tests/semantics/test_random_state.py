@@ -15,20 +15,6 @@ HIDDEN = types.SimpleNamespace(a=types.SimpleNamespace(b=types.SimpleNamespace(c
 X = torch.ones(3)
 
 
-def _made(x):
-    return x * torch.rand(3, generator=torch.Generator().manual_seed(3))
-
-
-def _seeded(x):
-    G.manual_seed(3)
-    return x * torch.rand(3, generator=G)
-
-
-def _seeded_hidden(x):
-    HIDDEN.a.b.c.manual_seed(3)
-    return x * torch.rand(3, generator=HIDDEN.a.b.c)
-
-
 def _forked(x):
     with torch.random.fork_rng():
         return x * torch.rand(3)
@@ -39,55 +25,22 @@ def _forked_by_name(x):
         return x * torch.rand(3)
 
 
-def _restored(x):
-    state = get_rng_state()
-    y = x * torch.rand(3)
-    set_rng_state(state)
-    return y
+REFUSED = {
+    "made": lambda x: x * torch.rand(3, generator=torch.Generator().manual_seed(3)),
+    "seeded": lambda x: (G.manual_seed(3), x * torch.rand(3, generator=G))[1],
+    "seeded, hidden": lambda x: (HIDDEN.a.b.c.manual_seed(3), x * torch.rand(3, generator=HIDDEN.a.b.c))[1],
+    "forked": _forked,
+    "forked by name": _forked_by_name,
+    "restored": lambda x: (state := get_rng_state(), x * torch.rand(3), set_rng_state(state))[1],
+    "restored, explicit": lambda x: (state := G.get_state(), x * torch.rand(3, generator=G), G.set_state(state))[1],
+    "seed": lambda x: (torch.seed(), x * torch.rand(3))[1],
+    "manual_seed": lambda x: (torch.manual_seed(3), x * torch.rand(3))[1],
+    "default seeded": lambda x: (torch.default_generator.manual_seed(3), x * torch.rand(3))[1],
+    "cloned": lambda x: x * torch.rand(3, generator=G.clone_state()),
+}
 
 
-def _restored_explicit(x):
-    state = G.get_state()
-    y = x * torch.rand(3, generator=G)
-    G.set_state(state)
-    return y
-
-
-def _seed(x):
-    torch.seed()
-    return x * torch.rand(3)
-
-
-def _manual_seed(x):
-    torch.manual_seed(3)
-    return x * torch.rand(3)
-
-
-def _default_seeded(x):
-    torch.default_generator.manual_seed(3)
-    return x * torch.rand(3)
-
-
-def _cloned(x):
-    return x * torch.rand(3, generator=G.clone_state())
-
-
-REFUSED = [
-    _made,
-    _seeded,
-    _forked,
-    _forked_by_name,
-    _restored,
-    _restored_explicit,
-    _seed,
-    _manual_seed,
-    _default_seeded,
-    _cloned,
-    _seeded_hidden,
-]
-
-
-@pytest.mark.parametrize("f", REFUSED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", REFUSED.values(), ids=REFUSED)
 def test_setting_or_reading_the_state_is_refused(f) -> None:
     before, explicit = torch.get_rng_state(), G.get_state()
     with pytest.raises(st.UnsupportedError, match="the region (calls|draws)") as caught:

@@ -1,4 +1,4 @@
-"""Operations that may return their argument itself: what comes out is that, a view of it or a new tensor, as in eager."""
+"""Whether a result is its argument itself, a view of it or a new tensor, and how often it was written, is as in eager."""
 
 from __future__ import annotations
 
@@ -46,6 +46,41 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+def _written_detached(x: Tensor) -> Tensor:
+    view = x.view(torch.int32)
+    x.detach().mul_(2)
+    return view
+
+
+def _written_as_integers(x: Tensor) -> Tensor:
+    view = x.view(torch.int32)
+    view.add_(1)
+    return view
+
+
+def _beside_its_base(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    return y, y.view(torch.int32), y[0], y.detach()
+
+
+#: of dense tensors: views of another dtype, which share memory and version counter
+OTHER_DTYPES: dict[str, Callable[[Tensor], Any]] = {
+    "integers": lambda x: x.view(torch.int32),
+    "halves": lambda x: x.view(torch.bfloat16),
+    "there and back": lambda x: x.view(torch.int32).view(torch.float32),
+    "of a part": lambda x: x[1:].view(torch.int32),
+    "a part of it": lambda x: (x.view(torch.int32)[1:], x.view(-1)),
+    "detached part": lambda x: x.split(2)[1].detach(),
+    "members": lambda x: [t.view(torch.int32) for t in x.split(2)],
+    "twice": lambda x: (x.detach(), x.view(torch.int32).detach()[0]),
+    "of a value": _beside_its_base,
+    "of a value alone": lambda x: (x * 2).view(torch.int32),
+    "base written": _written_detached,
+    "view written": _written_as_integers,
+    "complex": lambda x: torch.view_as_complex(x.view(-1, 2)),
+}
+
+
 def _inside(t: Tensor) -> list[Tensor]:
     return [t, *_inside(t.a), *_inside(t.b)] if isinstance(t, TwoTensor) else [t]
 
@@ -71,6 +106,11 @@ def _seen(x: Tensor, out: Any) -> list[Any]:
         if t.grad_fn is not None and x.requires_grad:
             (g,) = torch.autograd.grad(t, x, t.detach().clone(), retain_graph=True, allow_unused=True)
             rows.append(None if g is None else [(u.tolist(), u.stride()) for u in _dense(_inside(g))])
+    for t in known if type(x) is Tensor else ():  # who shares a counter with whom
+        if not t.is_inference():
+            with torch.no_grad():
+                t.mul_(1)
+            rows.append([None if u.is_inference() else u._version for u in known])
     return rows
 
 
@@ -82,6 +122,8 @@ def _make(kind: str, history: str) -> Tensor:
         parts = [p.clone() for p in parts]
         halves = [TwoTensor(*parts[:2]), TwoTensor(*parts[2:])]
         x = TwoTensor(*halves) if "nested" in kind else halves[0] if "wrapper" in kind else parts[0]
+    if history == "part":
+        return torch.cat([x, x])[1:4]
     x.requires_grad_(history in ("leaf", "value"))
     return x * 1 if history == "value" else x
 
@@ -106,23 +148,66 @@ CASES = [
     for n in PROGRAMS
     for k in KINDS
     if not any(a in n and b in k for a, b in REFUSED.items())
-    if (n, k) != ("conj", "complex wrapper")  # inner tensors with such a bit are refused
+    if not (n in ("conj", "conj, twice") and k == "complex wrapper")  # inner tensors with such a bit are refused
     if not (n in ("chunk", "split") and "wrapper" in k)  # under autograd, members are values
-]
+] + [pytest.param(n, "dense") for n in OTHER_DTYPES]
 
 
 @pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_the_argument_a_view_or_a_new_tensor(name: str, kind: str) -> None:
-    region = st.compile(PROGRAMS[name])
-    for history in ("leaf", "value", "plain", "inference"):
+    program = {**PROGRAMS, **OTHER_DTYPES}[name]
+    region = st.compile(program)
+    for history in ("leaf", "value", "plain", "inference", *(["part"] if kind == "dense" else [])):
         for mode in MODES:
             if history == "inference" and mode != "inference" and "wrapper" in kind:
                 continue  # what its inner tensors are counted depends on the keys that torch leaves out in a class
             found = []
-            for call in (PROGRAMS[name], region):
+            for call in (program, region):
                 x = _make(kind, history)
                 with MODES[mode]():
                     out = call(x)
                 found.append(_seen(x, out))
             assert found[0] == found[1], (history, mode)
+
+
+def test_a_write_to_a_wrapper_inside_is_counted_there() -> None:
+    def nested() -> TwoTensor:
+        return TwoTensor(TwoTensor(torch.ones(2), torch.ones(2)), TwoTensor(torch.ones(2), torch.ones(2)))
+
+    def write(x: Tensor) -> None:
+        x.b.mul_(2)  # type: ignore[attr-defined]
+
+    def several(x: Tensor) -> Tensor:
+        x.b.mul_(2)  # type: ignore[attr-defined]
+        x.add_(1)
+        return x.b + 1  # type: ignore[attr-defined]
+
+    for function in (write, several):
+        seen = []
+        for call in (function, st.compile(function)):
+            x = nested()
+            for _ in range(2):
+                call(x)
+            seen.append([x._version > 0, x.b._version > 0, x.b.a.tolist()])
+        assert seen[0] == seen[1]
+
+    x, w = nested(), TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_()
+    loss = (x.b * w).sum()
+    st.compile(write)(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_products_of_batches_are_no_views(dynamic: bool) -> None:
+    for function in (
+        lambda x: x @ x.transpose(-1, -2),
+        lambda x: torch.matmul(x[0].expand_as(x), x.transpose(-1, -2)),
+    ):
+        for shape in ((3, 4, 5), (2, 3, 4, 5)):
+            region, x = st.compile(function, dynamic=dynamic or None), torch.randn(shape)
+            with torch.no_grad():
+                mine, theirs = region(x), function(x)
+            assert torch.equal(mine, theirs) and mine._is_view() is theirs._is_view()
+            mine.add_(torch.ones((), requires_grad=True))

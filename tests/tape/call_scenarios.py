@@ -10,65 +10,6 @@ from scenario import Log, Step, data, leaf, note, scenario
 
 
 @scenario
-def grad_of_inputs(log: Log) -> Step:
-    w, v = leaf(4), leaf(4, seed=3)
-
-    def step(n: int) -> list[Any]:
-        a = w * v
-        b = a.sin() * n
-        b.register_hook(note(log, "b"))
-        v.register_hook(note(log, "v"))
-        some = torch.autograd.grad((b * w).sum(), [w, a], retain_graph=True)
-        unused = torch.autograd.grad(b.sum(), [v, data(2).requires_grad_()], allow_unused=True)
-        return [*some, *unused]
-
-    return step
-
-
-@scenario
-def backward_for_some_leaves(log: Log) -> Step:
-    w, v = leaf(4), leaf(4, seed=3)
-
-    def step(n: int) -> list[Any]:
-        w.grad = v.grad = None
-        y = (w * v).sin() + v
-        y.register_hook(note(log, "y"))
-        (y * n).sum().backward(inputs=[v])
-        assert w.grad is None
-        return [v.grad]
-
-    return step
-
-
-@scenario
-def several_roots(log: Log) -> Step:
-    w, v = leaf(4), leaf(4, seed=3)
-
-    def step(n: int) -> list[Any]:
-        w.grad = v.grad = None
-        a, b = w * v, w.exp() * n
-        a.register_hook(note(log, "a"))
-        b.register_hook(note(log, "b"))
-        torch.autograd.backward([a, b.sum(), a.cos()], [data(4), None, data(4, seed=7)])
-        return [w.grad, v.grad]
-
-    return step
-
-
-@scenario
-def retained_graph_and_accumulation(log: Log) -> Step:
-    w = leaf(4)
-
-    def step(n: int) -> list[Any]:
-        y = (w * n).sin().exp().sum()
-        y.backward(retain_graph=True)
-        y.backward()
-        return [w.grad.clone()]
-
-    return step
-
-
-@scenario
 def second_derivatives(log: Log) -> Step:
     w = leaf(4)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from scenario import Hooks, Log, Step, leaf, note, scenario
+from scenario import Log, Step, leaf, note, scenario
 
 
 class Scaled(torch.autograd.Function):
@@ -35,33 +35,6 @@ class Choosy(torch.autograd.Function):
 
 
 @scenario
-def custom_function(log: Log) -> Step:
-    w, v = leaf(3), leaf(3, seed=8)
-
-    def step(n: int) -> list[Any]:
-        w.grad = v.grad = None
-        first, second = Scaled.apply(w, float(n), v)
-        (first.sin() * second).sum().backward()
-        return [w.grad, v.grad]
-
-    return step
-
-
-@scenario
-def custom_function_saves_under_hooks(log: Log) -> Step:
-    w, v = leaf(3), leaf(3, seed=8)
-
-    def step(n: int) -> list[Any]:
-        w.grad = v.grad = None
-        with Hooks(log):
-            first, second = Scaled.apply(w.exp(), float(n), v * 2)
-        (first.sin() * second).sum().backward()
-        return [w.grad, v.grad]
-
-    return step
-
-
-@scenario
 def undefined_gradients(log: Log) -> Step:
     w, v = leaf(3), leaf(3, seed=8)
     v.register_hook(note(log, "v"))
@@ -71,23 +44,6 @@ def undefined_gradients(log: Log) -> Step:
         a, b, c = Choosy.apply(w, v)
         first, second = Scaled.apply(w * n, 2.0, v)
         (a + second).sum().backward()
-        return [w.grad, v.grad]
-
-    return step
-
-
-@scenario
-def in_place_on_views(log: Log) -> Step:
-    w, v = leaf(4, 4), leaf(2, 4, seed=4)
-
-    def step(n: int) -> list[Any]:
-        w.grad = v.grad = None
-        y = w * n
-        y[1:3].mul_(v)
-        y[0].sin_()
-        part = y.t()[2]
-        part.add_(v.sum())
-        (y * y).sum().backward()
         return [w.grad, v.grad]
 
     return step

@@ -9,83 +9,6 @@ from scenario import Log, Step, checksum, data, leaf, note, scenario
 
 
 @scenario
-def tensor_hooks(log: Log) -> Step:
-    w, v = leaf(4), leaf(4, seed=3)
-    w.register_hook(note(log, "leaf"))
-    w.register_hook(lambda g: g * 2)
-    w.register_hook(note(log, "leaf, doubled"))
-
-    def step(n: int) -> list[Any]:
-        w.grad = v.grad = None
-        a = w * v
-        a.register_hook(note(log, "a"))
-        b = a.sin()
-        b.register_hook(lambda g: g + n)
-        b.register_hook(note(log, "b"))
-        (a.cos() * b).sum().backward()
-        return [w.grad, v.grad]
-
-    return step
-
-
-@scenario
-def retained_gradients(log: Log) -> Step:
-    w = leaf(4)
-
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        a = w * n
-        a.retain_grad()
-        a.register_hook(note(log, "a"))
-        b = a.sin()
-        b.register_hook(lambda g: g * 3)
-        b.retain_grad()
-        (b * a).sum().backward()
-        return [w.grad, a.grad, b.grad]
-
-    return step
-
-
-@scenario
-def node_hooks(log: Log) -> Step:
-    w = leaf(4)
-
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        a = w * n
-        b = a.exp()
-        c = b + a
-        c.grad_fn.register_prehook(lambda grads: (grads[0] * 2,))
-        c.grad_fn.register_prehook(lambda grads: log.append(("pre c", checksum(grads))))
-        c.grad_fn.register_hook(lambda out, grads: log.append(("post c", checksum(out), checksum(grads))))
-        b.grad_fn.register_hook(lambda out, grads: (out[0] + 1,))
-        b.grad_fn.register_prehook(lambda grads: log.append(("pre b", checksum(grads))))
-        b.register_hook(note(log, "tensor b"))
-        c.sum().backward()
-        return [w.grad]
-
-    return step
-
-
-@scenario
-def hooks_on_accumulate_nodes(log: Log) -> Step:
-    """As DistributedDataParallel and FSDP do."""
-    params = [leaf(3, seed=k) for k in range(4)]
-    nodes = [p.view_as(p).grad_fn.next_functions[0][0] for p in params]
-    for k, node in enumerate(nodes):
-        node.register_hook(lambda out, grads, k=k: log.append((f"accumulated {k}", checksum(params[k].grad))))
-        node.register_prehook(lambda grads, k=k: log.append((f"before {k}", checksum(grads))))
-
-    def step(n: int) -> list[Any]:
-        y = params[0] * params[1]
-        y = (y + params[2]) * params[3] + params[0]
-        (y * n).sum().backward()
-        return [p.grad for p in params]
-
-    return step
-
-
-@scenario
 def many_leaves_ready_at_once(log: Log) -> Step:
     """Leaves have one priority: their order is that of the engine's heap."""
     params = [leaf(2, seed=k) for k in range(9)]
@@ -181,24 +104,6 @@ def queued_callbacks(log: Log) -> Step:
         y.register_hook(hook)
         y.sum().backward()
         log.append("after")
-        return [w.grad]
-
-    return step
-
-
-@scenario
-def hooks_over_two_branches(log: Log) -> Step:
-    """Branches whose nodes were made alternately: the engine alternates too."""
-    w = leaf(4)
-
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        left, right = w * 2, w * 3
-        for k in range(3):
-            left, right = left.sin(), right.cos()
-            left.register_hook(note(log, f"left {k}"))
-            right.register_hook(note(log, f"right {k}"))
-        (right * left * n).sum().backward()
         return [w.grad]
 
     return step

@@ -70,36 +70,6 @@ def views_joins_and_reductions(log: Log) -> Step:
 
 
 @scenario
-def fan_in_of_many(log: Log) -> Step:
-    """Sums of three and more gradients: the order of the additions shows in the last bits."""
-    w = leaf(7)
-
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        h = w * 1.1
-        parts = [h.sin() * 1e3, h.exp(), (h * h).tanh() * 1e-3, h.cos() * 77.0, h / 3.0, h.sigmoid() * 1e4]
-        (parts[3] * parts[1] + parts[0] + parts[5].sqrt() * parts[2] + parts[4]).sum().mul(n).backward()
-        return [w.grad]
-
-    return step
-
-
-@scenario
-def leaf_used_many_times(log: Log) -> Step:
-    w, v = leaf(5), leaf(5, seed=3)
-
-    def step(n: int) -> list[Any]:
-        w.grad = v.grad = None
-        y = w
-        for k in range(n):
-            y = y * w + v * k
-        (y * 1e2).sum().backward()
-        return [w.grad, v.grad]
-
-    return step
-
-
-@scenario
 def added_leaves_keep_own_gradients(log: Log) -> Step:
     a, b = leaf(3), leaf(3, seed=5)
 

@@ -10,17 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 
 @scenario
-def saved_tensor_hooks(log: Log) -> Step:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.GELU())
-
-    def step(n: int) -> list[Any]:
-        with Hooks(log):
-            return trained(model, (4,), lambda y: (y * y.sin()).sum())(n)
-
-    return step
-
-
-@scenario
 def compressed_activations(log: Log) -> Step:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sigmoid(), torch.nn.Linear(4, 4), torch.nn.Softmax(-1))
 

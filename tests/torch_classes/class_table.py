@@ -127,8 +127,22 @@ TORCH = [
     Row("TwoTensor", "torch", _two, F.linear, _double, "torch's own test wrapper"),
     Row("SparseSemiStructuredTensorCUTLASS", "torch", _sparse, F.linear, None, "on a CPU with reference kernels"),
     Row("NestedTensor", "torch", _jagged, lambda x, w: F.linear(x, w).values(), None, "jagged; sizes are symbols"),
-    Row("ComplexTensor", "torch", _complex, lambda x, w: (x @ w) * 2, _double, "complex64 over two float32"),
-    Row("LocalTensor", "torch", _local, lambda x, w: (x @ w).relu(), _double, "inner tensors by rank"),
+    Row(
+        "ComplexTensor",
+        "torch",
+        _complex,
+        lambda x, w: (x @ w * w + x.exp()).t()[1:],
+        _double,
+        "complex64 over two float32",
+    ),
+    Row(
+        "LocalTensor",
+        "torch",
+        _local,
+        lambda x, w: (x @ w).relu().t()[1:].reshape(-1),
+        _double,
+        "inner tensors by rank",
+    ),
 ]
 
 
@@ -424,7 +438,9 @@ def measure(row: Row, compile_it: Callable[..., Any]) -> dict[str, str]:
         eager, trouble = _attempt(lambda: _forward(row.call, row))
         if trouble is not None:
             raise AssertionError(f"eager cannot run {row.name}: {trouble}")
-        got, trouble = _attempt(lambda: _forward(compile_it(row.call), row))
+        compiled = compile_it(row.call)
+        _attempt(lambda: _forward(compiled, row))  # the second call is compared: it runs what the first one made
+        got, trouble = _attempt(lambda: _forward(compiled, row))
         cells["forward"] = trouble or ("as eager" if _equal(eager[0], got[0]) else "differs")
         if trouble is None and isinstance(eager[1], Tensor) and eager[1].requires_grad:
             grads, eager_trouble = _attempt(lambda: _gradients(eager[1], eager[2]))

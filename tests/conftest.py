@@ -13,7 +13,6 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 
 from subclass_trace import verify
-from subclass_trace.capture import results
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 
@@ -29,7 +28,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.enviro
 os.environ.setdefault("SUBCLASS_TRACE_FRONTEND", "trace")
 
 # Between stages, every graph and plan that the tests make is checked.
-verify.ENABLED = results.CHECKED = True
+verify.ENABLED = True
 
 # Structured trace records of torch, thousands per capture: pytest would collect and print them.
 logging.getLogger("torch.__trace").addFilter(lambda record: False)

@@ -20,7 +20,6 @@ from subclass_trace.options import Options
 from subclass_trace.partition.interface import Partitioned, partition, resolve_partitioner
 from subclass_trace.plan import Plan
 from subclass_trace.runtime import specialize
-from subclass_trace.runtime.planning import FlatArguments
 from subclass_trace.zoo import TwoTensor
 
 aten = torch.ops.aten
@@ -65,7 +64,6 @@ def set_outputs(module: fx.GraphModule, values: list[Any]) -> None:
 def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject:
     session = Session(dynamic=options.get("dynamic", False), decompositions={})
     captured, state, maker = _traced(function, (args, {}), Options(**options), SizeHistory(), session, symbols=True)
-    flat = FlatArguments(tuple(maker.positions), state.recipes.result, state.recipes.effects)
     assert captured.tape is not None
     traced = captured.tape.trace(captured.tape.guess())
     num_forward = len(captured.forward_nodes)
@@ -77,7 +75,7 @@ def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject
         static=[],
     )
     saved = specialize.saved_table(parts, specialize._primal_paths(captured))
-    plan = specialize.make_plan(captured, flat, parts.first, saved)
+    plan = specialize.make_plan(captured, maker.positions, state.recipes, parts.first, saved)
     return Subject(captured, traced.joint, num_forward, traced.tangents, parts, plan)
 
 

@@ -11,21 +11,10 @@ import torch
 
 from .. import torch_api
 from ..errors import DataDependentError, NeedsEager, SubclassTraceError, UnsupportedError
-from ..subclass.paths import Path
 from .user_code import TORCH_FILES, tracebacks, user_line
 
 Tensor = torch.Tensor
 _OUTSIDE = "move this part out of the region"
-
-
-def kept_number(number: Any, path: Path | None) -> UnsupportedError:
-    """A symbolic number stands where no call could find it: traced again, it is a number."""
-    return UnsupportedError(
-        "a wrapper keeps a number that is computed of others",
-        path=path,
-        got=number,
-        fix="compute it outside of the region, or keep it in an inner tensor",
-    )
 
 
 # ---------------------------------------------------------------------------------------------- calls that need memory

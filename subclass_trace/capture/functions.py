@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from ..subclass.protocol import is_traceable
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
 from .indexing import with_places
 from .inner_backward import InnerBackward
-from .library_functions import FUNCTIONS
 from .lift import StandIns
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
@@ -71,7 +71,6 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
         if name in _HOOK_METHODS:
-            self.recorder.has_hooks = True
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
         if name == "_nested_tensor_from_mask_left_aligned":  # what it would be for is refused, if it comes to that
             return True
@@ -110,7 +109,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
                 raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        rule = FUNCTIONS.get(getattr(func, "__name__", ""))
+        rule = _RULES.get(getattr(func, "__name__", ""))
         if rule is not None:
             return rule(self.recorder, func, args, kwargs)
         if self.recorder.has_read_numbers and torch_api.holds_symbols((args, kwargs)):
@@ -139,3 +138,43 @@ def _numbered(hook: Any, recorder: Recorder) -> Any:
             return hook(*args)
 
     return numbered
+
+
+# ---------------------------------------------------------------------------------------------- rules
+def _one_hot(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """With eager's check of the values, which torch leaves out for tensors without data."""
+    index, classes = (*args, *kwargs.values(), -1)[:2]
+    if torch_api.is_fake(index):
+        if index.dtype is not torch.int64 or classes <= 0:
+            raise NeedsEager("one_hot whose values tell the number of classes, or that eager refuses", got=classes)
+        if index.device.type != "cuda":  # there the kernel asserts
+            torch_api.assert_async(
+                ((index >= 0) & (index < classes)).all(),
+                "Class values must be non-negative and smaller than num_classes.",
+            )
+    return func(*args, **kwargs)
+
+
+def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """With symbolic sizes torch takes it apart in Python, where its result may be a view, which eager's never is."""
+    out = func(*args, **kwargs)
+    if kwargs.get("out") is not None or not torch_api.is_fake(out) or not out._is_view():
+        return out
+    if any(out._base is a or is_traceable(a) for a in (*args, *kwargs.values()) if isinstance(a, Tensor)):
+        return out  # a view of an argument, or a wrapper's own answer
+    return torch.ops.aten._unsafe_view.default(out._base, out.shape)
+
+
+def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A function that computes attention, whose kernels a caller may choose."""
+    recorder.met.add("attention")
+    return func(*args, **kwargs)
+
+
+#: rules for functions that read values, or hide what they are made of, by the names that user code calls: with eager's checks
+_RULES: dict[str, Callable[[Recorder, Any, Any, Any], Any]] = {
+    "one_hot": _one_hot,
+    **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attends),
+    **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), _attends),
+    **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__", "linear"), _product),
+}

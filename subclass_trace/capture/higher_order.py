@@ -17,6 +17,7 @@ import torch.fx as fx
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from ..torch_api import pytree
+from .graphs import is_write
 
 Tensor = torch.Tensor
 #: these take graph modules and read them; they must not be wrapped
@@ -43,39 +44,20 @@ class _Branches:
             return function
 
         def traced(*operands: Any) -> Any:
-            return self._record(function, operands)
+            if any(isinstance(x, Tensor) and not torch_api.is_fake(x) for x in pytree.tree_leaves(operands)):
+                line = self.recorder.user_line()
+                raise NeedsEager(f"{self.func.name()} over wrappers", path=line, fix="give it dense tensors")
+            with torch_api.unbound_symbols_set_aside(self.recorder.mode.shape_env):
+                module = torch_api.make_fx(function, self.recorder.decompositions)(*operands)
+                if any(map(is_write, module.graph.nodes)):
+                    what = f"a branch of {self.func.name()} writes in place"
+                    raise UnsupportedError(what, path=self.recorder.user_line(), fix="write out of place")
+                self.modules[id(function)] = module
+                self.operands.append(operands)
+                return function(*operands)
 
         self.wrapped[id(function)] = traced
         return traced
-
-    def _record(self, function: Any, operands: tuple[Any, ...]) -> Any:
-        outer = self.recorder
-        flat, spec = pytree.tree_flatten(operands)
-        inner = outer.of_branch()
-        values = []
-        for i, x in enumerate(flat):
-            if isinstance(x, Tensor) and not torch_api.is_fake(x):
-                raise NeedsEager(
-                    f"{self.func.name()} over wrappers", path=outer.user_line(), fix="give it dense tensors"
-                )
-            value = torch_api.detached(outer.mode, x) if isinstance(x, Tensor) else x
-            node = inner.graph.placeholder(f"arg{i}")
-            if isinstance(value, Tensor):
-                inner.track(value, node)
-            inner.symbols.bind(node, value)
-            values.append(value)
-        with inner, torch_api.unbound_symbols_set_aside(outer.mode.shape_env):
-            out = function(*pytree.tree_unflatten(values, spec))
-        results, out_spec = pytree.tree_flatten(out)
-        inner.graph.output(pytree.tree_unflatten([inner.node_of(o) for o in results], out_spec))
-        module = fx.GraphModule(inner.root, inner.graph)
-        if inner.mutable:
-            raise UnsupportedError(
-                f"a branch of {self.func.name()} writes in place", path=outer.user_line(), fix="write out of place"
-            )
-        self.modules[id(function)] = module
-        self.operands.append(operands)
-        return out
 
     def record_uncalled(self) -> None:
         """A callable that the fake rule did not call (while_loop's condition) takes its sibling's operands."""

@@ -57,7 +57,6 @@ class TracedInput:
     is_leaf: bool
     traced: Tensor
     edge: Any  # gradient edge, or None when it does not require grad
-    is_parameter: bool
     has_gradient: bool  # its .grad is a tensor
     own: frozenset[str]
     grad_dtype: torch.dtype | None
@@ -153,12 +152,12 @@ class Inputs:
         # In inference mode too, a view of an input is as the input is.
         inference = torch.is_inference_mode_enabled() and real.is_inference()
         with torch.no_grad(), torch_api.no_modes():
-            is_parameter, gradient = isinstance(real, torch.nn.Parameter), has_gradient(real)
+            gradient = has_gradient(real)
             dtype = torch_api.grad_dtype(real)
         values = [self.leaf_values[k] for k in leaves]
         traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
         own = set_by_class(traced) if hasattr(traced, "__dict__") else frozenset()
-        if is_parameter:
+        if isinstance(real, torch.nn.Parameter):
             traced.__dict__["_is_param"] = True
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
         row = TracedInput(
@@ -168,7 +167,6 @@ class Inputs:
             real.is_leaf,
             traced,
             edge,
-            is_parameter,
             gradient,
             own,
             dtype,

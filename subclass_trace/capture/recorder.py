@@ -15,7 +15,6 @@ In-place operations are recorded as they run; `functionalize` replays the finish
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,17 +81,16 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
     #: code -> the functions of the user's that the forward has met
     functions: Mapping[Any, Sequence[Any]] = MappingProxyType({})
 
-    def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
+    def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]]) -> None:
         TracedGraph.__init__(self, mode)
         torch_api.TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.
         self._mode_key = torch_api.PROXY_MODE_KEY
-        self.decompositions, self.outer = decompositions, outer
+        self.decompositions = decompositions
         self.results = Results(mode)
         self.default_dtype = torch.get_default_dtype()
         self.mutable = False
         self.names_are_known = False  # a joint graph was made whose nodes are called as here
-        self.has_hooks = False  # on tensors
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
@@ -103,15 +101,11 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.perhaps_shared: set[Any] = set()  # storages of copies that may be none in a call, and of what is copied
         self.sealed = False  # the user function has run: its inputs are known
-        self.met: set[str] = set() if outer is None else outer.met  # "attention", whose kernels a caller may choose
-        self.classes: set[type] = set() if outer is None else outer.classes  # of wrappers that operations ran on
+        self.met: set[str] = set()  # "attention", whose kernels a caller may choose
+        self.classes: set[type] = set()  # of wrappers that operations ran on
         self._stop_frame: Any = None
 
     # ------------------------------------------------------------------ values and their nodes
-    def of_branch(self) -> Recorder:
-        """The recorder of a branch of a higher order operator."""
-        return Recorder(self.mode, self.decompositions, outer=self)
-
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number; other values stand for themselves."""
         hit = self._nodes.get(id(value))
@@ -123,9 +117,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             return value
         if not torch_api.is_fake(value):
             return self._nodes[id(self.lift(value))][0]
-        if self.outer is not None and self.outer.knows(value):
-            what = "a branch of a higher order operator closes over a traced tensor"
-            raise UnsupportedError(what, fix="pass the tensor to the branch as an operand")
         raise UnsupportedError(
             "the region met a fake tensor that was made outside of it",
             got=f"{value}",
@@ -225,7 +216,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         Raises:
             DataDependentError: its use is control flow.
         """
-        t = self._lift_argument(t) if type(t) in REAL else t
+        t = self.lift(t) if type(t) in REAL else t
         if (known := known_value(self, t)) is not None:
             with torch_api.no_modes():
                 return func(known)
@@ -249,7 +240,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
 
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
-        stand_in = self.constant if func in _CONSTANT_OPS else self._lift_argument
+        stand_in = self.constant if func in _CONSTANT_OPS else self.lift
         back = {}
         for t in real:
             back[id(stand_in(t))] = t
@@ -260,11 +251,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         fakes = tuple(torch_api.FAKE_TYPES[0] if t in REAL else t for t in types)
         out = self.__torch_dispatch__(func, fakes, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
         return back.get(id(out), out)
-
-    def _lift_argument(self, t: Tensor) -> Tensor:
-        if self.outer is not None:
-            return self.outer._lift_argument(t)
-        return self.lift(t)
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
@@ -301,8 +287,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
                 path=self.user_line(),
                 fix="set the default dtype outside of the region, or name dtypes",
             )
-        if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
-            node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self.track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
             self.symbols.bind_data_dependent(node, out, self.tag)
@@ -383,11 +367,3 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
         return line_text(self.user_frames())
-
-
-@functools.cache
-def _is_factory(func: Any) -> bool:
-    """Does the operation make a tensor from no tensor, with a dtype that may be left out?"""
-    arguments = func._schema.arguments
-    takes = any("Tensor" in str(a.type) for a in arguments)
-    return not takes and any(a.name == "dtype" and a.kwarg_only for a in arguments)

@@ -154,7 +154,7 @@ class Region:
             reason = "; ".join(f"[{k}] {row}" for k, row in enumerate(rows)) or "first call"
             self.__check_count(reason)
             for entry in self.__entries:
-                self.__history.varying_numbers.update(changed_numbers(entry.guards.state, (args, kwargs)))
+                self.__history.varying_numbers.update(changed_numbers(entry.state, (args, kwargs)))
             entry = compile_call(
                 self.__function,
                 (args, kwargs),

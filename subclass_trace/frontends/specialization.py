@@ -22,8 +22,7 @@ from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..runtime.entry_code import Entry, EntryEmitter
 from ..runtime.finish import Program
-from ..runtime.guards import Ambient, Guards
-from ..runtime.planning import FlatArguments
+from ..runtime.guards import Ambient
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..state.code_names import asks_for_number_types
@@ -43,16 +42,21 @@ class Specialization:
 
     Attributes:
         reason: why it was made: which guard of each earlier specialization failed.
-        plan, guards: what the run time does, and when it may.
+        ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
     """
 
     reason: str
-    plan: Plan
-    guards: Guards
+    ambient: Ambient
+    state: StateGuards
     program: Program
     graphs: Graphs
     entry: Entry
+
+    @property
+    def plan(self) -> Plan:
+        """What the run time does."""
+        return self.program.plan
 
     @property
     def source(self) -> str:
@@ -80,66 +84,57 @@ class Specialization:
 
 
 class _Maker:
-    """Makes the inputs of one trace as the walk over Python state finds them: see `state.run.StandInMaker`.
+    """Makes the inputs of one trace as the walk over Python state finds them: see `state.run.StateRun`.
 
     Attributes:
         flat: the distinct tensors and numbers, in the order in which they were found; ``sources``: where.
         positions: flat position -> number of the input; None for a number.
         handed: what stands for each.
+        inputs: of the capture, which sets it.
     """
+
+    inputs: Inputs
 
     def __init__(self, session: Session, history: SizeHistory, options: Options, *, symbols: bool) -> None:
         self.session, self.history, self.options = session, history, options
         self.numbers, self.may_have_symbols = symbols and options.automatic_dynamic, symbols
-        self.inputs: Inputs | None = None
         self.flat: list[Any] = []
         self.sources: list[Source] = []
         self.positions: list[int | None] = []
         self.handed: list[Any] = []
         self.floats = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
-        self._number: dict[int, int] = {}  # id of an input -> its number
 
     def tensors(self, found: Sequence[tuple[Source, Tensor]]) -> list[Tensor]:
         """The traced tensors for these."""
-        assert self.inputs is not None
         with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
-            first = {id(real): k for k, (_, real) in reversed([*enumerate(found)]) if id(real) not in self._number}
             new = []
-            for k in sorted(first.values()):
-                source, real = found[k]
+            for k, (source, real) in enumerate(found, len(self.flat)):
                 static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
-                new.append(Argument(real, Path(source.path), len(self.flat) + k, static))
+                new.append(Argument(real, Path(source.path), k, static))
             if self.options.automatic_dynamic:
                 self.history.add(new)
             symbols = self.session.dynamic or self.may_have_symbols
             dynamic = choose(new, self.history, self.options.dynamic is True, symbols)
             if dynamic.any() and not self.session.dynamic:
                 raise _HasSymbols
-        for argument, traced in zip(new, self.inputs.add(new, dynamic), strict=True):
-            number = self.inputs.number_of(traced)
-            assert number is not None
-            self._number[id(argument.value)] = number
-        numbers = [self._number[id(real)] for _, real in found]
-        for (source, real), number in zip(found, numbers, strict=True):
-            self._add(source, real, number)
-        made = [self.inputs.rows[n].traced for n in numbers]
-        self.handed += made
+        made = self.inputs.add(new, dynamic)
+        for (source, real), traced in zip(found, made, strict=True):
+            self._add(source, real, traced, self.inputs.number_of(traced))
         return made
 
-    def _add(self, source: Source, value: Any, number: int | None) -> None:
+    def _add(self, source: Source, value: Any, traced: Any, number: int | None) -> None:
         self.flat.append(value)
         self.sources.append(source)
+        self.handed.append(traced)
         self.positions.append(number)
 
     def number(self, source: Source, value: Any) -> Any:
         """The symbol of a number that changes between calls."""
         if not self.numbers or not self.history.is_symbol(source.path, value, floats=self.floats):
             return None
-        assert self.inputs is not None
         symbol = self.session.number(len(self.flat), value, source.path)
         self.inputs.add_number(symbol)
-        self._add(source, value, None)
-        self.handed.append(symbol)
+        self._add(source, value, symbol, None)
         return symbol
 
 
@@ -198,23 +193,22 @@ def _specialize(
         session = Session(dynamic=True, decompositions=table)
         captured, state, maker = _traced(function, call, options, history, session, symbols)
     recipes = state.recipes
-    flat = FlatArguments(tuple(maker.positions), recipes.result, recipes.effects)
-    program, graphs = build_program(captured, flat, backend, partitioner, keep_joint=keep_joint)
+    program, graphs = build_program(captured, maker.positions, recipes, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
     numbers = {s for s, n in zip(maker.sources, maker.positions, strict=True) if n is None}
     guarded = StateGuards(state.walk, call, maker.sources, numbers, recipes.entries, keys=recipes.keys)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
-    inputs = [row.of(maker.flat) for row in program.plan.inputs.rows]
-    guards = Guards(ambient, guarded, alias_guard(captured, inputs))
+    alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])
     with torch.no_grad():
-        entry = EntryEmitter(program, guards, maker.flat, Examples(session.mode, hint_of)).emit()
+        examples = Examples(session.mode, hint_of)
+        entry = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
     if any(map(asks_for_number_types, state.walk.entered)):
         history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
-    return Specialization(reason, program.plan, guards, program, graphs, entry)
+    return Specialization(reason, ambient, guarded, program, graphs, entry)
 
 
 def compile_call(

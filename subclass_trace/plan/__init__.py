@@ -13,32 +13,213 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from ..subclass.spec import Spec, leaf_count
-from .inputs import InputPlan as InputPlan
-from .inputs import LeafPrimal as LeafPrimal
-from .inputs import Primal as Primal
-from .inputs import SizePrimal as SizePrimal
-from .inputs import SymbolPlan as SymbolPlan
-from .inputs import gradient_of as gradient_of
-from .mutations import MutationPlan as MutationPlan
-from .outputs import ConstantOutput as ConstantOutput
-from .outputs import InputOutput as InputOutput
-from .outputs import OutputPlan as OutputPlan
-from .outputs import Replay as Replay
-from .outputs import SameOutput as SameOutput
-from .outputs import SharedLeaf as SharedLeaf
-from .outputs import SizeOutput as SizeOutput
-from .outputs import SymbolicView as SymbolicView
-from .outputs import ValueOutput as ValueOutput
-from .outputs import ViewOutput as ViewOutput
-from .side_effects import SideEffect as SideEffect
-from .values import Recipe as Recipe
+import torch
+
+from ..subclass.paths import Path
+from ..subclass.spec import RaggedSize, SizeExpr, Spec, leaf_count
+from .values import Recipe
 
 
+# ---------------------------------------------------------------------------------------------- inputs
+@dataclass(frozen=True, eq=False)
+class InputPlan:
+    """One distinct input tensor of the region.
+
+    Attributes:
+        path: where the user passes it.
+        spec: what it must look like (guarded), and how it is taken apart.
+        leaves: its dense leaves as places in the leaf table (one leaf may stand in several places).
+        is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd, and
+            does not ask.
+        position: where it stands among the flat arguments.
+        no_gradient: the region asks for its ``.grad``, and finds None.
+        of_gradient: the input is the ``.grad`` of the tensor at that position.
+        grad_dtype: of the gradients that it asks for (None: any).
+        facts: (name, answer) of what else it asks; see `capture.metadata`.
+    """
+
+    path: Path
+    spec: Spec
+    leaves: tuple[int, ...]
+    is_leaf: bool | None
+    position: int
+    no_gradient: bool = False
+    of_gradient: bool = False
+    grad_dtype: torch.dtype | None = None
+    facts: tuple[tuple[str, Any], ...] = ()
+
+    def of(self, flat: Sequence[Any]) -> torch.Tensor:
+        """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""
+        value = flat[self.position]
+        found: Any = gradient_of(value) if self.of_gradient else value
+        return found  # type: ignore[no-any-return]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Is it differentiated?"""
+        return bool(self.spec.requires_grad)  # type: ignore[union-attr]
+
+
+def gradient_of(x: Any) -> torch.Tensor | None:
+    """Its ``.grad``. (Asked of a tensor that is no leaf and keeps none, torch would warn.)"""
+    return x.grad if isinstance(x, torch.Tensor) and (x.is_leaf or x.retains_grad) else None
+
+
+@dataclass(frozen=True)
+class LeafPrimal:
+    """A graph input that is dense leaf number ``leaf``."""
+
+    leaf: int
+
+
+@dataclass(frozen=True)
+class SizePrimal:
+    """A graph input that is a number: an outer size of a wrapper that no dense leaf carries."""
+
+    size: Any
+
+
+Primal: TypeAlias = LeafPrimal | SizePrimal
+
+
+@dataclass(frozen=True)
+class SymbolPlan:
+    """Where a symbol's value comes from.
+
+    A leaf's 'size', 'stride' or 'storage_offset', an input's 'size', or its 'ragged' one (a nested int), or an 'argument': that
+    at flat position ``dim``.
+    """
+
+    symbol: Any
+    kind: str
+    leaf: int | None
+    input: int | None
+    dim: int
+
+
+# ---------------------------------------------------------------------------------------------- results
+@dataclass(frozen=True, eq=False)
+class ConstantOutput:
+    """A real tensor that the region only passed through."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class SizeOutput:
+    """Symbolic number ``index`` of the forward graph."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class InputOutput:
+    """The very object that came in at this position of the flat arguments."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class SameOutput:
+    """The very object that is result number ``result``."""
+
+    result: int
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicView:
+    """Autograd's function of a view whose sizes differ between calls; ``sizes`` in the order in which it asks for them."""
+
+    function: Callable[..., torch.Tensor]
+    sizes: tuple[Any, ...]
+
+    def at(self, env: Mapping[Any, int]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The function with the sizes of one call."""
+        sizes = [s.evaluate(env) if isinstance(s, (SizeExpr, RaggedSize)) else s for s in self.sizes]
+
+        def replay(base: torch.Tensor) -> torch.Tensor:
+            following = iter(sizes)
+            return self.function(base, symint_visitor_fn=lambda _: next(following))
+
+        return replay
+
+
+Replay: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ViewOutput:
+    """A view of an input, or of a forward value: the recorded view operations are replayed on the real base.
+
+    ``base`` counts inputs, or forward values.
+    """
+
+    base: int
+    of_input: bool
+    replay: Replay | SymbolicView
+    requires_grad: bool
+    spec: Spec
+
+
+@dataclass(frozen=True, eq=False)
+class ValueOutput:
+    """Forward value ``value``.
+
+    ``protected``: eager has a view here of what the value does not know: autograd refuses to write to it.
+    """
+
+    value: int
+    spec: Spec
+    protected: bool = False
+
+
+OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
+
+
+# ---------------------------------------------------------------------------------------------- what a call changes
+@dataclass(frozen=True, eq=False)
+class MutationPlan:
+    """The region writes to one input.
+
+    Attributes:
+        input: number of the input.
+        value: number of the forward value that holds its new contents.
+        leaves: positions (within the input) of the leaves whose data is written.
+        differentiable: autograd saw it, so that the input gets a new history.
+        moved: by how much the version counter of the input moves: 0 for a write to ``x.data``, or to an inner tensor. None: by
+            what is written, since other inputs may share it.
+        writes: how many operations write its memory: what the counter of a dense input moves by where the recorded graph runs.
+    """
+
+    input: int
+    value: int
+    leaves: tuple[int, ...]
+    differentiable: bool = False
+    moved: int | None = None
+    writes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class SideEffect:
+    """One thing that is written.
+
+    Attributes:
+        holder: what holds it; see `state.source.Holder`.
+        how: "put": ``holder[key] = value``, or the key is taken away where there is no value; "extend": values at the end of a
+            list or a deque; "fill": all that a container holds, in order.
+    """
+
+    holder: Any
+    how: str
+    keys: tuple[Any, ...]
+    values: tuple[Recipe, ...]
+
+
+# ---------------------------------------------------------------------------------------------- the plan
 @dataclass(frozen=True)
 class SavedValue:
     """One value kept for the backward.
@@ -97,7 +278,6 @@ class PlanResults:
         outputs: how each flat output is made; ``recipe``: how the result is made of them.
         detach_values: flat positions among the forward outputs that must be detached to stay distinct.
         size_outputs: how many symbolic numbers follow the leaves of the values.
-        shared: places among the leaves of the values -> the tensor of the call that such a leaf is.
         unbacked: symbols that depend on values inside tensors -> number of the size output.
     """
 
@@ -106,7 +286,6 @@ class PlanResults:
     recipe: Recipe
     detach_values: frozenset[int]
     size_outputs: int
-    shared: Mapping[int, SharedLeaf] = field(default_factory=dict)
     unbacked: tuple[tuple[Any, int], ...] = ()
 
     @property

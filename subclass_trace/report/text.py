@@ -167,7 +167,7 @@ def explain(entries: Sequence[Any], eager_calls: Mapping[str, int], fixed: Mappi
 
 
 def _entry(number: int, entry: Any) -> str:
-    plan, ambient = entry.plan, entry.guards.ambient
+    plan, ambient = entry.plan, entry.ambient
     rows = [("made for", entry.reason), ("inputs", f"{len(plan.inputs.rows)}, dense leaves: {plan.inputs.leaf_count}")]
     rows.append(("grad mode", "on" if ambient.grad else "off"))
     if ambient.autocast:

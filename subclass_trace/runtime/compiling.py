@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.fx as fx
@@ -11,16 +10,13 @@ import torch.fx as fx
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
 from ..partition.half import Half
-from ..plan import Plan
 
 
-def program_as_recorded(half: Half, plan: Plan) -> tuple[Compiled, Plan] | None:
-    """The program of a graph that writes to its inputs itself, as eager mode does, with what is left to do then; None where it
-    has to be functional."""
+def program_as_recorded(half: Half) -> Compiled | None:
+    """The program of a graph that writes to its inputs itself, as eager mode does; None where it has to be functional."""
     if torch.is_inference_mode_enabled() and any(n.target is torch.ops.aten.view.dtype for n in half.body):
         return None  # a view of another dtype is an inference tensor there: a write to it moves no version counter
-    call: Compiled = graph_code.compile_half(half, name="forward").function
-    return call, replace(plan, mutations=replace(plan.mutations, in_program=True))
+    return graph_code.compile_half(half, name="forward").function
 
 
 def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:

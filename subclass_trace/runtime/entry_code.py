@@ -25,7 +25,7 @@ from ..plan import (
     ViewOutput,
     gradient_of,
 )
-from ..state.guards import GONE
+from ..state.guards import StateGuards
 from ..state.values import MISSING
 from ..subclass.spec import spec_leaves
 from ..subclass.template import Examples
@@ -47,10 +47,10 @@ from .emit import (
 from .finish import Call, Program, watch_contexts, watched_contexts
 from .function import protected
 from .function_code import FunctionEmitter, needs_call
-from .guards import Ambient, Guards
+from .guards import Ambient
 from .rebuild import replay_view
 from .source import Source
-from .state_code import Pins, StateEmitter
+from .state_code import Pins, StateEmitter, tried
 from .value_code import ValueEmitter, emit_effects
 
 Tensor = torch.Tensor
@@ -77,43 +77,41 @@ class Entry:
 class EntryEmitter:
     """The entry of a region.
 
-    ``flat``: the flat arguments of the call that it is made for; ``examples`` makes fake values of specs, to verify template
-    constructors.
+    Args:
+        state: guards of Python state, which find the flat arguments; ``ambient``: the state of the thread.
+        alias: how inputs and leaves share memory, where that decided the trace.
+        flat: the flat arguments of the call that it is made for.
+        examples: makes fake values of specs, to verify template constructors.
     """
 
-    def __init__(self, program: Program, guards: Guards, flat: Sequence[Any], examples: Examples) -> None:
-        self.program, self.plan, self.guards, self.ambient = program, program.plan, guards, guards.ambient
-        self.examples = examples
+    def __init__(
+        self,
+        program: Program,
+        ambient: Ambient,
+        state: StateGuards,
+        alias: tuple[Any, ...] | None,
+        flat: Sequence[Any],
+        examples: Examples,
+    ) -> None:
+        self.program, self.plan, self.ambient, self.state = program, program.plan, ambient, state
+        self.alias, self.examples = alias, examples
         self.source = Source()
         self.source.bind("MISS", MISS)
         self.values: dict[str, Tensor] = {}
         self.unwrapper = Unwrapper(self.source, self.values)
-        self.pins = Pins(guards.state)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs.rows]
 
     def emit(self) -> Entry:
         """Write the entry from top to bottom."""
         s = self.source
-        s.line("def entry(args, kwargs):")
-        s.depth = 1
-        self._ambient()
-        s.line("try:")
-        s.depth = 2
-        flat, entries = StateEmitter(s, self.guards.state, self.pins).emit()
-        inputs = self._inputs(flat)
-        leaves = self._unwrap(inputs)
-        symbols = symbol_lines(self.plan, s, flat, inputs, leaves)  # of what may be another kind of argument
-        s.line("pass")
-        s.depth = 1
-        s.check(f"except ({', '.join(e.__name__ for e in GONE)}) as error", "f'something is gone ({error!r})'")
-        if symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
-            s.line("try:")
-            s.depth = 2
-        tensor_checks(self.unwrapper, self.values, symbols, self._env(symbols))
-        self._other_conditions(inputs, leaves, symbols)
-        if symbols:
-            s.depth = 1
-            s.check("except ArithmeticError as error", "f'sizes: {error}'")
+        with tried(s, "def entry(args, kwargs):"):
+            self._ambient()
+            flat, entries = StateEmitter(s, self.state, Pins(self.state)).emit()
+            inputs = self._inputs(flat)
+            leaves = self._unwrap(inputs)
+            symbols = symbol_lines(self.plan, s, flat, inputs, leaves)
+            tensor_checks(self.unwrapper, self.values, symbols, self._env(symbols))
+            self._other_conditions(inputs, leaves, symbols)
         failed = s.why("entry")
         self._deliver(self._run(flat, inputs, leaves, symbols), entries)
         return Entry(s.build("entry", "entry"), s.text(), failed)
@@ -127,38 +125,27 @@ class EntryEmitter:
             return
         s.line(f"result = {values.value(plan.results.recipe)}")
         emit_effects(values, plan.side_effects, MISSING)
-        if written := self.pins.written_by_calls(plan.side_effects):
-            s.line(f"{s.bind('pin_written', self.pins.pin_written)}({s.constant(written, 'written')})")
         s.line("return result")
 
     def _ambient(self) -> None:
         """Thread state; modes and transforms around the call lead to the slow path, which decides what to do."""
         s, a = self.source, self.ambient
-        s.bind("grad_enabled", torch_api.grad_enabled)
-        s.bind("inference", torch.is_inference_mode_enabled)
-        s.bind("any_autocast", torch_api.any_autocast)
-        s.bind("functorch", torch_api.peek_functorch)
-        s.bind("dispatch_modes", torch_api.dispatch_stack_length)
-        s.bind("function_modes", torch_api.function_stack_length)
-        s.bind("default_devices", torch_api.default_devices)
-        s.bind("forward_ad", torch_api.forward_ad)
-        s.bind("deterministic", torch_api.deterministic_algorithms)
-        s.bind("default_dtype", torch.get_default_dtype)
+        devices, autocast = s.constant(a.devices, "devices"), s.constant(a.autocast, "autocast")
         parts = [
-            f"grad_enabled() is not {a.grad}",
-            f"inference() is not {a.inference}",
-            "functorch() is not None",
-            "dispatch_modes()",
-            "function_modes()" if not a.devices else f"default_devices() != {s.constant(a.devices, 'devices')}",
-            "forward_ad._current_level >= 0",
-            f"deterministic() is not {a.deterministic}",
-            f"default_dtype() is not {s.constant(a.dtype)}",
+            f"{s.bind('grad_enabled', torch_api.grad_enabled)}() is not {a.grad}",
+            f"{s.bind('inference', torch.is_inference_mode_enabled)}() is not {a.inference}",
+            f"{s.bind('functorch', torch_api.peek_functorch)}() is not None",
+            f"{s.bind('dispatch_modes', torch_api.dispatch_stack_length)}()",
+            f"{s.bind('default_devices', torch_api.default_devices)}() != {devices}"
+            if a.devices
+            else f"{s.bind('function_modes', torch_api.function_stack_length)}()",
+            f"{s.bind('forward_ad', torch_api.forward_ad)}._current_level >= 0",
+            f"{s.bind('deterministic', torch_api.deterministic_algorithms)}() is not {a.deterministic}",
+            f"{s.bind('default_dtype', torch.get_default_dtype)}() is not {s.constant(a.dtype)}",
+            f"{s.bind('autocast_state', torch_api.autocast_state)}() != {autocast}"
+            if a.autocast
+            else f"{s.bind('any_autocast', torch_api.any_autocast)}()",
         ]
-        if a.autocast:
-            s.bind("autocast_state", torch_api.autocast_state)
-            parts.append(f"autocast_state() != {s.constant(a.autocast, 'autocast')}")
-        else:
-            parts.append("any_autocast()")
         if a.dtensor is not None:
             parts.append(
                 torch_api.other_dtensor_modes_code(s.bind("dtensor", torch_api.dtensor_dispatcher()), a.dtensor)
@@ -225,10 +212,10 @@ class EntryEmitter:
                 s.check(
                     f"if {leaves[k]}.storage_offset() != {size_code(n, symbols)}", f"'a storage_offset() is not {n}'"
                 )
-        if self.guards.alias is not None:
+        if self.alias is not None:
             specs = [leaf for row in plan.inputs.rows for leaf in spec_leaves(row.spec)]
             strided = all(leaf.layout is torch.strided for leaf in specs)
-            check = s.bind("alias_check", alias_check(self.guards.alias, strided=strided))
+            check = s.bind("alias_check", alias_check(self.alias, strided=strided))
             failed = f"if not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))"
             s.check(failed, "'the inputs share memory in another way'")
 
@@ -240,13 +227,12 @@ class EntryEmitter:
         s, plan = self.source, self.plan
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
         env = self._env(symbols)
-        state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
         if needs_call(plan):
-            s.line(f"call = {state}")
+            s.line(f"call = {s.bind('Call', Call)}([{', '.join(inputs)}], {env})")
             env = "call.env"
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.keep_versions()
-        values = self._train(inputs) if plan.trains else self._infer(symbols, env, leaves)
+        values = self._train(inputs) if plan.trains else self._infer(symbols, env)
         delivery.write(values, grad=self.ambient.grad, inference=self.ambient.inference)
         results: list[str] = []
         for o in plan.results.outputs:  # each is made once
@@ -292,7 +278,7 @@ class EntryEmitter:
         rows = [f"{self.source.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
         return f"{{{', '.join(rows)}}}"
 
-    def _infer(self, symbols: dict[Any, str], env: str, leaves: Sequence[str]) -> list[str]:
+    def _infer(self, symbols: dict[Any, str], env: str) -> list[str]:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
         s.bind("forward", self.program.forward)
@@ -304,7 +290,7 @@ class EntryEmitter:
             s.depth += 1
         s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))
         symbols = symbols | sizes_of_outputs(s, plan)
-        flat = detached_outputs(s, plan, leaves)
+        flat = detached_outputs(s, plan)
         wrapper = Wrapper(s, self.examples, symbols, env)
         values = wrapped(wrapper, plan, iter(flat))
         if guarded:

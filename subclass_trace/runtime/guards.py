@@ -1,7 +1,4 @@
-"""What a call must look like to be served by a specialization, beside the specs of its inputs; `entry_code` compares it.
-
-`Ambient` is the state of the thread that decides a trace.
-"""
+"""The state of the thread around a call: what decides a trace, which `entry_code` compares, and what has a call run eagerly."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..state.guards import StateGuards
 
 
 @dataclass(frozen=True)
@@ -71,18 +67,3 @@ def eager_reason() -> str | None:
     if torch_api.jit_tracing():
         return "torch.jit.trace records the call"
     return None
-
-
-@dataclass(frozen=True, eq=False)
-class Guards:
-    """All guards of one specialization that are not in its plan's input specs.
-
-    Attributes:
-        ambient: the state of the thread.
-        state: of Python state: where the flat arguments are found.
-        alias: how inputs and leaves share memory, where that decided the trace.
-    """
-
-    ambient: Ambient
-    state: StateGuards
-    alias: tuple[Any, ...] | None

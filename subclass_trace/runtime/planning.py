@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,16 +23,15 @@ from ..plan import (
     PlanInputs,
     PlanResults,
     Primal,
-    Recipe,
     Replay,
     SavedValue,
-    SideEffect,
     SizePrimal,
     SymbolicView,
     SymbolPlan,
     ValueOutput,
     ViewOutput,
 )
+from ..state.side_effects import Recipes
 from ..subclass.flatten import guarded_spec, leaves_of
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .sizes import freeze, to_expr
@@ -40,29 +39,28 @@ from .sizes import freeze, to_expr
 Tensor = torch.Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class FlatArguments:
-    """The flat arguments of a region, and what a call does with its flat outputs.
+def make_plan(
+    captured: Captured,
+    positions: Sequence[int | None],
+    recipes: Recipes,
+    forward: Half,
+    saved: tuple[SavedValue, ...],
+    in_program: bool = False,
+) -> Plan:
+    """The plan; sizes are expressions over the symbols that a call binds. Compiling may have added conditions on them.
 
-    Attributes:
-        positions: flat position -> number of the input; None where it is no tensor.
-        result, side_effects: how the result is made of the flat outputs, and what they are put into.
+    Args:
+        positions: flat position of an argument -> number of the input; None where it is no tensor.
+        recipes: how the result is made of the flat outputs, and what they are put into.
+        in_program: the program writes to its inputs itself.
     """
-
-    positions: tuple[int | None, ...]
-    result: Recipe
-    side_effects: tuple[SideEffect, ...] = ()
-
-
-def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tuple[SavedValue, ...]) -> Plan:
-    """The plan; sizes are expressions over the symbols that a call binds."""
     inputs, symbols = tuple(_inputs(captured)), tuple(_symbols(captured))
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
     values = tuple(map(freeze, captured.results.values))
     return Plan(
         inputs=PlanInputs(
             rows=inputs,
-            positions=flat.positions,
+            positions=tuple(positions),
             leaf_count=len(captured.inputs.leaf_primals),
             primals=tuple(_primals(captured, forward)),
             symbols=symbols,
@@ -72,14 +70,13 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
         results=PlanResults(
             values=values,
             outputs=tuple(_freeze_output(o, captured) for o in captured.results.outputs),
-            recipe=flat.result,
+            recipe=recipes.result,
             detach_values=_detach(forward, captured),
             size_outputs=captured.results.size_outputs,
-            shared=captured.results.shared,
             unbacked=captured.results.unbacked,
         ),
-        mutations=captured.mutations,
-        side_effects=flat.side_effects,
+        mutations=replace(captured.mutations, in_program=in_program),
+        side_effects=recipes.effects,
         gradients=PlanGradients(
             differentiable=captured.differentiable,
             differentiated=captured.differentiated,
@@ -101,7 +98,6 @@ def _inputs(captured: Captured) -> list[InputPlan]:
                 leaves=i.leaves,
                 is_leaf=i.is_leaf if number in written or reads.asked(number, "is_leaf") else None,
                 position=i.position,
-                is_parameter=i.is_parameter,
                 no_gradient=reads.asked(number, "gradient"),
                 of_gradient=i.gradient_of is not None,
                 grad_dtype=i.grad_dtype,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..capture.diagnostics import kept_number
+from ..errors import UnsupportedError
 from ..subclass.context import map_sizes, without_outer
 from ..subclass.spec import RaggedSize, SizeExpr, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import map_spec
@@ -36,7 +36,8 @@ def _float(number: torch.SymFloat) -> Any:
     expr = number.node.expr
     bound = expr.is_number or (expr.is_Symbol and torch_api.is_known(number))
     if not bound:
-        raise kept_number(number, None)
+        fix = "compute it outside of the region, or keep it in an inner tensor"
+        raise UnsupportedError("a wrapper keeps a number that is computed of others", got=number, fix=fix)
     return float(expr) if expr.is_number else SizeExpr(expr)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,16 +21,14 @@ from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
 from ..partition.saved import saved_table
-from ..plan import (
-    Plan,
-    ValueOutput,
-)
+from ..plan import Plan, ValueOutput
+from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count
 from .backward import Backwards, Circumstances, CompiledBackward, check_of
 from .compiling import backward_compiler, compile_half, program_as_recorded
 from .finish import Program
-from .planning import FlatArguments, conditions_of, make_plan, number_symbols
+from .planning import make_plan, number_symbols
 
 Tensor = torch.Tensor
 
@@ -59,7 +57,8 @@ class Graphs:
 
 def build_program(
     captured: Captured,
-    flat: FlatArguments,
+    positions: Sequence[int | None],
+    recipes: Recipes,
     backend: Backend,
     partitioner: Partitioner,
     keep_joint: bool = False,
@@ -67,12 +66,12 @@ def build_program(
     """Partition and compile a capture.
 
     Args:
-        flat: the flat arguments, and what a call does with the flat outputs.
+        positions, recipes: see `make_plan`.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
     """
     found = None if captured.tape is None else _first_backward(captured.tape)
     if captured.tape is None or found is None:
-        return _forward_alone(captured, flat, backend)
+        return _forward_alone(captured, positions, recipes, backend)
     guess, traced = found
     if verify.ENABLED:
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
@@ -87,11 +86,9 @@ def build_program(
         copied=_copied(captured, traced.joint),
     )
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
-    plan = make_plan(captured, flat, parts.first, saved)
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
-        verify.verify_plan(parts.forward, plan)
     _name_inputs(parts.first, captured)
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
@@ -100,7 +97,9 @@ def build_program(
     inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs]
     when = Circumstances(state=check_of(traced), dtensor=captured.session.dtensor_modes())
     first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, parts.second)
-    plan = _with_conditions(captured, plan)  # compiling may have added some
+    plan = make_plan(captured, positions, recipes, parts.first, saved)
+    if verify.ENABLED:
+        verify.verify_plan(parts.forward, plan)
     known = number_symbols(plan.inputs.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
@@ -109,30 +108,23 @@ def build_program(
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
 
 
-def _with_conditions(captured: Captured, plan: Plan) -> Plan:
-    """The plan with all conditions of now: compiling may have added some."""
-    return replace(plan, inputs=replace(plan.inputs, conditions=conditions_of(captured, plan.inputs.symbols)))
-
-
-def _forward_alone(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Program, Graphs]:
+def _forward_alone(
+    captured: Captured, positions: Sequence[int | None], recipes: Recipes, backend: Backend
+) -> tuple[Program, Graphs]:
     """Nothing is saved. Of a whole training step, a caller's backward raises what it does in eager."""
     recorded = captured.graph_as_recorded() if backend.inference is compile_eager else None
-    found = None
+    call = None
     if recorded is not None:  # it writes as the region does
-        half = Half.of_module(recorded)
-        _name_inputs(half, captured)
-        found = program_as_recorded(half, make_plan(captured, flat, half, ()))
-    if found is not None:
-        call, plan = found
-    else:
-        half = Half.of_module(captured.forward_graph())
-        _name_inputs(half, captured)
-        plan = make_plan(captured, flat, half, ())
+        half = _half(captured, recorded)
+        call = program_as_recorded(half)
+    in_program = call is not None
+    if call is None:
+        half = _half(captured, captured.forward_graph())
         call = compile_half(backend, backend.inference, half)
+    plan, backwards = make_plan(captured, positions, recipes, half, (), in_program), None
     if verify.ENABLED:
-        verify.verify_forward(half.module, in_place=found is not None)
+        verify.verify_forward(half.module, in_place=in_program)
         verify.verify_plan(half.module, plan)
-    plan, backwards = _with_conditions(captured, plan), None
     if captured.tape is not None:
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
         backwards = Backwards(captured.tape, frozenset(), *rest)
@@ -212,6 +204,12 @@ def _primal_paths(captured: Captured) -> Mapping[str, str]:
         for leaf, path in zip(row.leaves, _leaf_paths(row.spec, str(row.path)), strict=True):
             paths.setdefault(f"primals_{captured.inputs.leaf_primals[leaf] + 1}", path)
     return paths
+
+
+def _half(captured: Captured, module: fx.GraphModule) -> Half:
+    half = Half.of_module(module)
+    _name_inputs(half, captured)
+    return half
 
 
 def _name_inputs(half: Half, captured: Captured) -> None:

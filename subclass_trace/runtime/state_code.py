@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .. import torch_api
 from ..state.guards import GONE, At, Guard, Like, NoNewNames, StateGuards, alike
-from ..state.source import Arguments, Cell, Holder, Items, Mapping, Names, Variable
+from ..state.source import Arguments, Cell, Holder, Mapping, Names, Variable
 from ..state.source import Sequence as ListLike
 from ..state.source import Source as Place
-from ..state.values import ATOMS, MISSING, is_a
+from ..state.values import ATOMS, MISSING, factory_of, is_a
 from .source import Source
 
 _NO_CALL: Any = ((), {})
@@ -85,25 +85,6 @@ class Pins:
             self.versions[:] = now
         return None
 
-    def written_by_calls(self, effects: Sequence[Any]) -> list[Holder]:
-        """The dicts that a call writes where no guard compares what it writes: see `pin_written`."""
-        found: dict[Holder, bool] = {}
-        for effect in effects:
-            holder, key = effect.holder, effect.keys[:1]
-            if holder in self.guards.by_holder:
-                rows = [g for g in self.guards.by_holder[holder] if isinstance(g, At) and type(g.was) is not Like]
-                free = effect.how == "put" and effect.values and key[0] in holder.thing
-                found[holder] = bool(free and all(g.source.key != key[0] for g in rows)) and found.get(holder, True)
-        return [holder for holder, free in found.items() if free]
-
-    def pin_written(self, holders: Sequence[Holder]) -> None:
-        """After a call has written these itself: the next one need not compare what is named there."""
-        for holder in holders:
-            if (place := self._full.get(holder)) is not None:
-                self.versions[place] = torch_api.dict_version(holder.thing)
-        if not self._with_tensors.isdisjoint(holders):
-            self._fetch()
-
 
 @contextlib.contextmanager
 def tried(source: Source, head: str) -> Iterator[None]:
@@ -136,6 +117,8 @@ class StateEmitter:
         source.bind("MISSING", MISSING)
         source.bind("alike", alike)
         source.bind("Tensor", torch.Tensor)
+        source.bind("namespace", object.__getattribute__)
+        source.bind("factory_of", factory_of)
 
     def emit(self) -> tuple[list[str], list[str]]:
         """All checks, inside of a ``try``; names of the flat arguments, and of the entries."""
@@ -166,26 +149,15 @@ class StateEmitter:
         self.source.check(f"if not ({condition})", repr(why))
 
     def _fixed(self) -> None:
-        """The versions of dicts, the code of functions, the classes of objects."""
+        """The versions of dicts, and what no version tells."""
         s, pins = self.source, self.pins
         if pins.holders:
             tables, versions, empty = s.held(pins.tables), s.held(pins.versions), s.held(pins.empty)
             now = f"[*map({s.bind('version', torch_api.dict_version)}, {tables})]"
             why = f"{s.held(pins.why)}()"
             s.check(f"if (any({empty}) or {now} != {versions}) and {why} is not None", why)
-        for f, code, defaults in self.guards.functions:
-            name = s.held(f)
-            changed = f"{name}.__code__ is not {s.held(code)} or {name}.__defaults__ is not {s.held(defaults)}"
-            s.check(f"if {changed}", repr(f"the code or the defaults of {f.__qualname__} changed"))
-        space_of = s.bind("namespace", object.__getattribute__)
-        for value, kind, space in self.guards.objects:
-            name = s.held(value)
-            changed = f"type({name}) is not {s.held(kind)}"
-            changed += "" if space is None else f" or {space_of}({name}, '__dict__') is not {s.held(space)}"
-            s.check(f"if {changed}", repr(f"a {kind.__qualname__} has another class or __dict__"))
-
-        for ask, thing, known, path in self.guards.facts:
-            s.check(f"if {s.held(ask)}({s.held(thing)}) is not {s.held(known)}", repr(f"{path} changed"))
+        for expression, thing, known, path in self.guards.facts:
+            s.check(f"if {expression.format(s.held(thing))} is not {s.held(known)}", repr(f"{path} changed"))
 
     # ------------------------------------------------------------------------------------------ places
     def _name(self, holder: Holder) -> str:
@@ -196,10 +168,10 @@ class StateEmitter:
             elif isinstance(holder, Arguments):
                 self.names[holder] = "(args, kwargs)"
             else:
-                assert holder.parent is not None
-                value = self._read(Place(holder.parent, holder.parent_key))
+                assert holder.place is not None
+                value = self._read(holder.place)
                 name = self.names[holder] = self.source.name("h")
-                space = f"{self.source.bind('namespace', object.__getattribute__)}({value}, '__dict__')"
+                space = f"namespace({value}, '__dict__')"
                 self.source.line(f"{name} = {space if isinstance(holder, Names) else value}")
         return self.names[holder]
 
@@ -211,11 +183,9 @@ class StateEmitter:
             text = f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
         elif isinstance(holder, Cell) and not isinstance(holder, Variable):
             text = f"{self._name(holder)}.cell_contents"
-        elif isinstance(holder, (Mapping, ListLike, Items)):
-            base: Any = tuple if isinstance(holder, Items) else holder.base
-            plain = type(holder.thing) in (dict, list, tuple)
-            name = self._name(holder)
-            text = f"{name}[{known}]" if plain else f"{s.held(base.__getitem__)}({name}, {known})"
+        elif isinstance(holder, (Mapping, ListLike)):
+            plain, name = type(holder.thing) in (dict, list), self._name(holder)
+            text = f"{name}[{known}]" if plain else f"{s.held(holder.base.__getitem__)}({name}, {known})"
         else:
             text = f"{s.held(holder.get)}({self._name(holder)}, {known})"
         return text + "".join(f"[{k}]" for k in place.items)

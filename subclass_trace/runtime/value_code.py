@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..plan.side_effects import SideEffect
+from ..plan import SideEffect
 from ..plan.values import Again, Constant, Entry, Make, New, Output, Recipe, dict_setter, empty, make
 from .source import Source
 

@@ -26,6 +26,7 @@ import torch
 from ..torch_api.dynamo import never_compiled
 from .values import is_walked
 
+#: functions of C, and code of Python's -> what asks or changes the world
 _WORLD: dict[Any, str] = {
     function: f"{module.__name__}.{name}"
     for module in (time, random)
@@ -34,23 +35,19 @@ _WORLD: dict[Any, str] = {
 }
 _WORLD |= {os.urandom: "os.urandom", builtins.open: "open", builtins.input: "input", builtins.id: "id"}
 _WORLD |= {os.putenv: "os.putenv", os.unsetenv: "os.unsetenv", os.system: "os.system"}
-_WORLD_CODE: dict[types.CodeType, str] = {
-    random.Random.randint.__code__: "random.randint",
-    random.Random.choice.__code__: "random.choice",
-    random.Random.uniform.__code__: "random.uniform",
-    random.Random.shuffle.__code__: "random.shuffle",
-    type(os.environ).__setitem__.__code__: "os.environ[...] = ...",
+_WORLD |= {type(os.environ).__setitem__.__code__: "os.environ[...] = ...", logging.Logger._log.__code__: "logging"}
+_WORLD |= {
     type(os.environ).__delitem__.__code__: "del os.environ[...]",
+    importlib.import_module.__code__: "import_module",
 }
-#: what is judged in the user's own code alone: an installed package asks for its settings and its parts
-_ASKS_CODE: dict[types.CodeType, str] = {
-    logging.Logger._log.__code__: "logging",
-    type(os.environ).__getitem__.__code__: "os.environ",
-    importlib.import_module.__code__: "importlib.import_module",
+_WORLD |= {type(os.environ).__getitem__.__code__: "os.environ", builtins.print: "print"}
+_WORLD |= {
+    getattr(random.Random, name).__code__: f"random.{name}" for name in ("randint", "choice", "uniform", "shuffle")
 }
 _RANDOM = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng")
-_WORLD_CODE |= {inspect.unwrap(getattr(torch.random, name)).__code__: f"torch.random.{name}" for name in _RANDOM}
-_JUDGED = frozenset({*_WORLD_CODE, *_ASKS_CODE})
+_WORLD |= {inspect.unwrap(getattr(torch.random, name)).__code__: f"torch.random.{name}" for name in _RANDOM}
+#: what is judged in the user's own code alone: an installed package asks for its settings and its parts
+_OF_USERS = ("logging", "import_module", "os.environ", "print")
 #: what stands between ``torch.manual_seed`` and its caller
 _PLUMBING = (
     torch.random.__file__,
@@ -106,13 +103,14 @@ def is_users(filename: str) -> bool:
 
 def _caller(frame: types.FrameType | None) -> types.FrameType | None:
     """The nearest frame that is not the standard library's, nor plumbing of torch's."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        installed = file.startswith((_PATHS["purelib"], _PATHS["platlib"]))
-        if not file.endswith(_PLUMBING) and (installed or not file.startswith((_PATHS["stdlib"], "<frozen"))):
-            break
+    while frame is not None and _is_plumbing(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def _is_plumbing(file: str) -> bool:
+    installed = file.startswith((_PATHS["purelib"], _PATHS["platlib"]))
+    return file.endswith(_PLUMBING) or (not installed and file.startswith((_PATHS["stdlib"], "<frozen")))
 
 
 #: where a run or a traced backward begins
@@ -185,13 +183,13 @@ class Events:
                 below = is_below(code.co_filename)
                 if not below:
                     self._started(code, frame)
-                if below or (code in self.entered and code not in _JUDGED):
+                if below or (code in self.entered and code not in _WORLD):
                     self.known.add(code)
         elif event == "c_call" and code not in self.silent:
-            if self._follows(frame) or self._is_users(frame):
-                self._called(arg, getattr(arg, "__self__", None), frame)
-            else:
+            if not is_walked(frame.f_globals.get("__name__")) and not is_users(code.co_filename):
                 self.silent.add(code)
+            elif (name := _of_world(arg, getattr(arg, "__self__", None))) is not None and not _importing(frame):
+                self._judge(name, frame, frame)
 
     def _started(self, code: types.CodeType, frame: types.FrameType) -> None:
         """A Python function starts."""
@@ -200,23 +198,13 @@ class Events:
                 return
             self.entered.add(code)
             self.listener.enter(code, frame.f_globals)
-        if code in _WORLD_CODE and self._follows(_caller(frame.f_back)):
-            self.listener.world(_WORLD_CODE[code], frame)
-        elif code in _ASKS_CODE and self._is_users(_caller(frame.f_back)):
-            self.listener.world(_ASKS_CODE[code], frame)
+        if code in _WORLD:
+            self._judge(_WORLD[code], _caller(frame.f_back), frame)
 
-    def _called(self, function: Any, owner: Any, frame: types.FrameType) -> None:
-        """A C function is called by this frame."""
-        name = _of_world(function, owner)
-        if name is not None and self._follows(frame) and not _importing(frame):
+    def _judge(self, name: str, caller: types.FrameType | None, frame: types.FrameType) -> None:
+        """Code of this caller's asks or changes the world."""
+        if caller is None:
+            return
+        users = is_users(caller.f_code.co_filename)
+        if users if name in _OF_USERS else is_walked(caller.f_globals.get("__name__")):
             self.listener.world(name, frame)
-        elif function is builtins.print and self._is_users(frame):
-            self.listener.world("print", frame)
-
-    @staticmethod
-    def _follows(frame: types.FrameType | None) -> bool:
-        return frame is not None and is_walked(frame.f_globals.get("__name__"))
-
-    @staticmethod
-    def _is_users(frame: types.FrameType | None) -> bool:
-        return frame is not None and is_users(frame.f_code.co_filename)

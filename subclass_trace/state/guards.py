@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,8 +23,8 @@ from .source import Sequence as ListLike
 from .values import ATOMS, MISSING, factory_of, is_a, is_told, same, short
 from .walk import Walk
 
-#: what reading a place raises that is gone
-GONE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+#: what reading a place raises that is gone; an expression that has no value for some sizes (a division by 0) holds for none
+GONE = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 class Like:
@@ -129,7 +128,7 @@ class StateGuards:
         entries: the objects of the arguments that results hand on.
         by_holder: guards of holders that are fixed dicts: they hold for as long as the dict was not written.
         each: guards that every call compares.
-        functions, objects: with their code and defaults, their class and ``__dict__``.
+        facts: (expression of a thing, it, what that is, path): what no version of a dict tells.
         moving: holders that each call finds anew.
     """
 
@@ -155,7 +154,7 @@ class StateGuards:
         self.positional, self.keywords = len(call[0]), tuple(call[1])
         self.by_holder: dict[Holder, list[Guard]] = {}
         self.each: list[Guard] = []
-        parents = {h.parent for h in walk.holders.values()}
+        parents = {h.place.holder for h in walk.holders.values() if h.place is not None}
         #: tensors reached by name whose attributes are guarded: those of this very tensor
         self._with_attributes = {
             id(h.owner)
@@ -168,18 +167,23 @@ class StateGuards:
                 self.by_holder[holder] = guards
             else:
                 self.each += guards
-        self.functions = [(f, f.__code__, f.__defaults__) for f in walk.functions]
-        self.objects = [(o, type(o), namespace_of(o)) for o in walk.objects]
-        #: (question, thing, answer, path): what no version of a dict tells
-        self.facts: list[tuple[Callable[[Any], Any], Any, Any, str]] = [
-            (operator.attrgetter("__mro__"), cls, mro, f"the bases of {cls.__qualname__}") for cls, mro in walk.bases
+        self.facts: list[tuple[str, Any, Any, str]] = [
+            *[("{}.__code__", f, f.__code__, f"the code of {f.__qualname__}") for f in walk.functions],
+            *[("{}.__defaults__", f, f.__defaults__, f"the defaults of {f.__qualname__}") for f in walk.functions],
+            *[("type({})", o, type(o), f"the class of a {type(o).__qualname__}") for o in walk.objects],
+            *[
+                ("namespace({}, '__dict__')", o, space, f"the __dict__ of a {type(o).__qualname__}")
+                for o in walk.objects
+                if (space := namespace_of(o)) is not None
+            ],
+            *[("{}.__mro__", cls, mro, f"the bases of {cls.__qualname__}") for cls, mro in walk.bases],
         ]
         for path, f, calls in walk.caches:  # one that was filled less by now was cleared
             if (info := f.cache_info())[:2] != calls:
-                self.facts.append((functools.partial(_was_never_cleared, [info.misses]), f, True, path))
+                self.facts.append(("{}()", functools.partial(_was_never_cleared, f, [info.misses]), True, path))
         for holder in self.by_holder:
             if is_a(holder.thing, defaultdict):
-                self.facts.append((factory_of, holder.thing, factory_of(holder.thing), holder.path))
+                self.facts.append(("factory_of({})", holder.thing, factory_of(holder.thing), holder.path))
         self.aliases = list(walk.aliases)
         self.moving = [h for h in walk.holders.values() if not h.fixed]
         places: dict[int, dict[Source, None]] = {}
@@ -222,7 +226,7 @@ class StateGuards:
         return value if constant else Like(type(value))
 
 
-def _was_never_cleared(misses: list[int], cached: Any) -> bool:
+def _was_never_cleared(cached: Any, misses: list[int]) -> bool:
     if misses and cached.cache_info().misses < misses[0]:
         misses.clear()
     return bool(misses)

@@ -11,7 +11,7 @@ import contextlib
 import operator
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from .guards import StateGuards
 from .kinds import check_cache
 from .side_effects import Recipes, Snapshot, side_effects
 from .source import Call, Source
-from .types import TypesAsEager
+from .types import exchange
 from .values import is_a
 from .walk import Functions, Walk
 
@@ -34,7 +34,8 @@ class StateRun:
 
     Args:
         function: what runs, with the positional and keyword arguments of ``call``.
-        make: makes stand-ins (`frontends.specialization`): ``tensors(rows)``, ``number(source, value)`` (None: a constant).
+        make: makes stand-ins (`frontends.specialization`), once for each tensor:
+            ``tensors(rows)``, ``number(source, value)`` (None: a constant).
         follows: some functions of this package read no Python state (``has_no_state``), and none is looked for.
         warns: what only writes (``print``) happens while tracing, with a warning; else it is refused.
     """
@@ -48,7 +49,7 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events | None = None
-        self.types = TypesAsEager()
+        self._exchanged: list[dict[str, Any]] = []  # globals with another ``type``, see `types`
         self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
         self.symbols: dict[Source, Any] = {}
@@ -61,7 +62,8 @@ class StateRun:
         try:
             self.walk.enter(code, space)
             self.stand_in()
-            self.types.enter(code, space)
+            if exchange(code, space):
+                self._exchanged.append(space)
             if {"sys", "modules"} <= set(code.co_names) and is_users(code.co_filename):
                 raise SideEffectError(
                     "the region looks into sys.modules", path=_line(code, code.co_firstlineno), fix="import the module"
@@ -108,7 +110,8 @@ class StateRun:
         self._live = False
         if self.events is not None:
             self.events.close()
-        self.types.restore()
+        while self._exchanged:
+            self._exchanged.pop().pop("type", None)
 
     def check_generator(self, generator: torch.Generator) -> None:
         """The region draws from this explicit generator.
@@ -152,9 +155,11 @@ class StateRun:
         self.snapshot.stand_in(places, self.replaced)
         self.snapshot.stand_in_keys(self.stand_ins)
 
-    def _stand_in_for(self, found: Iterable[tuple[Source, torch.Tensor]]) -> None:
-        new = {id(t): (source, t) for source, t in reversed(list(found)) if id(t) not in self.stand_ins}
-        rows = [row for row in found if id(row[1]) in new and new[id(row[1])][0] == row[0]]
+    def _stand_in_for(self, found: Sequence[tuple[Source, torch.Tensor]]) -> None:
+        first: dict[int, tuple[Source, torch.Tensor]] = {}
+        for row in found:
+            first.setdefault(id(row[1]), row)
+        rows = [row for key, row in first.items() if key not in self.stand_ins]
         for (source, real), traced in zip(rows, self.make.tensors(rows), strict=True):
             self.stand_ins[id(real)] = traced
             self.reals[id(traced)] = source, real

@@ -16,7 +16,7 @@ import torch
 
 from .. import torch_api
 from ..errors import SideEffectError
-from ..plan.side_effects import SideEffect
+from ..plan import SideEffect
 from ..plan.values import Again, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
 from .source import Holder, Mapping, Names, OfClass, Source
@@ -204,8 +204,8 @@ class Recipes:
     def _from_entry(self, value: Any, holder: Holder) -> Recipe:
         number = self._entry.setdefault(id(value), len(self.entries))
         if number == len(self.entries):
-            assert holder.parent is not None
-            self.entries.append(Source(holder.parent, holder.parent_key))
+            assert holder.place is not None
+            self.entries.append(holder.place)
         return Entry(number)
 
     def _is_constant(self, value: Any) -> bool:

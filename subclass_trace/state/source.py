@@ -35,7 +35,7 @@ class Holder:
     Attributes:
         thing: what it is; of one inside of the arguments: in the call that is traced.
         path: for people.
-        parent, parent_key: where each call finds it; ``fixed`` where that is None.
+        place: where each call finds it; ``fixed`` where that is None.
         before: the table as it was when the walk came to it.
         guarded: the keys whose values are guarded; None where one comparison holds for all.
         live: what the trace sees in its place; of the attributes of a tensor those of its stand-in, else the thing.
@@ -46,9 +46,8 @@ class Holder:
     shallow = False
     owner: Any = None
 
-    def __init__(self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None) -> None:
-        self.thing, self.path, self.parent, self.parent_key = thing, path, parent, parent_key
-        self.fixed = parent is None
+    def __init__(self, thing: Any, path: str, place: Source | None = None) -> None:
+        self.thing, self.path, self.place, self.fixed = thing, path, place, place is None
         self.live: Any = thing
         self.left_out: frozenset[Any] = frozenset()
         self.before: dict[Any, Any] = {}
@@ -67,9 +66,7 @@ class Holder:
 
     def now(self, call: Call) -> Any:
         """The thing in a given call."""
-        if self.parent is None:
-            return self.thing
-        return self.find(self.parent.get(self.parent.now(call), self.parent_key))
+        return self.thing if self.place is None else self.find(self.place.read(call))
 
     def table(self, thing: Any) -> dict[Any, Any]:
         """All that it holds."""
@@ -85,10 +82,12 @@ class Holder:
 
     def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
         """Make it hold exactly this, in this order."""
-        for key in self.table(thing).keys() - table.keys():
+        now = self.table(thing)
+        for key in now.keys() - table.keys():
             self.put(thing, key, MISSING)
         for key, value in table.items():
-            self.put(thing, key, value)
+            if now.get(key, MISSING) is not value:
+                self.put(thing, key, value)
 
 
 class Arguments(Holder):
@@ -111,19 +110,11 @@ class Arguments(Holder):
         return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
 
 
-class Items(Holder):
-    """The items of a tuple: read, never written."""
-
-    def table(self, thing: Any) -> dict[Any, Any]:
-        """All items."""
-        return dict(enumerate(thing))
-
-
 class Mapping(Holder):
     """A dict of the user's, whatever its subclass: its contents in order."""
 
-    def __init__(self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None) -> None:
-        super().__init__(thing, path, parent, parent_key)
+    def __init__(self, thing: Any, path: str, place: Source | None = None) -> None:
+        super().__init__(thing, path, place)
         # The methods of dict leave the list of keys of an OrderedDict behind, and do not see its order.
         self.base: Any = collections.OrderedDict if is_a(thing, collections.OrderedDict) else dict
 
@@ -163,10 +154,8 @@ class Names(Mapping):
             return dict(thing)
         return {key: value for key, value in thing.items() if key not in self.left_out}
 
-    def __init__(
-        self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None, owner: Any = None
-    ) -> None:
-        super().__init__(thing, path, parent, parent_key)
+    def __init__(self, thing: Any, path: str, place: Source | None = None, owner: Any = None) -> None:
+        super().__init__(thing, path, place)
         self.owner = owner
         self.opened = False
 
@@ -193,20 +182,14 @@ class OfClass(Names):
         elif key in thing:
             type.__delattr__(self.owner, key)
 
-    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
-        """Only what differs is written."""
-        for key in [key for key in thing if key not in table]:
-            self.put(thing, key, MISSING)
-        for key, value in table.items():
-            if thing.get(key, MISSING) is not value:
-                self.put(thing, key, value)
+    fill = Holder.fill  # only what differs is written
 
 
 class Sequence(Holder):
     """A list or a deque."""
 
-    def __init__(self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None) -> None:
-        super().__init__(thing, path, parent, parent_key)
+    def __init__(self, thing: Any, path: str, place: Source | None = None) -> None:
+        super().__init__(thing, path, place)
         self.base: Any = list if is_a(thing, list) else collections.deque
 
     def table(self, thing: Any) -> dict[Any, Any]:

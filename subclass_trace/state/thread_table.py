@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import ItemsView, ValuesView
+from collections.abc import Callable
 from typing import Any
 
 
@@ -15,6 +15,16 @@ def _thread() -> int:
 _thread._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _seen(name: str) -> Callable[..., Any]:
+    """A method of dict, of the table that the running thread sees."""
+    method = getattr(dict, name)
+
+    def of_thread(self: Any, *args: Any) -> Any:
+        return method(self if _thread() == self._thread else self._others, *args)
+
+    return of_thread
+
+
 class ThreadTable(dict[str, Any]):
     """Stands in place of the dict ``others``, with the same keys. Methods of dict itself see what the tracing thread sees."""
 
@@ -24,36 +34,9 @@ class ThreadTable(dict[str, Any]):
         super().__init__(others)
         self._others, self._thread = others, _thread()
 
-    def _seen(self) -> dict[str, Any]:
-        return self if _thread() == self._thread else self._others
-
-    def __getitem__(self, key: str) -> Any:
-        return dict.__getitem__(self._seen(), key)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        dict.__setitem__(self._seen(), key, value)
-
-    def __delitem__(self, key: str) -> None:
-        dict.__delitem__(self._seen(), key)
-
-    def __contains__(self, key: object) -> bool:
-        return dict.__contains__(self._seen(), key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """As of dict."""
-        return dict.get(self._seen(), key, default)
-
-    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        """As of dict."""
-        return dict.items(self._seen())
-
-    def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """As of dict."""
-        return dict.values(self._seen())
-
-    def copy(self) -> dict[str, Any]:
-        """As of dict."""
-        return dict(self.items())
+    __getitem__, __setitem__, __delitem__ = _seen("__getitem__"), _seen("__setitem__"), _seen("__delitem__")
+    __contains__, get, items = _seen("__contains__"), _seen("get"), _seen("items")
+    values, copy = _seen("values"), _seen("copy")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (self.copy(),)

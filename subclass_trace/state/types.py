@@ -1,12 +1,11 @@
 """``type(x)`` of a dense traced tensor is what the caller has, ``torch.Tensor`` or ``nn.Parameter``; of a symbol, ``int``.
 
-No class can answer for ``type``, so in the globals of entered code that names it stands another one, which answers otherwise
-in the thread that traces, until the function has returned.
+No class can answer for ``type``, so in the globals of entered code that names it stands another one until the function has
+returned: it answers otherwise of traced tensors alone, which other threads do not have.
 """
 
 from __future__ import annotations
 
-import threading
 import types
 from typing import Any
 
@@ -16,15 +15,6 @@ from .. import torch_api
 from .values import is_walked
 
 
-class _Active(threading.local):
-    """How many traces are running in this thread."""
-
-    count = 0
-
-
-_active = _Active()
-
-
 class _TypeOfTypes(type):
     """The class of what stands for ``type``, and does what ``type`` does."""
 
@@ -32,7 +22,7 @@ class _TypeOfTypes(type):
         if cls is not _TYPE:  # a metaclass that was made of it
             return super().__call__(*args, **kwargs)
         found = type(*args, **kwargs)
-        if _active.count and len(args) == 1:
+        if len(args) == 1:
             if found in torch_api.FAKE_TYPES:
                 return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else torch.Tensor
             found = torch_api.PYTHON_CLASSES.get(found, found)
@@ -49,22 +39,9 @@ _TYPE: Any = None
 _TYPE = _TypeOfTypes("type", (type,), {})
 
 
-class TypesAsEager:
-    """The exchange of ``type`` for one run."""
-
-    def __init__(self) -> None:
-        self._tables: list[dict[str, Any]] = []
-
-    def enter(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Code runs for the first time."""
-        if "type" in code.co_names and "type" not in space and is_walked(space.get("__name__")):
-            _active.count += not self._tables
-            self._tables.append(space)
-            space["type"] = _TYPE
-
-    def restore(self) -> None:
-        """The run is over."""
-        _active.count -= bool(self._tables)
-        for space in self._tables:
-            space.pop("type", None)
-        self._tables = []
+def exchange(code: types.CodeType, space: dict[str, Any]) -> bool:
+    """Code runs for the first time: is ``type`` exchanged in its globals for it?"""
+    if "type" not in code.co_names or "type" in space or not is_walked(space.get("__name__")):
+        return False
+    space["type"] = _TYPE
+    return True

@@ -49,7 +49,6 @@ from .source import (
     Bag,
     Cell,
     Holder,
-    Items,
     Mapping,
     Names,
     OfClass,
@@ -218,13 +217,11 @@ class Walk:
             self._places(Cell, cell, name)
 
     # ------------------------------------------------------------------------------------------ namespaces
-    def _namespace(
-        self, thing: dict[str, Any], path: str, parent: Holder | None = None, key: Any = None, owner: Any = None
-    ) -> Names:
+    def _namespace(self, thing: dict[str, Any], path: str, place: Source | None = None, owner: Any = None) -> Names:
         known = self.holders.get(id(thing))
         if isinstance(known, Names):
             return known
-        holder = OfClass(owner, path) if is_a(owner, type) else Names(thing, path, parent, key, owner)
+        holder = OfClass(owner, path) if is_a(owner, type) else Names(thing, path, place, owner)
         self._keep(holder, None if known is None else known.before)  # a dict that was met as a value is one too
         return holder
 
@@ -283,20 +280,12 @@ class Walk:
         if held is None or id(held) in self.holders:
             return None
         named = source.holder.fixed and not source.items and not is_a(source.holder.owner, torch.Tensor)
-        parent, key = (None, None) if named else self._within(source)
-        holder = Names(held, source.path, parent, key, tensor)
+        holder = Names(held, source.path, None if named else source, tensor)
         holder.live, holder.left_out = vars(stand_in), set_by_class(stand_in)
         self._keep(holder)
         self._opened(holder)
         self.drain()
         return holder
-
-    def _within(self, source: Source) -> tuple[Holder, Any]:
-        """Parent and key of what stands at a source that each call reads anew."""
-        holder, key = source.holder, source.key
-        for item in source.items:
-            holder, key = Items(holder.get(holder.thing, key), holder.text(key), holder, key), item
-        return holder, key
 
     # ------------------------------------------------------------------------------------------ values
     def _keep(self, holder: Holder, before: dict[Any, Any] | None = None) -> None:
@@ -315,11 +304,11 @@ class Walk:
                 fix="compile a smaller function, or pass what it needs as arguments",
             )
 
-    def _places(self, kind: type[Holder], thing: Any, path: str, parent: Holder | None = None, key: Any = None) -> None:
+    def _places(self, kind: type[Holder], thing: Any, path: str, place: Source | None = None) -> None:
         """A holder, all of which are sources; unless the walk has been there."""
         if id(thing) in self.holders:
             return
-        holder = kind(thing, path, parent, key)
+        holder = kind(thing, path, place)
         self._keep(holder)
         rows = holder.before
         if kind in (Sequence, Bag) and len(rows) > _LONG and ATOMS.issuperset(map(type, rows.values())):
@@ -337,12 +326,10 @@ class Walk:
         if holder.guarded is not None:
             holder.guarded[key] = None
         self._counted(1)
-        self.value(value, holder.text(key), None if holder.fixed else holder, key, Source(holder, key))
+        self.value(value, holder.text(key), Source(holder, key))
 
-    def value(
-        self, value: Any, path: str, parent: Holder | None = None, key: Any = None, source: Source | None = None
-    ) -> None:
-        """Walk on from a value; ``parent`` and ``key``: where each call finds it, if it is inside of the arguments."""
+    def value(self, value: Any, path: str, source: Source | None = None) -> None:
+        """Walk on from a value; ``source``: where each call finds it."""
         kind = type(value)
         if kind in ATOMS:
             if kind in (int, float) and source:
@@ -353,9 +340,9 @@ class Walk:
         if is_a(value, torch.Tensor):
             self._tensor(value, source)
         elif kind is frozenset or is_a(value, tuple):
-            self._items(value, path, parent, key, source)
-        elif self._is_new(value, path, parent, source):
-            self._mutable(value, path, parent, key)
+            self._items(value, path, source)
+        elif self._is_new(value, path, source):
+            self._mutable(value, path, None if source is None or source.holder.fixed else source)
 
     def _tensor(self, value: torch.Tensor, source: Source | None) -> None:
         if source:
@@ -367,27 +354,25 @@ class Walk:
                 self._join("__torch_function__")  # which it may come to have
                 self._class(type(value))
 
-    def _items(self, value: Any, path: str, parent: Holder | None, key: Any, source: Source | None) -> None:
-        if parent is not None:
-            parent, key = Items(value, path, parent, key), None
+    def _items(self, value: Any, path: str, source: Source | None) -> None:
         for k, item in enumerate(value):
             if type(item) in ATOMS and type(item) not in (int, float):
                 continue
             inside = source and Source(source.holder, source.key, (*source.items, k))
-            self.value(item, f"{path}[{k}]", parent, k, inside)
+            self.value(item, f"{path}[{k}]", inside)
 
-    def _is_new(self, value: Any, path: str, parent: Holder | None, source: Source | None) -> bool:
+    def _is_new(self, value: Any, path: str, source: Source | None) -> bool:
         self.paths[id(value)].add(path)
         if id(value) not in self.known:
             self.known[id(value)] = source
             self._alive.append(value)
             return True
         first = self.known[id(value)]
-        if source is not None and first is not None and (parent is not None or not first.holder.fixed):
+        if source is not None and first is not None and not (source.holder.fixed and first.holder.fixed):
             self.aliases.append((first, source))
         return False
 
-    def _mutable(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
+    def _mutable(self, value: Any, path: str, place: Source | None) -> None:
         kind = type(value)
         if kind is torch.Generator:
             self.generators.append(value)
@@ -397,7 +382,7 @@ class Walk:
         for base, holding in ((dict, Mapping), ((list, collections.deque), Sequence), (set, Bag)):
             if is_a(value, base):
                 self._class(kind)
-                self._places(holding, value, path, parent, key)
+                self._places(holding, value, path, place)
         if is_a(value, types.ModuleType) and kind.__module__.startswith("torch."):
             return  # torch.ops, which grows as it is asked, and torch's own settings
         if is_a(value, types.ModuleType):
@@ -420,9 +405,9 @@ class Walk:
         elif kind in (types.CellType, contextvars.ContextVar):
             self._places(Cell if kind is types.CellType else Variable, value, path)
         elif kind not in CONTAINERS and not is_a(value, random.Random) and not is_kept_by_torch(kind):
-            self._instance(value, path, parent, key)
+            self._instance(value, path, place)
 
-    def _instance(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
+    def _instance(self, value: Any, path: str, place: Source | None) -> None:
         kind = type(value)
         space = namespace_of(value)
         if (
@@ -434,8 +419,8 @@ class Walk:
                 self.value(space["__wrapped__"], path)
             return
         if space is not None:
-            self._opened(self._namespace(space, path, parent, key, owner=value))
-        if parent is None and (is_walked(kind.__module__) or is_a(value, torch.nn.Module)):
+            self._opened(self._namespace(space, path, place, owner=value))
+        if place is None and (is_walked(kind.__module__) or is_a(value, torch.nn.Module)):
             self.objects.append(value)
         self._class(kind)
         if kind in (operator.attrgetter, operator.methodcaller):  # names that no code has

@@ -12,6 +12,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, disable_autocast_cache
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 from torch.utils._thunk import Thunk
 
 from .fakes import quiet_fake_errors

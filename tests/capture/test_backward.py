@@ -31,11 +31,7 @@ def close(a, b) -> None:
         torch.testing.assert_close(x, y)
 
 
-MAKE = {
-    "dense": lambda: torch.rand(3, 4),
-    "two": lambda: two(3, 4),
-    "nested": lambda: TwoTensor(two(3, 4), two(3, 4, k=1)),
-}
+DENSE = lambda: torch.rand(3, 4)
 
 
 def both(f, make, use, **options):
@@ -80,7 +76,7 @@ def test_hook_inside_the_region() -> None:
         y.register_hook(lambda g: g * 5)
         return y * 3
 
-    both(f, MAKE["dense"], lambda call, x: [call(x).sum().backward(), x.grad][1:])
+    both(f, DENSE, lambda call, x: [call(x).sum().backward(), x.grad][1:])
 
 
 def test_a_hook_that_changes_the_type_of_the_tangent() -> None:
@@ -89,7 +85,7 @@ def test_a_hook_that_changes_the_type_of_the_tangent() -> None:
         out.register_hook(lambda g: TwoTensor(g, g * 2))
         return torch.autograd.grad(out, x, torch.ones(3, 4))
 
-    both(lambda x: x * 2, MAKE["dense"], use)
+    both(lambda x: x * 2, DENSE, use)
 
 
 def test_retain_grad_of_an_output() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 
 import pytest
 import torch
@@ -185,35 +184,6 @@ def test_a_leaf_that_requires_grad_inside_a_wrapper() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- data-dependent code
-def _if(x):
-    if x.sum() > 0:
-        return x + 1
-    return x - 1
-
-
-def _while(x):
-    while x.sum() < 100:
-        x = x * 2
-    return x
-
-
-@pytest.mark.parametrize(
-    "f",
-    [
-        _if,
-        _while,
-        lambda x: x * 2 if int(x.sum()) > 3 else x,
-        lambda x: [1, 2, 3][x.sum().long()],
-        lambda x: range(x.long()[0]),
-    ],
-)
-def test_data_dependent_python(f) -> None:
-    error = refused(traced(f), torch.ones(3))
-    assert type(error) is st.DataDependentError
-    complete(error)
-    assert re.search(r"test_errors\.py:\d+$", str(error.path))
-
-
 def test_nothing_is_written_when_the_refusal_comes_after_a_mutation() -> None:
     def f(x):
         x.add_(1)

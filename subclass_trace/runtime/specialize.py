@@ -74,7 +74,7 @@ def build_program(
         return _forward_alone(captured, positions, recipes, backend)
     guess, traced = found
     if verify.ENABLED:
-        verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
+        verify.verify_joint(traced.joint, traced.num_forward)
     ours = isinstance(partitioner, MinCut)
     kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
     parts = partition(
@@ -88,7 +88,7 @@ def build_program(
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
-        verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
+        verify.verify_partition(parts, visible, traced.tangents, _written(captured))
     _name_inputs(parts.first, captured)
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
@@ -123,8 +123,7 @@ def _forward_alone(
         call = compile_half(backend, backend.inference, half)
     plan, backwards = make_plan(captured, positions, recipes, half, (), in_program), None
     if verify.ENABLED:
-        verify.verify_forward(half.module, in_place=in_program)
-        verify.verify_plan(half.module, plan)
+        verify.verify_plan(half.module, plan, in_place=in_program)
     if captured.tape is not None:
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
         backwards = Backwards(captured.tape, frozenset(), *rest)

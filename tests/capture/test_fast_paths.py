@@ -53,12 +53,6 @@ def test_padding_that_eager_leaves_out(checks: bool) -> None:
         torch.testing.assert_close(region(x, src_key_padding_mask=MASK), encoder(x, src_key_padding_mask=MASK))
 
 
-def test_others_are_told_that_it_is_traced() -> None:
-    region = st.compile(lambda x: x * (2 if torch.compiler.is_compiling() else 3))
-    assert region(torch.ones(2)).tolist() == [2.0, 2.0]
-    assert not torch.compiler.is_compiling()
-
-
 def test_dynamo_is_as_it_was_after_a_branch_was_traced() -> None:
     """It looks up once in a process which functions say whether it is compiling."""
     tables = importlib.import_module("torch._dynamo.variables.torch")

@@ -231,7 +231,8 @@ def _branches_on_a_comparison(x: Tensor) -> Any:
         lambda x: x * 2 if x[0].item() != x[0].item() else x,
         lambda x: [10, 20, 30][int(x[0])],
         lambda x: sorted(x.tolist()),
-        lambda x: list(range(int(x[0]))),
+        lambda x: range(x.long()[0]),
+        lambda x: [1, 2, 3][x.sum().long()],
         lambda x: max(x[0].item(), 1),
     ],
 )
@@ -240,6 +241,7 @@ def test_what_needs_the_number_at_once_is_refused_with_its_line(f: Callable[[Ten
         st.compile(f)(torch.tensor([1.0, 2.0]))
     assert "test_numbers_in_tensors.py" in str(caught.value.path)
     assert "zuf" not in str(caught.value) and "u0" not in str(caught.value)
+    assert caught.value.expected and caught.value.got and caught.value.fix
 
 
 def test_a_composite_operation_that_reads_numbers_in_the_code_of_a_class() -> None:

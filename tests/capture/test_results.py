@@ -30,29 +30,6 @@ def test_numbers_of_another_type_are_other_operations():
     assert [t.dtype for t in got] == [torch.int64, torch.float32, torch.int64]
 
 
-def in_double(compute, *args):
-    torch.set_default_dtype(torch.float64)
-    try:
-        return compute(*args)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_a_default_dtype_set_in_the_region():
-    with pytest.warns(UserWarning, match="runs eagerly: the region runs operations under a default dtype"):
-        out = st.compile(lambda x: in_double(torch.ones, 3) * x, backend="eager")(torch.ones(3))
-    assert out.dtype is torch.float64
-
-
-def test_conjugated_and_negated_arguments_go_to_the_mode():
-    def f(z):
-        return z.exp(), z.conj().exp(), z.exp(), z.conj().imag.exp(), z.imag.exp()
-
-    z = torch.randn(3, dtype=torch.complex64)
-    for a, b in zip(f(z), st.compile(f, backend="eager")(z), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 @pytest.mark.parametrize("stride", [(3, 1), (7, 1), (1, 1), (2, 2)])
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1), (1, 1, 3), (3,)])
 def test_views_have_the_strides_of_eager(shape, stride):

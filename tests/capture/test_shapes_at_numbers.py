@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import subclass_trace as st
 from subclass_trace.zoo import TwoTensor
@@ -17,6 +18,11 @@ SHAPES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "reshape": lambda x, k: x.reshape(-1, k) * 2,
     "unflatten, all given": lambda x, k: torch.unflatten(x, -2, (2, k)) * 2,
     "unflatten, by name": lambda x, k: x.unflatten(dim=1, sizes=[3, k]),
+    "pieces": lambda x, k: x.split([k, 4 - k])[1],
+    "pad": lambda x, k: F.pad(x, (k, 1)),
+    "interpolate": lambda x, k: F.interpolate(x.sum(0).view(1, 1, 3), size=(k * k + 1,)),
+    "zeros": lambda x, k: torch.zeros(k, 3) + x.sum(0),
+    "new": lambda x, k: x.new_ones((k, 2)) * 2,
 }
 
 

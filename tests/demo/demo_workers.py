@@ -13,11 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def raises(job: Any, progress: Any) -> Any:
-    raise ValueError("this worker is broken")
-
-
-def raises_in_many_lines(job: Any, progress: Any) -> Any:
-    raise ValueError("\n".join(f"line {k}" for k in range(5000)))
+    raise ValueError("\n".join(["this worker is broken", *(f"line {k}" for k in range(5000))]))
 
 
 def exits(job: Any, progress: Any) -> Any:

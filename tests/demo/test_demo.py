@@ -54,14 +54,7 @@ def test_a_worker_that_raises(monkeypatch, capsys) -> None:
     code, out = run_main(monkeypatch, capsys, demo_workers.raises)
     assert code == 1
     assert "demo failed: WorkerError" in out and "worker 0 failed" in out
-    assert "ValueError: this worker is broken" in out
-
-
-@pytest.mark.slow
-def test_a_message_of_many_lines_is_cut(monkeypatch, capsys) -> None:
-    code, out = run_main(monkeypatch, capsys, demo_workers.raises_in_many_lines)
-    assert code == 1
-    assert "ValueError: line 0" in out and "line 4999" in out
+    assert "ValueError: this worker is broken" in out and "line 4999" in out  # the end of a long message
     assert len(out.splitlines()) < 60
 
 

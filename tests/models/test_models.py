@@ -82,17 +82,6 @@ def cases() -> list[Any]:
     return rows
 
 
-def test_what_the_matrix_covers() -> None:
-    """With inductor: all models and kinds, and for each of these all attentions with all front ends."""
-    found = {case[:4] for case in matrix() if case[4] == "inductor"}
-    by_model = {(m, a, f) for m, a, _, f in found}
-    by_kind = {(k, a, f) for _, a, k, f in found}
-    assert {(m, k) for m, _, k, _ in found} == set(itertools.product(tiny.BUILD, weights.CONVERT))
-    assert by_model == set(itertools.product(tiny.BUILD, ATTENTION, FRONT_ENDS))
-    assert by_kind == set(itertools.product(weights.CONVERT, ATTENTION, FRONT_ENDS))
-    assert set(matrix()) > SAMPLE
-
-
 def build(name: str, attention: str, kind: str, layers: int) -> torch.nn.Module:
     if kind in weights.TORCHAO:
         pytest.importorskip("torchao", reason="torchao is not installed: pip install 'subclass_trace[torchao]'")

@@ -25,38 +25,6 @@ def chain(x):
     return x
 
 
-def saved_by_autograd(call) -> list[torch.Tensor]:
-    """All tensors that autograd saves while ``call`` runs."""
-    packed = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
-        call()
-    return packed
-
-
-# ---------------------------------------------------------------------------------------------- which partitioner
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"partitioner": "default"}, {"activation_memory_budget": 0.0}, {"activation_memory_budget": 0.5}],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "make", [lambda: torch.randn(8, 8, requires_grad=True), lambda: two(8, 8)], ids=["dense", "wrapper"]
-)
-def test_gradients_do_not_depend_on_the_partitioner(options, make) -> None:
-    f = lambda x: (chain(x) @ chain(x)).relu()
-    x = make()
-    outs, grads = [], []
-    for call in (f, st.compile(f, **options)):
-        x.grad = None
-        out = call(x)
-        out.backward(torch.ones_like(out).detach())
-        outs.append(out.detach())
-        grads.append(x.grad)
-    for a, b in (outs, grads):
-        assert type(a) is type(b)
-        torch.testing.assert_close(*((a.b, b.b) if type(a) is TwoTensor else (a, b)))
-
-
 def test_a_callable_partitioner_is_called_with_the_dense_joint() -> None:
     from functorch.compile import default_partition
 
@@ -78,15 +46,6 @@ def test_a_callable_partitioner_is_called_with_the_dense_joint() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- what is saved
-@pytest.mark.parametrize("partitioner", ["min_cut", "default"])
-def test_saved_activations_are_dense(partitioner: str) -> None:
-    region = st.compile(lambda x, w: (x @ w).exp().relu(), partitioner=partitioner)
-    x, w = two(4, 4), TwoTensor(two(4, 4).detach(), two(4, 4).detach()).a.requires_grad_()
-    packed = saved_by_autograd(lambda: region(x, w))
-    activations = [t for t in packed if t is not x and t is not w]
-    assert activations and all(type(t) in DENSE for t in activations)
-
-
 def test_the_table_of_saved_activations() -> None:
     def f(x, w):
         h = x @ w

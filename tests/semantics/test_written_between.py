@@ -92,13 +92,15 @@ def test_inputs_that_values_are_computed_of_again(name: str) -> None:
 def test_a_result_that_nobody_holds_is_not_kept_alive() -> None:
     import weakref
 
-    x = TwoTensor(numbers(0), numbers(1)).requires_grad_()
-    y = st.compile(torch.sqrt)(x)
-    alive, loss = weakref.ref(y), (y * 1).sum()
-    del y
-    assert alive() is None
-    loss.backward()
-    assert torch.allclose(x.grad.a, 0.5 / x.a.detach().sqrt())
+    region = st.compile(torch.sqrt)
+    for _ in range(2):
+        x = TwoTensor(numbers(0), numbers(1)).requires_grad_()
+        y = region(x)
+        alive, loss = weakref.ref(y), (y * 1).sum()
+        del y
+        assert alive() is None
+        loss.backward()
+        assert torch.allclose(x.grad.a, 0.5 / x.a.detach().sqrt())
 
 
 @pytest.mark.parametrize("wrap", [None, lambda t: TwoTensor(t, t + 1)], ids=["dense", "wrapper"])
@@ -113,3 +115,24 @@ def test_a_second_backward_after_the_error(wrap: Any) -> None:
         for _ in range(2):
             with pytest.raises(RuntimeError, match="modified by an inplace operation|a second time"):
                 torch.autograd.grad([first.sum(), second.sum()], x)
+
+
+def test_an_inner_tensor_that_is_written() -> None:
+    region = st.compile(lambda x, y: (x * y).sin() * y)
+    for _ in range(3):
+        x, y = (TwoTensor(numbers(k), numbers(k + 1)).requires_grad_() for k in range(2))
+        out = region(x, y).sum()
+        with torch.no_grad():
+            y.a.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.backward()
+
+
+def test_a_wrapper_that_was_written_after_the_forward_is_named() -> None:
+    w, x = numbers(0).requires_grad_(), TwoTensor(numbers(1), numbers(2))
+    y = st.compile(lambda x, w: x * w)(x, w)
+    x.mul_(2)
+    with pytest.raises(
+        RuntimeError, match=r"a float32 TwoTensor of shape \[3, 3\] whose inner tensor the backward reads"
+    ):
+        y.sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))

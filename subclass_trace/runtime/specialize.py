@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api, verify
-from ..backends import Backend
-from ..backends.eager import compile_eager
+from ..backends import Backend, Compiled, Compiler, compile_with
+from ..backends.eager import compile_eager, graph_code
 from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import output_args
@@ -26,7 +26,6 @@ from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count, leaf_paths
 from .backward import Backwards, Circumstances, CompiledBackward, check_of
-from .compiling import backward_compiler, compile_half, program_as_recorded
 from .finish import Program
 from .planning import make_plan, number_symbols
 
@@ -172,6 +171,27 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     return torch_api.graph_module(module, graph)
+
+
+# ---------------------------------------------------------------------------------------------- programs
+def program_as_recorded(half: Half) -> Compiled | None:
+    """The program of a graph that writes to its inputs itself, as eager mode does; None where it has to be functional."""
+    if torch.is_inference_mode_enabled() and any(n.target is torch.ops.aten.view.dtype for n in half.body):
+        return None  # a view of another dtype is an inference tensor there: a write to it moves no version counter
+    return graph_code.compile_half(half, name="forward").function
+
+
+def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:
+    """Our own back end reads the list of nodes; any other gets a graph module."""
+    name = "backward" if is_backward else "forward"
+    if compiler is compile_eager and half.is_plain:
+        return graph_code.compile_half(half, name=name).function
+    return compile_with(compiler, half.module, half.examples, is_backward=is_backward, name=backend.name)
+
+
+def backward_compiler(backend: Backend) -> Callable[[fx.GraphModule], Compiled]:
+    """For backwards that are traced later."""
+    return lambda graph: compile_half(backend, backend.backward, Half.of_module(graph), is_backward=True)
 
 
 # ---------------------------------------------------------------------------------------------- what is saved

@@ -88,7 +88,6 @@ class _Maker:
 
     Attributes:
         flat: the distinct tensors and numbers, in the order in which they were found; ``sources``: where.
-        positions: flat position -> number of the input; None for a number.
         handed: what stands for each.
         inputs: of the capture, which sets it.
     """
@@ -100,7 +99,6 @@ class _Maker:
         self.numbers, self.may_have_symbols = symbols and options.automatic_dynamic, symbols
         self.flat: list[Any] = []
         self.sources: list[Source] = []
-        self.positions: list[int | None] = []
         self.handed: list[Any] = []
         self.floats = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
 
@@ -118,14 +116,13 @@ class _Maker:
                 raise _HasSymbols
         made = self.inputs.add(new, dynamic)
         for (source, real), traced in zip(found, made, strict=True):
-            self._add(source, real, traced, self.inputs.number_of(traced))
+            self._add(source, real, traced)
         return made
 
-    def _add(self, source: Source, value: Any, traced: Any, number: int | None) -> None:
+    def _add(self, source: Source, value: Any, traced: Any) -> None:
         self.flat.append(value)
         self.sources.append(source)
         self.handed.append(traced)
-        self.positions.append(number)
 
     def number(self, source: Source, value: Any) -> Any:
         """The symbol of a number that changes between calls."""
@@ -133,7 +130,7 @@ class _Maker:
             return None
         symbol = self.session.number(len(self.flat), value, source.path)
         self.inputs.add_number(symbol)
-        self._add(source, value, symbol, None)
+        self._add(source, value, symbol)
         return symbol
 
 
@@ -192,9 +189,9 @@ def _specialize(
         session = Session(dynamic=True, decompositions=table)
         captured, state, maker = _traced(function, call, options, history, session, symbols)
     recipes = state.recipes
-    program, graphs = build_program(captured, maker.positions, recipes, backend, partitioner, keep_joint=keep_joint)
+    program, graphs = build_program(captured, recipes, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
-    numbers = {s for s, n in zip(maker.sources, maker.positions, strict=True) if n is None}
+    numbers = {s for s, value in zip(maker.sources, maker.flat, strict=True) if not isinstance(value, Tensor)}
     guarded = StateGuards(state.walk, call, maker.sources, numbers, recipes.entries, keys=recipes.keys)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)

@@ -254,7 +254,6 @@ class PlanInputs:
 
     Attributes:
         rows: the distinct tensors of a call.
-        positions: flat position -> number of the input; None where it is no tensor.
         leaf_count: how many distinct dense leaves they have.
         primals: what each graph input is made of.
         symbols: where a call tells the sizes that are symbols.
@@ -263,7 +262,6 @@ class PlanInputs:
     """
 
     rows: tuple[InputPlan, ...]
-    positions: tuple[int | None, ...]
     leaf_count: int
     primals: tuple[Primal, ...]
     symbols: tuple[SymbolPlan, ...]

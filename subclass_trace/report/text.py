@@ -108,7 +108,7 @@ def _results(plan: Plan) -> Iterator[Row]:
             base = str(plan.inputs.rows[o.base].path) if o.of_input else names[o.base]
             yield path, f"view of {base}", _class_and_type(o.spec)
         elif isinstance(o, InputOutput):
-            yield path, "input", str(plan.inputs.rows[plan.inputs.positions[o.position] or 0].path)
+            yield path, "input", next(str(row.path) for row in plan.inputs.rows if row.position == o.position)
         elif isinstance(o, SizeOutput):
             yield path, "size", f"number {o.index}"
         else:

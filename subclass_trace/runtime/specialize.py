@@ -56,7 +56,6 @@ class Graphs:
 
 def build_program(
     captured: Captured,
-    positions: Sequence[int | None],
     recipes: Recipes,
     backend: Backend,
     partitioner: Partitioner,
@@ -65,12 +64,12 @@ def build_program(
     """Partition and compile a capture.
 
     Args:
-        positions, recipes: see `make_plan`.
+        recipes: see `make_plan`.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
     """
     found = None if captured.tape is None else _first_backward(captured.tape)
     if captured.tape is None or found is None:
-        return _forward_alone(captured, positions, recipes, backend)
+        return _forward_alone(captured, recipes, backend)
     guess, traced = found
     if verify.ENABLED:
         verify.verify_joint(traced.joint, traced.num_forward)
@@ -96,7 +95,7 @@ def build_program(
     inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs]
     when = Circumstances(state=check_of(traced), dtensor=captured.session.dtensor_modes())
     first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, parts.second)
-    plan = make_plan(captured, positions, recipes, parts.first, saved)
+    plan = make_plan(captured, recipes, parts.first, saved)
     if verify.ENABLED:
         verify.verify_plan(parts.forward, plan)
     known = number_symbols(plan.inputs.symbols)
@@ -107,9 +106,7 @@ def build_program(
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
 
 
-def _forward_alone(
-    captured: Captured, positions: Sequence[int | None], recipes: Recipes, backend: Backend
-) -> tuple[Program, Graphs]:
+def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tuple[Program, Graphs]:
     """Nothing is saved. Of a whole training step, a caller's backward raises what it does in eager."""
     recorded = captured.graph_as_recorded() if backend.inference is compile_eager else None
     call = None
@@ -120,7 +117,7 @@ def _forward_alone(
     if call is None:
         half = _half(captured, captured.forward_graph())
         call = compile_half(backend, backend.inference, half)
-    plan, backwards = make_plan(captured, positions, recipes, half, (), in_program), None
+    plan, backwards = make_plan(captured, recipes, half, (), in_program), None
     if verify.ENABLED:
         verify.verify_plan(half.module, plan, in_place=in_program)
     if captured.tape is not None:

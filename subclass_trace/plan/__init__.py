@@ -14,7 +14,7 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -179,6 +179,15 @@ class ValueOutput:
     protected: bool = False
 
 
+@dataclass(frozen=True)
+class SharedLeaf:
+    """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs (``kind`` "input"), or of the
+    forward values ("value")."""
+
+    kind: str
+    number: int
+
+
 OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
 
 
@@ -280,6 +289,7 @@ class PlanResults:
         outputs: how each flat output is made; ``recipe``: how the result is made of them.
         detach_values: flat positions among the forward outputs that must be detached to stay distinct.
         size_outputs: how many symbolic numbers follow the leaves of the values.
+        shared: places among the leaves of the values -> the tensor of the call that such a leaf is.
         unbacked: symbols that depend on values inside tensors -> number of the size output.
     """
 
@@ -288,6 +298,7 @@ class PlanResults:
     recipe: Recipe
     detach_values: frozenset[int]
     size_outputs: int
+    shared: Mapping[int, SharedLeaf] = field(default_factory=dict)
     unbacked: tuple[tuple[Any, int], ...] = ()
 
     @property

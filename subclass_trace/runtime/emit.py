@@ -266,14 +266,21 @@ def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
     return symbols
 
 
-def detached_outputs(source: Source, plan: Plan) -> list[str]:
-    """Expressions for the leaves that the forward returns, made objects of their own where they are none."""
+def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[str]:
+    """Expressions for the leaves that the forward returns, made objects of their own where they are none.
+
+    ``leaves``: for those of the inputs, which a value may be made of.
+    """
     flat, asked, place = [f"o[{k}]" for k in range(plan.results.forward_leaves)], set[int](), 0
     for k, spec in enumerate(plan.results.values):
         asked |= set() if k in plan.mutations.spent_values else {*range(place, place + leaf_count(spec))}
         place += leaf_count(spec)
-    for k in sorted(plan.results.detach_values & asked):
-        source.line(f"d{k} = o[{k}].detach()")
+    for k in sorted((plan.results.detach_values | plan.results.shared.keys()) & asked):
+        shared = plan.results.shared.get(k)
+        value = (
+            f"o[{k}]" if shared is None else flat[shared.number] if shared.kind == "value" else leaves[shared.number]
+        )
+        source.line(f"d{k} = {value}{'.detach()' if shared is None else ''}")
         flat[k] = f"d{k}"
     return flat
 

@@ -73,6 +73,7 @@ def make_plan(
             recipe=recipes.result,
             detach_values=_detach(forward, captured),
             size_outputs=captured.results.size_outputs,
+            shared=captured.results.shared,
             unbacked=captured.results.unbacked,
         ),
         mutations=replace(captured.mutations, in_program=in_program),

@@ -27,8 +27,7 @@ from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
 from .functions import CapturedFunctions
 from .graphs import finish_joint, read_by_backward
-from .inputs import Inputs
-from .lift import StandIns
+from .inputs import Inputs, StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
 from .outputs import OutputClassifier, refuse_handed_on, refuse_shared
@@ -135,7 +134,7 @@ class _Capture:
         self.session, self.recorder = session, session.recorder
         self.inputs = Inputs(session, state_of)
         self.reads = MetadataReads(self.inputs)
-        self.stand_ins = StandIns(self.recorder, self.inputs)
+        self.stand_ins = StandIns(self.inputs)
         self.functions = CapturedFunctions(self.recorder, self.reads, self.stand_ins)
         self.values: list[Tensor] = []
 

@@ -19,10 +19,10 @@ import torch
 
 from .. import torch_api
 from ..errors import UnsupportedError
+from ..plan import gradient_of
 from ..subclass.flatten import leaves_of
 from .input_sizes import DynamicDims
-from .inputs import Argument, TracedInput
-from .lift import StandIns
+from .inputs import Argument, StandIns, TracedInput
 from .metadata import MetadataReads
 from .recorder import Recorder
 from .tape import leaves_behind, nodes_behind
@@ -69,12 +69,10 @@ class InnerBackward:
             return known
         row = self.inputs.rows[number]
         found = self._slots[number] = Slot(number, row)
-        owner = self.inputs.real(number)
-        if owner is None or not row.has_gradient:
+        real = gradient_of(self.inputs.real(number))
+        if real is None:
             self.reads.note(number, "gradient")
             return found
-        real = owner.grad
-        assert real is not None
         if real.layout is not torch.strided or self.inputs.of_real(real) is not None:
             raise UnsupportedError(
                 "the region asks for the gradient of a tensor, and that is sparse, or stands elsewhere among its inputs too",

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..capture.inputs import has_gradient
 from ..capture.metadata import failed_fact
 from ..errors import UnsupportedError
-from ..plan import InputPlan, Plan
+from ..plan import InputPlan, Plan, gradient_of
 from ..subclass.context import (
     has_sizes,
     map_sizes,
@@ -349,7 +348,9 @@ def metadata_checks(source: Source, row: InputPlan, name: str) -> None:
     if row.is_leaf is not None:
         source.check(f"if {name}.is_leaf is not {row.is_leaf}", repr(f"{row.path}: expected is_leaf={row.is_leaf}"))
     if row.no_gradient:
-        source.check(f"if {source.bind('has_gradient', has_gradient)}({name})", repr(f"{row.path}.grad: expected None"))
+        source.check(
+            f"if {source.bind('gradient_of', gradient_of)}({name}) is not None", repr(f"{row.path}.grad: expected None")
+        )
     for fact in row.facts:
         if fact in _NO_HOOKS:
             source.check(f"if {name}.{_NO_HOOKS[fact]}", repr(f"{row.path}.{fact[0]}: expected none"))

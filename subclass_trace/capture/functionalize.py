@@ -192,10 +192,7 @@ class _Replay:
 
     # ---------------------------------------------------------------- operations
     def _set_meta(self, meta: dict[str, Any], node: fx.Node) -> None:
-        meta["partitioner_tag"], meta["grad_fn_seq_nr"] = (
-            node.meta.get("partitioner_tag"),
-            [node.meta.get("seq_nr", -1)],
-        )
+        meta["partitioner_tag"] = node.meta.get("partitioner_tag")
         for key in _COPIED:
             meta.pop(key, None)
             if key in node.meta:

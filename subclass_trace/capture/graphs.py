@@ -130,19 +130,14 @@ def _drop_dead(graph: fx.Graph, keep: Collection[str]) -> None:
 
 
 def _write_stack_traces(graph: fx.Graph) -> None:
-    """Turn recorded frames into text; a backward node gets the text of its forward node (by ``seq_nr``)."""
+    """Turn recorded frames into text."""
     cache: dict[Any, str] = {}
-    of_sequence: dict[int, str] = {}
     for node in graph.nodes:
         frames = node.meta.pop("frames", None)
         if frames:
             if frames not in cache:
                 cache[frames] = "".join(_frame_text(code, line) for code, line in reversed(frames))
             node.meta["stack_trace"] = cache[frames]
-            if "seq_nr" in node.meta:  # a branch of a higher order operator has none
-                of_sequence.setdefault(node.meta["seq_nr"], cache[frames])
-        elif node.meta.get("partitioner_tag") == "is_backward" and node.meta.get("seq_nr") in of_sequence:
-            node.meta["stack_trace"] = of_sequence[node.meta["seq_nr"]]
 
 
 def _frame_text(code: Any, line: int) -> str:

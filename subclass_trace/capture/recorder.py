@@ -5,7 +5,6 @@ issue; out comes a graph node for it, with these keys in ``node.meta``:
 
     val                a FakeTensor (or a list of them) without history
     partitioner_tag    "is_forward" or "is_backward"
-    seq_nr             number of the autograd node; a backward node carries its forward node's (PyTorch PR 103129)
     frames             the user's frames, turned into ``stack_trace`` text when the graph is finished
     recompute, ac_graph_id   tags of selective activation checkpointing
 
@@ -92,7 +91,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.mutable = False
         self.names_are_known = False  # a joint graph was made whose nodes are called as here
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
-        self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
         self.forward_state: Any = None  # that of the forward, while a backward is traced with it
@@ -293,10 +291,9 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         return out
 
     def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
-        """Give a node its tag, sequence number, frames and checkpoint tags."""
+        """Give a node its tag, frames and checkpoint tags."""
         meta = node.meta
         meta["partitioner_tag"] = self.tag
-        meta["seq_nr"] = self.backward_seq if self.backward_seq is not None else torch_api.autograd_sequence_number()
         if self.tag == "is_forward":
             meta["frames"] = self.user_frames()
         if self.checkpoint is not None and self.tag == "is_forward":

@@ -6,7 +6,6 @@ are ``[*forward outputs, *leaves of the gradients]``. See docs/notes/tangents.md
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,10 +114,7 @@ class Tape:
             outs = [self.outputs[k] for k in present]
             contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:
-                with (
-                    _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder),
-                    backward_state(recorder) as state,
-                ):
+                with backward_state(recorder) as state:
                     grads = self._differentiate(outs, values, create_graph)
                 self._check_contexts(contexts)
                 _refuse_effects([n for n in recorder.graph.nodes if n not in known])
@@ -240,33 +236,6 @@ def _fresh_like(t: Tensor) -> Tensor:
     if torch_api.is_dense(t):
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     return torch.empty(t.shape, dtype=t.dtype, device=t.device)
-
-
-@contextlib.contextmanager
-def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
-    """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
-
-    def begin(number: int) -> None:
-        recorder.backward_seq = number
-
-    stop = {e.node for e in edges}
-    seen: set[Any] = set()
-    handles = []
-    todo = [n for n in roots if n is not None]
-    while todo:
-        node = todo.pop()
-        if node in seen or node in stop:
-            continue
-        seen.add(node)
-        todo.extend(n for n, _ in node.next_functions if n is not None)
-        number = torch_api.node_sequence_number(node)
-        handles.append(node.register_prehook(lambda _, n=number: begin(n)))
-    try:
-        yield
-    finally:
-        recorder.backward_seq = None
-        for handle in handles:
-            handle.remove()
 
 
 def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:

@@ -211,7 +211,7 @@ class Wrapper:
         if len(tensors) != 1:
             return False
         source = self.source
-        known = source.constant(self.examples.attribute(spec, attribute), "spec")
+        known = source.constant(getattr(self.examples.make(spec), attribute), "spec")
         made = source.constant(construct, "construct")
         cls = source.constant(spec.cls, "cls")
         source.line(f"{out} = {made}({cls}, {inner[tensors[0]]}, {known}, requires_grad=False)")

@@ -17,16 +17,6 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
-def autograd_sequence_number() -> int:
-    """The number that the last autograd node made on this thread carries."""
-    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
-
-
-def node_sequence_number(node: Any) -> int:
-    """The sequence number of an autograd node."""
-    return int(node._sequence_nr())
-
-
 def view_function(view: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Replays on a new base exactly the view operations that made ``view`` from its own base."""
     return view._view_func_unsafe

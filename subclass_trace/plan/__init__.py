@@ -14,7 +14,7 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -33,21 +33,16 @@ class InputPlan:
         path: where the user passes it.
         spec: what it must look like (guarded), and how it is taken apart.
         leaves: its dense leaves as places in the leaf table (one leaf may stand in several places).
-        is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd, and
-            does not ask.
         position: where it stands among the flat arguments.
-        no_gradient: the region asks for its ``.grad``, and finds None.
         of_gradient: the input is the ``.grad`` of the tensor at that position.
         grad_dtype: of the gradients that it asks for (None: any).
-        facts: (name, answer) of what else it asks; see `capture.metadata`.
+        facts: (name, answer) of what the region asks of it; see `capture.metadata`.
     """
 
     path: Path
     spec: Spec
     leaves: tuple[int, ...]
-    is_leaf: bool | None
     position: int
-    no_gradient: bool = False
     of_gradient: bool = False
     grad_dtype: torch.dtype | None = None
     facts: tuple[tuple[str, Any], ...] = ()
@@ -179,6 +174,15 @@ class ValueOutput:
     protected: bool = False
 
 
+@dataclass(frozen=True)
+class SharedLeaf:
+    """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs (``kind`` "input"), or of the
+    forward values ("value")."""
+
+    kind: str
+    number: int
+
+
 OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
 
 
@@ -278,6 +282,7 @@ class PlanResults:
         outputs: how each flat output is made; ``recipe``: how the result is made of them.
         detach_values: flat positions among the forward outputs that must be detached to stay distinct.
         size_outputs: how many symbolic numbers follow the leaves of the values.
+        shared: places among the leaves of the values -> the tensor of the call that such a leaf is.
         unbacked: symbols that depend on values inside tensors -> number of the size output.
     """
 
@@ -286,6 +291,7 @@ class PlanResults:
     recipe: Recipe
     detach_values: frozenset[int]
     size_outputs: int
+    shared: Mapping[int, SharedLeaf] = field(default_factory=dict)
     unbacked: tuple[tuple[Any, int], ...] = ()
 
     @property

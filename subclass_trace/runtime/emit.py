@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..capture.inputs import has_gradient
-from ..capture.metadata import failed_fact
-from ..plan import InputPlan, Plan
+from ..capture.metadata import fact_code
+from ..plan import InputPlan, Plan, gradient_of
 from ..subclass.context import (
     has_sizes,
     map_sizes,
@@ -191,7 +190,7 @@ class Wrapper:
             return False
         local = next(inner[n] for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec))
         source = self.source
-        known = source.constant(self.examples.attribute(spec, attribute), "spec")
+        known = source.constant(getattr(self.examples.make(spec), attribute), "spec")
         made = source.constant(construct, "construct")
         cls = source.constant(spec.cls, "cls")
         source.line(f"{out} = {made}({cls}, {local}, {known}, requires_grad=False)")
@@ -245,14 +244,21 @@ def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
     return symbols
 
 
-def detached_outputs(source: Source, plan: Plan) -> list[str]:
-    """Expressions for the leaves that the forward returns, made objects of their own where they are none."""
+def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[str]:
+    """Expressions for the leaves that the forward returns, made objects of their own where they are none.
+
+    ``leaves``: for those of the inputs, which a value may be made of.
+    """
     flat, asked, place = [f"o[{k}]" for k in range(plan.results.forward_leaves)], set[int](), 0
     for k, spec in enumerate(plan.results.values):
         asked |= set() if k in plan.mutations.spent_values else {*range(place, place + leaf_count(spec))}
         place += leaf_count(spec)
-    for k in sorted(plan.results.detach_values & asked):
-        source.line(f"d{k} = o[{k}].detach()")
+    for k in sorted((plan.results.detach_values | plan.results.shared.keys()) & asked):
+        shared = plan.results.shared.get(k)
+        value = (
+            f"o[{k}]" if shared is None else flat[shared.number] if shared.kind == "value" else leaves[shared.number]
+        )
+        source.line(f"d{k} = {value}{'.detach()' if shared is None else ''}")
         flat[k] = f"d{k}"
     return flat
 
@@ -316,25 +322,13 @@ def size_checks(source: Source, name: str, spec: Any, path: Path, symbols: dict[
                 source.check(f"if {now} != {code}", why)
 
 
-#: asked of each parameter of an optimizer -> the attribute that is true where it does not hold
-_NO_HOOKS = {
-    ("gradient hooks", False): torch_api.GRADIENT_HOOKS,
-    ("accumulation hooks", False): torch_api.ACCUMULATION_HOOKS,
-}
-
-
 def metadata_checks(source: Source, row: InputPlan, name: str) -> None:
-    """Check what the region asked of an input beside its values, or needs to know where it writes it."""
-    if row.is_leaf is not None:
-        source.check(f"if {name}.is_leaf is not {row.is_leaf}", repr(f"{row.path}: expected is_leaf={row.is_leaf}"))
-    if row.no_gradient:
-        source.check(f"if {source.bind('has_gradient', has_gradient)}({name})", repr(f"{row.path}.grad: expected None"))
-    for fact in row.facts:
-        if fact in _NO_HOOKS:
-            source.check(f"if {name}.{_NO_HOOKS[fact]}", repr(f"{row.path}.{fact[0]}: expected none"))
-    if asked := tuple(fact for fact in row.facts if fact not in _NO_HOOKS):
-        failed = f"{source.bind('failed_fact', failed_fact)}({source.held(asked, 'facts')}, {name})"
-        source.check(f"if {failed} is not None", f"{f'{row.path}.'!r} + {failed}")
+    """Check what the region asked of an input beside its values."""
+    for fact, known in row.facts:
+        if fact == "grad":
+            source.bind("gradient_of", gradient_of)
+        failed = f"{'not ' if known else ''}{fact_code(fact, name)}"
+        source.check(f"if {failed}", repr(f"{row.path}: expected {fact} = {known}"))
 
 
 def symbol_lines(

@@ -63,7 +63,7 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
     def argument(x: Any) -> Any:
         if id(x) not in modules:
             return recorder.node_of(x)
-        name = f"branch_{recorder.next_submodule()}"
+        name = f"branch_{next(recorder.numbers)}"
         setattr(recorder.root, name, modules[id(x)])
         node = recorder.graph.get_attr(name)
         node.meta["partitioner_tag"] = recorder.tag

@@ -24,13 +24,15 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
         return func, args
     items = list(args[1]) if type(args[1]) is tuple else [args[1]]
     known = all(i is None or i is ... or isinstance(i, (int, slice, torch.SymInt, Tensor)) for i in items)  # no lists
-    if not any(map(_is_place, items)) or not known or sum(i is ... for i in items) > 1:
+    sized = type(args[1]) is tuple and _has_symbolic_sizes(args[0])
+    if not (sized or any(map(_is_place, items))) or not known or sum(i is ... for i in items) > 1:
         return func, args
     x = args[0]
     for k in reversed(range(len(items))):  # torch, too, takes numbers and slices before the tensors of an index
         if _is_place(items[k]):
             dim = _dim_of(x, items, k)
             x = _select(recorder, x, dim, items.pop(k))
+    items = [_whole(x, items, k) for k in range(len(items))] if sized else items
     if items or func is Tensor.__setitem__:
         return func, (x, tuple(items) if items else ..., *args[2:])
     return (lambda t: t), (x,)
@@ -52,6 +54,20 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
         raise NeedsEager(
             "a wrapper is indexed by a number from inside a tensor, which its class has to know"
         ) from error
+
+
+def _whole(x: Tensor, items: list[Any], k: int) -> Any:
+    """An item of an index; a slice of all there is as one that torch leaves out as eager does, which a class would see."""
+    item = items[k]
+    if not isinstance(item, slice) or item.step not in (None, 1) or item.start:
+        return item
+    size = x.shape[_dim_of(x, items, k)]
+    return slice(0, size, 1) if item.stop is None or (item.stop >= 0 and item.stop >= size) else item
+
+
+def _has_symbolic_sizes(x: Tensor) -> bool:
+    """Is it a wrapper whose sizes are symbols?"""
+    return kind_of(type(x)) is Kind.WRAPPER and any(isinstance(n, torch.SymInt) for n in x.shape)
 
 
 def _dim_of(x: Tensor, items: list[Any], k: int) -> int:

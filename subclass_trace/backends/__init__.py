@@ -12,24 +12,9 @@ after.
     'eager'
 """
 
-from .registry import (
-    Backend,
-    Compiled,
-    Compiler,
-    compile_with,
-    register_backend,
-    registered_backends,
-    resolve_backend,
-    unregister_backend,
-)
-
-__all__ = [
-    "Backend",
-    "Compiler",
-    "Compiled",
-    "compile_with",
-    "register_backend",
-    "registered_backends",
-    "resolve_backend",
-    "unregister_backend",
-]
+from .registry import Backend as Backend
+from .registry import Compiled as Compiled
+from .registry import Compiler as Compiler
+from .registry import compile_with as compile_with
+from .registry import register_backend as register_backend
+from .registry import resolve_backend as resolve_backend

@@ -53,28 +53,11 @@ _registered: dict[str, Backend] = {}
 _COMPILER = "a callable (graph_module, example_inputs) -> callable"
 
 
-def registered_backends() -> tuple[str, ...]:
-    """The names that `resolve_backend` knows, sorted."""
-    return tuple(sorted({*_BUILT_IN, *_registered}))
-
-
-def register_backend(
-    name: str,
-    compiler: Compiler,
-    *,
-    backward: Compiler | None = None,
-    inference: Compiler | None = None,
-    decompositions: Decompositions | None = None,
-    replace: bool = False,
-) -> Backend:
-    """Give a back end a name.
+def register_backend(name: str, backend: Compiler | Backend, *, replace: bool = False) -> Backend:
+    """Give a back end a name, which users will pass as ``backend``.
 
     Args:
-        name: what users will pass as ``backend``.
-        compiler: ``(graph_module, example_inputs) -> callable``, for forward graphs, and for all others unless given.
-        backward: for backward graphs.
-        inference: for graphs that are not differentiated.
-        decompositions: makes the table of decompositions that capture applies.
+        backend: a compiler for every graph, or a `Backend` with one for each role.
         replace: allow that another back end was registered under this name before.
 
     Raises:
@@ -82,16 +65,8 @@ def register_backend(
     """
     if name in _BUILT_IN or (name in _registered and not replace):
         raise OptionError(f"there is a back end {name!r} already", path="name", fix="choose another name")
-    backend = Backend(name, compiler, backward or compiler, inference or compiler, decompositions)
-    for role in ("forward", "backward", "inference"):
-        _require_callable(getattr(backend, role), role)
-    _registered[name] = backend
-    return backend
-
-
-def unregister_backend(name: str) -> None:
-    """Forget a back end that `register_backend` named; does nothing for a name it does not know."""
-    _registered.pop(name, None)
+    _registered[name] = dataclasses.replace(resolve_backend(backend), name=name)
+    return _registered[name]
 
 
 def resolve_backend(
@@ -108,10 +83,12 @@ def resolve_backend(
     Raises:
         OptionError: an unknown name, or something that is not callable.
     """
-    if isinstance(backend, str):
+    if isinstance(backend, Backend):
+        base = backend
+    elif isinstance(backend, str):
         found = _BUILT_IN.get(backend) or _registered.get(backend)
         if found is None:
-            names = ", ".join(map(repr, registered_backends()))
+            names = ", ".join(map(repr, sorted({*_BUILT_IN, *_registered})))
             raise OptionError(
                 f"there is no back end {backend!r}",
                 path="backend",
@@ -119,29 +96,22 @@ def resolve_backend(
                 fix=f"pass one of these names, or register a back end with register_backend({backend!r}, compiler)",
             )
         base = found
-    elif isinstance(backend, Backend):
-        base = backend
     else:
-        _require_callable(backend, "backend")
-        base = Backend(_name(backend), backend, backend, backend)
+        base = Backend(_name(backend, "backend"), backend, backend, backend)
     if fw_compiler is not None:
-        _require_callable(fw_compiler, "fw_compiler")
-        name = _name(fw_compiler)
+        name = _name(fw_compiler, "fw_compiler")
         base = dataclasses.replace(base, name=name, forward=fw_compiler, backward=fw_compiler, inference=fw_compiler)
     if bw_compiler is not None:
-        _require_callable(bw_compiler, "bw_compiler")
-        base = dataclasses.replace(base, name=f"{base.name}+{_name(bw_compiler)}", backward=bw_compiler)
+        name = f"{base.name}+{_name(bw_compiler, 'bw_compiler')}"
+        base = dataclasses.replace(base, name=name, backward=bw_compiler)
     return base
 
 
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", None) or type(function).__name__)
-
-
-def _require_callable(value: object, path: str) -> None:
-    if not callable(value):
-        got = f"{value!r} of type {type(value).__name__}"
+def _name(compiler: Any, path: str) -> str:
+    if not callable(compiler):
+        got = f"{compiler!r} of type {type(compiler).__name__}"
         raise OptionError("a back end's compiler must be callable", path=path, expected=_COMPILER, got=got)
+    return str(getattr(compiler, "__name__", None) or type(compiler).__name__)
 
 
 # ---------------------------------------------------------------------------------------------- calling a compiler

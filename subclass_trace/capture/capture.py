@@ -8,7 +8,7 @@ graph as a `Tape`, from which joint graphs are traced. See docs/architecture.md.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
-from ..plan import OutputPlan, PlanMutations
+from ..plan import OutputPlan, PlanMutations, SharedLeaf
 from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
-from .aliasing import byte_range
+from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
 from .functions import CapturedFunctions
@@ -31,8 +31,7 @@ from .inputs import Inputs
 from .lift import StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
-from .outputs import OutputClassifier, refuse_handed_on, refuse_shared
-from .recorder import Recorder
+from .outputs import OutputClassifier, refuse_handed_on, shared_leaves
 from .session import Session
 from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
 
@@ -57,12 +56,13 @@ class CapturedResults:
     Attributes:
         values: specs of the live tensors that the forward graph returns.
         views: numbers of the values that are views when the region runs eagerly.
-        outputs, unbacked: see `plan`; ``size_outputs``: how many symbolic numbers the forward graph returns.
+        outputs, shared, unbacked: see `plan`; ``size_outputs``: how many symbolic numbers the forward graph returns.
     """
 
     values: tuple[Spec, ...]
     views: frozenset[int]
     outputs: tuple[OutputPlan, ...]
+    shared: Mapping[int, SharedLeaf]
     size_outputs: int
     unbacked: tuple[tuple[Any, int], ...]
 
@@ -191,7 +191,7 @@ class _Capture:
         outputs = tuple(map(classifier.classify, flat))
         odd = [k for k in range(len(inputs.rows)) if (t := inputs.real(k)) is not None and t.is_inference()]
         self.reads.depends_on("is_inference", odd)
-        refuse_shared(self.values, contents, inputs, recorder)
+        shared = shared_leaves(self.values, contents, inputs, recorder)
         refuse_handed_on(self.values, contents, inputs)
         _check_mode([t for k, t in enumerate(self.values) if k not in contents], inputs.leaf_values)
         nodes, specs = list[Any](), list[Spec]()
@@ -204,7 +204,7 @@ class _Capture:
         nodes += map(recorder.node_of, classifier.sizes)
         views = frozenset(k for k, t in enumerate(self.values) if t._is_view())
         unbacked = tuple(classifier.unbacked.items())
-        return CapturedResults(tuple(specs), views, outputs, len(classifier.sizes), unbacked), nodes
+        return CapturedResults(tuple(specs), views, outputs, shared, len(classifier.sizes), unbacked), nodes
 
     def _finish(self, mutations: PlanMutations, results: CapturedResults, nodes: list[Any]) -> Captured:
         inputs, recorder = self.inputs, self.recorder
@@ -276,20 +276,17 @@ def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
             raise NeedsEager(what, fix="enter or leave inference mode around the region")
 
 
-def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
+def _refuse_overlapping(inputs: Inputs, recorder: Any) -> None:
     """Writes to one input that another one sees.
 
     Raises:
         NeedsEager: there are such.
     """
-    places: dict[Any, list[int]] = {}
-    for k, t in enumerate(inputs.originals if recorder.mutable else ()):
-        places.setdefault(torch_api.storage_ref(t) if t.layout is torch.strided else None, []).append(k)
-    for storage, written in recorder.writes:
-        seen = [k for k in places.get(storage, ()) if byte_range(inputs.originals[k]).overlaps(written)]
-        if len(seen) > 1:
+    originals = inputs.originals
+    for members in alias_groups(originals) if recorder.mutable else ():
+        if any(recorder.was_written(originals[k]) for k in members):
             raise NeedsEager(
                 "arguments share memory that the region writes",
-                path=inputs.leaf_paths[seen[0]],
+                path=inputs.leaf_paths[members[0]],
                 fix="pass one of them alone, and make the others inside of the region",
             )

@@ -27,6 +27,7 @@ from .recorder import Recorder
 from .user_code import asking_frame
 
 Tensor = torch.Tensor
+_aten = torch.ops.aten
 _HOOK_METHODS = ("register_hook", "register_post_accumulate_grad_hook")
 _NUMBERS = ("item", "tolist")
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
@@ -162,7 +163,7 @@ def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return out
     if any(out._base is a or is_traceable(a) for a in (*args, *kwargs.values()) if isinstance(a, Tensor)):
         return out  # a view of an argument, or a wrapper's own answer
-    return torch.ops.aten._unsafe_view.default(out._base, out.shape)
+    return _aten._unsafe_view.default(out._base, out.shape)
 
 
 def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:

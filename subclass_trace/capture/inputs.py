@@ -18,9 +18,9 @@ from .. import torch_api
 from ..errors import NeedsEager, ProtocolError, UnsupportedError
 from ..plan import gradient_of
 from ..state.kinds import set_by_class
-from ..subclass.flatten import flatten, guarded_spec, leaf_paths, wrappers_inside
+from ..subclass.flatten import flatten, guarded_spec, wrappers_inside
 from ..subclass.paths import Path
-from ..subclass.spec import Spec, WrapperSpec
+from ..subclass.spec import Spec, WrapperSpec, leaf_paths
 from .input_sizes import DynamicDims, SizeSymbols, traced_value
 from .session import Session
 
@@ -128,7 +128,7 @@ class Inputs:
         with torch.no_grad(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
             leaves, spec = flatten(argument.value, argument.path)
             guarded_spec(spec, argument.path)  # refuses contexts that no guard could compare
-            paths = leaf_paths(argument.value, argument.path)
+            paths = map(Path, leaf_paths(spec, str(argument.path)))
             aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
         places = []
         for leaf, alias, path in zip(leaves, aliases, paths, strict=True):

@@ -14,18 +14,18 @@ from ..plan import (
     InputOutput,
     OutputPlan,
     SameOutput,
+    SharedLeaf,
     SizeOutput,
     ValueOutput,
     ViewOutput,
 )
 from ..subclass.attributes import attributes_of_wrapper
 from ..subclass.context import is_copied, parts_of, same_context
-from ..subclass.flatten import flatten, leaves_of
+from ..subclass.flatten import flatten, leaves_of, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
-from ..subclass.spec import Spec, WrapperSpec, is_ragged
+from ..subclass.spec import LeafSpec, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import rebuild
-from .aliasing import one_storage
 from .inputs import Inputs
 from .mutation import places, same_but_for_grad
 from .recorder import Recorder
@@ -247,25 +247,52 @@ def _is_another(value: Any, known: Any) -> bool:
     return not same_context(value, known)
 
 
-def refuse_shared(values: Sequence[Tensor], contents: Collection[int], inputs: Inputs, recorder: Recorder) -> None:
-    """Autograd knows nothing of memory that is shared through ``detach()``, an inner tensor, or a wrapper that the region makes
-    of tensors that it has. Where nothing is written, what the graph returns lies in that memory already.
+def shared_leaves(
+    values: Sequence[Tensor], contents: Collection[int], inputs: Inputs, recorder: Recorder
+) -> dict[int, SharedLeaf]:
+    """Place among the leaves of the forward values -> the tensor of the call that it is, or shares its memory with.
 
-    ``contents``: numbers of the values that are new contents of inputs.
+    Autograd knows nothing of memory that is shared through ``detach()``, an inner tensor, or a wrapper that the region makes of
+    tensors that it has. Where nothing is written, what the graph returns lies in that memory already.
+
+    Args:
+        contents: numbers of the values that are new contents of inputs.
 
     Raises:
-        NeedsEager: the region writes to memory that such a result shows.
+        NeedsEager: the region writes to memory that such a result shows in part.
     """
+    inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
+    leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
     written = {storage for storage, _ in recorder.writes}  # in any part: the graph computes all of it anew
+    found: dict[int, SharedLeaf] = {}
+    first: dict[int, int] = {}
+    place = 0
     for number, value in enumerate(values):
-        for t in leaves_of(value) if number not in contents else ():
-            if t.layout is torch.strided and torch_api.storage_ref(t) in written:
-                if any(one_storage(leaf, t) for leaf in inputs.leaf_values):
+        leaves, spec = flatten(value)
+        if number not in contents and id(value) in inside:
+            raise NeedsEager("a result is a wrapper that is inside of an input", fix="take it out of the input outside")
+        for k, t in enumerate(leaves, place):
+            if number in contents:
+                continue
+            if id(t) in leaf_of:
+                found[k] = SharedLeaf("input", leaf_of[id(t)])
+            elif isinstance(spec, WrapperSpec) and id(t) in first:
+                found[k] = SharedLeaf("value", first[id(t)])
+            elif t.layout is torch.strided and torch_api.storage_ref(t) in written:
+                if any(_one_memory(leaf, t) for leaf in inputs.leaf_values):
                     raise NeedsEager(
                         "a result shares memory with an input that the region writes, and autograd does not know",
                         path=Path("result").item(number),
                         fix="return a clone",
                     )
+            if not isinstance(spec, LeafSpec):
+                first.setdefault(id(t), k)
+        place += len(leaves)
+    return found
+
+
+def _one_memory(a: Tensor, b: Tensor) -> bool:
+    return a.layout is torch.strided and bool(torch_api.storage_ref(a) == torch_api.storage_ref(b))
 
 
 def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs: Inputs) -> None:

@@ -29,9 +29,9 @@ from ..backends import Backend, resolve_backend
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue, ValueOutput, ViewOutput
 from ..report.code import graph_code
-from ..report.names import input_names, leaf_paths, output_names, result_paths, saved_name, value_names
+from ..report.names import input_names, output_names, result_paths, saved_name, value_names
 from ..report.text import describe
-from ..subclass.spec import Spec
+from ..subclass.spec import Spec, leaf_paths
 from .compile import make_options
 from .region import Region
 from .specialization import Specialization

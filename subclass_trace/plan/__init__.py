@@ -14,7 +14,7 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -90,15 +90,17 @@ Primal: TypeAlias = LeafPrimal | SizePrimal
 class SymbolPlan:
     """Where a symbol's value comes from.
 
-    A leaf's 'size', 'stride' or 'storage_offset', an input's 'size', or its 'ragged' one (a nested int), or an 'argument': that
-    at flat position ``dim``.
+    Attributes:
+        kind, number: a "leaf", an "input", or what is at this position of the "flat" arguments.
+        attribute: of it: ``.shape[0]``; none of a flat argument, which is a number.
+        ragged: the symbol is a nested int, which stands in no condition.
     """
 
     symbol: Any
     kind: str
-    leaf: int | None
-    input: int | None
-    dim: int
+    number: int
+    attribute: str = ""
+    ragged: bool = False
 
 
 # ---------------------------------------------------------------------------------------------- results
@@ -175,6 +177,15 @@ class ValueOutput:
     value: int
     spec: Spec
     protected: bool = False
+
+
+@dataclass(frozen=True)
+class SharedLeaf:
+    """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs (``kind`` "input"), or of the
+    forward values ("value")."""
+
+    kind: str
+    number: int
 
 
 OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
@@ -278,6 +289,7 @@ class PlanResults:
         outputs: how each flat output is made; ``recipe``: how the result is made of them.
         detach_values: flat positions among the forward outputs that must be detached to stay distinct.
         size_outputs: how many symbolic numbers follow the leaves of the values.
+        shared: places among the leaves of the values -> the tensor of the call that such a leaf is.
         unbacked: symbols that depend on values inside tensors -> number of the size output.
     """
 
@@ -286,6 +298,7 @@ class PlanResults:
     recipe: Recipe
     detach_values: frozenset[int]
     size_outputs: int
+    shared: Mapping[int, SharedLeaf] = field(default_factory=dict)
     unbacked: tuple[tuple[Any, int], ...] = ()
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ..plan import Plan, SavedValue, SizePrimal, ValueOutput
 from ..plan.values import Recipe, accessors
-from ..subclass.spec import LeafSpec, Spec, WrapperSpec
+from ..subclass.spec import leaf_paths
 
 
 def type_text(dtype: object, size: Iterable[object]) -> str:
@@ -18,13 +18,6 @@ def type_text(dtype: object, size: Iterable[object]) -> str:
 def location_text(location: str) -> str:
     """``file:line``, relative to the current directory if it lies there."""
     return location.removeprefix(os.getcwd() + os.sep)
-
-
-def leaf_paths(spec: Spec, path: str) -> list[str]:
-    """The path of each leaf of a value, in flatten order."""
-    if isinstance(spec, WrapperSpec):
-        return [p for n, s in zip(spec.names, spec.inners, strict=True) for p in leaf_paths(s, f"{path}.{n}")]
-    return [path] if isinstance(spec, LeafSpec) else []
 
 
 def input_names(plan: Plan) -> dict[str, str]:

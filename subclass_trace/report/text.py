@@ -89,12 +89,10 @@ def _inputs(plan: Plan) -> Iterator[Row]:
 
 def _symbols(plan: Plan) -> Iterator[Row]:
     leaves = [name for name in input_names(plan).values() if not name.startswith("size ")]
+    owners = {"leaf": leaves, "input": [str(row.path) for row in plan.inputs.rows]}
     for s in plan.inputs.symbols:
-        if s.kind == "argument":
-            yield str(s.symbol), f"flat argument {s.dim}"
-        else:
-            owner = leaves[s.leaf] if s.leaf is not None else str(plan.inputs.rows[s.input or 0].path)
-            yield str(s.symbol), f"{owner}.{s.kind}({s.dim})"
+        owner = owners[s.kind][s.number] if s.kind in owners else f"flat argument {s.number}"
+        yield str(s.symbol), f"{owner}{s.attribute}"
 
 
 def _changes(plan: Plan) -> Iterator[Row]:

@@ -266,14 +266,21 @@ def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
     return symbols
 
 
-def detached_outputs(source: Source, plan: Plan) -> list[str]:
-    """Expressions for the leaves that the forward returns, made objects of their own where they are none."""
+def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[str]:
+    """Expressions for the leaves that the forward returns, made objects of their own where they are none.
+
+    ``leaves``: for those of the inputs, which a value may be made of.
+    """
     flat, asked, place = [f"o[{k}]" for k in range(plan.results.forward_leaves)], set[int](), 0
     for k, spec in enumerate(plan.results.values):
         asked |= set() if k in plan.mutations.spent_values else {*range(place, place + leaf_count(spec))}
         place += leaf_count(spec)
-    for k in sorted(plan.results.detach_values & asked):
-        source.line(f"d{k} = o[{k}].detach()")
+    for k in sorted((plan.results.detach_values | plan.results.shared.keys()) & asked):
+        shared = plan.results.shared.get(k)
+        value = (
+            f"o[{k}]" if shared is None else flat[shared.number] if shared.kind == "value" else leaves[shared.number]
+        )
+        source.line(f"d{k} = {value}{'.detach()' if shared is None else ''}")
         flat[k] = f"d{k}"
     return flat
 
@@ -362,19 +369,10 @@ def symbol_lines(
     plan: Plan, source: Source, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str]
 ) -> dict[Any, str]:
     """Emit reading the symbols' values; returns symbol -> local name."""
-    symbols: dict[Any, str] = {}
+    names = {"flat": flat, "input": inputs, "leaf": leaves}
     for row in plan.inputs.symbols:
-        local = symbols[row.symbol] = str(row.symbol)
-        if row.input is not None:
-            source.line(f"{local} = {inputs[row.input]}.shape[{row.dim}]")
-            continue
-        if row.kind == "argument":
-            source.line(f"{local} = {flat[row.dim]}")
-            continue
-        assert row.leaf is not None
-        what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
-        source.line(f"{local} = {leaves[row.leaf]}.{what[row.kind]}")
-    return symbols
+        source.line(f"{row.symbol} = {names[row.kind][row.number]}{row.attribute}")
+    return {row.symbol: str(row.symbol) for row in plan.inputs.symbols}
 
 
 def tuple_code(names: Sequence[str]) -> str:

@@ -227,12 +227,13 @@ class EntryEmitter:
         s, plan = self.source, self.plan
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
         env = self._env(symbols)
+        state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
         if needs_call(plan):
-            s.line(f"call = {s.bind('Call', Call)}([{', '.join(inputs)}], {env})")
+            s.line(f"call = {state}")
             env = "call.env"
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.keep_versions()
-        values = self._train(inputs) if plan.trains else self._infer(symbols, env)
+        values = self._train(inputs) if plan.trains else self._infer(symbols, env, leaves)
         delivery.write(values, grad=self.ambient.grad, inference=self.ambient.inference)
         results: list[str] = []
         for o in plan.results.outputs:  # each is made once
@@ -278,7 +279,7 @@ class EntryEmitter:
         rows = [f"{self.source.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
         return f"{{{', '.join(rows)}}}"
 
-    def _infer(self, symbols: dict[Any, str], env: str) -> list[str]:
+    def _infer(self, symbols: dict[Any, str], env: str, leaves: Sequence[str]) -> list[str]:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
         s.bind("forward", self.program.forward)
@@ -290,7 +291,7 @@ class EntryEmitter:
             s.depth += 1
         s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))
         symbols = symbols | sizes_of_outputs(s, plan)
-        flat = detached_outputs(s, plan)
+        flat = detached_outputs(s, plan, leaves)
         wrapper = Wrapper(s, self.examples, symbols, env)
         values = wrapped(wrapper, plan, iter(flat))
         if guarded:

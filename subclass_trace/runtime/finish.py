@@ -22,9 +22,10 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(eq=False)
 class Call:
-    """The state of one call: inputs, values of symbols; the forward fills in sizes."""
+    """The state of one call: inputs, their dense leaves, values of symbols; the forward fills in sizes."""
 
     inputs: list[torch.Tensor]
+    leaves: list[torch.Tensor]
     env: dict[Any, Any]
     sizes: Sequence[Any] = ()
 

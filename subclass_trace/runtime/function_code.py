@@ -45,7 +45,12 @@ _PATHS = 4
 def needs_call(plan: Plan) -> bool:
     """Does `apply` take the `Call`, too?"""
     beside = set(plan.gradients.watched_inputs) - set(plan.gradients.differentiated)
-    return bool(plan.inputs.symbols or beside or plan.results.size_outputs)
+    return bool(
+        plan.inputs.symbols
+        or beside
+        or plan.results.size_outputs
+        or any(row.kind != "value" for row in plan.results.shared.values())
+    )
 
 
 class FunctionEmitter:
@@ -77,7 +82,7 @@ class FunctionEmitter:
         for symbol, name in symbols.items():
             s.line(f"{name} = call.env[{s.constant(symbol, 'symbol')}]")
         symbols |= sizes_of_outputs(s, plan)
-        flat = detached_outputs(s, plan)
+        flat = detached_outputs(s, plan, [f"call.leaves[{k}]" for k in range(plan.inputs.leaf_count)])
         self._save(s, plan.results.forward_leaves + plan.results.size_outputs)
         s.line(f"ctx.edges = {s.bind('edges', edges)}(inputs)")
         if symbols:

@@ -73,6 +73,7 @@ def make_plan(
             recipe=recipes.result,
             detach_values=_detach(forward, captured),
             size_outputs=captured.results.size_outputs,
+            shared=captured.results.shared,
             unbacked=captured.results.unbacked,
         ),
         mutations=replace(captured.mutations, in_program=in_program),
@@ -122,37 +123,32 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
 def _symbols(captured: Captured) -> list[SymbolPlan]:
     rows: dict[Any, SymbolPlan] = {}
 
-    def note(size: Any, kind: str, leaf: int | None, inp: int | None, dim: int) -> None:
-        symbol = torch_api.size_symbol(size)
+    def note(symbol: Any, *where: Any) -> None:
         if symbol is not None:
-            rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
+            rows.setdefault(symbol, SymbolPlan(symbol, *where))
 
     # First: where a size was found to be equal to a number, that is checked with the size.
     for position, n in captured.session.arguments.items():
-        symbol = torch_api.argument_symbol(n)
-        if symbol is not None:
-            rows.setdefault(symbol, SymbolPlan(symbol, "argument", None, None, position))
+        note(torch_api.argument_symbol(n), "flat", position)
     for k, t in enumerate(captured.inputs.originals):
         for d, n in enumerate(t.shape):
-            note(n, "size", k, None, d)
+            note(torch_api.size_symbol(n), "leaf", k, f".shape[{d}]")
     for k, t in enumerate(captured.inputs.originals):  # a slice of something that grows
         if t.layout is torch.strided:
             for d, n in enumerate(t.stride()):
-                note(n, "stride", k, None, d)
-            note(t.storage_offset(), "storage_offset", k, None, 0)
+                note(torch_api.size_symbol(n), "leaf", k, f".stride({d})")
+            note(torch_api.size_symbol(t.storage_offset()), "leaf", k, ".storage_offset()")
     for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
-            note(n, "size", None, number, d)
-        for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
-            ragged = torch_api.ragged_parts(n) if is_ragged(n) else None
-            if ragged is not None:
-                rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
+            note(torch_api.size_symbol(n), "input", number, f".shape[{d}]")
+            if is_ragged(n) and (ragged := torch_api.ragged_parts(n)) is not None:
+                note(ragged[0], "input", number, f".shape[{d}]", True)
     return list(rows.values())
 
 
 def number_symbols(rows: Sequence[SymbolPlan]) -> frozenset[Any]:
-    """The symbols that are numbers: nested ints stand in no condition."""
-    return frozenset(row.symbol for row in rows if row.kind != "ragged")
+    """The symbols that are numbers."""
+    return frozenset(row.symbol for row in rows if not row.ragged)
 
 
 def conditions_of(captured: Captured, symbols: Sequence[SymbolPlan]) -> tuple[Any, ...]:

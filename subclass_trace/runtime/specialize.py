@@ -24,7 +24,7 @@ from ..partition.saved import saved_table
 from ..plan import Plan, ValueOutput
 from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import Spec, WrapperSpec, leaf_count
+from ..subclass.spec import Spec, WrapperSpec, leaf_count, leaf_paths
 from .backward import Backwards, Circumstances, CompiledBackward, check_of
 from .compiling import backward_compiler, compile_half, program_as_recorded
 from .finish import Program
@@ -74,7 +74,7 @@ def build_program(
         return _forward_alone(captured, positions, recipes, backend)
     guess, traced = found
     if verify.ENABLED:
-        verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
+        verify.verify_joint(traced.joint, traced.num_forward)
     ours = isinstance(partitioner, MinCut)
     kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
     parts = partition(
@@ -88,7 +88,7 @@ def build_program(
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
-        verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
+        verify.verify_partition(parts, visible, traced.tangents, _written(captured))
     _name_inputs(parts.first, captured)
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
@@ -123,8 +123,7 @@ def _forward_alone(
         call = compile_half(backend, backend.inference, half)
     plan, backwards = make_plan(captured, positions, recipes, half, (), in_program), None
     if verify.ENABLED:
-        verify.verify_forward(half.module, in_place=in_program)
-        verify.verify_plan(half.module, plan)
+        verify.verify_plan(half.module, plan, in_place=in_program)
     if captured.tape is not None:
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
         backwards = Backwards(captured.tape, frozenset(), *rest)
@@ -201,7 +200,7 @@ def _static_leaves(captured: Captured) -> list[int]:
 def _primal_paths(captured: Captured) -> Mapping[str, str]:
     paths: dict[str, str] = {}
     for row in captured.inputs.rows:
-        for leaf, path in zip(row.leaves, _leaf_paths(row.spec, str(row.path)), strict=True):
+        for leaf, path in zip(row.leaves, leaf_paths(row.spec, str(row.path)), strict=True):
             paths.setdefault(f"primals_{captured.inputs.leaf_primals[leaf] + 1}", path)
     return paths
 
@@ -218,12 +217,6 @@ def _name_inputs(half: Half, captured: Captured) -> None:
     for node in half.inputs:
         if node.name in paths:
             node.meta["path"] = paths[node.name]
-
-
-def _leaf_paths(spec: Any, path: str) -> list[str]:
-    if isinstance(spec, WrapperSpec):
-        return [p for n, s in zip(spec.names, spec.inners, strict=True) for p in _leaf_paths(s, f"{path}.{n}")]
-    return [path] if hasattr(spec, "dtype") else []
 
 
 def _output_paths(plan: Plan) -> list[str]:

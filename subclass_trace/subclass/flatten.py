@@ -78,19 +78,6 @@ def leaves_of(value: Any) -> list[torch.Tensor]:
     return leaves
 
 
-def leaf_paths(value: Any, path: Path = VALUE) -> list[Path]:
-    """The path of each leaf, in flatten order."""
-    paths: list[Path] = []
-    visit(
-        value,
-        leaf=lambda t, p: paths.append(p),
-        wrapper=lambda t, names, inners, context, p: None,
-        opaque=lambda v, p: None,
-        path=path,
-    )
-    return paths
-
-
 def tensors_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
     """(attribute names from outside in, tensor) for each tensor inside ``value``, wrapper or dense; inner ones first."""
     found: list[tuple[tuple[str, ...], torch.Tensor]] = []

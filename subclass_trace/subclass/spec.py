@@ -124,6 +124,13 @@ def spec_leaves(spec: Spec) -> Iterator[LeafSpec]:
             yield from spec_leaves(inner)
 
 
+def leaf_paths(spec: Spec, path: str) -> list[str]:
+    """The path of each leaf of a value, in flatten order."""
+    if isinstance(spec, WrapperSpec):
+        return [p for n, s in zip(spec.names, spec.inners, strict=True) for p in leaf_paths(s, f"{path}.{n}")]
+    return [path] if isinstance(spec, LeafSpec) else []
+
+
 def sizes_in(spec: Spec) -> Iterator[Any]:
     """Sizes and strides of a value and of all values inside it."""
     if isinstance(spec, WrapperSpec):

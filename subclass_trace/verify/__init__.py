@@ -1,8 +1,8 @@
 """The verifier: checks between the stages that tests switch on. It finds our own faults.
 
-Each stage has one function: `verify_joint` after the trace, `verify_partition` after the partition, `verify_plan` on the
-plan, `verify_backward` for a backward that is traced later. Each raises `VerificationError` with what is wrong, where, what was
-expected and what is there. They check whenever they are called; callers in the package ask ``verify.ENABLED`` first::
+`verify_joint` after the trace, `verify_partition` after the partition, `verify_plan` on the plan and the forward. Each raises
+`VerificationError` with what is wrong, where, what was expected and what is there. They check whenever they are called;
+callers in the package ask ``verify.ENABLED`` first::
 
     with verify.enabled():
         compiled(x).sum().backward()
@@ -11,6 +11,7 @@ expected and what is there. They check whenever they are called; callers in the 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +45,9 @@ def _require(holds: object, what: str, path: object, expected: object, got: obje
         raise VerificationError(what, path=path, expected=str(expected), got=str(got))
 
 
-def verify_joint(joint: fx.GraphModule, *, num_forward: int, tangents: Sequence[str]) -> None:
-    """A joint graph: dense, functional, with the right inputs, forward outputs free of tangents.
-
-    Args:
-        num_forward: how many of its outputs belong to the forward.
-        tangents: the names of the tangents that it may take, those of the backwards that it differentiates included.
-    """
+def verify_joint(joint: fx.GraphModule, num_forward: int) -> None:
+    """A joint graph: dense, functional, its first ``num_forward`` outputs, which are the forward's, free of tangents."""
     _graph(joint, "joint")
-    _named_inputs(joint, tangents)
     late: dict[fx.Node, bool] = {}
     for node in joint.graph.nodes:
         own = str(node.target).startswith("tangents") if node.op == "placeholder" else False
@@ -61,28 +56,12 @@ def verify_joint(joint: fx.GraphModule, *, num_forward: int, tangents: Sequence[
     _require(not found, "an output of the forward needs a tangent", "joint.outputs", "none", found)
 
 
-def verify_forward(forward: fx.GraphModule, *, in_place: bool = False) -> None:
-    """The graph of a region without a backward. ``in_place``: it is as it was recorded."""
-    _graph(forward, "forward", in_place)
-    _named_inputs(forward, ())
-
-
 def verify_partition(
-    parts: Partitioned, *, num_forward: int, tangents: Sequence[str], written: Collection[str] = ()
+    parts: Partitioned, num_forward: int, tangents: Sequence[str], written: Collection[str] = ()
 ) -> None:
-    """Two programs that fit each other.
-
-    Args:
-        num_forward, tangents: see `verify_joint`.
-        written: graph inputs that the region writes; what is saved must not lie in their memory.
-    """
-    _graph(parts.forward, "forward")
+    """Two programs that fit each other; what is saved must not lie in the memory of inputs that the region writes."""
     _graph(parts.backward, "backward")
-    _named_inputs(parts.forward, ())
-    outputs, count = _outputs(parts.forward), num_forward + len(parts.saved)
-    what = "the forward returns the wrong number of values"
-    _require(len(outputs) == count, what, "forward.outputs", count, len(outputs))
-    values = dict(zip(parts.saved, outputs[num_forward:], strict=True))
+    values = dict(zip(parts.saved, _outputs(parts.forward)[num_forward:], strict=False))
     inputs = _placeholders(parts.backward)
     known = len(inputs) == len(parts.backward_inputs) and set(parts.backward_inputs) <= {*values, *tangents}
     what = "an input of the backward is neither saved nor a tangent"
@@ -98,17 +77,9 @@ def verify_partition(
         _require(owner is None, "a saved value lies in a written input", f"saved.{name}", "memory of its own", owner)
 
 
-def verify_backward(graph: fx.GraphModule, inputs: Sequence[str], have: Collection[str]) -> None:
-    """A backward that was traced later: it takes nothing but saved values and tangents, named in ``have``."""
-    _graph(graph, "backward")
-    names = [str(n.target) for n in _placeholders(graph)]
-    _require(names == list(inputs), "the inputs of the backward differ", "backward", list(inputs), names)
-    unknown = sorted(set(names) - set(have))
-    _require(not unknown, "the backward takes what is not saved", "backward", sorted(have), unknown)
-
-
-def verify_plan(forward: fx.GraphModule, plan: Plan) -> None:
-    """The forward graph takes what the plan's primals give, and returns what the plan reads from it."""
+def verify_plan(forward: fx.GraphModule, plan: Plan, in_place: bool = False) -> None:
+    """The forward graph (``in_place``: as recorded) takes what the plan's primals give, and returns what the plan reads."""
+    _graph(forward, "forward", in_place)
     taken, given = len(_placeholders(forward)), len(plan.inputs.primals)
     what = "the graph takes another number of inputs than the plan gives"
     _require(taken == given, what, "forward.inputs", given, taken)
@@ -127,7 +98,7 @@ def _graph(module: fx.GraphModule, where: str, in_place: bool = False, branch: b
             others = [type(t).__qualname__ for t in _tensors(node.meta["val"]) if type(t) not in torch_api.FAKE_TYPES]
             _require(not others, "a value in the graph is not dense", path, "FakeTensors", others)
         if node.op == "get_attr":
-            held = _attribute(module, str(node.target))
+            held = operator.attrgetter(str(node.target))(module)
             dense = type(held) in (torch.Tensor, torch.nn.Parameter, *torch_api.FAKE_TYPES)
             dense = dense or not isinstance(held, torch.Tensor)
             _require(dense, "a constant is not dense", path, "a plain tensor", type(held).__qualname__)
@@ -137,18 +108,6 @@ def _graph(module: fx.GraphModule, where: str, in_place: bool = False, branch: b
             mutable = torch_api.op_schema(node.target).is_mutable
             what = "the graph holds an operation that writes to its arguments"
             _require(not mutable, what, path, "functional operations", node.target)
-
-
-def _named_inputs(module: fx.GraphModule, tangents: Sequence[str]) -> None:
-    """Inputs are ``primals_N`` in rising order, and tangents that were declared."""
-    last = 0
-    for node in _placeholders(module):
-        if node.target not in tangents:
-            name, _, number = str(node.target).rpartition("_")
-            primal = name == "primals" and number.isdigit() and int(number) > last
-            expected = f"primals_N with N > {last}, or one of the tangents {list(tangents)}"
-            _require(primal, "a graph input has the wrong name", "inputs", expected, node.target)
-            last = int(number)
 
 
 def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
@@ -164,13 +123,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield value
     for part in value if isinstance(value, (list, tuple)) else ():
         yield from _tensors(part)
-
-
-def _attribute(module: torch.nn.Module, target: str) -> Any:
-    value: Any = module
-    for part in target.split("."):
-        value = getattr(value, part, None)
-    return value
 
 
 def _storage(node: fx.Node) -> int:

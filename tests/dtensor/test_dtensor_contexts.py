@@ -89,4 +89,4 @@ def test_regions_of_dense_tensors_do_not_ask(mesh) -> None:
         with parallel(on):
             region(torch.ones(2, requires_grad=True)).sum().backward()
     (only,) = region.specializations
-    assert only.guards.ambient.dtensor is None and len(only.program.backwards.compiled) == 1
+    assert only.ambient.dtensor is None and len(only.program.backwards.compiled) == 1

@@ -2,7 +2,6 @@
 
 What this file adds to inductor's own entry point:
 
-- a missing C++ compiler (or Triton, for CUDA) is found before anything is compiled, and reported in one sentence;
 - the graph that the caller passes stays as it is: inductor rewrites a copy;
 - random numbers are those of eager mode (``fallback_random``);
 - operations that are called for what they do are chained by effect tokens, without which inductor would drop them;
@@ -17,37 +16,18 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.fx as fx
 
 from .. import torch_api
 from ..capture.effects import CHECKS, has_effects
-from ..errors import BackendError
 
 
 def compile_with_inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **role: bool) -> Callable[..., Any]:
     """Compile a graph; ``role``: ``is_backward`` for (saved activations, tangents) to gradients, ``is_inference``."""
-    _require_tools(_device_types(gm, example_inputs))
     own = _copy(gm)
     loud = [n for n in own.graph.nodes if n.op == "call_function" and has_effects(n.target) and n.target not in CHECKS]
     with torch_api.with_effect_tokens(own.graph, loud):
         return torch_api.inductor_compile(own, list(example_inputs), **role)
-
-
-def _require_tools(devices: frozenset[str]) -> None:
-    obstacle = torch_api.inductor_obstacle(set(devices))
-    if obstacle is not None:
-        raise BackendError(
-            f"the back end 'inductor' cannot be used here: {obstacle}",
-            expected="what inductor needs: a C++ compiler for the CPU (g++, clang++ or cl), Triton for CUDA",
-            got=f"{obstacle}, for a graph on {', '.join(sorted(devices)) or 'no device'}",
-            fix='use backend="eager", which needs none of this, or install it (CXX names a C++ compiler)',
-        )
-
-
-def _device_types(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[str]:
-    values = [*example_inputs, *(node.meta.get("val") for node in gm.graph.nodes)]
-    return frozenset(v.device.type for v in values if isinstance(v, torch.Tensor))
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:

@@ -27,8 +27,7 @@ from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
 from .functions import CapturedFunctions
 from .graphs import finish_joint, read_by_backward
-from .inputs import Inputs
-from .lift import StandIns
+from .inputs import Inputs, StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
 from .outputs import OutputClassifier, refuse_handed_on, shared_leaves
@@ -135,7 +134,7 @@ class _Capture:
         self.session, self.recorder = session, session.recorder
         self.inputs = Inputs(session, state_of)
         self.reads = MetadataReads(self.inputs)
-        self.stand_ins = StandIns(self.recorder, self.inputs)
+        self.stand_ins = StandIns(self.inputs)
         self.functions = CapturedFunctions(self.recorder, self.reads, self.stand_ins)
         self.values: list[Tensor] = []
 
@@ -154,6 +153,9 @@ class _Capture:
                 recorder.sealed = True
                 gradients = tuple((number, len(ran.outputs) + k) for k, (number, _) in enumerate(changed))
                 mutations = PlanMutations(tuple(read_mutations(self.inputs, recorder, self._emit)), gradients)
+                for m in mutations.rows:
+                    if m.differentiable:
+                        self.reads.fact(m.input, "is_leaf")
                 flat = [self.stand_ins.known(o) for o in (*ran.outputs, *(g for _, g in changed))]
                 results, nodes = self._freeze(flat, ran.handed, {m.value for m in mutations.rows})
             finally:
@@ -189,8 +191,9 @@ class _Capture:
         inputs, recorder = self.inputs, self.recorder
         classifier = OutputClassifier(inputs, handed, recorder, self._emit)
         outputs = tuple(map(classifier.classify, flat))
-        odd = [k for k in range(len(inputs.rows)) if (t := inputs.real(k)) is not None and t.is_inference()]
-        self.reads.depends_on("is_inference", odd)
+        for k in range(len(inputs.rows)):
+            if (t := inputs.real(k)) is not None and t.is_inference():
+                self.reads.fact(k, "is_inference")
         shared = shared_leaves(self.values, contents, inputs, recorder)
         refuse_handed_on(self.values, contents, inputs)
         _check_mode([t for k, t in enumerate(self.values) if k not in contents], inputs.leaf_values)

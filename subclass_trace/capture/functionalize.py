@@ -140,15 +140,18 @@ class _Replay:
     ) -> fx.GraphModule:
         replay, graph, root = self.functional, self.recorder.graph, self.recorder.root
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
-        inputs = self._place_inputs(graph)
-        forward_nodes: list[Any] | None = None
+        for node in graph.find_nodes(op="placeholder"):
+            value = node.meta["val"]
+            self.env[node] = torch_api.detached(self.mode, value) if isinstance(value, Tensor) else value
+            replay.place(str(node.target), self.env[node], node.meta)
+        forward_nodes: list[Any] = []
         kept: dict[str, Any] = {}
         # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
         with replay.active(self.recorder.decompositions) as meta:
             for node in graph.nodes:
                 if node.op == "placeholder":
-                    value = inputs[node]
-                    self.env[node] = self.functional.wrap(value) if isinstance(value, Tensor) else value
+                    value = self.env[node]
+                    self.env[node] = replay.wrap(value) if isinstance(value, Tensor) else value
                 elif node.op == "get_attr":
                     value = getattr(root, node.target)
                     self.env[node] = (
@@ -164,9 +167,6 @@ class _Replay:
                 if node is boundary:
                     forward_nodes = [self._node(x) for x in forward]
                     kept = {n.name: self._node(n) for n in also}
-            if forward_nodes is None:
-                forward_nodes = [self._node(x) for x in forward]
-                kept = {n.name: self._node(n) for n in also}
             nodes = [*forward_nodes, *[self._node(x) for x in backward]]
         self._rename()
         names = {name: node.name for name, node in kept.items()}
@@ -190,21 +190,9 @@ class _Replay:
             elif made.op == "call_function" and made.name in taken:
                 made.name = f"{made.name}_late"
 
-    # ---------------------------------------------------------------- inputs
-    def _place_inputs(self, graph: fx.Graph) -> dict[fx.Node, Any]:
-        values: dict[fx.Node, Any] = {}
-        for node in graph.find_nodes(op="placeholder"):
-            value = node.meta["val"]
-            values[node] = torch_api.detached(self.mode, value) if isinstance(value, Tensor) else value
-            self.functional.place(str(node.target), values[node], node.meta)
-        return values
-
     # ---------------------------------------------------------------- operations
     def _set_meta(self, meta: dict[str, Any], node: fx.Node) -> None:
-        meta["partitioner_tag"], meta["grad_fn_seq_nr"] = (
-            node.meta.get("partitioner_tag"),
-            [node.meta.get("seq_nr", -1)],
-        )
+        meta["partitioner_tag"] = node.meta.get("partitioner_tag")
         for key in _COPIED:
             meta.pop(key, None)
             if key in node.meta:

@@ -21,7 +21,7 @@ from ..subclass.protocol import is_traceable
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
 from .indexing import with_places
 from .inner_backward import InnerBackward
-from .lift import StandIns
+from .inputs import StandIns
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
 from .user_code import asking_frame

@@ -7,7 +7,6 @@ closures with the right operands), and becomes one node whose branches are graph
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -95,7 +94,7 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
     node_args, node_kwargs = pytree.tree_unflatten([argument(x) for x in flat], spec)
     node = recorder.graph.call_function(func, node_args, node_kwargs)
     recorder.annotate(node)
-    _track(recorder, node, out)
+    recorder.track_result(node, out)
     # while_loop stacks the values of as many iterations as it needs
     recorder.symbols.bind_data_dependent(node, out, recorder.tag)
     return out
@@ -106,18 +105,3 @@ def _result(recorder: Any, value: Any) -> Any:
     if isinstance(value, Tensor) and value._base is not None and not recorder.knows(value._base):
         return torch_api.detached(recorder.mode, value)
     return value
-
-
-def _track(recorder: Any, node: fx.Node, out: Any) -> None:
-    """Results may nest: flex attention's backward has the gradients of captured tensors in a tuple of their own."""
-    if isinstance(out, Tensor):
-        recorder.track(out, node)
-        return
-    node.meta["val"] = pytree.tree_map(
-        lambda o: torch_api.detached(recorder.mode, o) if isinstance(o, Tensor) else o, out
-    )
-    for i, o in enumerate(out):
-        if isinstance(o, (Tensor, tuple, list)):
-            item = recorder.graph.call_function(operator.getitem, (node, i))
-            item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
-            _track(recorder, item, o)

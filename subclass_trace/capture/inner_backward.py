@@ -19,10 +19,10 @@ import torch
 
 from .. import torch_api
 from ..errors import UnsupportedError
+from ..plan import gradient_of
 from ..subclass.flatten import leaves_of
 from .input_sizes import DynamicDims
-from .inputs import Argument, TracedInput
-from .lift import StandIns
+from .inputs import Argument, StandIns, TracedInput
 from .metadata import MetadataReads
 from .recorder import Recorder
 from .tape import leaves_behind, nodes_behind
@@ -69,12 +69,10 @@ class InnerBackward:
             return known
         row = self.inputs.rows[number]
         found = self._slots[number] = Slot(number, row)
-        owner = self.inputs.real(number)
-        if owner is None or not row.has_gradient:
-            self.reads.note(number, "gradient")
+        real = gradient_of(self.inputs.real(number))
+        if real is None:
+            self.reads.fact(number, "grad")
             return found
-        real = owner.grad
-        assert real is not None
         if real.layout is not torch.strided or self.inputs.of_real(real) is not None:
             raise UnsupportedError(
                 "the region asks for the gradient of a tensor, and that is sparse, or stands elsewhere among its inputs too",
@@ -120,14 +118,14 @@ class InnerBackward:
 
     def _check_owner(self, number: int) -> None:
         row = self.inputs.rows[number]
-        self.reads.note(number, "is_leaf")
+        self.reads.fact(number, "is_leaf")
         if not row.is_leaf:
             raise UnsupportedError(
                 "the region calls .backward(), and that leads to a tensor with a history from outside",
                 path=row.path,
                 fix="detach it, or call .backward() on the result outside of the region",
             )
-        if self.reads.fact(number, "accumulation hooks") is True:
+        if self.reads.fact(number, torch_api.ACCUMULATION_HOOKS) is True:
             raise self._has_hooks(row)
 
     def _has_hooks(self, row: TracedInput) -> UnsupportedError:
@@ -149,9 +147,9 @@ class InnerBackward:
         outside = self._by_node()
         wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
         for k in wanted:
-            self.reads.note(k, "is_leaf")
+            self.reads.fact(k, "is_leaf")
             row = self.inputs.rows[k]
-            names = ("gradient hooks",) if row.is_leaf else ("gradient hooks", "retains_grad")
+            names = (torch_api.GRADIENT_HOOKS,) if row.is_leaf else (torch_api.GRADIENT_HOOKS, "retains_grad")
             if any(self.reads.fact(k, name) is True for name in names):
                 raise self._has_hooks(row)
         if not wanted or len(outside) < 2:
@@ -159,7 +157,7 @@ class InnerBackward:
         behind = set(nodes_behind(map(_node_of, roots), []))
         reached = [k for n, k in outside.items() if n in behind and any(w != k for w in wanted)]
         for k in reached:
-            self.reads.note(k, "is_leaf")
+            self.reads.fact(k, "is_leaf")
         above = [k for k in reached if not self.inputs.rows[k].is_leaf]
         if above:
             raise UnsupportedError(

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .. import torch_api
 from ..errors import NeedsEager, ProtocolError, UnsupportedError
-from ..plan import gradient_of
 from ..state.kinds import set_by_class
 from ..subclass.flatten import flatten, guarded_spec, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, leaf_paths
+from ..subclass.visit import rebuild
 from .input_sizes import DynamicDims, SizeSymbols, traced_value
 from .session import Session
 
@@ -57,7 +57,6 @@ class TracedInput:
     is_leaf: bool
     traced: Tensor
     edge: Any  # gradient edge, or None when it does not require grad
-    has_gradient: bool  # its .grad is a tensor
     own: frozenset[str]
     grad_dtype: torch.dtype | None
     position: int
@@ -152,7 +151,6 @@ class Inputs:
         # In inference mode too, a view of an input is as the input is.
         inference = torch.is_inference_mode_enabled() and real.is_inference()
         with torch.no_grad(), torch_api.no_modes():
-            gradient = has_gradient(real)
             dtype = torch_api.grad_dtype(real)
         values = [self.leaf_values[k] for k in leaves]
         traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
@@ -160,20 +158,8 @@ class Inputs:
         if isinstance(real, torch.nn.Parameter):
             traced.__dict__["_is_param"] = True
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
-        row = TracedInput(
-            argument.path,
-            spec,
-            leaves,
-            real.is_leaf,
-            traced,
-            edge,
-            gradient,
-            own,
-            dtype,
-            argument.position,
-            argument.static,
-            argument.gradient_of,
-        )
+        place = argument.position, argument.static, argument.gradient_of
+        row = TracedInput(argument.path, spec, leaves, real.is_leaf, traced, edge, own, dtype, *place)
         self.rows.append(row)
         if isinstance(spec, WrapperSpec):
             self.session.wrappers.append((argument.path, traced))
@@ -222,11 +208,6 @@ class Inputs:
         self._reals = [lambda: None] * len(self.rows)
 
 
-def has_gradient(x: Tensor) -> bool:
-    """Is its ``.grad`` a tensor?"""
-    return gradient_of(x) is not None
-
-
 def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
     if leaf is not argument.value and leaf.requires_grad and not argument.value.requires_grad:
         raise ProtocolError(
@@ -239,3 +220,48 @@ def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
         )
     if torch_api.is_fake(leaf):
         raise UnsupportedError("a region was called with a FakeTensor", path=path, fix="call it with real tensors")
+
+
+# ---------------------------------------------------------------------------------------------- stand-ins
+#: what is asked of a real tensor itself
+_OWN = frozenset(
+    {"__get__", "__set__", "__delete__", "__hash__", "__repr__", "__format__", "__deepcopy__", "__reduce_ex__"}
+)
+
+
+class StandIns:
+    """The traced tensors for real ones, in one capture.
+
+    They are put where names lead (`state`), but a real tensor may be met by other ways: an object of C, the constructor of a
+    class. It is known by identity. One that no source holds is refused, by the recorder: the graph would have it for ever.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.recorder, self.inputs = inputs.session.recorder, inputs
+
+    def swap(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a call, with stand-ins for real tensors."""
+        if getattr(func, "__name__", "") in _OWN:
+            return args, kwargs
+        return tuple(map(self.swapped, args)), {k: self.swapped(v) for k, v in kwargs.items()}
+
+    def swapped(self, value: Any) -> Any:
+        """The stand-in for a real tensor, also inside of lists and tuples; anything else itself."""
+        if isinstance(value, Tensor):
+            traced = self.known(value)
+            return self._constant(value) if traced is value and torch_api.is_jagged_example(value) else traced
+        return type(value)(map(self.swapped, value)) if type(value) in (list, tuple) else value
+
+    def known(self, value: Any) -> Any:
+        """The traced tensor for a real one that is an input, or the value itself."""
+        row = self.inputs.of_real(value) if isinstance(value, Tensor) else None
+        return value if row is None else row.traced
+
+    def _constant(self, real: Tensor) -> Tensor:
+        """A jagged tensor that torch itself holds, and of which it reads the class alone."""
+        with torch.no_grad(), torch_api.no_modes():
+            leaves, spec = flatten(real)
+        spec = replace(spec, size=self.recorder.symbols.ragged_sizes(spec.size))  # type: ignore[union-attr,arg-type]
+        with torch.no_grad():
+            traced: Tensor = rebuild(spec, iter([self.recorder.constant(t) for t in leaves]))
+        return traced

@@ -7,13 +7,13 @@ the stand-in answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import torch_api
 from ..errors import UnsupportedError
+from ..plan import gradient_of
 from .inputs import Inputs
 from .recorder import Recorder
 from .user_code import is_user_code
@@ -39,19 +39,10 @@ ASKING = _OTHERWISE | {"__get__", "__set__", "__delete__", "retain_grad", "stora
 ASIDE = object()
 
 
-#: what a stand-in does not share with the tensor that it stands for
-_FACTS: Mapping[str, Callable[[Tensor], bool]] = {
-    "gradient hooks": torch_api.gradient_hooks,
-    "accumulation hooks": torch_api.accumulation_hooks,
-    "is_inference": lambda t: t.is_inference(),
-    "retains_grad": lambda t: t.retains_grad,
-}
-
-
-def failed_fact(facts: Sequence[tuple[str, bool]], t: Tensor) -> str | None:
-    """The first of these facts that does not hold for ``t``, as the end of a sentence."""
-    failed = (f"{name}: expected {known}, got {not known}" for name, known in facts if _FACTS[name](t) != known)
-    return next(failed, None)
+def fact_code(name: str, x: str) -> str:
+    """How a call asks for a fact: an attribute that a stand-in does not share with the tensor that it stands for."""
+    codes = {"grad": f"gradient_of({x}) is not None", "is_inference": f"{x}.is_inference()"}
+    return codes.get(name, f"{x}.{name}")
 
 
 class MetadataReads:
@@ -59,21 +50,12 @@ class MetadataReads:
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
-        self._read: set[tuple[int, str]] = set()
         self._facts: dict[tuple[int, str], bool] = {}
         self.offsets = False  # was a storage offset asked for?
 
-    def asked(self, number: int, name: str) -> bool:
-        """Was ``name``, "is_leaf" or "gradient", asked of an input?"""
-        return (number, name) in self._read
-
     def facts(self, number: int) -> tuple[tuple[str, bool], ...]:
-        """What else was asked of an input, and the answers."""
+        """What was asked of an input, and the answers."""
         return tuple((name, answer) for (n, name), answer in self._facts.items() if n == number)
-
-    def note(self, number: int, name: str) -> None:
-        """``name``, "is_leaf" or "gradient", was asked of an input."""
-        self._read.add((number, name))
 
     def fact(self, number: int, name: str) -> Any:
         """A fact of an input, on which the trace hangs from now on."""
@@ -81,13 +63,9 @@ class MetadataReads:
             real = self.inputs.real(number)
             if real is None:
                 return ASIDE
-            self._facts[number, name] = _FACTS[name](real)
+            answer: Any = gradient_of(real) is not None if name == "grad" else getattr(real, name)
+            self._facts[number, name] = bool(answer() if name == "is_inference" else answer)
         return self._facts[number, name]
-
-    def depends_on(self, name: str, numbers: Iterable[int] | None = None) -> None:
-        """The trace hangs on this fact of each input, or of some."""
-        for number in range(len(self.inputs.rows)) if numbers is None else numbers:
-            self.fact(number, name)
 
     # ---------------------------------------------------------------- answers
     def answer(self, func: Any, traced: Any, recorder: Recorder, caller: Any) -> Any:
@@ -112,13 +90,15 @@ class MetadataReads:
         if name == "is_inference":
             return self.fact(number, name)
         if func is Tensor.retain_grad:  # a leaf has its gradient anyway
-            return self.note(number, "is_leaf") if row.is_leaf else self._refuse(name, traced, recorder)
+            if not self.fact(number, "is_leaf"):
+                self._refuse(name, traced, recorder)
+            return None
         moved = (
             row.edge is None or row.traced.grad_fn is not row.edge.node
         )  # another history than it came with, or none
         if get and not moved and owner in (Tensor.is_leaf, Tensor.grad_fn):
-            self.note(number, "is_leaf")
-            return row.is_leaf if owner is Tensor.is_leaf else None if row.is_leaf else ASIDE
+            leaf = self.fact(number, "is_leaf")
+            return leaf if owner is Tensor.is_leaf else None if leaf else ASIDE
         return ASIDE
 
     def _lies_in_input(self, t: Any) -> bool:

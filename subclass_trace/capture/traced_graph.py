@@ -135,10 +135,10 @@ class TracedGraph:
         elif isinstance(out, (list, tuple)):
             node.meta["val"] = type(out)(torch_api.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out)
             for i, o in enumerate(out):
-                if isinstance(o, Tensor):
+                if isinstance(o, (Tensor, list, tuple)):  # flex attention's backward has a tuple of gradients
                     item = self.graph.call_function(operator.getitem, (node, i))
                     item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
-                    self.track(o, item)
+                    self.track_result(item, o)
         else:
             node.meta["val"] = out
 

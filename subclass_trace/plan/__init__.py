@@ -33,21 +33,16 @@ class InputPlan:
         path: where the user passes it.
         spec: what it must look like (guarded), and how it is taken apart.
         leaves: its dense leaves as places in the leaf table (one leaf may stand in several places).
-        is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd, and
-            does not ask.
         position: where it stands among the flat arguments.
-        no_gradient: the region asks for its ``.grad``, and finds None.
         of_gradient: the input is the ``.grad`` of the tensor at that position.
         grad_dtype: of the gradients that it asks for (None: any).
-        facts: (name, answer) of what else it asks; see `capture.metadata`.
+        facts: (name, answer) of what the region asks of it; see `capture.metadata`.
     """
 
     path: Path
     spec: Spec
     leaves: tuple[int, ...]
-    is_leaf: bool | None
     position: int
-    no_gradient: bool = False
     of_gradient: bool = False
     grad_dtype: torch.dtype | None = None
     facts: tuple[tuple[str, Any], ...] = ()

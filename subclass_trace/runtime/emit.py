@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..capture.inputs import has_gradient
-from ..capture.metadata import failed_fact
+from ..capture.metadata import fact_code
 from ..errors import UnsupportedError
-from ..plan import InputPlan, Plan
+from ..plan import InputPlan, Plan, gradient_of
 from ..subclass.context import (
     has_sizes,
     map_sizes,
@@ -212,7 +211,7 @@ class Wrapper:
         if len(tensors) != 1:
             return False
         source = self.source
-        known = source.constant(self.examples.attribute(spec, attribute), "spec")
+        known = source.constant(getattr(self.examples.make(spec), attribute), "spec")
         made = source.constant(construct, "construct")
         cls = source.constant(spec.cls, "cls")
         source.line(f"{out} = {made}({cls}, {inner[tensors[0]]}, {known}, requires_grad=False)")
@@ -344,25 +343,13 @@ def size_checks(source: Source, name: str, spec: Any, path: Path, symbols: dict[
                 source.check(f"if {now} != {code}", why)
 
 
-#: asked of each parameter of an optimizer -> the attribute that is true where it does not hold
-_NO_HOOKS = {
-    ("gradient hooks", False): torch_api.GRADIENT_HOOKS,
-    ("accumulation hooks", False): torch_api.ACCUMULATION_HOOKS,
-}
-
-
 def metadata_checks(source: Source, row: InputPlan, name: str) -> None:
-    """Check what the region asked of an input beside its values, or needs to know where it writes it."""
-    if row.is_leaf is not None:
-        source.check(f"if {name}.is_leaf is not {row.is_leaf}", repr(f"{row.path}: expected is_leaf={row.is_leaf}"))
-    if row.no_gradient:
-        source.check(f"if {source.bind('has_gradient', has_gradient)}({name})", repr(f"{row.path}.grad: expected None"))
-    for fact in row.facts:
-        if fact in _NO_HOOKS:
-            source.check(f"if {name}.{_NO_HOOKS[fact]}", repr(f"{row.path}.{fact[0]}: expected none"))
-    if asked := tuple(fact for fact in row.facts if fact not in _NO_HOOKS):
-        failed = f"{source.bind('failed_fact', failed_fact)}({source.held(asked, 'facts')}, {name})"
-        source.check(f"if {failed} is not None", f"{f'{row.path}.'!r} + {failed}")
+    """Check what the region asked of an input beside its values."""
+    for fact, known in row.facts:
+        if fact == "grad":
+            source.bind("gradient_of", gradient_of)
+        failed = f"{'not ' if known else ''}{fact_code(fact, name)}"
+        source.check(f"if {failed}", repr(f"{row.path}: expected {fact} = {known}"))
 
 
 def symbol_lines(

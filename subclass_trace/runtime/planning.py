@@ -89,20 +89,17 @@ def make_plan(
 
 
 def _inputs(captured: Captured) -> list[InputPlan]:
-    rows, reads = [], captured.reads
-    written = {m.input for m in captured.mutations.rows if m.differentiable}
+    rows = []
     for number, i in enumerate(captured.inputs.rows):
         rows.append(
             InputPlan(
                 path=i.path,
                 spec=guarded_spec(freeze(i.spec), i.path),
                 leaves=i.leaves,
-                is_leaf=i.is_leaf if number in written or reads.asked(number, "is_leaf") else None,
                 position=i.position,
-                no_gradient=reads.asked(number, "gradient"),
                 of_gradient=i.gradient_of is not None,
                 grad_dtype=i.grad_dtype,
-                facts=reads.facts(number),
+                facts=captured.reads.facts(number),
             )
         )
     return rows

@@ -66,34 +66,26 @@ def guarded_spec(spec: Spec, path: Path = VALUE) -> Spec:
     return replace(spec, inners=inners, context=guarded(spec.context, path))
 
 
-def leaves_of(value: Any) -> list[torch.Tensor]:
-    """The dense leaves of a value, in flatten order."""
-    leaves: list[torch.Tensor] = []
+def _tensors(value: Any) -> list[tuple[Path, torch.Tensor, bool]]:
+    """(path, tensor, is it dense) for a value and each tensor inside of it, in flatten order; inner ones first."""
+    found: list[tuple[Path, torch.Tensor, bool]] = []
     visit(
         value,
-        leaf=lambda t, _: leaves.append(t),
-        wrapper=lambda t, names, inners, context, _: None,
+        leaf=lambda t, p: found.append((p, t, True)),
+        wrapper=lambda t, names, inners, context, p: found.append((p, t, False)),
         opaque=lambda v, _: None,
     )
-    return leaves
+    return found
+
+
+def leaves_of(value: Any) -> list[torch.Tensor]:
+    """The dense leaves of a value, in flatten order."""
+    return [t for _, t, dense in _tensors(value) if dense]
 
 
 def tensors_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
     """(attribute names from outside in, tensor) for each tensor inside ``value``, wrapper or dense; inner ones first."""
-    found: list[tuple[tuple[str, ...], torch.Tensor]] = []
-
-    def note(t: torch.Tensor, path: Path) -> None:
-        if path.steps:
-            found.append((tuple(step[1:] for step in path.steps), t))
-
-    visit(
-        value,
-        leaf=note,
-        wrapper=lambda t, names, inners, context, path: note(t, path),
-        opaque=lambda v, _: None,
-        path=Path("value"),
-    )
-    return found
+    return [(tuple(step[1:] for step in p.steps), t) for p, t, _ in _tensors(value) if p.steps]
 
 
 def wrappers_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:

@@ -102,20 +102,6 @@ class Examples:
     def __init__(self, mode: Any, hint: Callable[[Any], int]) -> None:
         self.mode, self.hint = mode, hint
         self._templates: dict[Any, Template | None] = {}
-        self._attributes: dict[Any, Any] = {}
-
-    def attribute(self, spec: WrapperSpec, name: str) -> Any:
-        """Attribute ``name`` of a value of this spec. What decides it are the context, the outer sizes and strides,
-        and the opaque values (for DTensor's spec, they do): equal ones get the same object."""
-        opaque = tuple(s.value for s in spec.inners if isinstance(s, OpaqueSpec))
-        key = (spec.cls, name, spec.names, spec.size, spec.stride, _typed(spec.context), _typed(opaque))
-        try:
-            known = self._attributes.get(key)
-        except TypeError:  # a part of the context has no hash
-            return getattr(self.make(spec), name)
-        if known is None:
-            known = self._attributes[key] = getattr(self.make(spec), name)
-        return known
 
     def make(self, spec: Spec) -> Any:
         """A value of this spec, of fake leaves."""

@@ -178,15 +178,5 @@ def says_no_derivative(error: BaseException) -> bool:
     return str(error).startswith("the derivative for ")
 
 
-def gradient_hooks(t: torch.Tensor) -> bool:
-    """Has somebody registered hooks on the gradient of this tensor?"""
-    return bool(t._backward_hooks)
-
-
-def accumulation_hooks(t: torch.Tensor) -> bool:
-    """Has somebody registered hooks that run when the gradient of this leaf has been added to ``.grad``?"""
-    return bool(getattr(t, "_post_accumulate_grad_hooks", None))
-
-
-#: the attributes that are true of a tensor where `gradient_hooks` and `accumulation_hooks` hold
+#: the attributes that are true of a tensor with hooks on its gradient, of a leaf with such that run when it has been added up
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"

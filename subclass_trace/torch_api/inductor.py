@@ -15,22 +15,6 @@ from .kinds import is_fake
 from .modes import plain_dispatch
 
 
-def inductor_obstacle(devices: set[str]) -> str | None:
-    """Why inductor cannot compile for these device types here; None if nothing is known to be missing."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-    from torch.utils._triton import has_triton
-
-    if not devices or "cpu" in devices:
-        try:
-            get_cpp_compiler()
-        except InvalidCxxCompiler:
-            return "no working C++ compiler"
-    if "cuda" in devices and not has_triton():
-        return "no working Triton"
-    return None
-
-
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Inductor's decomposition table for graphs whose random numbers are those of eager mode."""
     import torch._inductor.lowering  # noqa: F401  # the decomposition of a pooling asks it

@@ -250,19 +250,12 @@ def test_inductor_on_real_examples_and_without_operations() -> None:
     assert inputs == []
 
 
-def test_a_missing_compiler_is_found_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_named() -> None:
     from torch._inductor import config
 
     gm, examples = graph(lambda x: [x + 1], X)
-    with config.patch({"cpp.cxx": ("no-such-compiler",)}), pytest.raises(BackendError) as caught:
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}), pytest.raises(BackendError, match="InvalidCxxCompiler"):
         compile_with(INDUCTOR.forward, gm, examples, is_backward=False, name="inductor")
-    assert str(caught.value).splitlines() == [
-        "the back end 'inductor' cannot be used here: no working C++ compiler",
-        "  expected: what inductor needs: a C++ compiler for the CPU (g++, clang++ or cl), Triton for CUDA",
-        "  got:      no working C++ compiler, for a graph on cpu",
-        '  fix:      use backend="eager", which needs none of this, or install it (CXX names a C++ compiler)',
-    ]
-    assert caught.value.__cause__ is None
 
 
 def test_importing_the_back_ends_imports_no_compiler() -> None:

@@ -37,7 +37,7 @@ import math
 import operator
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,7 +51,6 @@ from ...partition.half import Half
 from .bindings import bind_call
 from .views import Call, inputs_of, spare_views
 
-_WIDTH = 110
 _file_numbers = itertools.count()
 
 
@@ -64,7 +63,7 @@ def display(value: list[Any] | tuple[Any, ...] | dict[Any, Any] | slice, code: C
     if isinstance(value, list):
         return f"[{', '.join(map(code, value))}]"
     if isinstance(value, tuple):
-        return f"({''.join(code(v) + ', ' for v in value).rstrip(' ')})"
+        return f"({', '.join(map(code, value))}{',' * (len(value) == 1)})"
     if isinstance(value, slice):
         return f"slice({', '.join(map(code, (value.start, value.stop, value.step)))})"
     return f"{{{', '.join(f'{code(k)}: {code(v)}' for k, v in value.items())}}}"
@@ -155,20 +154,21 @@ class _Writer:
         for node, other in half.merged.items():
             if other in self.variables:
                 self.variables[node] = self.variables[other]
-        last_use = self._last_uses(order)
+        deaths, used = self._deaths(order)
         self.lines.append(f"def {self.name}(inputs):")
         if half.inputs:
-            self._statement("(", [self.variables[n] for n in half.inputs], ") = inputs")
+            self.lines.append(f"    {display(tuple(half.inputs), self.variables.__getitem__)} = inputs")
         self.lines.append("    inputs.clear()")
-        self._delete(last_use.get(None, []))
-        for node in order:
-            self._call(node, used=node in last_use.used)
-            self._delete(last_use.get(node, []))
-        self._statement("return (", [self._text(r, None) for r in half.outputs], ")")
+        for step in (None, *order):
+            if step is not None:
+                self._call(step, self.variables[step] if step in used else None)
+            if step in deaths:
+                self.lines.append(f"    del {', '.join(self.variables[n] for n in deaths[step])}")
+        self.lines.append(f"    return {display(tuple(half.outputs), lambda r: self._text(r, None))}")
         return "\n".join(self.lines)
 
-    def _last_uses(self, order: list[fx.Node]) -> _LastUses:
-        """Which local values die after which node; under None those that nothing uses."""
+    def _deaths(self, order: list[fx.Node]) -> tuple[dict[fx.Node | None, list[fx.Node]], set[fx.Node]]:
+        """Which local values die after which node, under None those that nothing uses; and the values that something uses."""
         merged = self.half.merged
         kept = {merged.get(r, r) for r in self.half.outputs if isinstance(r, fx.Node)}
         last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.half.inputs)
@@ -177,37 +177,31 @@ class _Writer:
                 used = merged.get(named, named)
                 if used.op != "get_attr":
                     last[used] = node
-        uses = _LastUses()
-        uses.used = kept | {used for used, by in last.items() if by is not None}
-        for used, by in last.items():
-            if used not in kept:
-                uses.setdefault(by, []).append(used)
-        return uses
+        deaths: dict[fx.Node | None, list[fx.Node]] = {}
+        for value, by in last.items():
+            if value not in kept:
+                deaths.setdefault(by, []).append(value)
+        return deaths, kept | {value for value, by in last.items() if by is not None}
 
-    def _call(self, node: fx.Node, *, used: bool) -> None:
-        target: Any = node.target
-        if target is operator.getitem:
-            text = f"{self._text(node.args[0], node)}[{self._text(node.args[1], node)}]"
-        else:
-            self._operation(node, self.variables[node] if used else None)
-            return
-        self.lines.append(f"    {self.variables[node]} = {text}" if used else f"    {text}")
-
-    def _operation(self, node: fx.Node, variable: str | None) -> None:
+    def _call(self, node: fx.Node, variable: str | None) -> None:
         """One line that calls an operation; its value gets a name if anything uses it."""
         call, target = self.calls.get(node), node.target
-        if call is None:
-            text, name = self._called(node, target, node.args, node.kwargs)
+        if target is operator.getitem:
+            text, comment = f"{self._text(node.args[0], node)}[{self._text(node.args[1], node)}]", ""
         else:
-            target = call.target
-            text, name = self._called(node, target, (call.origin, *call.rest), {})
-            if call.chain:
-                origin = made = self.variables[call.origin]
-                for view in call.chain:
-                    made, _ = self._called(node, view.target, view.args, view.kwargs, first=made)
-                text = f"{text} if {origin}.is_contiguous() else {made}"
-        line = where(node)  # for tracebacks, which show it
-        comment = f"  # {target if isinstance(target, torch_api.OpOverload) else name}" + (f", {line}" if line else "")
+            if call is None:
+                text, name = self._called(node, target, node.args, node.kwargs)
+            else:
+                target = call.target
+                text, name = self._called(node, target, (call.origin, *call.rest), {})
+                if call.chain:
+                    origin = made = self.variables[call.origin]
+                    for view in call.chain:
+                        made, _ = self._called(node, view.target, view.args, view.kwargs, first=made)
+                    text = f"{text} if {origin}.is_contiguous() else {made}"
+            line = where(node)  # for tracebacks, which show it
+            called = target if isinstance(target, torch_api.OpOverload) else name
+            comment = f"  # {called}" + (f", {line}" if line else "")
         self.lines.append(f"    {text}{comment}" if variable is None else f"    {variable} = {text}{comment}")
 
     def _called(self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None) -> tuple[str, str]:
@@ -217,29 +211,6 @@ class _Writer:
         args += [f"{k}={self._text(v, node)}" for k, v in named.items()]
         args = args if first is None else [first, *args]
         return f"{self._global(binding.callable, binding.name)}({', '.join(args)})", binding.name
-
-    def _delete(self, nodes: Iterable[fx.Node]) -> None:
-        names = [self.variables[n] for n in nodes]
-        if names:
-            self._statement("del ", names, "")
-
-    def _statement(self, head: str, items: list[str], tail: str) -> None:
-        """One statement over a comma-separated list; long ones in parentheses over several lines."""
-        if len(items) == 1 and head != "del ":
-            items = [items[0] + ","]
-        line = f"    {head}{', '.join(items)}{tail}"
-        if len(line) <= _WIDTH:
-            self.lines.append(line)
-            return
-        self.lines.append(f"    {head}(" if head == "del " else f"    {head}")
-        row = ""
-        for item in items:
-            if row and len(row) + len(item) > _WIDTH - 10:
-                self.lines.append(f"        {row.rstrip()}")
-                row = ""
-            row += f"{item.rstrip(',')}, "
-        self.lines.append(f"        {row.rstrip()}")
-        self.lines.append("    )" if head == "del " else f"    {tail}")
 
     # ------------------------------------------------------------------------------------------ arguments
     def _text(self, arg: Any, user: fx.Node | None) -> str:
@@ -276,12 +247,6 @@ class _Writer:
             candidate = f"{base}_{number}"
         self._taken.add(candidate)
         return candidate
-
-
-class _LastUses(dict["fx.Node | None", "list[fx.Node]"]):
-    """Node -> the values that die after it; ``used`` are the values that something uses."""
-
-    used: set[fx.Node]
 
 
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)

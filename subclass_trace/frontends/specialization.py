@@ -31,7 +31,7 @@ from ..state.run import StateRun
 from ..state.source import Call, Source
 from ..subclass.paths import Path
 from ..subclass.template import Examples
-from .dynamic import SizeHistory, choose, may_be_dynamic
+from .dynamic import SizeHistory, choose
 
 Tensor = torch.Tensor
 
@@ -180,9 +180,8 @@ def _specialize(
     backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
     partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
     table = options.table(backend)
-    everyone = [t for t in torch_api.pytree.tree_leaves(call) if isinstance(t, Tensor)]
-    dynamic = symbols and may_be_dynamic(everyone, history, options.dynamic is True)
-    session = Session(dynamic=dynamic, decompositions=table)
+    dynamic = options.dynamic is True or history.has_symbols
+    session = Session(dynamic=symbols and dynamic, decompositions=table)
     try:
         captured, state, maker = _traced(function, call, options, history, session, symbols)
     except _HasSymbols:
@@ -192,7 +191,7 @@ def _specialize(
     program, graphs = build_program(captured, recipes, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
     numbers = {s for s, value in zip(maker.sources, maker.flat, strict=True) if not isinstance(value, Tensor)}
-    guarded = StateGuards(state.walk, call, maker.sources, numbers, recipes.entries, keys=recipes.keys)
+    guarded = StateGuards(state.walk, call, maker.sources, numbers, keys=recipes.keys)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])

@@ -105,20 +105,21 @@ class EntryEmitter:
         s = self.source
         with tried(s, "def entry(args, kwargs):"):
             self._ambient()
-            flat, entries = StateEmitter(s, self.state, Pins(self.state)).emit()
+            state = StateEmitter(s, self.state, Pins(self.state))
+            flat = state.emit()
             inputs = self._inputs(flat)
             leaves = self._unwrap(inputs)
             symbols = symbol_lines(self.plan, s, flat, inputs, leaves)
             tensor_checks(self.unwrapper, self.values, symbols, self._env(symbols))
             self._other_conditions(inputs, leaves, symbols)
         failed = s.why("entry")
-        self._deliver(self._run(flat, inputs, leaves, symbols), entries)
+        self._deliver(self._run(flat, inputs, leaves, symbols), state.read)
         return Entry(s.build("entry", "entry"), s.text(), failed)
 
-    def _deliver(self, outputs: Sequence[str], entries: Sequence[str]) -> None:
+    def _deliver(self, outputs: Sequence[str], read: Callable[[Any], str]) -> None:
         """Do the side effects, and return the result."""
         s, plan = self.source, self.plan
-        values = ValueEmitter(s, outputs, entries)
+        values = ValueEmitter(s, outputs, read)
         if not plan.side_effects:
             s.line(f"return {values.value(plan.results.recipe)}")
             return

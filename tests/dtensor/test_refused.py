@@ -23,7 +23,6 @@ def test_a_sharded_tensor(process_group) -> None:
     with pytest.raises(ProtocolError, match="ShardedTensor is a tensor subclass that cannot be traced") as caught:
         st.compile(lambda x: x * 2)(value)
     assert caught.value.path == "args[0]"
-    assert "DTensor" in str(caught.value.fix)
 
 
 def model(mesh) -> nn.Sequential:

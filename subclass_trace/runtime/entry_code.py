@@ -1,14 +1,13 @@
 """Generated source for one specialization: guard, unwrap, call, rewrap, straight down.
 
-An entry is ``(args, kwargs) -> result``, or `MISS` when a check fails; `Entry.failed`, made of the same lines, says which.
+An entry is ``(args, kwargs) -> result``, or `MISS` when a check fails; a function made of the same lines says which.
 Print ``specialization.source`` to read it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -64,13 +63,8 @@ class _Miss:
 MISS: Any = _Miss()
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """The generated entry, the source that it was made from, and the function that says why it misses (None: it does not)."""
-
-    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-    source: str
-    failed: Callable[[tuple[Any, ...], dict[str, Any]], str | None]
+#: the entry, the source that it was made from, and the function that says why it misses (None: it does not)
+Emitted: TypeAlias = tuple[Callable[..., Any], str, Callable[..., str | None]]
 
 
 class EntryEmitter:
@@ -100,7 +94,7 @@ class EntryEmitter:
         self.unwrapper = Unwrapper(self.source, self.values)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs.rows]
 
-    def emit(self) -> Entry:
+    def emit(self) -> Emitted:
         """Write the entry from top to bottom."""
         s = self.source
         with tried(s, "def entry(args, kwargs):"):
@@ -114,7 +108,7 @@ class EntryEmitter:
             self._other_conditions(inputs, leaves, symbols)
         failed = s.why("entry")
         self._deliver(self._run(flat, inputs, leaves, symbols), state.read)
-        return Entry(s.build("entry", "entry"), s.text(), failed)
+        return s.build("entry", "entry"), s.text(), failed
 
     def _deliver(self, outputs: Sequence[str], read: Callable[[Any], str]) -> None:
         """Do the side effects, and return the result."""

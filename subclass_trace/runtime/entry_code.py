@@ -213,7 +213,10 @@ class EntryEmitter:
     ) -> list[str]:
         """Emit the call; returns an expression for each flat output."""
         s, plan = self.source, self.plan
-        s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
+        primals = [
+            leaves[p.leaf] if isinstance(p, LeafPrimal) else size_code(p.size, symbols) for p in plan.inputs.primals
+        ]
+        s.line(f"p = [{', '.join(primals)}]")
         env = self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
         if needs_call(plan):
@@ -257,11 +260,6 @@ class EntryEmitter:
             return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
         assert isinstance(o, SizeOutput)
         return f"call.sizes[{o.index}]"
-
-    def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
-        if isinstance(primal, LeafPrimal):
-            return leaves[primal.leaf]
-        return size_code(primal.size, symbols)
 
     def _env(self, symbols: dict[Any, str]) -> str:
         rows = [f"{self.source.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]

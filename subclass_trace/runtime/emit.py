@@ -282,7 +282,7 @@ def tensor_checks(unwrapper: Unwrapper, values: dict[str, Tensor], symbols: dict
         first = names.setdefault(id(values[name]), name)
         if first == name:
             rows.append((name, spec, path))
-        else:  # a wrapper inside of another, twice
+        else:  # a leaf, or a wrapper inside of another, twice
             source.check(f"if {name} is not {first}", repr(f"{path} is another tensor"))
     if rows:
         sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec, _ in rows]

@@ -54,13 +54,8 @@ from .value_code import ValueEmitter, emit_effects
 Tensor = torch.Tensor
 
 
-class _Miss:
-    def __repr__(self) -> str:
-        return "MISS"
-
-
 #: what an entry returns when the call is not for this specialization
-MISS: Any = _Miss()
+MISS: Any = object()
 
 
 #: the entry, the source that it was made from, and the function that says why it misses (None: it does not)
@@ -166,17 +161,12 @@ class EntryEmitter:
         return names
 
     def _unwrap(self, inputs: Sequence[str]) -> list[str]:
-        """A local name for each dense leaf; a leaf in several places must be one tensor."""
+        """A local name for each dense leaf. (One in several places must be one tensor: see `tensor_checks`.)"""
         table: dict[int, str] = {}
         unwrapper = self.unwrapper
         for row, name in zip(self.plan.inputs.rows, inputs, strict=True):
-            start = len(unwrapper.tensors)
-            leaves = unwrapper.unwrap(name, row.spec, row.path)
-            for place, leaf in zip(row.leaves, leaves, strict=True):
-                known = table.setdefault(place, leaf)
-                if known != leaf:
-                    self.source.check(f"if {leaf} is not {known}", repr(f"two inner tensors of {row.path} were one"))
-                    unwrapper.tensors[start:] = [t for t in unwrapper.tensors[start:] if t[0] != leaf]
+            for place, leaf in zip(row.leaves, unwrapper.unwrap(name, row.spec, row.path), strict=True):
+                table.setdefault(place, leaf)
         return [table[k] for k in range(self.plan.inputs.leaf_count)]
 
     def _other_conditions(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:

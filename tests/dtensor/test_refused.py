@@ -65,6 +65,7 @@ def replicated() -> nn.Module:
 
 
 MANAGED = {
+    "DDP": lambda: st.compile(DistributedDataParallel(nn.Linear(8, 8))),
     "DDP inside": lambda: st.compile(nn.Sequential(nn.ReLU(), DistributedDataParallel(nn.Linear(8, 8)))),
     "the forward of DDP": lambda: st.compile(DistributedDataParallel(nn.Linear(8, 8)).forward),
     "replicate": lambda: st.compile(replicated()),

@@ -17,7 +17,7 @@ from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from .aliasing import repeats
 from .effects import has_effects
-from .user_code import frames_text
+from .user_code import line_text
 from .writes import written_arguments
 
 Tensor = torch.Tensor
@@ -120,7 +120,7 @@ def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
     cls = UnsupportedError if "_fused_" in str(node.target) else NeedsEager
     return cls(
         f"torch cannot make {node.target} functional in this place: {' '.join(str(why).split())[:300]}",
-        path=frames_text(node),
+        path=line_text(node.meta.get("frames")),
         fix="use the out-of-place operation, or write to a clone",
     )
 

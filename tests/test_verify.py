@@ -61,7 +61,7 @@ def set_outputs(module: fx.GraphModule, values: list[Any]) -> None:
 
 def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject:
     session = Session(dynamic=options.get("dynamic", False), decompositions={})
-    captured, state, maker = _traced(function, (args, {}), Options(**options), SizeHistory(), session, symbols=True)
+    captured, state, _ = _traced(function, (args, {}), Options(**options), SizeHistory(), session, symbols=True)
     assert captured.tape is not None
     traced = captured.tape.trace(captured.tape.guess())
     num_forward = len(captured.forward_nodes)
@@ -73,7 +73,7 @@ def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject
         static=[],
     )
     saved = specialize.saved_table(parts, specialize._primal_paths(captured))
-    plan = specialize.make_plan(captured, maker.positions, state.recipes, parts.first, saved)
+    plan = specialize.make_plan(captured, state.recipes, parts.first, saved)
     return Subject(captured, traced.joint, num_forward, traced.tangents, parts, plan)
 
 

@@ -78,29 +78,6 @@ def storage_key(t: torch.Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
 
-def alias_groups(leaves: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Groups (of two or more, by position) of leaves whose ranges overlap, directly or through others."""
-    items = []
-    for k, t in enumerate(leaves):
-        if t.layout is torch.strided and t.numel():
-            items.append((storage_key(t), *byte_range(t), k))
-    items.sort()
-    groups: list[list[int]] = []
-    current: list[int] = []
-    key, stop = None, 0
-    for storage, start, end, k in items:
-        if storage == key and start < stop:
-            current.append(k)
-            stop = max(stop, end)
-        else:
-            if len(current) > 1:
-                groups.append(current)
-            current, key, stop = [k], storage, end
-    if len(current) > 1:
-        groups.append(current)
-    return groups
-
-
 def family(t: torch.Tensor) -> torch.Tensor:
     """The base that autograd relates a view to, or the tensor itself."""
     base = t._base if t._is_view() else None

@@ -22,7 +22,7 @@ from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
-from .aliasing import alias_groups
+from .aliasing import byte_range
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
 from .functions import CapturedFunctions
@@ -31,6 +31,7 @@ from .inputs import Inputs, StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
 from .outputs import OutputClassifier, refuse_handed_on, shared_leaves
+from .recorder import Recorder
 from .session import Session
 from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
 
@@ -279,17 +280,20 @@ def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
             raise NeedsEager(what, fix="enter or leave inference mode around the region")
 
 
-def _refuse_overlapping(inputs: Inputs, recorder: Any) -> None:
+def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
     """Writes to one input that another one sees.
 
     Raises:
         NeedsEager: there are such.
     """
-    originals = inputs.originals
-    for members in alias_groups(originals) if recorder.mutable else ():
-        if any(recorder.was_written(originals[k]) for k in members):
+    places: dict[Any, list[int]] = {}
+    for k, t in enumerate(inputs.originals if recorder.mutable else ()):
+        places.setdefault(torch_api.storage_ref(t) if t.layout is torch.strided else None, []).append(k)
+    for storage, written in recorder.writes:
+        seen = [k for k in places.get(storage, ()) if byte_range(inputs.originals[k]).overlaps(written)]
+        if len(seen) > 1:
             raise NeedsEager(
                 "arguments share memory that the region writes",
-                path=inputs.leaf_paths[members[0]],
+                path=inputs.leaf_paths[seen[0]],
                 fix="pass one of them alone, and make the others inside of the region",
             )

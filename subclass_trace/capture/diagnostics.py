@@ -18,43 +18,30 @@ _OUTSIDE = "move this part out of the region"
 
 
 # ---------------------------------------------------------------------------------------------- calls that need memory
-_READS = "the region reads the values inside a tensor (.{}())"
-_LENDS = "the region hands the memory of a tensor to other code (.{}())"
-_EACH = "the region calls a Python function for each element of a tensor (.{}())"
-#: method -> what it does
-MEMORY = {
+_READS = (DataDependentError, "the region reads the values inside a tensor (.{}())", _OUTSIDE)
+_LENDS = (UnsupportedError, "the region hands the memory of a tensor to other code (.{}())", _OUTSIDE)
+_EACH = (UnsupportedError, "the region calls a Python function for each element of a tensor (.{}())", _OUTSIDE)
+_PADDED = "nn.TransformerEncoder looks into its padding mask, and leaves out what is padded at the end"
+#: method -> the error, what it does, and what helps
+MEMORY: dict[str, tuple[type[UnsupportedError], str, str]] = {
     **dict.fromkeys(("numpy", "data_ptr", "__array__"), _READS),
     **dict.fromkeys(
         ("__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__", "__deepcopy__"), _LENDS
     ),
     **dict.fromkeys(("apply_", "map_", "map2_"), _EACH),
-    "_nested_tensor_from_mask": "nn.TransformerEncoder looks into its padding mask, and leaves out what is padded at the end",
+    # Dynamo, too, would not leave out what is padded
+    "_nested_tensor_from_mask": (NeedsEager, _PADDED, "encoder.use_nested_tensor = False"),
 }
 #: these make text of the values
 TEXTS = frozenset({"__repr__", "__format__"})
 
 
 def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
-    """Refuse a method ``name`` (of `MEMORY`) of a traced tensor; ``line()`` says where.
-
-    Raises:
-        DataDependentError: it reads values.
-        NeedsEager: it is the mask of an `nn.TransformerEncoder`: Dynamo, too, would not leave out what is padded.
-        UnsupportedError: it does something else with the memory.
-    """
-    if not args or not torch_api.is_fake(args[0]):
-        return
-    padded = name == "_nested_tensor_from_mask"
-    cls = NeedsEager if padded else DataDependentError if MEMORY[name] is _READS else UnsupportedError
-    raise cls(
-        MEMORY[name].format(name),
-        path=line(),
-        expected="operations on whole tensors, whose results are tensors",
-        got=f"{name} on a tensor of shape {tuple(args[0].shape)}",
-        fix="nn.TransformerEncoder(..., enable_nested_tensor=False), or encoder.use_nested_tensor = False"
-        if padded
-        else _OUTSIDE,
-    )
+    """Refuse a method ``name`` (of `MEMORY`) of a traced tensor; ``line()`` says where."""
+    if args and torch_api.is_fake(args[0]):
+        cls, what, fix = MEMORY[name]
+        expected, got = "operations on whole tensors", f"{name} on a tensor of shape {tuple(args[0].shape)}"
+        raise cls(what.format(name), path=line(), expected=expected, got=got, fix=fix)
 
 
 def refuse_text(t: Tensor, line: str) -> DataDependentError:

@@ -6,7 +6,6 @@ What it writes is a result once the graph is functional, so a mutable schema is 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -30,23 +29,12 @@ _MARKS = ("profiler", "record_function")
 
 def has_effects(target: Any) -> bool:
     """Must a call of ``target`` run once, in order, though nobody reads its result? Random draws are not counted."""
-    if getattr(target, "namespace", None) in ("aten", "prims"):
-        return _of_torch(target)
-    return _has_effects(target)
-
-
-@functools.cache
-def _of_torch(target: Any) -> bool:
-    return _has_effects(target)  # nobody registers an effect for these later on
-
-
-def _has_effects(target: Any) -> bool:
     if isinstance(target, torch_api.HigherOrderOperator):
         return torch_api.is_effectful(target)
     if not isinstance(target, torch_api.OpOverload) or target in _TELL or target.namespace in _MARKS:
         return False
-    schema = torch_api.op_schema(target)
-    return not schema.is_mutable and (not schema.returns or torch_api.is_effectful(target))
+    schema, of_torch = torch_api.op_schema(target), target.namespace in ("aten", "prims")
+    return not schema.is_mutable and (not schema.returns or (not of_torch and torch_api.is_effectful(target)))
 
 
 def is_kept(node: fx.Node) -> bool:

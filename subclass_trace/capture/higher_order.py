@@ -28,65 +28,43 @@ def _is_callable(x: object) -> bool:
     return callable(x) and not isinstance(x, plain)
 
 
-class _Branches:
-    """Records the callables of one operator while its fake rule runs them."""
+def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Record one call of a higher order operator."""
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    modules = {id(x): x for x in flat if isinstance(x, fx.GraphModule) and func.name() in _READS_GRAPHS}
+    met: list[tuple[Any, ...]] = []
 
-    def __init__(self, recorder: Any, func: Any) -> None:
-        self.recorder, self.func = recorder, func
-        self.modules: dict[int, fx.GraphModule] = {}
-        self.wrapped: dict[int, Callable[..., Any]] = {}
-        self.operands: list[tuple[Any, ...]] = []
-
-    def wrap(self, function: Any) -> Any:
-        if isinstance(function, fx.GraphModule) and self.func.name() in _READS_GRAPHS:
-            self.modules[id(function)] = function
-            return function
-
+    def branch(function: Any) -> Callable[..., Any]:
         def traced(*operands: Any) -> Any:
             if any(isinstance(x, Tensor) and not torch_api.is_fake(x) for x in pytree.tree_leaves(operands)):
-                line = self.recorder.user_line()
-                raise NeedsEager(f"{self.func.name()} over wrappers", path=line, fix="give it dense tensors")
-            with torch_api.unbound_symbols_set_aside(self.recorder.mode.shape_env):
-                module = torch_api.make_fx(function, self.recorder.decompositions)(*operands)
+                what = f"{func.name()} over wrappers"
+                raise NeedsEager(what, path=recorder.user_line(), fix="give it dense tensors")
+            with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
+                module = torch_api.make_fx(function, recorder.decompositions)(*operands)
                 if any(map(is_write, module.graph.nodes)):
-                    what = f"a branch of {self.func.name()} writes in place"
-                    raise UnsupportedError(what, path=self.recorder.user_line(), fix="write out of place")
-                self.modules[id(function)] = module
-                self.operands.append(operands)
+                    what = f"a branch of {func.name()} writes in place"
+                    raise UnsupportedError(what, path=recorder.user_line(), fix="write out of place")
+                modules[id(function)] = module
+                met.append(operands)
                 return function(*operands)
 
-        self.wrapped[id(function)] = traced
         return traced
 
-    def record_uncalled(self) -> None:
-        """A callable that the fake rule did not call (while_loop's condition) takes its sibling's operands."""
-        for key, function in list(self.wrapped.items()):
-            if key not in self.modules and self.operands:
-                function(*self.operands[0])
-
-
-def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Record one call of a higher order operator.
-
-    Raises:
-        UnsupportedError: its fake rule did not run one of its callables.
-    """
-    branches = _Branches(recorder, func)
-    flat, spec = pytree.tree_flatten((args, kwargs))
-    fake_args, fake_kwargs = pytree.tree_unflatten([branches.wrap(x) if _is_callable(x) else x for x in flat], spec)
+    branches = {id(x): branch(x) for x in flat if _is_callable(x) and id(x) not in modules}
+    fake_args, fake_kwargs = pytree.tree_unflatten([branches.get(id(x), x) for x in flat], spec)
     with recorder.mode:
         out = func(*fake_args, **fake_kwargs)
-        branches.record_uncalled()
+        for key in (
+            branches.keys() - modules.keys()
+        ):  # while_loop's condition is not called, and takes what its body takes
+            branches[key](*met[0])
     out = pytree.tree_map(lambda o: _result(recorder, o), out)
 
     def argument(x: Any) -> Any:
-        if not _is_callable(x):
+        if id(x) not in modules:
             return recorder.node_of(x)
-        if id(x) not in branches.modules:
-            what = f"the higher order operator {func.name()} has a callable that its fake rule does not run"
-            raise UnsupportedError(what, path=recorder.user_line())
-        name = f"branch_{recorder.next_submodule()}"
-        setattr(recorder.root, name, branches.modules[id(x)])
+        name = f"branch_{next(recorder.numbers)}"
+        setattr(recorder.root, name, modules[id(x)])
         node = recorder.graph.get_attr(name)
         node.meta["partitioner_tag"] = recorder.tag
         return node

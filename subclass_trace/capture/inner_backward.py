@@ -12,7 +12,6 @@ addition to a gradient that is there is a write in place, as in eager.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,22 +29,13 @@ from .tape import leaves_behind, nodes_behind
 Tensor = torch.Tensor
 
 
-@dataclass(eq=False)
-class Slot:
-    """The ``.grad`` of an input: the (traced) gradient that it came with, and the one that it has."""
-
-    number: int
-    row: TracedInput
-    before: Tensor | None = None
-    now: Tensor | None = None
-
-
 class InnerBackward:
     """The gradients of one run of a region's function."""
 
     def __init__(self, recorder: Recorder, stand_ins: StandIns, reads: MetadataReads) -> None:
         self.recorder, self.stand_ins, self.reads, self.inputs = recorder, stand_ins, reads, reads.inputs
-        self._slots: dict[int, Slot] = {}  # by the number of the input
+        self._before: dict[int, Tensor | None] = {}  # number of an input -> the (traced) gradient that it came with
+        self._now: dict[int, Tensor | None] = {}  # and the one that it has
 
     # ---------------------------------------------------------------- the attribute
     def access(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -53,26 +43,24 @@ class InnerBackward:
         number = self.inputs.number_of(self.stand_ins.known(args[0]))
         if number is None:
             return func(*map(self.stand_ins.known, args))
-        slot = self._slot(number)
+        self._meet(number)
         if func.__name__ == "__get__":
-            return slot.now
+            return self._now[number]
         value = self.stand_ins.known(args[1]) if func.__name__ == "__set__" else None
         if value is not None and not isinstance(value, Tensor):
             return func(args[0], value)  # raises what eager does
-        slot.now = value
+        self._now[number] = value
         return None
 
-    def _slot(self, number: int) -> Slot:
-        """The slot of an input, whose gradient is an input from now on (or is guarded not to be there)."""
-        known = self._slots.get(number)
-        if known is not None:
-            return known
-        row = self.inputs.rows[number]
-        found = self._slots[number] = Slot(number, row)
-        real = gradient_of(self.inputs.real(number))
+    def _meet(self, number: int) -> None:
+        """The gradient of an input is an input from now on (or is guarded not to be there)."""
+        if number in self._now:
+            return
+        self._before[number] = self._now[number] = None
+        row, real = self.inputs.rows[number], gradient_of(self.inputs.real(number))
         if real is None:
             self.reads.fact(number, "grad")
-            return found
+            return
         if real.layout is not torch.strided or self.inputs.of_real(real) is not None:
             raise UnsupportedError(
                 "the region asks for the gradient of a tensor, and that is sparse, or stands elsewhere among its inputs too",
@@ -81,9 +69,8 @@ class InnerBackward:
                 fix="pass the gradient as an argument alone",
             )
         argument = Argument(real, row.path.attr("grad"), row.position, gradient_of=number)
-        (found.before,) = self.inputs.add([argument], DynamicDims())
-        found.now = found.before
-        return found
+        (self._before[number],) = self.inputs.add([argument], DynamicDims())
+        self._now[number] = self._before[number]
 
     # ---------------------------------------------------------------- backward
     def backward(self, roots: Any, tangents: Any, retain: bool, create: bool, inputs: Sequence[Any]) -> bool:
@@ -109,8 +96,9 @@ class InnerBackward:
         for number, gradient in zip(outside, found, strict=True):
             if gradient is not None:
                 self._check_owner(number)
-                slot = self._slot(number)
-                slot.now = _accumulated(slot.now, gradient, slot.row.traced, held.count(id(gradient)) == 1)
+                self._meet(number)
+                owner, alone = self.inputs.rows[number].traced, held.count(id(gradient)) == 1
+                self._now[number] = _accumulated(self._now[number], gradient, owner, alone)
         return bool(edges)
 
     def _is_traced(self, t: Tensor) -> bool:
@@ -174,9 +162,7 @@ class InnerBackward:
     # ---------------------------------------------------------------- afterwards
     def changed(self) -> Iterator[tuple[int, Tensor | None]]:
         """(number of the input, ``.grad``) where that is something else than it came with."""
-        for slot in self._slots.values():
-            if slot.now is not slot.before:
-                yield slot.number, slot.now
+        yield from ((number, now) for number, now in self._now.items() if now is not self._before[number])
 
 
 def _node_of(x: Any) -> Any:

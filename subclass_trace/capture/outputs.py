@@ -26,6 +26,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import rebuild
+from .aliasing import one_storage
 from .inputs import Inputs
 from .mutation import places, same_but_for_grad
 from .recorder import Recorder
@@ -279,7 +280,7 @@ def shared_leaves(
             elif isinstance(spec, WrapperSpec) and id(t) in first:
                 found[k] = SharedLeaf("value", first[id(t)])
             elif t.layout is torch.strided and torch_api.storage_ref(t) in written:
-                if any(_one_memory(leaf, t) for leaf in inputs.leaf_values):
+                if any(one_storage(leaf, t) for leaf in inputs.leaf_values):
                     raise NeedsEager(
                         "a result shares memory with an input that the region writes, and autograd does not know",
                         path=Path("result").item(number),
@@ -289,10 +290,6 @@ def shared_leaves(
                 first.setdefault(id(t), k)
         place += len(leaves)
     return found
-
-
-def _one_memory(a: Tensor, b: Tensor) -> bool:
-    return a.layout is torch.strided and bool(torch_api.storage_ref(a) == torch_api.storage_ref(b))
 
 
 def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs: Inputs) -> None:

@@ -190,7 +190,8 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             raise collective(func, self.user_line())
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])
-        real = self._real_arguments(args, kwargs)
+        given = (*args, *kwargs.values())
+        real = [t for a in given for t in (a if type(a) in (list, tuple) else (a,)) if type(t) in REAL]
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
         rule = RULES.get(func)
@@ -228,15 +229,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.has_read_numbers = True
         number = self._record(func, (t,), {})
         return number != 0 if truth else number
-
-    def _real_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        found = []
-        for a in (*args, *kwargs.values()):
-            if type(a) in REAL:
-                found.append(a)
-            elif type(a) in (list, tuple):
-                found += [b for b in a if type(b) in REAL]
-        return found
 
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""

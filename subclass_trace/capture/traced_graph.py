@@ -34,11 +34,10 @@ class TracedGraph:
         self._last_placeholder: fx.Node | None = None
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
-        self._numbers = itertools.count()  # of constants, of all traces into this graph
+        self.numbers = itertools.count()  # of constants and branches, of all traces into this graph
         self._adopted: list[int] = []
         self.primals = 0
         self.tangents = 0
-        self._submodules = 0
 
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number."""
@@ -116,7 +115,7 @@ class TracedGraph:
         hit = self._lifted.get(id(real))
         if hit is None:
             fake = torch_api.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
-            name = f"_constant{next(self._numbers)}"
+            name = f"_constant{next(self.numbers)}"
             with torch_api.no_overrides(), torch_api.no_modes():
                 setattr(self.root, name, real)
             node = self.graph.get_attr(name)
@@ -141,8 +140,3 @@ class TracedGraph:
                     self.track_result(item, o)
         else:
             node.meta["val"] = out
-
-    def next_submodule(self) -> int:
-        """A number for the next branch of a higher order operator."""
-        self._submodules += 1
-        return self._submodules - 1

@@ -21,7 +21,7 @@ from ..subclass.visit import visit
 
 Tensor = torch.Tensor
 Sizes = dict[str, tuple[int, ...]]
-#: stands for all sizes where the trace of a region failed with symbols for them
+#: stands for all sizes among what is fixed
 SIZES = "the sizes of its tensors"
 _LARGEST = 2**31
 
@@ -42,7 +42,7 @@ class SizeHistory:
     Attributes:
         all_numbers: numbers are symbols from the first call on.
         varying: path -> dimensions that differed; ``varying_numbers``: paths of numbers that did.
-        fixed: path of a number that is no symbol, or `SIZES` -> why.
+        fixed: paths of numbers that are no symbols, and `SIZES` where no sizes are.
     """
 
     def __init__(self, *, all_numbers: bool = False) -> None:
@@ -50,7 +50,7 @@ class SizeHistory:
         self.seen: list[Sizes] = []
         self.varying: dict[str, frozenset[int]] = {}
         self.varying_numbers: set[str] = set()
-        self.fixed: dict[str, str] = {}
+        self.fixed: set[str] = set()
 
     @property
     def has_symbols(self) -> bool:
@@ -72,9 +72,9 @@ class SizeHistory:
         if sizes not in self.seen:
             self.seen.append(sizes)
 
-    def fix_all(self, places: Iterable[str], why: str) -> None:
-        """No symbols stand for these numbers from now on, nor for sizes, if `SIZES` is among them."""
-        self.fixed = {**dict.fromkeys(places, why), **self.fixed}
+    def fix_all(self) -> None:
+        """No symbols stand for the numbers that differ by now, nor for sizes: where the trace of a region fails with some."""
+        self.fixed |= {*self.varying_numbers, SIZES}
 
     def is_symbol(self, path: str, value: float, *, floats: bool) -> bool:
         """May a symbol stand for a number? Not for 0.0, infinities and nan, nor for what 64 bits could not square."""
@@ -83,10 +83,6 @@ class SizeHistory:
         if type(value) is int:
             return abs(value) < _LARGEST
         return floats and math.isfinite(value) and value != 0
-
-    def of(self, path: str, dim: int) -> tuple[int | None, ...]:
-        """The sizes of one dimension in the calls so far."""
-        return tuple(s[path][dim] if path in s and dim < len(s[path]) else None for s in self.seen)
 
 
 def marked_dims(t: Tensor, *more: str) -> frozenset[int]:
@@ -101,7 +97,6 @@ class _Choice(DynamicDims):
     def __init__(self, history: SizeHistory) -> None:
         self.history = history
         self.chosen: dict[str, list[int]] = {}
-        self._alike: dict[int, tuple[int | None, ...]] = {}  # size -> how the dimensions went that share its symbol
 
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What the sizes of the value at a path become."""
@@ -125,16 +120,9 @@ class _Choice(DynamicDims):
                 self.chosen[name] = self._inside_jagged(t, dims, whole)
             else:
                 rows = enumerate(t.shape)
-                self.chosen[name] = [
-                    self._kind(name, d, n) if whole or d in dims or n in marked else Dim.STATIC for d, n in rows
-                ]
+                self.chosen[name] = [Dim.ALIKE if whole or d in dims or n in marked else Dim.STATIC for d, n in rows]
 
         each_tensor(value, argument.path, note)
-
-    def _kind(self, path: str, dim: int, size: int) -> Dim:
-        """Equal sizes are one symbol, unless they differed in an earlier call."""
-        went = self.history.of(path, dim)
-        return Dim.ALIKE if self._alike.setdefault(size, went) == went else Dim.OWN
 
     def _inside_jagged(self, t: Tensor, dims: frozenset[int], whole: bool) -> list[int]:
         """A dense tensor inside a jagged one. Its sizes (sum and number of lengths) are equal to others by chance only.

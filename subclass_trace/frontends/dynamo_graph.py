@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.fx as fx
+from torch.utils.checkpoint import checkpoint
 
 from ..capture.user_code import runs_for
 from ..torch_api import dynamo as _dynamo
@@ -46,28 +47,22 @@ class Interpreter(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function, or the body of an operator."""
         name = _dynamo.higher_order_name(target)
-        if name in ("wrap", "strict_mode"):
-            return self._body(args[0])(*(args[1] if name == "strict_mode" else args[1:]), **kwargs)
+        if name in ("wrap", "wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            return super().call_function(target, tuple(map(self._body, args)), kwargs)  # which call their body
+        if name in ("strict_mode", "hints_wrapper"):
+            return self._body(args[0])(*args[1], **(args[2] if len(args) > 2 else {}))
         if name == "invoke_subgraph":
             return self._body(args[0])(*args[2:])
         if name == "register_hook":
             tensor, hook, *captured = args
             tensor.register_hook(lambda grad: self._body(hook)(grad, *captured))
             return tensor
-        if name == "hints_wrapper":
-            return self._body(args[0])(*args[1], **args[2])
-        if name == "wrap_with_set_grad_enabled":
-            with torch.set_grad_enabled(args[0]):
-                return self._body(args[1])(*args[2:], **kwargs)
-        if name == "wrap_with_autocast":
-            device, dtype, enabled, cache, body, *operands = args
-            with torch.autocast(device, dtype, enabled, cache):
-                return self._body(body)(*operands, **kwargs)
         if name == "autograd_function_apply":
             with _dynamo.no_proxies():
                 return super().call_function(target, args, kwargs)
         if name in ("tag_activation_checkpoint", "wrap_activation_checkpoint"):
-            return self._checkpoint(args, dict(kwargs))
+            rest = {key: value for key, value in kwargs.items() if key != "use_reentrant"}
+            return checkpoint(self._body(args[0]), *args[1:], use_reentrant=False, **rest)
         return super().call_function(target, args, kwargs)
 
     def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,15 +71,9 @@ class Interpreter(fx.Interpreter):
             return args[0]
         return super().call_method(target, args, kwargs)
 
-    def _checkpoint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from torch.utils.checkpoint import checkpoint
-
-        kwargs.pop("use_reentrant", None)
-        return checkpoint(self._body(args[0]), *args[1:], use_reentrant=False, **kwargs)
-
-    def _body(self, module: Any) -> Callable[..., Any]:
+    def _body(self, module: Any) -> Any:
         if not isinstance(module, fx.GraphModule):
-            return module  # type: ignore[no-any-return]
+            return module
 
         def body(*operands: Any, **named: Any) -> Any:
             names = [str(n.target) for n in module.graph.nodes if n.op == "placeholder"]

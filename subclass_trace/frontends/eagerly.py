@@ -6,6 +6,7 @@ first one is traced in vain; that one warns.
 
 from __future__ import annotations
 
+import collections
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +26,11 @@ class EagerCalls:
     """
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        self._kinds: dict[Any, str] = {}
+        self.counts, self._kinds = collections.Counter[str](), dict[Any, str]()
 
     def run(self, reason: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Count the call, and make it."""
-        self.counts[reason] = self.counts.get(reason, 0) + 1
+        self.counts[reason] += 1
         return function(*args, **kwargs)
 
     def reason(self, args: Any, kwargs: Any) -> str | None:
@@ -39,12 +39,10 @@ class EagerCalls:
 
     def refused(self, error: NeedsEager, args: Any, kwargs: Any) -> str:
         """Calls like this one run eagerly from now on; the reason."""
-        where = "" if error.path is None else f" ({error.path})"
-        reason = f"{error.what}{where}"
-        if isinstance(error, NotYet):
-            return reason
-        self._kinds[_kind(args, kwargs)] = reason
-        warnings.warn(f"a call of a region runs eagerly: {error}", stacklevel=2)
+        reason = error.what if error.path is None else f"{error.what} ({error.path})"
+        if not isinstance(error, NotYet):
+            self._kinds[_kind(args, kwargs)] = reason
+            warnings.warn(f"a call of a region runs eagerly: {error}", stacklevel=2)
         return reason
 
 

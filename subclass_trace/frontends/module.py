@@ -23,7 +23,6 @@ from torch.compiler import is_dynamo_compiling
 from .. import torch_api
 from ..errors import UnsupportedError
 from ..options import Options
-from ..torch_api.dynamo import never_compiled
 from .region import Region
 
 #: what a region has of its own, where the original has the same name in the ``__dict__`` that they share
@@ -99,17 +98,8 @@ def _own_table(name: str) -> property:
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """What the call of a region comes to, its own hooks around it."""
-    return self._subclass_trace.module(*args, **kwargs) if is_dynamo_compiling() else _call(self, args, kwargs)
-
-
-@never_compiled
-def _call(self: Any, args: Any, kwargs: Any) -> Any:
     inside = self._subclass_trace
-    if inside.core.function is inside.module:
-        return inside.core(*args, **kwargs)
-    # Of a DistributedDataParallel the module inside is compiled: what it does in Python it does in each call around that.
-    with torch_api.module_inside_replaced(inside.module, inside.core):
-        return inside.module(*args, **kwargs)
+    return inside.module(*args, **kwargs) if is_dynamo_compiling() else inside.core(*args, **kwargs)
 
 
 _PUBLIC = [name for name in vars(Region) if not name.startswith("_")]
@@ -129,9 +119,8 @@ def region_of_module(module: torch.nn.Module, options: Options, *, keep_joint: b
     """The region of a module; of a region the region of what that compiles."""
     if isinstance(module, ModuleRegion):
         module = module._subclass_trace.module
-    inner = module.module if torch_api.is_data_parallel(module) else module
     region: Any = object.__new__(_class_of_regions(type(module)))
     object.__setattr__(region, "__dict__", vars(module))
-    core = Region(inner, options, keep_joint=keep_joint)  # type: ignore[arg-type]
+    core = Region(module, options, keep_joint=keep_joint)
     object.__setattr__(region, "_subclass_trace", _Inside(module, core))
     return region

@@ -23,7 +23,7 @@ from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..state.guards import changed_numbers
 from ..torch_api.dynamo import never_compiled
-from .dynamic import SIZES, SizeHistory
+from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
 from .specialization import Specialization, compile_call
@@ -173,9 +173,7 @@ class Region:
     def __narrow(self, entry: Specialization) -> None:
         """A backward of this specialization holds for its sizes alone: later calls have numbers."""
         with TRACE_LOCK:
-            self.__history.fix_all(
-                [*self.__history.varying_numbers, SIZES], "a backward that holds for some sizes alone"
-            )
+            self.__history.fix_all()
             self.__entries = tuple(e for e in self.__entries if e is not entry)
             self.__fast = tuple(e.entry.call for e in self.__entries)
 
@@ -185,13 +183,11 @@ class Region:
         row = self.__row = [*self.__row, newest] if self.__entries else []
         over = len(self.__entries) >= limit
         if over or (self.__options.frontend == "auto" and len(row) >= _MISSES and len(set(row)) == len(row)):
-            from ..report.text import advice
-
             raise GuardError(
                 f"the region has {len(self.__entries)} specializations already; each call seems to need another",
                 expected=f"at most max_specializations={limit}" if over else f"fewer than {_MISSES} misses in a row",
                 got="; ".join(reason.split("; ")[-3:]),
-                fix=advice(self.__history.fixed),
+                fix="make what changes a tensor instead of a Python value, pad tensors to a few sizes, or raise the limit",
             )
 
     # ---------------------------------------------------------------- looking at it
@@ -204,7 +200,7 @@ class Region:
         """Which front end serves, why each specialization exists, what it guards, and which calls ran eagerly and why."""
         from ..report.text import explain
 
-        text = explain(self.__entries, self.__eagerly.counts, self.__history.fixed)
+        text = explain(self.__entries, self.__eagerly.counts)
         return text if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
 
     def __getattr__(self, name: str) -> Any:

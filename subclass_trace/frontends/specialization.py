@@ -31,7 +31,7 @@ from ..state.run import StateRun
 from ..state.source import Call, Source
 from ..subclass.paths import Path
 from ..subclass.template import Examples
-from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic
+from .dynamic import SizeHistory, choose, may_be_dynamic
 
 Tensor = torch.Tensor
 
@@ -88,7 +88,6 @@ class _Maker:
 
     Attributes:
         flat: the distinct tensors and numbers, in the order in which they were found; ``sources``: where.
-        positions: flat position -> number of the input; None for a number.
         handed: what stands for each.
         inputs: of the capture, which sets it.
     """
@@ -100,7 +99,6 @@ class _Maker:
         self.numbers, self.may_have_symbols = symbols and options.automatic_dynamic, symbols
         self.flat: list[Any] = []
         self.sources: list[Source] = []
-        self.positions: list[int | None] = []
         self.handed: list[Any] = []
         self.floats = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
 
@@ -113,20 +111,18 @@ class _Maker:
                 new.append(Argument(real, Path(source.path), k, static))
             if self.options.automatic_dynamic:
                 self.history.add(new)
-            symbols = self.session.dynamic or self.may_have_symbols
-            dynamic = choose(new, self.history, self.options.dynamic is True, symbols)
+            dynamic = choose(new, self.history, self.options.dynamic is True, self.may_have_symbols)
             if dynamic.any() and not self.session.dynamic:
                 raise _HasSymbols
         made = self.inputs.add(new, dynamic)
         for (source, real), traced in zip(found, made, strict=True):
-            self._add(source, real, traced, self.inputs.number_of(traced))
+            self._add(source, real, traced)
         return made
 
-    def _add(self, source: Source, value: Any, traced: Any, number: int | None) -> None:
+    def _add(self, source: Source, value: Any, traced: Any) -> None:
         self.flat.append(value)
         self.sources.append(source)
         self.handed.append(traced)
-        self.positions.append(number)
 
     def number(self, source: Source, value: Any) -> Any:
         """The symbol of a number that changes between calls."""
@@ -134,7 +130,7 @@ class _Maker:
             return None
         symbol = self.session.number(len(self.flat), value, source.path)
         self.inputs.add_number(symbol)
-        self._add(source, value, symbol, None)
+        self._add(source, value, symbol)
         return symbol
 
 
@@ -193,9 +189,9 @@ def _specialize(
         session = Session(dynamic=True, decompositions=table)
         captured, state, maker = _traced(function, call, options, history, session, symbols)
     recipes = state.recipes
-    program, graphs = build_program(captured, maker.positions, recipes, backend, partitioner, keep_joint=keep_joint)
+    program, graphs = build_program(captured, recipes, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
-    numbers = {s for s, n in zip(maker.sources, maker.positions, strict=True) if n is None}
+    numbers = {s for s, value in zip(maker.sources, maker.flat, strict=True) if not isinstance(value, Tensor)}
     guarded = StateGuards(state.walk, call, maker.sources, numbers, recipes.entries, keys=recipes.keys)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
@@ -204,7 +200,7 @@ def _specialize(
         examples = Examples(session.mode, hint_of)
         entry = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
     if any(map(asks_for_number_types, state.walk.entered)):
-        history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
+        history.fixed |= history.varying_numbers
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
@@ -230,10 +226,9 @@ def compile_call(
     make = functools.partial(_specialize, function, call, ambient, options, history, reason, keep_joint)
     try:
         return make(symbols=True)
-    except Exception as error:
+    except Exception:
         if not history.has_symbols:
             raise
-        why = " ".join(str(error).partition("\n")[0].split())[:200] or type(error).__name__
     made = make(symbols=False)  # what the function itself raises comes again
-    history.fix_all([*history.varying_numbers, SIZES], f"what only numbers serve ({why})")
+    history.fix_all()
     return made

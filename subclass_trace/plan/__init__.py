@@ -215,8 +215,8 @@ class SideEffect:
 
     Attributes:
         holder: what holds it; see `state.source.Holder`.
-        how: "put": ``holder[key] = value``, or the key is taken away where there is no value; "extend": values at the end of a
-            list or a deque; "fill": all that a container holds, in order.
+        how: "put": ``holder[key] = value``, or the key is taken away where there is no value; "fill": all that a container
+            holds, in order.
     """
 
     holder: Any
@@ -258,7 +258,6 @@ class PlanInputs:
 
     Attributes:
         rows: the distinct tensors of a call.
-        positions: flat position -> number of the input; None where it is no tensor.
         leaf_count: how many distinct dense leaves they have.
         primals: what each graph input is made of.
         symbols: where a call tells the sizes that are symbols.
@@ -267,7 +266,6 @@ class PlanInputs:
     """
 
     rows: tuple[InputPlan, ...]
-    positions: tuple[int | None, ...]
     leaf_count: int
     primals: tuple[Primal, ...]
     symbols: tuple[SymbolPlan, ...]

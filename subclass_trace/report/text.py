@@ -17,14 +17,12 @@ no backward: no result is differentiable
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from ..plan import InputOutput, Plan, SizeOutput, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from .names import input_names, location_text, operation_text, result_paths, type_text, value_names
 
-_NOTHING: Mapping[Any, str] = MappingProxyType({})
 _ROWS = 40
 _WIDEST = 72
 Row = tuple[str, ...]
@@ -110,7 +108,7 @@ def _results(plan: Plan) -> Iterator[Row]:
             base = str(plan.inputs.rows[o.base].path) if o.of_input else names[o.base]
             yield path, f"view of {base}", _class_and_type(o.spec)
         elif isinstance(o, InputOutput):
-            yield path, "input", str(plan.inputs.rows[plan.inputs.positions[o.position] or 0].path)
+            yield path, "input", next(str(row.path) for row in plan.inputs.rows if row.position == o.position)
         elif isinstance(o, SizeOutput):
             yield path, "size", f"number {o.index}"
         else:
@@ -142,19 +140,14 @@ def _gradient_text(plan: Plan) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- all specializations
-def explain(entries: Sequence[Any], eager_calls: Mapping[str, int], fixed: Mapping[str, str] = _NOTHING) -> str:
+def explain(entries: Sequence[Any], eager_calls: Mapping[str, int]) -> str:
     """Why each specialization exists, what it guards, what it saves; and which calls ran eagerly.
 
     Args:
         entries: the specializations of a region, oldest first.
         eager_calls: reason -> how many calls ran without a specialization for it.
-        fixed: what is no symbol in any of them -> why.
     """
     parts = [f"{len(entries)} specializations", *[_entry(k, entry) for k, entry in enumerate(entries)]]
-    if fixed:
-        rows = [f"  {place}: the code asks for {why}" for place, why in fixed.items()]
-        title = "sizes and numbers that are no symbols, each with a specialization of its own"
-        parts.append("\n".join([title, *rows[:_ROWS]]))
     if eager_calls:
         parts.append(
             "\n".join(
@@ -175,14 +168,3 @@ def _entry(number: int, entry: Any) -> str:
         rows.append(("where", "; ".join(map(str, plan.inputs.conditions)) or "none"))
     rows.append(("backward", f"{len(plan.gradients.saved)} saved, {_bytes(plan)}" if plan.trains else "none"))
     return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])
-
-
-def advice(fixed: Mapping[str, str]) -> str:
-    """What to do against ever more specializations (see `explain`)."""
-    rows = [f"{place}: {why}" for place, why in fixed.items()]
-    if not rows:
-        return "make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit"
-    return (
-        f"let no code need a size as a number ({'; '.join(rows[:_ROWS])}): compute this outside of the region and pass it "
-        "as a tensor, or pad the tensors to a few sizes; or raise the limit"
-    )

@@ -201,12 +201,6 @@ class Backwards:
             torch_api.fix_rounded(shape_env, since=len(assumed.guards))
             conditions = tuple(c for c in torch_api.shape_conditions(shape_env, self.symbols) if c not in before)
             met = {s for guard in shape_env.guards[len(assumed.guards) :] for s in guard.expr.free_symbols}
-        except Exception as error:  # it may fail for the sizes of the call that was captured alone
-            there = torch_api.equalities(self.symbols, torch_api.symbol_values(shape_env))
-            failed = next((c for c in there if not holds(c, env)), None)
-            if failed is None:
-                raise
-            raise self._other_sizes(failed, env) from error
         finally:  # they hold for this backward; the next one that is traced must find out anew
             torch_api.restore_assumptions(shape_env, assumed)
         if not tape.session.recorder.symbols.floats.isdisjoint(met - self.symbols):
@@ -268,7 +262,6 @@ class Backwards:
         return TangentError(
             "the backward for these tangents cannot be computed from the saved activations",
             path=", ".join(present) or None,
-            expected="tangents for which the partitioner kept what is needed",
             got=f"needed but not saved: {sorted(missing)}",
             fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__ that says "
             "which tangent it expects",

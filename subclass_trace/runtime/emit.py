@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import keyword
 import marshal
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +10,6 @@ import torch
 
 from .. import torch_api
 from ..capture.metadata import fact_code
-from ..errors import UnsupportedError
 from ..plan import InputPlan, Plan, gradient_of
 from ..subclass.context import (
     has_sizes,
@@ -27,30 +24,14 @@ from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, l
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE, inner_values, rebuild
 from .sizes import evaluate, evaluator
-from .source import EXPRESSION_GLOBALS, Source
+from .source import Source
 
 Tensor = torch.Tensor
-_NAMES = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
-_KNOWN_NAMES = {*EXPRESSION_GLOBALS, *keyword.kwlist, "abs", "float", "int", "max", "min", "round"}
-
-
-def expression_code(expr: Any, symbols: dict[Any, str]) -> str:
-    """An expression over size symbols as source, with no names but the symbols' and what each module can call."""
-    text = torch_api.expression_source(expr, symbols)
-    unknown = {*_NAMES.findall(text)} - {*symbols.values()} - _KNOWN_NAMES
-    if unknown:  # sympy prints some functions by names of its own
-        raise UnsupportedError(
-            "a size is computed by a function that cannot be written as Python",
-            expected="sums, products, quotients and roots of sizes",
-            got=f"{', '.join(sorted(unknown))} in {text}",
-            fix="compile with dynamic='never'",
-        )
-    return text
 
 
 def size_code(size: Any, symbols: dict[Any, str]) -> str:
     """A size as source: a number, or an expression over the symbols' local names."""
-    return expression_code(size.expr, symbols) if isinstance(size, SizeExpr) else repr(size)
+    return torch_api.expression_source(size.expr, symbols) if isinstance(size, SizeExpr) else repr(size)
 
 
 def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
@@ -207,14 +188,12 @@ class Wrapper:
         construct, attribute = torch_api.shortcut_constructor(spec.cls), torch_api.context_shortcut(spec.cls)
         if construct is None or attribute is None or spec.has_dynamic_size:
             return False
-        tensors = [n for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec)]
-        if len(tensors) != 1:
-            return False
+        local = next(inner[n] for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec))
         source = self.source
         known = source.constant(getattr(self.examples.make(spec), attribute), "spec")
         made = source.constant(construct, "construct")
         cls = source.constant(spec.cls, "cls")
-        source.line(f"{out} = {made}({cls}, {inner[tensors[0]]}, {known}, requires_grad=False)")
+        source.line(f"{out} = {made}({cls}, {local}, {known}, requires_grad=False)")
         return True
 
     def _by_template(self, out: str, spec: WrapperSpec, inner: list[tuple[str, str]]) -> bool:

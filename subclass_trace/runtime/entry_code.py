@@ -34,7 +34,6 @@ from .emit import (
     Unwrapper,
     Wrapper,
     detached_outputs,
-    expression_code,
     graph_call,
     metadata_checks,
     size_code,
@@ -156,7 +155,7 @@ class EntryEmitter:
         s.check(f"if ({' or '.join(parts)})", f"f'the state of the thread: {{{changes}}}'")
 
     def _inputs(self, flat: Sequence[str]) -> list[str]:
-        """A local name for each distinct input; other positions must hold the same tensor."""
+        """A local name for each input."""
         s, plan = self.source, self.plan
         names: list[str] = []
         for number, row in enumerate(plan.inputs.rows):
@@ -169,12 +168,6 @@ class EntryEmitter:
             else:
                 names.append(flat[row.position])
             self.values[names[-1]] = self.real_inputs[number]
-        for position, found in enumerate(plan.inputs.positions):
-            if found is not None and flat[position] != names[found]:
-                s.check(
-                    f"if {flat[position]} is not {names[found]}",
-                    repr(f"{plan.inputs.rows[found].path} is another tensor"),
-                )
         return names
 
     def _unwrap(self, inputs: Sequence[str]) -> list[str]:
@@ -195,7 +188,7 @@ class EntryEmitter:
         """What, beside the checks of each value, tells that the specialization does not serve the call."""
         s, plan = self.source, self.plan
         for c in plan.inputs.conditions:
-            s.check(f"if not {expression_code(c, symbols)}", repr(f"sizes: not {c}"))
+            s.check(f"if not {torch_api.expression_source(c, symbols)}", repr(f"sizes: not {c}"))
         for row, name in zip(plan.inputs.rows, inputs, strict=True):
             metadata_checks(s, row, name)
         asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs.rows, inputs, strict=True) if row.requires_grad]

@@ -23,7 +23,6 @@ from .emit import (
     Unwrapper,
     Wrapper,
     detached_outputs,
-    expression_code,
     graph_call,
     sizes_code,
     sizes_of_outputs,
@@ -218,7 +217,7 @@ class FunctionEmitter:
         for symbol, name in symbols.items():
             s.line(f"{name} = ctx.env[{s.constant(symbol, 'symbol')}]")
         if entry.when.conditions:
-            hold = " and ".join(f"({expression_code(c, symbols)})" for c in entry.when.conditions)
+            hold = " and ".join(f"({torch_api.expression_source(c, symbols)})" for c in entry.when.conditions)
             s.line("try:")
             s.line(f"    if not ({hold}): return None")
             s.line("except ArithmeticError: return None")

@@ -41,17 +41,7 @@ class Ambient:
         """What is another one now, in words."""
         rows = [(f.name, getattr(self, f.name), getattr(now, f.name)) for f in fields(self)]
         changed = [row for row in rows if row[1] != row[2] and row[1] is not None]
-        return ", ".join(f"{_WORDS.get(name, name)}: expected {was}, got {got}" for name, was, got in changed)
-
-
-_WORDS = {
-    "grad": "grad mode",
-    "inference": "inference mode",
-    "deterministic": "deterministic algorithms",
-    "dtype": "default dtype",
-    "dtensor": "what is active around DTensors",
-    "attention": "kernels of scaled_dot_product_attention",
-}
+        return ", ".join(f"{name}: expected {was}, got {got}" for name, was, got in changed)
 
 
 def eager_reason() -> str | None:

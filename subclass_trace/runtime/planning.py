@@ -41,7 +41,6 @@ Tensor = torch.Tensor
 
 def make_plan(
     captured: Captured,
-    positions: Sequence[int | None],
     recipes: Recipes,
     forward: Half,
     saved: tuple[SavedValue, ...],
@@ -50,7 +49,6 @@ def make_plan(
     """The plan; sizes are expressions over the symbols that a call binds. Compiling may have added conditions on them.
 
     Args:
-        positions: flat position of an argument -> number of the input; None where it is no tensor.
         recipes: how the result is made of the flat outputs, and what they are put into.
         in_program: the program writes to its inputs itself.
     """
@@ -60,7 +58,6 @@ def make_plan(
     return Plan(
         inputs=PlanInputs(
             rows=inputs,
-            positions=tuple(positions),
             leaf_count=len(captured.inputs.leaf_primals),
             primals=tuple(_primals(captured, forward)),
             symbols=symbols,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api, verify
-from ..backends import Backend
-from ..backends.eager import compile_eager
+from ..backends import Backend, Compiled, Compiler, compile_with
+from ..backends.eager import compile_eager, graph_code
 from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import output_args
@@ -26,7 +26,6 @@ from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count, leaf_paths
 from .backward import Backwards, Circumstances, CompiledBackward, check_of
-from .compiling import backward_compiler, compile_half, program_as_recorded
 from .finish import Program
 from .planning import make_plan, number_symbols
 
@@ -57,7 +56,6 @@ class Graphs:
 
 def build_program(
     captured: Captured,
-    positions: Sequence[int | None],
     recipes: Recipes,
     backend: Backend,
     partitioner: Partitioner,
@@ -66,12 +64,12 @@ def build_program(
     """Partition and compile a capture.
 
     Args:
-        positions, recipes: see `make_plan`.
+        recipes: see `make_plan`.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
     """
     found = None if captured.tape is None else _first_backward(captured.tape)
     if captured.tape is None or found is None:
-        return _forward_alone(captured, positions, recipes, backend)
+        return _forward_alone(captured, recipes, backend)
     guess, traced = found
     if verify.ENABLED:
         verify.verify_joint(traced.joint, traced.num_forward)
@@ -97,7 +95,7 @@ def build_program(
     inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs]
     when = Circumstances(state=check_of(traced), dtensor=captured.session.dtensor_modes())
     first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, parts.second)
-    plan = make_plan(captured, positions, recipes, parts.first, saved)
+    plan = make_plan(captured, recipes, parts.first, saved)
     if verify.ENABLED:
         verify.verify_plan(parts.forward, plan)
     known = number_symbols(plan.inputs.symbols)
@@ -108,9 +106,7 @@ def build_program(
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
 
 
-def _forward_alone(
-    captured: Captured, positions: Sequence[int | None], recipes: Recipes, backend: Backend
-) -> tuple[Program, Graphs]:
+def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tuple[Program, Graphs]:
     """Nothing is saved. Of a whole training step, a caller's backward raises what it does in eager."""
     recorded = captured.graph_as_recorded() if backend.inference is compile_eager else None
     call = None
@@ -121,7 +117,7 @@ def _forward_alone(
     if call is None:
         half = _half(captured, captured.forward_graph())
         call = compile_half(backend, backend.inference, half)
-    plan, backwards = make_plan(captured, positions, recipes, half, (), in_program), None
+    plan, backwards = make_plan(captured, recipes, half, (), in_program), None
     if verify.ENABLED:
         verify.verify_plan(half.module, plan, in_place=in_program)
     if captured.tape is not None:
@@ -172,6 +168,27 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     return torch_api.graph_module(module, graph)
+
+
+# ---------------------------------------------------------------------------------------------- programs
+def program_as_recorded(half: Half) -> Compiled | None:
+    """The program of a graph that writes to its inputs itself, as eager mode does; None where it has to be functional."""
+    if torch.is_inference_mode_enabled() and any(n.target is torch.ops.aten.view.dtype for n in half.body):
+        return None  # a view of another dtype is an inference tensor there: a write to it moves no version counter
+    return graph_code.compile_half(half, name="forward").function
+
+
+def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:
+    """Our own back end reads the list of nodes; any other gets a graph module."""
+    name = "backward" if is_backward else "forward"
+    if compiler is compile_eager and half.is_plain:
+        return graph_code.compile_half(half, name=name).function
+    return compile_with(compiler, half.module, half.examples, is_backward=is_backward, name=backend.name)
+
+
+def backward_compiler(backend: Backend) -> Callable[[fx.GraphModule], Compiled]:
+    """For backwards that are traced later."""
+    return lambda graph: compile_half(backend, backend.backward, Half.of_module(graph), is_backward=True)
 
 
 # ---------------------------------------------------------------------------------------------- what is saved

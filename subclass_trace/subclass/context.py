@@ -242,12 +242,11 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
 
 def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
     """The inverse of `without_outer`, with the sizes of this call; what `fresh` copies is copied."""
-    makers: dict[Any, Callable[[], Any]] = {
-        _Outer.SIZE: lambda: torch.Size(size),
-        _Outer.NUMBERS: lambda: tuple(size),
-        _Outer.STRIDE: lambda: tuple(stride),
-    }
-    return fresh(context, lambda mark: makers[mark]())
+
+    def at(mark: Any) -> Any:
+        return torch.Size(size) if mark is _Outer.SIZE else tuple(size if mark is _Outer.NUMBERS else stride)
+
+    return fresh(context, at)
 
 
 def _same_sizes(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

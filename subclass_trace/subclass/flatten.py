@@ -1,17 +1,17 @@
-"""The reference flatten and unflatten, for any depth of nesting.
+"""The reference flatten, for any depth of nesting; `visit.rebuild` is its inverse.
 
 >>> import torch
 >>> from torch.testing._internal.two_tensor import TwoTensor
 >>> leaves, spec = flatten(TwoTensor(torch.zeros(2), torch.ones(2)))
 >>> len(leaves), spec.cls.__name__, spec.names
 (2, 'TwoTensor', ('a', 'b'))
->>> unflatten(spec, leaves).b
+>>> rebuild(spec, iter(leaves)).b
 tensor([1., 1.])
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -91,18 +91,6 @@ def tensors_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
 def wrappers_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
     """Those of `tensors_inside` that are wrappers."""
     return [(names, t) for names, t in tensors_inside(value) if kind_of(type(t)) is Kind.WRAPPER]
-
-
-def unflatten(spec: Spec, leaves: Iterable[torch.Tensor]) -> Any:
-    """The value that ``spec`` describes, made of ``leaves``. requires_grad is re-applied, since many classes drop it.
-
-    Raises:
-        StopIteration: there are fewer leaves than the spec has.
-    """
-    value = rebuild(spec, iter(leaves))
-    if isinstance(spec, WrapperSpec) and spec.requires_grad and not value.requires_grad:
-        value.requires_grad_()
-    return value
 
 
 def map_leaves(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

@@ -82,17 +82,6 @@ def why_not_traceable(value: object) -> str | None:
     return "; ".join(f"{cls.__qualname__} {what}" for what in problems(cls)) or None
 
 
-#: start of a module's name -> what to do instead of handing its tensors to a region
-_INSTEAD = {
-    "torch.masked": "pass the data and the mask as two tensors and use torch.where, or use a wrapper such as "
-    "subclass_trace.zoo.Masked",
-    "torch.distributed._shard": "use torch.distributed.tensor.DTensor, which has the protocol",
-    "bitsandbytes": "quantise with torchao (torchao.quantization.quantize_), whose tensors have the protocol, or leave "
-    "this layer in eager and compile the parts of the model around it",
-}
-_ELSE = "add the missing methods, or pass value.as_subclass(torch.Tensor)"
-
-
 def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     """The error for a tensor subclass without the protocol, or for a parameter without values."""
     cls = type(value)
@@ -106,13 +95,12 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
             got=f"an instance of {cls.__module__}.{cls.__qualname__}",
             fix="keep what the class adds in the module",
         )
-    fix = next((text for start, text in _INSTEAD.items() if f"{cls.__module__}.".startswith(f"{start}.")), _ELSE)
     return ProtocolError(
         f"{cls.__qualname__} is a tensor subclass that cannot be traced through: {why_not_traceable(cls)}",
         path=path,
         expected="torch.Tensor, or a subclass with __tensor_flatten__, __tensor_unflatten__ and __torch_dispatch__",
         got=f"an instance of {cls.__module__}.{cls.__qualname__}",
-        fix=fix,
+        fix="add the missing methods, or pass value.as_subclass(torch.Tensor)",
     )
 
 

@@ -34,7 +34,6 @@ from .kinds import *
 from .modes import *
 from .numbers import *
 from .operators import *
-from .parallel import *
 from .repairs.composites import *
 from .repairs.fake_kernels import *
 from .repairs.fast_paths import *

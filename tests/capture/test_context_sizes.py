@@ -52,15 +52,6 @@ def test_a_number_of_the_context_is_compared() -> None:
     assert len(compiled.specializations) == 3
 
 
-def test_dimensions_that_differed_have_symbols_of_their_own() -> None:
-    """Equal sizes share a symbol only as long as they never differed."""
-    compiled = st.compile(lambda x, y: (x * 2, y * 3))
-    for a, b in ((3, 5), (6, 6), (7, 8), (4, 2)):
-        x, y = torch.randn(a, 2), torch.randn(b, 2)
-        torch.testing.assert_close(compiled(x, y), (x * 2, y * 3))
-    assert len(compiled.specializations) == 2
-
-
 class WithShape(torch.Tensor):
     """Keeps its shape in the context, and takes it from there."""
 

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,7 +43,6 @@ import torch.fx as fx
 
 from ... import torch_api
 
-_CACHE_LIMIT = 8192
 _CONSTANTS = (int, bool, str, type(None), float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _BINDING_TYPES = (type(torch.add), type(torch.Tensor.add))
 _aten = torch.ops.aten
@@ -83,8 +81,6 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
         if torch_api.functorch_active():  # dispatch is not what it will be at run time: neither prove nor remember
             return _raw(op)
         found = _search(op, *given)
-        if len(_cache) >= _CACHE_LIMIT:
-            _cache.clear()
         _cache[key] = found
     return found
 
@@ -133,7 +129,7 @@ _NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, int: 
 def _pattern(arg: Any) -> Any:
     """An argument with patterns in the place of nodes."""
     if isinstance(arg, fx.Node):
-        return _value_pattern(_example(arg))
+        return _value_pattern(arg.meta.get("val"))
     if isinstance(arg, (list, tuple)):
         return [*map(_pattern, arg)] if isinstance(arg, list) else tuple(map(_pattern, arg))
     if type(arg) in _CONSTANTS:
@@ -146,14 +142,6 @@ def _value_pattern(val: Any) -> Any:
         return _Tensor(val.dim(), val.dtype, val.device)
     if type(val) in _NUMBERS:
         return _Number(_NUMBERS[type(val)])
-    raise _NoPattern
-
-
-def _example(node: fx.Node) -> Any:
-    if "val" in node.meta:
-        return node.meta["val"]
-    if node.op == "get_attr" and node.graph.owning_module is not None:
-        return operator.attrgetter(str(node.target))(node.graph.owning_module)
     raise _NoPattern
 
 

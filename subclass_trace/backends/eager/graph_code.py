@@ -37,7 +37,7 @@ import math
 import operator
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -104,6 +104,11 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
     body = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     return compile_half(Half(gm, inputs, body, list(_flat(gm.graph.output_node().args[0])), {}), name=name)
+
+
+def compile_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedGraph:
+    """Every operation of the graph as one call, with the results of eager mode bit for bit."""
+    return compile_graph(gm, name="backward" if gm.meta.get("is_backward") else "forward")
 
 
 def compile_half(half: Half, *, name: str) -> BoxedGraph:

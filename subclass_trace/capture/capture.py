@@ -90,16 +90,13 @@ class Captured:
     tape: Tape | None
     reads: MetadataReads
 
-    def kept(self, graph: fx.GraphModule) -> frozenset[str]:
-        """What eager autograd would keep, by its name in a finished graph, as far as nodes of autograd tell."""
-        names = graph.meta["names"]
-        return frozenset(names[n.name] for n in (self.tape.served if self.tape else ()) if n.name in names)
-
     def served(self, graph: fx.GraphModule) -> frozenset[str]:
-        """What eager autograd would keep, and what nodes may keep that do not tell."""
-        known, tape = self.kept(graph), self.tape
-        hidden = tape is not None and saves_out_of_sight(tape.outputs, tape.edges)
-        return known | read_by_backward(graph.graph) if hidden else known
+        """What eager autograd would keep, by its name in a finished graph, and what nodes may keep that do not tell."""
+        names, tape = graph.meta["names"], self.tape
+        if tape is None:
+            return frozenset()
+        known = frozenset(names[n.name] for n in tape.served if n.name in names)
+        return known | read_by_backward(graph.graph) if saves_out_of_sight(tape.outputs, tape.edges) else known
 
     def forward_graph(self) -> fx.GraphModule:
         """The functional forward graph, for a region without a backward."""

@@ -51,9 +51,7 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
 
 def _policy(context_fn: Any) -> Any:
     prefer = checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
-    if context_fn is checkpoint.noop_context_fn:
-        return lambda func, args, kwargs: prefer
-    forward, _ = context_fn()
+    forward = None if context_fn is checkpoint.noop_context_fn else context_fn()[0]
     policy = getattr(forward, "policy_fn", None)
     if policy is None:
         return lambda func, args, kwargs: prefer

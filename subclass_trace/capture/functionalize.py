@@ -14,10 +14,10 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import NeedsEager, UnsupportedError
 from .aliasing import repeats
 from .effects import has_effects
-from .user_code import frames_text
+from .user_code import line_text
 from .writes import written_arguments
 
 Tensor = torch.Tensor
@@ -41,7 +41,7 @@ def functionalize(
         also: nodes whose values at the boundary are wanted; ``meta["names"]`` of the result says which nodes have them.
 
     Raises:
-        NeedsEager: torch has no functional form of a write.
+        NeedsEager, UnsupportedError: torch has no functional form of a write.
     """
     _refuse_views(recorder)
     return _Replay(recorder).run(forward, backward, boundary, also)
@@ -115,10 +115,12 @@ def _loses_layout(node: fx.Node) -> bool:
     return torch_api.is_dense(t) and not (static and t.is_contiguous())
 
 
-def _not_functional(node: fx.Node, why: object) -> NeedsEager:
-    return NeedsEager(
+def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
+    # Dynamo leaves the step of an optimizer out of its graphs.
+    cls = UnsupportedError if "_fused_" in str(node.target) else NeedsEager
+    return cls(
         f"torch cannot make {node.target} functional in this place: {' '.join(str(why).split())[:300]}",
-        path=frames_text(node),
+        path=line_text(node.meta.get("frames")),
         fix="use the out-of-place operation, or write to a clone",
     )
 

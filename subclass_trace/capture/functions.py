@@ -65,8 +65,8 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             if answer is not ASIDE:
                 return answer
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
-        if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
-            self._refuse_data(args[0])
+        if name == "__set__" and getattr(func, "__self__", None) is Tensor.data and torch_api.is_fake(args[0]):
+            raise NeedsEager("the region gives a tensor other memory (x.data = y)", path=self.recorder.user_line())
         if name in TEXTS and args:
             self._refuse_text(args[0], caller)
         if name in MEMORY:
@@ -117,10 +117,6 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             with torch_api.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
-
-    def _refuse_data(self, x: Any) -> None:
-        if torch_api.is_fake(x):
-            raise NeedsEager("the region gives a tensor other memory (x.data = y)", path=self.recorder.user_line())
 
 
 #: methods and functions, by name, that copy only where they have to

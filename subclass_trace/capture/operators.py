@@ -11,37 +11,11 @@ from typing import Any
 
 import torch
 
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import NeedsEager
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 Rule = Callable[[Any, Any, Any, Any], Any]
-
-
-def _refuse(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    cls, what, fix = _REFUSED[func]
-    raise cls(what, path=recorder.user_line(), expected="operations with a functional form", got=str(func), fix=fix)
-
-
-_REFUSED: dict[Any, tuple[type[UnsupportedError], str, str]] = {
-    **dict.fromkeys(
-        (aten.set_.default, aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset),
-        (NeedsEager, "the region gives a tensor other memory with set_()", "write x.data = y"),
-    ),
-    # torch can neither make all of them functional nor run them on fake tensors
-    **dict.fromkeys(
-        (
-            aten._fused_adam_.default,
-            aten._fused_adamw_.default,
-            aten._fused_adagrad_.default,
-            aten._fused_sgd_.default,
-        ),
-        (UnsupportedError, "the region runs a fused step of an optimizer", "make the optimizer with fused=False"),
-    ),
-    # its functional form gives contiguous strides in any case, and takes no symbols
-    aten.resize_.default: (NeedsEager, "the region resizes a tensor in place", "make a new tensor"),
-    aten.as_strided_.default: (NeedsEager, "the region changes a tensor by as_strided_", "call as_strided"),
-}
 
 
 def _detached_in_place(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -83,6 +57,5 @@ RULES: dict[Any, Rule] = {
     aten.detach.default: _detach,
     **dict.fromkeys(_INDEXED, _indexed),
     **dict.fromkeys((aten.rrelu_with_noise.default, aten.max_unpool2d.default), _contiguous),
-    **dict.fromkeys(_REFUSED, _refuse),
     aten.detach_.default: _detached_in_place,
 }

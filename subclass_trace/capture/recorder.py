@@ -298,7 +298,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         """The tensors that the operation writes."""
         if torch.Tag.inplace_view in func.tags:
-            raise refused_write(func, args[0], self.user_line(), "the shape of a tensor")
+            raise refused_write(func, args[0], self.user_line(), "the shape or the memory of a tensor")
         self.mutable = True
         check_write(func, args, kwargs, self.user_line)
         written = list(written_arguments(func, args, kwargs))

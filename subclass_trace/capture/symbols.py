@@ -83,13 +83,10 @@ class Symbols:
 
     def ragged_sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """Sizes with a symbol for each nested int of a real jagged tensor: one for all tensors of the same offsets."""
-        return tuple(self._ragged_size(n) if is_ragged(n) else n for n in sizes)
-
-    def _ragged_size(self, size: torch.SymInt) -> Any:
-        number = torch_api.nested_int_id(size)
-        if number not in self._ragged:
-            self._ragged[number] = torch_api.new_ragged_size(self.mode)
-        return self._ragged[number]
+        for number in map(torch_api.nested_int_id, filter(is_ragged, sizes)):
+            if number not in self._ragged:
+                self._ragged[number] = torch_api.new_ragged_size(self.mode)
+        return tuple(self._ragged[torch_api.nested_int_id(n)] if is_ragged(n) else n for n in sizes)
 
     # ------------------------------------------------------------------ their nodes
     def node_of(self, value: Any, tag: str) -> Any:
@@ -145,16 +142,12 @@ class Symbols:
         env = self.mode.shape_env
         return [(s, symint(env, s)) for s in sorted(n.node.expr.free_symbols, key=str) if env.is_unbacked_symint(s)]
 
-    def _deferred(self) -> list[Any]:
-        env = self.mode.shape_env
-        return [row for rows in env.deferred_runtime_asserts.values() for row in rows]
-
     def assertions(self, tag: str) -> Iterator[fx.Node]:
         """Nodes that check in each call what the trace took for true of such numbers (``torch._check``, bounds)."""
         if not self.data_dependent:
             return
         known = {*self._nodes, *self._sources}
-        for row in self._deferred():
+        for row in (row for rows in self.mode.shape_env.deferred_runtime_asserts.values() for row in rows):
             if not row.expr.free_symbols <= known:
                 raise UnsupportedError(
                     "a condition on values inside tensors cannot be checked in each call", got=row.expr

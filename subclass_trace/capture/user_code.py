@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
-import torch.fx as fx
 
 TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 #: those of this package, and what it generates
@@ -76,11 +75,6 @@ def user_frames(frame: Any, stop: Any) -> tuple[tuple[Any, int], ...]:
 def line_text(frames: tuple[tuple[Any, int], ...] | None) -> str | None:
     """``file:line`` of the innermost of these frames."""
     return f"{frames[0][0].co_filename}:{frames[0][1]}" if frames else None
-
-
-def frames_text(node: fx.Node) -> str | None:
-    """``file:line`` of the innermost user frame that recorded ``node`` (before its frames became text)."""
-    return line_text(node.meta.get("frames"))
 
 
 def tracebacks(error: BaseException) -> Iterator[TracebackType]:

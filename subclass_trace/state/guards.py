@@ -160,7 +160,7 @@ class StateGuards:
             if h.fixed and (h.guarded or h in parents) and is_a(h.owner, torch.Tensor)
         }
         for holder in (walk.arguments, *walk.holders.values()):
-            guards = list(self._of_holder(holder, call))
+            guards = [] if is_write_only(walk, holder) else list(self._of_holder(holder, call))
             if holder.fixed and isinstance(holder, Mapping):
                 self.by_holder[holder] = guards
             else:
@@ -228,6 +228,17 @@ def _was_never_cleared(cached: Any, misses: list[int]) -> bool:
     if misses and cached.cache_info().misses < misses[0]:
         misses.clear()
     return bool(misses)
+
+
+def is_write_only(walk: Walk, holder: Holder) -> bool:
+    """Did code that ran only append or add to it, by every name of every path?"""
+    if not holder.fixed or not isinstance(holder, (ListLike, Bag)) or walk.computed:
+        return False
+    if getattr(holder.thing, "maxlen", None) is not None:
+        return False
+    last = [path.rpartition(".")[2] for path in walk.paths.get(id(holder.thing), {holder.path})]
+    rows = [walk.uses.get(name, [1, 0]) for name in last]
+    return sum(n for n, _ in rows) > 0 and all(n == adds for n, adds in rows)
 
 
 def _names_in(walk: Walk, holder: Names) -> set[str]:

@@ -30,7 +30,7 @@ import torch
 from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
 from ..subclass.attributes import is_heap_type, namespace_of
-from .code_names import COMPUTED, names_of
+from .code_names import COMPUTED, names_of, only_appended
 from .entering import is_users
 from .kinds import (
     CALLABLES,
@@ -100,11 +100,13 @@ class Walk:
         self.entered: dict[types.CodeType, dict[str, Any]] = {}
         self.names: set[str] = set()
         self.computed = False  # code reads attributes by computed names
+        self.paths: dict[int, set[str]] = collections.defaultdict(set)
         self.known: dict[int, Source | None] = {}  # id of each value that was met -> where
         self._alive: list[Any] = []  # so that an id stays what it is
         self._classes: set[type] = set()
         self._by_name: list[Names] = []  # for whose attributes code that computes names may ask
         self._waiting: dict[str, list[Names]] = collections.defaultdict(list)
+        self.uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
         self._todo: collections.deque[tuple[Callable[..., None], Any, Any]] = collections.deque()
         self._count = 0
 
@@ -138,6 +140,10 @@ class Walk:
         """
         refuse_managed(code, space)
         self.entered[code] = space
+        for name, (uses, adds) in only_appended(code).items():
+            row = self.uses[name]
+            row[0] += uses
+            row[1] += adds
         for name in names_of(code) - self.names:
             self._join(name)
         followed = is_walked(space.get("__name__"))
@@ -335,7 +341,7 @@ class Walk:
             self._tensor(value, source)
         elif kind is frozenset or is_a(value, tuple):
             self._items(value, path, source)
-        elif self._is_new(value, source):
+        elif self._is_new(value, path, source):
             self._mutable(value, path, None if source is None or source.holder.fixed else source)
 
     def _tensor(self, value: torch.Tensor, source: Source | None) -> None:
@@ -355,7 +361,8 @@ class Walk:
             inside = source and Source(source.holder, source.key, (*source.items, k))
             self.value(item, f"{path}[{k}]", inside)
 
-    def _is_new(self, value: Any, source: Source | None) -> bool:
+    def _is_new(self, value: Any, path: str, source: Source | None) -> bool:
+        self.paths[id(value)].add(path)
         if id(value) not in self.known:
             self.known[id(value)] = source
             self._alive.append(value)

@@ -240,3 +240,31 @@ def test_other_kinds_of_arguments_once_sizes_are_symbols() -> None:
         (ones(7), 2.5),
     ):
         torch.testing.assert_close(region(x, y), x * y)
+
+
+class Remembers(torch.nn.Module):
+    """Appends to a list of its own, to a global one, and adds to a set, in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[torch.Tensor] = []
+        self.seen: set[str] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        self.history.append(y.sum())
+        LOG.append(y.mean())
+        self.seen.add("forward")
+        return y
+
+
+LOG: list[torch.Tensor] = []
+
+
+def test_what_is_only_appended_to_is_not_compared() -> None:
+    module = Remembers()
+    region = st.compile(module)
+    for n in range(1, 6):
+        region(torch.ones(3))
+        assert len(module.history) == len(LOG) == n and module.seen == {"forward"}
+    assert len(region.specializations) == 1

@@ -12,7 +12,6 @@ import itertools
 import threading
 import types
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,8 +19,7 @@ import torch
 from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
 from ..subclass.attributes import members_of
-from ..subclass.context import parts_of
-from .values import ATOMS, is_a, is_walked, same
+from .values import ATOMS, is_a, is_walked
 
 #: tables of a module that say nothing that others do not
 MODULE_TABLES = frozenset(
@@ -107,21 +105,8 @@ def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
     """The attributes of a tensor that is just made which follow from its inner tensors and its context; a fake's own."""
     if torch_api.is_fake(stand_in):
         return frozenset(vars(stand_in)) | _KEPT_BY_TORCH
-    told: list[Any] = []
-    if hasattr(type(stand_in), "__metadata_guard__"):  # the class says which values of its context count
-        told = list(values_of(stand_in.__tensor_flatten__()[1]))  # type: ignore[attr-defined]
-    return _KEPT_BY_TORCH | {
-        name
-        for name, value in vars(stand_in).items()
-        if type(value) not in ATOMS or type(value) is torch.Size or any(same(value, part) for part in told)
-    }
-
-
-def values_of(context: Any) -> Iterator[Any]:
-    """A context, and all that is inside of it."""
-    yield context
-    for part in parts_of(context):
-        yield from values_of(part)
+    held = vars(stand_in).items()
+    return _KEPT_BY_TORCH | {name for name, value in held if type(value) not in ATOMS or type(value) is torch.Size}
 
 
 def parts_of_c(value: Any) -> list[Any]:

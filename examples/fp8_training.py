@@ -1,7 +1,8 @@
 """``python -m examples.fp8_training``: train in FP8, and let one region hold the whole step.
 
-Linear layers compute in float8 with a scale per tensor, which comes from the tensor itself. The region is forward, backward
-and AdamW: parameters and optimizer state are its inputs, and come back changed.
+Linear layers compute in float8 with a scale per tensor: dynamic (from the tensor itself) or delayed (from the steps
+before, kept in a buffer; of a gradient, the history that follows comes out as the gradient of that buffer). The region is
+forward, backward and AdamW: parameters, optimizer state and histories are its inputs, and come back changed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 import subclass_trace as st
-from subclass_trace.zoo import convert_linears
+from subclass_trace.zoo import DelayedFP8Linear, FP8Linear, convert_linears
 
-KINDS = ("bf16", "fp8")
+LAYERS = {"bf16": None, "dynamic": FP8Linear, "delayed": DelayedFP8Linear}
 
 
 def make_model(kind: str, width: int) -> nn.Module:
@@ -27,7 +28,7 @@ def make_model(kind: str, width: int) -> nn.Module:
     torch.manual_seed(0)
     sizes = [(width, 4 * width), (4 * width, width)] * 2
     model = nn.Sequential(*[m for size in sizes for m in (nn.Linear(*size), nn.GELU())][:-1]).bfloat16()
-    return convert_linears(model) if kind == "fp8" else model
+    return model if LAYERS[kind] is None else convert_linears(model, layer=LAYERS[kind])
 
 
 def make_step(model: nn.Module) -> Callable[..., Tensor]:
@@ -35,11 +36,14 @@ def make_step(model: nn.Module) -> Callable[..., Tensor]:
 
     def step(x: Tensor, target: Tensor, means: list[Tensor], squares: list[Tensor], counts: list[Tensor]) -> Tensor:
         parameters = list(model.parameters())
+        histories = [b for b in model.buffers() if b.requires_grad]
         loss = F.mse_loss(model(x).float(), target)
-        gradients = list(torch.autograd.grad(loss, parameters))
+        gradients = list(torch.autograd.grad(loss, [*parameters, *histories]))
         numbers = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
         with torch.no_grad():  # a captured step counts in tensors, an eager one on a CPU in numbers
             flags = {"foreach": True, "capturable": torch.compiler.is_compiling(), "amsgrad": False, "maximize": False}
+            for history in reversed(histories):
+                history.copy_(gradients.pop())
             adamw(parameters, gradients, means, squares, [], counts, **flags, **numbers)
         return loss.detach()
 
@@ -86,7 +90,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[Outcome, Outcome
     options = parser.parse_args(arguments)
     print(f"{'':<9}{'first loss':>11}{'last loss':>11}{'compiled':>11}{'eager ms':>10}{'compiled ms':>13}  saved KiB")
     found = {}
-    for kind in KINDS:
+    for kind in LAYERS:
         model, other = make_model(kind, options.width), make_model(kind, options.width)
         eager = train(model, make_step(model), options.steps, options.width)
         compiled = train(other, st.compile(make_step(other)), options.steps, options.width)

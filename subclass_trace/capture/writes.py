@@ -83,8 +83,8 @@ def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError
         "the backward of the region writes to an input or a result of the region",
         path=line,
         got=f"{func} on a tensor of shape {tuple(written.shape)}",
-        fix="hand the new contents out as the gradient of that input, or call torch.autograd.grad inside the region, "
-        "so that the backward is a part of it",
+        fix="hand the new contents out as the gradient of that input (zoo.DelayedFP8Linear does), or call "
+        "torch.autograd.grad inside the region, so that the backward is a part of it",
     )
 
 

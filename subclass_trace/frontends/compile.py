@@ -73,9 +73,6 @@ def region_of(function: Callable[..., Any], options: Options, *, keep_joint: boo
     return Region(function, options, keep_joint=keep_joint)
 
 
-_ELSEWHERE = {"options": "pass these as keywords of their own: st.compile(f, activation_memory_budget=0.5)"}
-
-
 def make_options(options: dict[str, Any]) -> Options:
     """`Options` from keywords.
 
@@ -86,6 +83,6 @@ def make_options(options: dict[str, Any]) -> Options:
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
-            fix = f"did you mean {close[0]!r}?" if close else _ELSEWHERE.get(name)
+            fix = f"did you mean {close[0]!r}?" if close else None
             raise OptionError(f"unknown option {name!r}", expected=f"one of {known}", got=name, fix=fix)
     return Options(**options)

@@ -6,12 +6,11 @@ Strides follow from sizes, or are numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..capture.input_sizes import DynamicDims
 from ..capture.inputs import Argument
 from ..capture.session import Dim
@@ -143,11 +142,3 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
         for a in arguments:
             choice.note(a, everything)
     return choice
-
-
-def may_be_dynamic(tensors: Iterable[Tensor], history: SizeHistory, everything: bool) -> bool:
-    """Shall a capture start with symbols? (A ragged size is one in any case; one that finds other sizes starts again.)"""
-    if everything or history.has_symbols:
-        return True
-    with torch_api.no_overrides():  # a class may do something when it is asked
-        return any(t.is_nested or marked_dims(t) for t in tensors)

@@ -129,24 +129,18 @@ def check_operators(graph: fx.GraphModule) -> None:
         UnsupportedError: names the operator and the line of the user.
     """
     for module in graph.modules():
-        if not isinstance(module, fx.GraphModule):
-            continue
-        for node in module.graph.nodes:
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             name = _dynamo.higher_order_name(node.target) if node.op == "call_function" else None
             if name is not None and name not in _INLINED | _KEPT:
+                lines = frames_of_text(node.meta.get("stack_trace"))
                 raise UnsupportedError(
                     f"the higher order operator {name!r} is not supported",
-                    path=_last_line(node),
+                    path=f"{lines[0][0].co_filename}:{lines[0][1]}" if lines else None,
                     expected=f"one of {', '.join(sorted(_INLINED | _KEPT))}",
                     got=name,
                     fix="keep this part out of the compiled function with torch.compiler.disable, or write it without the "
                     "operator (a Triton kernel: make it one with torch.library.custom_op and register_fake)",
                 )
-
-
-def _last_line(node: fx.Node) -> str | None:
-    found = frames_of_text(node.meta.get("stack_trace"))
-    return f"{found[0][0].co_filename}:{found[0][1]}" if found else None
 
 
 # ---------------------------------------------------------------------------------------------- inputs of the graph

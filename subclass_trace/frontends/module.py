@@ -33,19 +33,16 @@ _HOOK_TABLES = (
 _OWN = (*_HOOK_TABLES, "_compiled_call_impl")
 
 
-class _Inside:
-    """What a region of a module knows beside the module: in a slot, so that nothing of ours is in the shared ``__dict__``."""
-
-    def __init__(self, module: torch.nn.Module, core: Region) -> None:
-        self.module, self.core = module, core
-        self.own: dict[str, Any] = {name: OrderedDict() for name in _HOOK_TABLES}
-
-
 class ModuleRegion:
-    """The first base of the class of each region of a module."""
+    """The first base of the class of each region of a module.
+
+    What it knows beside the module is in slots, so that nothing of ours is in the shared ``__dict__``: the `Region`, whose
+    function is the module, and the hook tables of its own.
+    """
 
     __slots__ = ()
-    _subclass_trace: _Inside
+    _subclass_trace: Region
+    _own_tables: dict[str, Any]
 
     def __init_subclass__(cls, **_: Any) -> None:
         """A class of the user's may want arguments here, which the derived class has no business with."""
@@ -56,7 +53,7 @@ class ModuleRegion:
         Raises:
             UnsupportedError: the region has hooks of its own as well, to which these would not be in the order of eager.
         """
-        if not any(self._subclass_trace.own.values()):
+        if not any(self._own_tables.values()):
             return _forward(self, *args, **kwargs)  # also where the module has a forward in its ``__dict__``
         if torch_api.are_hooks_on_all_modules():
             raise UnsupportedError(
@@ -68,12 +65,12 @@ class ModuleRegion:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""
-        inside = self._subclass_trace
-        return region_of_module(copy.deepcopy(inside.module, memo), inside.core.options)
+        core = self._subclass_trace
+        return region_of_module(copy.deepcopy(core.function, memo), core.options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the module and the options; specializations are made anew."""
-        return region_of_module, (self._subclass_trace.module, self._subclass_trace.core.options)
+        return region_of_module, (self._subclass_trace.function, self._subclass_trace.options)
 
 
 class _Shown:
@@ -83,23 +80,23 @@ class _Shown:
         self.name = name
 
     def __get__(self, region: Any, owner: Any = None) -> Any:
-        return self if region is None else getattr(region._subclass_trace.core, self.name)
+        return self if region is None else getattr(region._subclass_trace, self.name)
 
 
 def _own_table(name: str) -> property:
     def read(region: Any) -> Any:
-        return region._subclass_trace.own.get(name)
+        return region._own_tables.get(name)
 
     def write(region: Any, value: Any) -> None:
-        region._subclass_trace.own[name] = value
+        region._own_tables[name] = value
 
     return property(read, write)
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """What the call of a region comes to, its own hooks around it."""
-    inside = self._subclass_trace
-    return inside.module(*args, **kwargs) if is_dynamo_compiling() else inside.core(*args, **kwargs)
+    core = self._subclass_trace
+    return core.function(*args, **kwargs) if is_dynamo_compiling() else core(*args, **kwargs)
 
 
 _PUBLIC = [name for name in vars(Region) if not name.startswith("_")]
@@ -110,7 +107,11 @@ def _class_of_regions(cls: type) -> type:
     if cls not in _classes:
         members: dict[str, Any] = {name: _Shown(name) for name in _PUBLIC if not hasattr(cls, name)}
         members |= {name: _own_table(name) for name in _OWN}
-        members |= {"__slots__": ("_subclass_trace",), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        members |= {
+            "__slots__": ("_subclass_trace", "_own_tables"),
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+        }
         _classes[cls] = type(cls.__name__, (ModuleRegion, cls), {**members, "forward": _forward})
     return _classes[cls]
 
@@ -118,9 +119,9 @@ def _class_of_regions(cls: type) -> type:
 def region_of_module(module: torch.nn.Module, options: Options, *, keep_joint: bool = False) -> Any:
     """The region of a module; of a region the region of what that compiles."""
     if isinstance(module, ModuleRegion):
-        module = module._subclass_trace.module
+        module = module._subclass_trace.function
     region: Any = object.__new__(_class_of_regions(type(module)))
     object.__setattr__(region, "__dict__", vars(module))
-    core = Region(module, options, keep_joint=keep_joint)
-    object.__setattr__(region, "_subclass_trace", _Inside(module, core))
+    object.__setattr__(region, "_subclass_trace", Region(module, options, keep_joint=keep_joint))
+    object.__setattr__(region, "_own_tables", {name: OrderedDict() for name in _HOOK_TABLES})
     return region

@@ -149,7 +149,7 @@ class Region:
         with torch_api.dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
             rows = [entry.failed(args, kwargs) for entry in self.__entries]
             if None in rows:  # another thread has made it meanwhile
-                self.__fast = tuple(e.entry.call for e in self.__entries)
+                self.__keep(self.__entries)
                 return self.__entries[rows.index(None)]
             reason = "; ".join(f"[{k}] {row}" for k, row in enumerate(rows)) or "first call"
             self.__check_count(reason)
@@ -164,18 +164,19 @@ class Region:
                 reason,
                 keep_joint=self.__keep_joint,
             )
-            self.__entries = (*self.__entries, entry)
-            self.__fast = tuple(e.entry.call for e in self.__entries)
+            self.__keep((*self.__entries, entry))
             if entry.program.backwards is not None:
                 entry.program.backwards.narrow = functools.partial(self.__narrow, entry)
             return entry
+
+    def __keep(self, entries: tuple[Specialization, ...]) -> None:
+        self.__entries, self.__fast = entries, tuple(e.run for e in entries)
 
     def __narrow(self, entry: Specialization) -> None:
         """A backward of this specialization holds for its sizes alone: later calls have numbers."""
         with TRACE_LOCK:
             self.__history.fix_all()
-            self.__entries = tuple(e for e in self.__entries if e is not entry)
-            self.__fast = tuple(e.entry.call for e in self.__entries)
+            self.__keep(tuple(e for e in self.__entries if e is not entry))
 
     def __check_count(self, reason: str) -> None:
         limit = self.__options.max_specializations

@@ -20,7 +20,7 @@ from ..capture.session import Session
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
-from ..runtime.entry_code import Entry, EntryEmitter
+from ..runtime.entry_code import EntryEmitter
 from ..runtime.finish import Program
 from ..runtime.guards import Ambient
 from ..runtime.sizes import hint_of
@@ -31,7 +31,7 @@ from ..state.run import StateRun
 from ..state.source import Call, Source
 from ..subclass.paths import Path
 from ..subclass.template import Examples
-from .dynamic import SizeHistory, choose, may_be_dynamic
+from .dynamic import SizeHistory, choose
 
 Tensor = torch.Tensor
 
@@ -44,6 +44,8 @@ class Specialization:
         reason: why it was made: which guard of each earlier specialization failed.
         ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
+        run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``source``: of it.
+        failed: why it does not serve a call; None if it does.
     """
 
     reason: str
@@ -51,7 +53,9 @@ class Specialization:
     state: StateGuards
     program: Program
     graphs: Graphs
-    entry: Entry
+    run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    source: str
+    failed: Callable[[tuple[Any, ...], dict[str, Any]], str | None]
 
     @property
     def plan(self) -> Plan:
@@ -59,22 +63,9 @@ class Specialization:
         return self.program.plan
 
     @property
-    def source(self) -> str:
-        """The generated entry."""
-        return self.entry.source
-
-    @property
     def saved(self) -> tuple[SavedValue, ...]:
         """What is saved for the backward."""
         return self.plan.gradients.saved
-
-    def failed(self, args: Any, kwargs: Any) -> str | None:
-        """Why it does not serve a call; None if it does."""
-        return self.entry.failed(args, kwargs)
-
-    def run(self, args: Any, kwargs: Any) -> Any:
-        """The result of a call, or `MISS`."""
-        return self.entry.call(args, kwargs)
 
     def report(self) -> str:
         """A readable table: inputs and their leaves, outputs and how they are rewrapped, saved activations."""
@@ -180,9 +171,8 @@ def _specialize(
     backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
     partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
     table = options.table(backend)
-    everyone = [t for t in torch_api.pytree.tree_leaves(call) if isinstance(t, Tensor)]
-    dynamic = symbols and may_be_dynamic(everyone, history, options.dynamic is True)
-    session = Session(dynamic=dynamic, decompositions=table)
+    dynamic = options.dynamic is True or history.has_symbols
+    session = Session(dynamic=symbols and dynamic, decompositions=table)
     try:
         captured, state, maker = _traced(function, call, options, history, session, symbols)
     except _HasSymbols:
@@ -192,19 +182,19 @@ def _specialize(
     program, graphs = build_program(captured, recipes, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
     numbers = {s for s, value in zip(maker.sources, maker.flat, strict=True) if not isinstance(value, Tensor)}
-    guarded = StateGuards(state.walk, call, maker.sources, numbers, recipes.entries, keys=recipes.keys)
+    guarded = StateGuards(state.walk, call, maker.sources, numbers, keys=recipes.keys)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])
     with torch.no_grad():
         examples = Examples(session.mode, hint_of)
-        entry = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
+        emitted = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
     if any(map(asks_for_number_types, state.walk.entered)):
         history.fixed |= history.varying_numbers
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
-    return Specialization(reason, ambient, guarded, program, graphs, entry)
+    return Specialization(reason, ambient, guarded, program, graphs, *emitted)
 
 
 def compile_call(

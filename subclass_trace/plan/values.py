@@ -30,9 +30,9 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """Object number ``number`` of those that are taken from the arguments of the call before anything runs."""
+    """An object that stands at a place among the arguments of the call; see `state.source.Source`."""
 
-    number: int
+    place: Any
 
 
 @dataclass(frozen=True)

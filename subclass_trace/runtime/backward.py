@@ -237,7 +237,13 @@ class Backwards:
         sizes = self._sizes(traced.joint.graph, have)
         nodes, missing = needed(outputs, {*have, *sizes})
         if missing:
-            raise self._not_computable(tangents, missing)
+            present = [p for p, t in zip(self.output_paths, tangents, strict=False) if t is not None]
+            raise TangentError(
+                "the backward for these tangents cannot be computed from the saved activations",
+                path=", ".join(present) or None,
+                got=f"needed but not saved: {sorted(missing)}",
+                fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__",
+            )
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
         graph = extract(traced.joint, outputs, names)
         if verify.ENABLED:
@@ -256,16 +262,6 @@ class Backwards:
         rest = ((n.name, n.meta.get("val")) for n in graph.nodes if n.name not in have)
         found = {name: torch_api.symbol_among(self.symbols, value) for name, value in rest}
         return {name: symbol for name, symbol in found.items() if symbol is not None}
-
-    def _not_computable(self, tangents: Sequence[Spec | None], missing: set[str]) -> TangentError:
-        present = [p for p, t in zip(self.output_paths, tangents, strict=False) if t is not None]
-        return TangentError(
-            "the backward for these tangents cannot be computed from the saved activations",
-            path=", ".join(present) or None,
-            got=f"needed but not saved: {sorted(missing)}",
-            fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__ that says "
-            "which tangent it expects",
-        )
 
 
 def check_of(traced: TracedBackward) -> Callable[[], bool] | None:

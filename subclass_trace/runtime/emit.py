@@ -282,7 +282,7 @@ def tensor_checks(unwrapper: Unwrapper, values: dict[str, Tensor], symbols: dict
         first = names.setdefault(id(values[name]), name)
         if first == name:
             rows.append((name, spec, path))
-        else:  # a wrapper inside of another, twice
+        else:  # a leaf, or a wrapper inside of another, twice
             source.check(f"if {name} is not {first}", repr(f"{path} is another tensor"))
     if rows:
         sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec, _ in rows]
@@ -291,8 +291,13 @@ def tensor_checks(unwrapper: Unwrapper, values: dict[str, Tensor], symbols: dict
         given, paths = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
         why = f"{source.bind('failed_tensor_guard', torch_api.failed_tensor_guard)}({check}, {paths!r}, {given})"
         source.check(f"if not {check}({given})", why)
-    for name, spec, path in rows:
-        size_checks(source, name, spec, path, symbols)
+    for name, spec, path in rows:  # sizes and strides are as the symbols say
+        attributes = [(f"shape[{d}]", n) for d, n in enumerate(spec.size)]
+        for attribute, n in [*attributes, *[(f"stride({d})", n) for d, n in enumerate(spec.stride)]]:
+            if isinstance(n, SizeExpr):
+                now, code = f"{name}.{attribute}", size_code(n, symbols)
+                why = f"{f'{path}.{attribute}: expected '!r} + f'{{{code}}}, got {{{now}}}'"
+                source.check(f"if {now} != {code}", why)
     for name, spec, path in unwrapper.sized:
         alike = f"{source.bind('sized_alike', sized_alike)}({source.constant(spec, 'sized')}, {name}, {env})"
         source.check(f"if not {alike}", repr(f"{path}: other sizes or another context"))
@@ -310,16 +315,6 @@ def sized_alike(spec: WrapperSpec, value: Tensor, env: Mapping[Any, Any]) -> boo
     beside = without_outer(context, tuple(value.shape), tuple(value.stride())) if spec.has_dynamic_size else context
     alike = same_context(expected, beside) or same_context(expected, context)
     return alike and all(same_context(known, now) for known, now in opaque)
-
-
-def size_checks(source: Source, name: str, spec: Any, path: Path, symbols: dict[Any, str]) -> None:
-    """Check that the sizes of a tensor, and its strides, are as the symbols say."""
-    for attribute, sizes in (("shape[{}]", spec.size), ("stride({})", spec.stride)):
-        for d, n in enumerate(sizes):
-            if isinstance(n, SizeExpr):
-                now, code = f"{name}.{attribute.format(d)}", size_code(n, symbols)
-                why = f"{f'{path}.{attribute.format(d)}: expected '!r} + f'{{{code}}}, got {{{now}}}'"
-                source.check(f"if {now} != {code}", why)
 
 
 def metadata_checks(source: Source, row: InputPlan, name: str) -> None:

@@ -1,14 +1,13 @@
 """Generated source for one specialization: guard, unwrap, call, rewrap, straight down.
 
-An entry is ``(args, kwargs) -> result``, or `MISS` when a check fails; `Entry.failed`, made of the same lines, says which.
+An entry is ``(args, kwargs) -> result``, or `MISS` when a check fails; a function made of the same lines says which.
 Print ``specialization.source`` to read it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -55,22 +54,12 @@ from .value_code import ValueEmitter, emit_effects
 Tensor = torch.Tensor
 
 
-class _Miss:
-    def __repr__(self) -> str:
-        return "MISS"
-
-
 #: what an entry returns when the call is not for this specialization
-MISS: Any = _Miss()
+MISS: Any = object()
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """The generated entry, the source that it was made from, and the function that says why it misses (None: it does not)."""
-
-    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-    source: str
-    failed: Callable[[tuple[Any, ...], dict[str, Any]], str | None]
+#: the entry, the source that it was made from, and the function that says why it misses (None: it does not)
+Emitted: TypeAlias = tuple[Callable[..., Any], str, Callable[..., str | None]]
 
 
 class EntryEmitter:
@@ -100,25 +89,26 @@ class EntryEmitter:
         self.unwrapper = Unwrapper(self.source, self.values)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs.rows]
 
-    def emit(self) -> Entry:
+    def emit(self) -> Emitted:
         """Write the entry from top to bottom."""
         s = self.source
         with tried(s, "def entry(args, kwargs):"):
             self._ambient()
-            flat, entries = StateEmitter(s, self.state, Pins(self.state)).emit()
+            state = StateEmitter(s, self.state, Pins(self.state))
+            flat = state.emit()
             inputs = self._inputs(flat)
             leaves = self._unwrap(inputs)
             symbols = symbol_lines(self.plan, s, flat, inputs, leaves)
             tensor_checks(self.unwrapper, self.values, symbols, self._env(symbols))
             self._other_conditions(inputs, leaves, symbols)
         failed = s.why("entry")
-        self._deliver(self._run(flat, inputs, leaves, symbols), entries)
-        return Entry(s.build("entry", "entry"), s.text(), failed)
+        self._deliver(self._run(flat, inputs, leaves, symbols), state.read)
+        return s.build("entry", "entry"), s.text(), failed
 
-    def _deliver(self, outputs: Sequence[str], entries: Sequence[str]) -> None:
+    def _deliver(self, outputs: Sequence[str], read: Callable[[Any], str]) -> None:
         """Do the side effects, and return the result."""
         s, plan = self.source, self.plan
-        values = ValueEmitter(s, outputs, entries)
+        values = ValueEmitter(s, outputs, read)
         if not plan.side_effects:
             s.line(f"return {values.value(plan.results.recipe)}")
             return
@@ -171,17 +161,12 @@ class EntryEmitter:
         return names
 
     def _unwrap(self, inputs: Sequence[str]) -> list[str]:
-        """A local name for each dense leaf; a leaf in several places must be one tensor."""
+        """A local name for each dense leaf. (One in several places must be one tensor: see `tensor_checks`.)"""
         table: dict[int, str] = {}
         unwrapper = self.unwrapper
         for row, name in zip(self.plan.inputs.rows, inputs, strict=True):
-            start = len(unwrapper.tensors)
-            leaves = unwrapper.unwrap(name, row.spec, row.path)
-            for place, leaf in zip(row.leaves, leaves, strict=True):
-                known = table.setdefault(place, leaf)
-                if known != leaf:
-                    self.source.check(f"if {leaf} is not {known}", repr(f"two inner tensors of {row.path} were one"))
-                    unwrapper.tensors[start:] = [t for t in unwrapper.tensors[start:] if t[0] != leaf]
+            for place, leaf in zip(row.leaves, unwrapper.unwrap(name, row.spec, row.path), strict=True):
+                table.setdefault(place, leaf)
         return [table[k] for k in range(self.plan.inputs.leaf_count)]
 
     def _other_conditions(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
@@ -218,7 +203,10 @@ class EntryEmitter:
     ) -> list[str]:
         """Emit the call; returns an expression for each flat output."""
         s, plan = self.source, self.plan
-        s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.inputs.primals)}]")
+        primals = [
+            leaves[p.leaf] if isinstance(p, LeafPrimal) else size_code(p.size, symbols) for p in plan.inputs.primals
+        ]
+        s.line(f"p = [{', '.join(primals)}]")
         env = self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
         if needs_call(plan):
@@ -262,11 +250,6 @@ class EntryEmitter:
             return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
         assert isinstance(o, SizeOutput)
         return f"call.sizes[{o.index}]"
-
-    def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
-        if isinstance(primal, LeafPrimal):
-            return leaves[primal.leaf]
-        return size_code(primal.size, symbols)
 
     def _env(self, symbols: dict[Any, str]) -> str:
         rows = [f"{self.source.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]

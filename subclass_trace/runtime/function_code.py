@@ -35,6 +35,7 @@ from .function import check_watched, edges, run_backward, watch
 from .guards import Ambient
 from .rebuild import fit_strides, is_lazy
 from .source import Source
+from .state_code import tried
 
 Tensor = torch.Tensor
 #: of so many kinds of tangents a specialization has straight-line backwards
@@ -165,27 +166,20 @@ class FunctionEmitter:
     def _path(self, entry: CompiledBackward, given: Sequence[Tensor | None]) -> Callable[..., Any]:
         """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not those of ``entry``, as ``given`` are."""
         s, symbols = Source("None"), self._symbols()
-        s.line(f"def backward(ctx, saved, {''.join(f'g{k}, ' for k in range(len(self.plan.results.values)))}):")
-        s.depth = 1
-        self._circumstances(s, entry, symbols)
-        names = [f"g{k}" for k in self.plan.gradients.differentiable]
+        names, env = [f"g{k}" for k in self.plan.gradients.differentiable], "ctx.env" if symbols else "{}"
         unwrapper = Unwrapper(s, {name: t for name, t in zip(names, given, strict=True) if t is not None})
         leaves: list[str] = []
-        s.line("try:")
-        s.depth = 2
-        for name, spec in zip(names, entry.tangents, strict=True):
-            if spec is None:
-                s.line(f"if {name} is not None: return None")
-            else:
-                leaves += unwrapper.unwrap(name, spec, VALUE)
-        s.line("pass")
-        s.depth = 1
-        s.line("except (AttributeError, ValueError): return None")
-        env = "ctx.env" if symbols else "{}"
-        # Of any strides: they are brought to those that the graph was traced for.
-        tensors = unwrapper.tensors
-        tensors[:] = [(n, replace(t, stride=(None,) * len(t.size)), path) for n, t, path in tensors]  # type: ignore[union-attr]
-        tensor_checks(unwrapper, unwrapper.examples, symbols, env)
+        with tried(s, f"def backward(ctx, saved, {''.join(f'g{k}, ' for k in range(len(self.plan.results.values)))}):"):
+            self._circumstances(s, entry, symbols)
+            for name, spec in zip(names, entry.tangents, strict=True):
+                if spec is None:
+                    s.line(f"if {name} is not None: return None")
+                else:
+                    leaves += unwrapper.unwrap(name, spec, VALUE)
+            # Of any strides: they are brought to those that the graph was traced for.
+            tensors = unwrapper.tensors
+            tensors[:] = [(n, replace(t, stride=(None,) * len(t.size)), path) for n, t, path in tensors]  # type: ignore[union-attr]
+            tensor_checks(unwrapper, unwrapper.examples, symbols, env)
         # Under names of their own: a dense leaf may be brought to other strides, and its name goes before the graph runs.
         handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] == "tangent"}
         for (_, place), name in handed.items():
@@ -218,9 +212,7 @@ class FunctionEmitter:
             s.line(f"{name} = ctx.env[{s.constant(symbol, 'symbol')}]")
         if entry.when.conditions:
             hold = " and ".join(f"({torch_api.expression_source(c, symbols)})" for c in entry.when.conditions)
-            s.line("try:")
-            s.line(f"    if not ({hold}): return None")
-            s.line("except ArithmeticError: return None")
+            s.line(f"if not ({hold}): return None")
 
     def _arguments(self, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]) -> list[str]:
         """The inputs of the backward graph."""

@@ -37,6 +37,7 @@ from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .sizes import freeze, to_expr
 
 Tensor = torch.Tensor
+_ABSOLUTE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
 
 
 def make_plan(
@@ -61,8 +62,10 @@ def make_plan(
             leaf_count=len(captured.inputs.leaf_primals),
             primals=tuple(_primals(captured, forward)),
             symbols=symbols,
-            conditions=conditions_of(captured, symbols),
-            offsets_matter=_offsets_matter(captured),
+            # Of these symbols, though some may be constant for the trace by now.
+            conditions=tuple(torch_api.shape_conditions(captured.session.shape_env, number_symbols(symbols))),
+            offsets_matter=captured.reads.offsets
+            or any(n.target in _ABSOLUTE for n in captured.session.recorder.graph.nodes),
         ),
         results=PlanResults(
             values=values,
@@ -145,16 +148,6 @@ def number_symbols(rows: Sequence[SymbolPlan]) -> frozenset[Any]:
     return frozenset(row.symbol for row in rows if not row.ragged)
 
 
-def conditions_of(captured: Captured, symbols: Sequence[SymbolPlan]) -> tuple[Any, ...]:
-    """What the trace assumed of the symbols that a call binds: of these, though some may be constant for it by now."""
-    return tuple(torch_api.shape_conditions(captured.session.shape_env, number_symbols(symbols)))
-
-
-def _offsets_matter(captured: Captured) -> bool:
-    absolute = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-    return captured.reads.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
-
-
 def _detach(forward: Half, captured: Captured) -> frozenset[int]:
     """Positions of outputs that are made objects of their own.
 
@@ -203,11 +196,9 @@ def _freeze_replay(replay: Any, session: Session) -> Replay | SymbolicView:
     That may be a number by now, where the region has read one that has to fit other sizes.
     """
     view = getattr(replay, "__self__", None)
-    if (
-        not isinstance(view, Tensor)
-        or view._base is None
-        or not (_has_numbers(session) or _has_symbols(view, view._base))
-    ):
+    if not isinstance(view, Tensor) or view._base is None:
+        return replay  # type: ignore[no-any-return]
+    if not (session.recorder.has_read_numbers or session.arguments or _has_symbols(view, view._base)):
         return replay  # type: ignore[no-any-return]
     sizes: list[Any] = []
     symbols: list[bool] = []
@@ -227,11 +218,6 @@ def _freeze_replay(replay: Any, session: Session) -> Replay | SymbolicView:
         if not all(type(n) is int for n in sizes):
             raise
     return SymbolicView(replay, tuple(sizes)) if any(symbols) else replay
-
-
-def _has_numbers(session: Session) -> bool:
-    """Are there symbols that the call brings, or reads by ``.item()``?"""
-    return session.recorder.has_read_numbers or bool(session.arguments)
 
 
 def _has_symbols(*tensors: Tensor) -> bool:

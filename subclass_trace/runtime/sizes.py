@@ -27,9 +27,10 @@ def to_expr(size: Any) -> Any:
     if not isinstance(size, torch.SymInt):
         return size
     if is_ragged(size):
-        return _to_ragged(size)
+        symbol, factor = torch_api.ragged_parts(size) or (None, 1)
+        return RaggedSize(symbol) if symbol is None else RaggedSize(symbol, _number(factor))
     expr = size.node.shape_env.simplify(size.node.expr) if size.node.shape_env is not None else size.node.expr
-    return int(expr) if expr.is_number else SizeExpr(expr)
+    return _number(expr)
 
 
 def _float(number: torch.SymFloat) -> Any:
@@ -41,12 +42,8 @@ def _float(number: torch.SymFloat) -> Any:
     return float(expr) if expr.is_number else SizeExpr(expr)
 
 
-def _to_ragged(size: torch.SymInt) -> RaggedSize:
-    found = torch_api.ragged_parts(size)
-    if found is None:
-        return RaggedSize(None)
-    symbol, factor = found
-    return RaggedSize(symbol, int(factor) if factor.is_number else SizeExpr(factor))
+def _number(expr: Any) -> Any:
+    return int(expr) if expr.is_number else SizeExpr(expr)
 
 
 def freeze(spec: Spec, context: Callable[[Any], Any] = lambda c: c) -> Spec:

@@ -80,7 +80,7 @@ def build_program(
         partitioner=partitioner,
         serve=captured.served(traced.joint),
         written=_written(captured),
-        static=[captured.inputs.leaf_primals[k] for k in _static_leaves(captured)],
+        static=[captured.inputs.leaf_primals[k] for i in captured.inputs.rows if i.static for k in i.leaves],
         copied=_copied(captured, traced.joint),
     )
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
@@ -208,10 +208,6 @@ def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     copied = {m.value for m in captured.mutations.rows}
     copied -= {o.value for o in captured.results.outputs if isinstance(o, ValueOutput)}
     return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
-
-
-def _static_leaves(captured: Captured) -> list[int]:
-    return [k for i in captured.inputs.rows if i.static for k in i.leaves]
 
 
 def _primal_paths(captured: Captured) -> Mapping[str, str]:

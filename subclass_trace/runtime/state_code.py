@@ -120,8 +120,8 @@ class StateEmitter:
         source.bind("namespace", object.__getattribute__)
         source.bind("factory_of", factory_of)
 
-    def emit(self) -> tuple[list[str], list[str]]:
-        """All checks, inside of a ``try``; names of the flat arguments, and of the entries."""
+    def emit(self) -> list[str]:
+        """All checks, inside of a ``try``; names of the flat arguments."""
         s, guards = self.source, self.guards
         keywords = f"(*kwargs,) != {s.constant(guards.keywords)}" if guards.keywords else "kwargs"
         expected = s.constant(f"arguments: expected {guards.positional} and the keywords {list(guards.keywords)}, got ")
@@ -131,13 +131,9 @@ class StateEmitter:
         self._fixed()
         self.check_all(guards.each if self.pins.holders else guards.all)
         for first, second in guards.aliases:
-            self._unless(f"{self._read(first)} is {self._read(second)}", f"{first} and {second} were one object")
+            self._unless(f"{self.read(first)} is {self.read(second)}", f"{first} and {second} were one object")
         self._objects()
-        flat = self._tensors()
-        entries = [s.name("e") for _ in guards.entries]
-        for name, place in zip(entries, guards.entries, strict=True):
-            s.line(f"{name} = {self._read(place)}")
-        return flat, entries
+        return self._tensors()
 
     def check_all(self, guards: Any) -> None:
         """Each of these guards."""
@@ -169,13 +165,13 @@ class StateEmitter:
                 self.names[holder] = "(args, kwargs)"
             else:
                 assert holder.place is not None
-                value = self._read(holder.place)
+                value = self.read(holder.place)
                 name = self.names[holder] = self.source.name("h")
                 space = f"namespace({value}, '__dict__')"
                 self.source.line(f"{name} = {space if isinstance(holder, Names) else value}")
         return self.names[holder]
 
-    def _read(self, place: Place) -> str:
+    def read(self, place: Place) -> str:
         """An expression for the value at a place; it raises where there is none."""
         s, holder, key = self.source, place.holder, place.key
         known = repr(key) if type(key) in (int, str) else s.held(key)
@@ -198,7 +194,7 @@ class StateEmitter:
         if isinstance(guard, At):
             if guard.was is MISSING:
                 return f"{s.held(guard.source.read)}((args, kwargs)) is MISSING"
-            return self._value(self._read(guard.source), guard.was)
+            return self._value(self.read(guard.source), guard.was)
         name = self._name(guard.holder)
         if guard.kind is list and guard.holder.guarded is not None:
             items = [self._value(f"{name}[{k}]", v) for k, v in enumerate(guard.items)]
@@ -237,9 +233,9 @@ class StateEmitter:
             s.line(f"{', '.join(fixed)}, = {s.held(self.pins.fixed)}")
         for place, name in names.items():
             if place not in pinned:
-                s.line(f"{name} = {self._read(place)}")
+                s.line(f"{name} = {self.read(place)}")
         for first, others in self.guards.same_tensors.items():
             for other in others:
                 if not {first, other} <= pinned:
-                    self._unless(f"{self._read(other)} is {self._read(first)}", f"{first} and {other} were one tensor")
+                    self._unless(f"{self.read(other)} is {self.read(first)}", f"{first} and {other} were one tensor")
         return list(names.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan import SideEffect
@@ -16,11 +16,12 @@ class ValueEmitter:
     """Writes expressions for recipes; objects that refer to themselves are made by lines before.
 
     Args:
-        outputs, entries: expressions for the flat outputs, and for the objects from the arguments.
+        outputs: expressions for the flat outputs.
+        read: gives the expression of what stands at a place among the arguments.
     """
 
-    def __init__(self, source: Source, outputs: Sequence[str], entries: Sequence[str]) -> None:
-        self.source, self.outputs, self.entries = source, outputs, entries
+    def __init__(self, source: Source, outputs: Sequence[str], read: Callable[[Any], str]) -> None:
+        self.source, self.outputs, self.read = source, outputs, read
         self.made: dict[int, str] = {}
 
     def value(self, recipe: Recipe) -> str:
@@ -31,7 +32,7 @@ class ValueEmitter:
         if isinstance(recipe, Output):
             return self.outputs[recipe.index]
         if isinstance(recipe, Entry):
-            return self.entries[recipe.number]
+            return self.read(recipe.place)
         if isinstance(recipe, Again):
             return self.made[recipe.number]
         if isinstance(recipe, Make):

@@ -103,14 +103,13 @@ def is_users(filename: str) -> bool:
 
 def _caller(frame: types.FrameType | None) -> types.FrameType | None:
     """The nearest frame that is not the standard library's, nor plumbing of torch's."""
-    while frame is not None and _is_plumbing(frame.f_code.co_filename):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        installed = file.startswith((_PATHS["purelib"], _PATHS["platlib"]))
+        if not file.endswith(_PLUMBING) and (installed or not file.startswith((_PATHS["stdlib"], "<frozen"))):
+            break
         frame = frame.f_back
     return frame
-
-
-def _is_plumbing(file: str) -> bool:
-    installed = file.startswith((_PATHS["purelib"], _PATHS["platlib"]))
-    return file.endswith(_PLUMBING) or (not installed and file.startswith((_PATHS["stdlib"], "<frozen")))
 
 
 #: where a run or a traced backward begins

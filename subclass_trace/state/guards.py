@@ -125,7 +125,6 @@ class StateGuards:
     Attributes:
         flat: where each flat argument of the region is found: tensors (one place each; `same_tensors` are the others), and
             numbers that are symbols.
-        entries: the objects of the arguments that results hand on.
         by_holder: guards of holders that are fixed dicts: they hold for as long as the dict was not written.
         each: guards that every call compares.
         facts: (expression of a thing, it, what that is, path): what no version of a dict tells.
@@ -138,7 +137,6 @@ class StateGuards:
         call: Call,
         flat: Sequence[Source],
         numbers: Collection[Source] = (),
-        entries: Sequence[Source] = (),
         *,
         keys: Collection[Source] = (),
         by_identity: bool = False,
@@ -149,7 +147,7 @@ class StateGuards:
         by_identity: tensors are no inputs, but those of the trace.
         """
         self._by_identity, self._keys, self._symbols = by_identity, frozenset(keys), frozenset(numbers)
-        self.walk, self.flat, self.entries = walk, tuple(flat), tuple(entries)
+        self.walk, self.flat = walk, tuple(flat)
         self.tensors = tuple(s for s in flat if s not in numbers)
         self.positional, self.keywords = len(call[0]), tuple(call[1])
         self.by_holder: dict[Holder, list[Guard]] = {}

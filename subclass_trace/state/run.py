@@ -119,13 +119,10 @@ class StateRun:
         Raises:
             SideEffectError: it was not there before.
         """
-        generators: Any = (torch.default_generator, *self.walk.generators)
-        which: Any = generator
-        if which._cdata not in {g._cdata for g in generators}:  # a call may wrap it anew
+        known: Any = (torch.default_generator, *self.walk.generators)
+        if generator._cdata not in {g._cdata for g in known}:  # type: ignore[attr-defined]  # a call may wrap it anew
             raise SideEffectError(
                 "the region draws from a random generator that it makes: it would go on drawing from that one",
-                expected="a torch.Generator that is an argument, or that the function has a name for",
-                got="another one",
                 fix="make it outside of the region and pass it",
             )
 

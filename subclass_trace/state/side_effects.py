@@ -154,7 +154,6 @@ class Recipes:
 
     Attributes:
         outputs: the tensors and symbols that the recipes need, which the region returns as flat outputs.
-        entries: where the objects of the arguments are that the recipes hand on.
         keys: the sources of tensors that are keys of dicts, and with that constants.
         result, effects: how the result is made of the outputs, and what else each call does.
     """
@@ -167,11 +166,9 @@ class Recipes:
         self._reals = reals
         self.keys: set[Source] = set()
         self.outputs: list[Any] = []
-        self.entries: list[Source] = []
         self._walk = walk
         self._holders = {id(h.thing if h.owner is None else h.owner): h for h in walk.holders.values()}
         self._number: dict[int, int] = {}
-        self._entry: dict[int, int] = {}
         self._made: dict[int, int] = {}
 
     def __call__(self, value: Any, path: str) -> Recipe:
@@ -181,12 +178,15 @@ class Recipes:
             SideEffectError: it is, or holds, something that cannot be made anew in each call.
         """
         if is_a(value, (torch.Tensor, *_SYMBOLS)):
-            return self._output(value)
+            number = self._number.setdefault(id(value), len(self.outputs))
+            if number == len(self.outputs):
+                self.outputs.append(value)
+            return Output(number)
         if is_atom(value) and not _holds_symbol(value):
             return Constant(value)
         holder = self._holders.get(id(value))
         if holder is not None:
-            return Constant(value) if holder.fixed else self._from_entry(value, holder)
+            return Constant(value) if holder.fixed else Entry(holder.place)
         if self._is_constant(value):
             return Constant(value)
         if is_a(value, (tuple, frozenset)):
@@ -194,19 +194,6 @@ class Recipes:
         if id(value) in self._made:
             return Again(self._made[id(value)])
         return self._new(value, path)
-
-    def _output(self, value: Any) -> Recipe:
-        number = self._number.setdefault(id(value), len(self.outputs))
-        if number == len(self.outputs):
-            self.outputs.append(value)
-        return Output(number)
-
-    def _from_entry(self, value: Any, holder: Holder) -> Recipe:
-        number = self._entry.setdefault(id(value), len(self.entries))
-        if number == len(self.entries):
-            assert holder.place is not None
-            self.entries.append(holder.place)
-        return Entry(number)
 
     def _is_constant(self, value: Any) -> bool:
         if id(value) in self._walk.known or is_a(value, _CONSTANT_KINDS):

@@ -17,10 +17,9 @@ _thread._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _seen(name: str) -> Callable[..., Any]:
     """A method of dict, of the table that the running thread sees."""
-    method = getattr(dict, name)
 
     def of_thread(self: Any, *args: Any) -> Any:
-        return method(self if _thread() == self._thread else self._others, *args)
+        return getattr(dict, name)(self if _thread() == self._thread else self._others, *args)
 
     return of_thread
 

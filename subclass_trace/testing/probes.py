@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..torch_api.testing import Pair as Pair
 from ..torch_api.testing import is_fake_tensor, is_opaque_object
 
 

@@ -135,7 +135,7 @@ class Script:
             grad: call ``requires_grad_()`` on it; implies floating. Refused by the class: the example does not apply.
             floating: only floating point dtypes.
             min_dims, min_side: at least so many dimensions, each of them at least so long (in the dense arguments).
-            around: put around each dense argument of the factory, such as ``"({0}).requires_grad_()"``.
+            around: put around each dense argument of the factory, for nesting: ``"Pair({0}, {0}.clone())"``.
 
         Raises:
             NotApplicable: the subject has no such instances.

@@ -76,6 +76,57 @@ def is_opaque_object(value: object) -> bool:
     return bool(known(type(value)))
 
 
+class Pair(torch.Tensor):
+    """A sound wrapper of two tensors of equal sizes: every operation runs on both."""
+
+    a: Any
+    b: Any
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls: Any, a: Any, b: Any, size: Any = None, stride: Any = None) -> Any:
+        how = {
+            "strides": stride or a.stride(),
+            "dtype": a.dtype,
+            "device": a.device,
+            "storage_offset": a.storage_offset(),
+        }
+        self = torch.Tensor._make_wrapper_subclass(cls, size or a.shape, **how)
+        self.a, self.b = a, b
+        return self
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Pair({self.a!r}, {self.b!r})"
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a", "b"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return Pair(inner["a"], inner["b"], size, stride)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        from torch.utils import _python_dispatch
+        from torch.utils._pytree import tree_map_only
+
+        correct: Any = _python_dispatch.return_and_correct_aliasing
+        kwargs = kwargs or {}
+        if any(hasattr(t, "__tensor_flatten__") and not issubclass(t, Pair) for t in types):
+            return NotImplemented
+
+        def both(a: Any, b: Any) -> Any:
+            if isinstance(a, torch.Tensor):
+                return Pair(a, b)
+            return type(a)(map(both, a, b)) if isinstance(a, (list, tuple)) else a
+
+        def half(name: str) -> Any:
+            return lambda t: getattr(t, name)
+
+        outs = [func(*tree_map_only(Pair, half(n), args), **tree_map_only(Pair, half(n), kwargs)) for n in ("a", "b")]
+        return correct(func, args, kwargs, both(*outs))
+
+
 class Witness(torch.Tensor):
     """A wrapper that nobody knows. It writes down the types of the tensors in each call that it is asked to take, and
     leaves it to others.

@@ -1,8 +1,8 @@
 """`ScaledFP8`: FP8 training on tensors that know their scale. value = qdata * scale.
 
 What it is for: matmuls in float8 and activations that are saved for backward in one byte each. `fp8_linear` is
-``F.linear`` with activation, weight and gradient quantised per tensor as they come (dynamic scaling); the
-class does the rest, because autograd saves the `ScaledFP8` operands of a matmul as they are.
+``F.linear`` with activation, weight and gradient quantised per tensor as they come (dynamic scaling; delayed scaling is
+in `delayed_fp8`); the class does the rest, because autograd saves the `ScaledFP8` operands of a matmul as they are.
 
     >>> _ = torch.manual_seed(0)
     >>> x, w = torch.randn(8, 16), torch.randn(4, 16, requires_grad=True)
@@ -249,19 +249,19 @@ def _fp8_parameter(weight: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(to_fp8(weight.detach()), requires_grad=weight.requires_grad)
 
 
-def convert_linears(module: nn.Module, *, fp8_weight: bool = False) -> nn.Module:
-    """Swap every ``nn.Linear`` (not its subclasses) below ``module`` for an `FP8Linear`, in place.
+def convert_linears(module: nn.Module, *, fp8_weight: bool = False, layer: type[FP8Linear] = FP8Linear) -> nn.Module:
+    """Swap every ``nn.Linear`` (not its subclasses) below ``module`` for an `FP8Linear` (or ``layer``), in place.
 
     Returns ``module``, or its replacement when it is itself an ``nn.Linear``. A layer that is used in several places
     stays one layer. Hooks are not carried over; ``fp8_weight`` unties a weight that is shared with another layer.
     """
     if type(module) is nn.Linear:
-        return FP8Linear.from_linear(module, fp8_weight=fp8_weight)
+        return layer.from_linear(module, fp8_weight=fp8_weight)
     replaced: dict[nn.Module, nn.Module] = {}
     for path, child in list(module.named_modules(remove_duplicate=False)):
         if type(child) is nn.Linear:
             if child not in replaced:
-                replaced[child] = FP8Linear.from_linear(child, fp8_weight=fp8_weight)
+                replaced[child] = layer.from_linear(child, fp8_weight=fp8_weight)
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, replaced[child])
     return module

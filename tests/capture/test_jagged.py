@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import subclass_trace as st
 from subclass_trace import verify
+from subclass_trace.frontends.dynamo import register
 
 Tensor = torch.Tensor
 Lengths = tuple[int, ...]
@@ -60,6 +61,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make]] = {
     "chunk": (lambda x: x.chunk(2, -1), ONE),
     "linear": (F.linear, lambda n: (jagged(n), dense(3, 4))),
     "same offsets": (lambda x, y: x * y + x, two_of_one),
+    "a model": (
+        lambda x, w, b: F.layer_norm(F.gelu(F.linear(x, w)), (4,), b) * 2,
+        lambda n: (jagged(n), dense(4, 4), dense(4)),
+    ),
+    "softmax": (lambda x, w: F.softmax(F.linear(x, w), -1), lambda n: (jagged(n), dense(4, 4))),
+    "mean over the width": (
+        lambda x, w: F.linear(x, w).mean(-1, keepdim=True) * x,
+        lambda n: (jagged(n), dense(4, 4)),
+    ),
+    "values": (lambda x, w: x.values() @ w, lambda n: (jagged(n), dense(4, 4))),
     "other offsets": (lambda x, y: (x * 2, y.sin()), two),
     "offsets too": (lambda x: (x * 2, x.offsets()), ONE),
     "made again": (lambda x: from_jagged(x.values().sin(), x.offsets()) * x, ONE),
@@ -132,6 +143,17 @@ def test_sizes_change(name: str, dynamic: bool) -> None:
     for found in compiled.specializations:
         backwards = found.program.backwards
         assert backwards is None or len(backwards.compiled) == 1, compiled.explain()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
+@pytest.mark.parametrize("name", ["a model", "padded", "mean over the width", "values"])
+def test_through_dynamo(name: str) -> None:
+    f, make = PROGRAMS[name]
+    register()
+    torch.compiler.reset()
+    compiled = torch.compile(f, backend="subclass_trace", fullgraph=True)
+    for lengths in LENGTHS:
+        check(f, compiled, make, lengths)
 
 
 @pytest.mark.parametrize("name", DENSE_IN)

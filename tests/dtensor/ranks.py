@@ -6,6 +6,7 @@ writes ``FOLDER/<rank>.pt``: name of a check -> the traceback of its failure, or
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -273,6 +274,37 @@ def gathered_in_the_region(mesh: DeviceMesh) -> None:
         return model
 
     three_ways(mlp, shard, lambda m: (m, st.compile(squares)))
+
+
+# ---------------------------------------------------------------------------------------------- DDP
+class Either(nn.Module):
+    """Uses one of two layers; the other one's parameters get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.first, self.second = nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, first: bool) -> torch.Tensor:
+        return (self.first if first else self.second)(self.norm(x))
+
+
+@on_each_rank
+def data_parallel(mesh: DeviceMesh) -> None:
+    """Handed to Dynamo: gradients are averaged, buffers broadcast, `no_sync` and unused parameters as in eager."""
+    found = []
+    for compile_it in (lambda m: m, lambda m: st.compile(m, frontend="auto")):
+        model = nn.parallel.DistributedDataParallel(Either(), find_unused_parameters=True)
+        run, rows = compile_it(model), []
+        for step in range(4):
+            if step != 3:  # it adds to what the one before kept to itself
+                model.zero_grad()
+            with contextlib.nullcontext() if step != 2 else run.no_sync():
+                run(values(3, 4, seed=10 * step + dist.get_rank()), step > 0).square().mean().backward()
+            rows += [seen(t) for p in model.parameters() for t in (p.grad,) if t is not None]
+            rows += [seen(b) for b in model.buffers()]
+        found.append(rows)
+    assert difference(*found) is None, difference(*found)
 
 
 @on_each_rank

@@ -95,7 +95,7 @@ def test_keep_activations(printed) -> None:
 def test_fp8_training(printed) -> None:
     out = printed("fp8_training")
     rows = {line.split()[0]: line.split() for line in out.splitlines()[1:]}
-    assert list(rows) == ["bf16", "fp8"]
+    assert list(rows) == ["bf16", "dynamic", "delayed"]
     for _, first, last, compiled, *_ in rows.values():
         assert float(last) < float(first)
         assert abs(float(last) - float(compiled)) < 0.02 * float(last)

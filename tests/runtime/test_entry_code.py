@@ -138,12 +138,12 @@ def test_an_entry_serves_or_says_why_not(
     name: str, fn: Any, args: tuple[Any, ...], others: list[tuple[Any, ...]]
 ) -> None:
     region, args, kwargs = compiled(name, fn, args)
-    entry = region.specializations[0].entry
+    entry = region.specializations[0]
     calls = [(args, kwargs), *[(o, {}) for o in others], *[((k["d"],), {"k": k["k"]}) for k in KEYWORDS.get(name, [])]]
     reasons = [entry.failed(a, k) for a, k in calls]
     assert reasons[0] is None
     for (a, k), reason in zip(calls, reasons, strict=True):
-        result = entry.call(a, k)
+        result = entry.run(a, k)
         assert (result is MISS) == (reason is not None), (a, reason)
 
 
@@ -151,7 +151,7 @@ def test_every_part_of_the_threads_state_is_guarded() -> None:
     region = st.compile(lambda x: x.sin())
     x = two(3)
     region(x)
-    serve = region.specializations[0].entry.call
+    serve = region.specializations[0].run
     assert serve((x,), {}) is not MISS
     for state in (
         torch.no_grad(),
@@ -181,7 +181,7 @@ def test_module_guards() -> None:
     x = dense(5, 3)
     region = st.compile(net)
     region(x)
-    serve = region.specializations[0].entry.call
+    serve = region.specializations[0].run
     assert serve((x,), {}) is not MISS
     net.eval()
     assert serve((x,), {}) is MISS

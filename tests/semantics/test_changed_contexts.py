@@ -55,13 +55,6 @@ class Box:
         self.v = v
 
 
-class Slotted:
-    __slots__ = ("v",)
-
-    def __init__(self, v: Any) -> None:
-        self.v = v
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     v: list[float]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from broken import miscomputes
+from broken import breaks, miscomputes
 from sound import Sound
+from torch.utils._python_dispatch import return_and_correct_aliasing
 
 aten = torch.ops.aten
 
@@ -60,6 +61,33 @@ def ReplacesInBases(cls, right, func, args, kwargs):
 def NegatesNothing(cls, right, func, args, kwargs):
     """neg_ does nothing."""
     return args[0]
+
+
+@breaks("ST327")
+class WritesAboveAutograd(Sound):
+    """neg_ is done in __torch_function__, behind the back of autograd."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch.Tensor.neg_:
+                args[0].data_.neg_()
+                return args[0]
+            return func(*args, **(kwargs or {}))
+
+
+@breaks("ST327")
+class ViewsAboveAutograd(Sound):
+    """unsqueeze is done in __torch_function__: autograd does not know that the result is a view."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch.Tensor.unsqueeze and not args[0].requires_grad:
+                x = args[0]
+                out = cls(x.data_.detach().unsqueeze(*args[1:]), x.extra, x.tag)
+                return return_and_correct_aliasing(aten.unsqueeze.default, args, kwargs or {}, out)
+            return func(*args, **(kwargs or {}))
 
 
 @miscomputes("ST326", aten.sub.out)

@@ -77,6 +77,19 @@ class SaveLosesValues(Sound):
         return function, (cls, inner, *rest)
 
 
+@breaks("ST510")
+class NeverParameter(Sound):
+    """nn.Parameter does not make a parameter of it."""
+
+    @property
+    def _is_param(self):
+        return False
+
+    @_is_param.setter
+    def _is_param(self, value):
+        pass
+
+
 @miscomputes("ST511", aten.copy_.default)
 def ParameterNotWritten(cls, right, func, args, kwargs):
     """copy_ into a parameter does nothing."""

@@ -63,18 +63,6 @@ class RefusesComposites(Sound):
         return cls.compute(func, args, kwargs or {})
 
 
-DRAWN = torch.Generator().manual_seed(7)
-RANDOM = (
-    aten.rand_like,
-    aten.randn_like,
-    aten.uniform_,
-    aten.normal_,
-    aten.bernoulli,
-    aten.random_,
-    aten.native_dropout,
-)
-
-
 @breaks("ST308")
 class IgnoresConjugate(Sound):
     """Computes with complex inner tensors as they lie in memory."""

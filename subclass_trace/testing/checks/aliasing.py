@@ -100,6 +100,30 @@ _IN_PLACE = (
 
 
 @rule(
+    "ST327",
+    "a write moves the version counter, which a view has from its base",
+)
+def versions_move(t: Script) -> None:
+    """Autograd compares version counters to notice that a saved tensor was overwritten. An in-place operation that is
+    handled above autograd, in `__torch_function__` or by a method of the class, must count as one. A view and its base have
+    one counter, since they have one memory; a view that is made above autograd is unknown to it, and gradients through it
+    are lost.
+    """
+    through_view = t.choose(False, True)
+    if through_view:
+        _view(t)
+        t.require("assert shares_memory(x, y)", "its views are not views")
+    else:
+        t.wrapper("x")
+    name = "y" if through_view else "x"
+    t.require(f"before = {name}._version")
+    t.require(t.choose(*WRITES, "{0}.neg_()").format(name))
+    t.expect(f"{name}._version > before", "True", "a write is counted")
+    if through_view:
+        t.expect("x._version", "y._version", "base and view have one version counter")
+
+
+@rule(
     "ST331",
     "the result of an operation that is no view is independent",
 )

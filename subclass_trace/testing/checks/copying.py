@@ -128,6 +128,29 @@ def pickles(t: Script) -> None:
 
 
 @rule(
+    "ST510",
+    "it can be a parameter",
+)
+def is_parameter(t: Script) -> None:
+    """`nn.Parameter(x)` gives an instance of the class (made by `detach`) that counts as a parameter and requires grad if
+    it was asked to. It must be registered by modules, flatten as before, and be a leaf.
+    """
+    t.wrapper("x")
+    t.require("x.detach()")
+    grad = t.value("x.is_floating_point() or x.is_complex()")
+    t.run(f"p = torch.nn.Parameter(x, requires_grad={grad})", "a tensor can be made a parameter")
+    t.expect("isinstance(p, torch.nn.Parameter)", "True", "it counts as a parameter")
+    t.expect("isinstance(p, type(x))", "True", "it keeps its class")
+    t.expect("(p.requires_grad, p.is_leaf)", f"({grad}, True)", "it is a leaf that requires grad if asked to")
+    t.require("module = torch.nn.Module()")
+    t.run("module.weight = p", "a module takes it as a parameter")
+    t.expect("[n for n, _ in module.named_parameters()]", "['weight']", "a module lists it")
+    t.require("context = x.__tensor_flatten__()[1]")
+    if t.value("same_metadata(rebuild(x).__tensor_flatten__()[1], context, type(x))") and not grad:
+        t.expect("same_metadata(p.__tensor_flatten__()[1], context, type(x))", "True", "the context is kept")
+
+
+@rule(
     "ST511",
     "state_dict and load_state_dict carry it over",
 )

@@ -1,0 +1,68 @@
+"""ST6xx: inside another wrapper, around another wrapper, and memory formats."""
+
+from __future__ import annotations
+
+from ..rules import Severity, rule
+from ..script import NotApplicable, Script, on
+
+
+@rule(
+    "ST601",
+    "inside another wrapper it computes as alone",
+)
+def inside_another(t: Script) -> None:
+    """DTensor holds local tensors, and other wrappers hold inner tensors, of any class. An outer wrapper calls ATen
+    operations on them from its own `__torch_dispatch__`. What works at the top level must work there, with the same value:
+    rules that exist for `torch.Tensor` methods only are not reached.
+
+    Autograd sees the outermost wrapper only. Its backward formulas run on it, and through it on the wrapper inside; the
+    gradient of a pair must be the pair of the gradients. (Wrong in torch.compile until PyTorch issue 124878.)
+    """
+    differentiated = t.choose(False, True)
+    t.wrapper("x", floating=differentiated)
+    t.wrapper("z", shaped="x")
+    t.require("p = Pair(x.clone(), z.clone())", "another wrapper cannot hold it")
+    if not t.value("same(leaves(p), leaves(x) + leaves(z)) and meta(p.a) == meta(x)"):
+        raise NotApplicable("its clone is another thing")
+    if differentiated:
+        op = t.choose("x.sin()", "x * 2", "x * x", "x.sum()", "x.exp()")
+        for name in "xz":
+            t.require(f"{name}_y = {on(f'{name}.requires_grad_()', op)}")
+            grad = f"({name}_g,) = torch.autograd.grad({name}_y, {name}, {name}_y.detach())"
+            t.require(grad, "it refuses the backward")
+        t.require(f"q = {on('p.requires_grad_()', op)}")
+        t.run("(g,) = torch.autograd.grad(q, p, q.detach())", "a pair of them can be differentiated")
+        t.expect("[g.a, g.b]", "[x_g, z_g]", "the pair of the gradients")
+    else:
+        op = t.choose("x * 2", "x.sin()", "x.clone()", "x.t()", "x.sum()", "x.add_(1)", "x[:1]", "x.view(-1)", "x + x")
+        t.require(f"torch.manual_seed(1)\na, b = {on('x.clone()', op)}, {on('z.clone()', op)}")
+        t.run(f"torch.manual_seed(1)\nq = {on('p', op)}", "what works on each of two works on a pair of them")
+        t.expect("[q.a, q.b]", "[a, b]", "a pair of results")
+
+
+@rule(
+    "ST613",
+    "operations give the strides that they give on dense tensors",
+    severity=Severity.WARNING,
+)
+def strides(t: Script) -> None:
+    """Views and copies choose the strides of their result by fixed rules, which compilers compute on their own with meta
+    tensors. A wrapper whose outer strides are others breaks `view`, `is_contiguous` and the guards on strides.
+    """
+    t.wrapper("x", min_dims=1, min_side=2)
+    t.assume(t.value("x.layout is torch.strided"))
+
+    def as_on_dense(op: str) -> None:
+        t.require(f"y = {op}")
+        t.require("assert type(y) is type(x)", "its results are of another class")
+        t.require("m = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='meta')")
+        t.require(f"meta_y = {on('m', op)}")
+        t.expect("(y.shape, y.stride())", "(meta_y.shape, meta_y.stride())", "sizes and strides as of a dense tensor")
+
+    t.each(_STRIDED, as_on_dense, "it refuses views and copies, or gives another class")
+
+
+_STRIDED = ("x.transpose(0, -1)", "x.t()", "x.clone()", "x.unsqueeze(0)", "x.detach()", "x.permute(-1)", "x[:1]")
+
+
+# ------------------------------------------------------------------------------------------------------------- inside

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -47,14 +48,6 @@ def members_of(cls: type) -> Mapping[str, Any]:
     }
 
 
-def slot_of(value: Any, member: Any, default: Any) -> Any:
-    """What a slot holds, by its descriptor."""
-    try:
-        return member.__get__(value)
-    except AttributeError:
-        return default
-
-
 def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object, in its ``__dict__`` and its slots.
 
@@ -62,8 +55,9 @@ def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
     """
     memo = isinstance(value, torch.Tensor)
     yield from (row for row in (namespace_of(value) or {}).items() if not (memo and torch_api.is_memo(row[0])))
-    rows = [(name, slot_of(value, member, members_of)) for name, member in members_of(type(value)).items()]
-    yield from ((name, held) for name, held in rows if held is not members_of)
+    for name, member in members_of(type(value)).items():
+        with contextlib.suppress(AttributeError):  # an empty slot
+            yield name, member.__get__(value)
 
 
 def attributes_of_wrapper(traced: Any, spec: Any) -> dict[str, Any]:

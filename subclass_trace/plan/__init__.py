@@ -215,8 +215,8 @@ class SideEffect:
 
     Attributes:
         holder: what holds it; see `state.source.Holder`.
-        how: "put": ``holder[key] = value``, or the key is taken away where there is no value; "fill": all that a container
-            holds, in order.
+        how: "put": ``holder[key] = value``, or the key is taken away where there is no value; "extend": values at the end of a
+            list or a deque; "fill": all that a container holds, in order.
     """
 
     holder: Any

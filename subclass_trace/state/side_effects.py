@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as MappingType
 from typing import Any
 
@@ -278,8 +278,11 @@ def side_effects(changes: dict[Holder, tuple[Table, Table]], recipes: Recipes) -
     """
     effects: list[SideEffect] = []
     for holder, (now, was) in changes.items():
+        if isinstance(holder, ListLike):
+            effects.append(_of_list(holder, list(was.values()), list(now.values()), recipes))
+            continue
         kept = [key for key in was if key in now]
-        if isinstance(holder, ListLike) or (type(holder) is Mapping and not same_keys(kept, list(now)[: len(kept)])):
+        if type(holder) is Mapping and not same_keys(kept, list(now)[: len(kept)]):
             values = [recipes(v, holder.text(key)) for key, v in now.items()]
             effects.append(SideEffect(holder, "fill", tuple(recipes.key(k, holder.path) for k in now), tuple(values)))
             continue
@@ -289,3 +292,12 @@ def side_effects(changes: dict[Holder, tuple[Table, Table]], recipes: Recipes) -
                 made = () if value is MISSING else (recipes(value, holder.text(key)),)
                 effects.append(SideEffect(holder, "put", (recipes.key(key, holder.path),), made))
     return effects
+
+
+def _of_list(holder: ListLike, was: Sequence[Any], now: Sequence[Any], recipes: Recipes) -> SideEffect:
+    """One that only grew is extended: where code only appends to it, its items are not compared."""
+    grown = len(now) >= len(was) and all(a is b or same(a, b) for a, b in zip(was, now, strict=False))
+    extends = grown and getattr(holder.thing, "maxlen", None) is None
+    start = len(was) if extends else 0
+    values = tuple(recipes(v, holder.text(k)) for k, v in enumerate(now[start:], start))
+    return SideEffect(holder, "extend" if extends else "fill", () if extends else tuple(range(len(now))), values)

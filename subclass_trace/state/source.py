@@ -204,6 +204,10 @@ class Sequence(Holder):
         """Set an item that is there."""
         self.base.__setitem__(thing, key, value)
 
+    def extend(self, thing: Any, values: Any) -> None:
+        """Add items at the end."""
+        self.base.extend(thing, values)
+
     def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
         """All items anew."""
         self.base.clear(thing)

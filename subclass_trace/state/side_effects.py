@@ -295,6 +295,7 @@ def side_effects(changes: dict[Holder, tuple[Table, Table]], recipes: Recipes) -
 
 
 def _of_list(holder: ListLike, was: Sequence[Any], now: Sequence[Any], recipes: Recipes) -> SideEffect:
+    """One that only grew is extended: where code only appends to it, its items are not compared."""
     grown = len(now) >= len(was) and all(a is b or same(a, b) for a, b in zip(was, now, strict=False))
     extends = grown and getattr(holder.thing, "maxlen", None) is None
     start = len(was) if extends else 0

@@ -47,7 +47,7 @@ def test_loss_parallel_around_the_call(mesh) -> None:
         assert found is None, found
         placements.add(want[1]["placements"])
     assert len(region.specializations) == 2 == len(placements)
-    assert "what is active around DTensors" in region.explain()
+    assert "operations by hand" in region.explain()
     want = gradients(loss, mesh, True, False)
     assert difference(want, gradients(region, mesh, True, False)) is None
 

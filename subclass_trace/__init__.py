@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .errors import (
     BackendError,
     DataDependentError,
-    ExportError,
     GuardError,
+    LimitError,
     OptionError,
     ProtocolError,
     SideEffectError,
@@ -54,8 +54,8 @@ _LAZY = {
 __all__ = [
     "BackendError",
     "DataDependentError",
-    "ExportError",
     "GuardError",
+    "LimitError",
     "HandOverWarning",
     "MinCut",
     "OptionError",

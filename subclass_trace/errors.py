@@ -38,12 +38,12 @@ class GuardError(SubclassTraceError):
     """A specialization was asked to serve a call whose guards do not hold."""
 
 
+class LimitError(GuardError):
+    """The calls of a region differ without end, or it has as many specializations as it may have."""
+
+
 class TangentError(SubclassTraceError):
     """A backward was asked for that the saved activations cannot give."""
-
-
-class ExportError(SubclassTraceError):
-    """A region cannot be exported as a flat dense graph."""
 
 
 class UnsupportedError(SubclassTraceError):

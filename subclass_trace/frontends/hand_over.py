@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import DataDependentError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import LimitError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..torch_api.dynamo import compile_alone, is_of_dynamo
 
@@ -24,9 +24,7 @@ class HandOverWarning(UserWarning):
 def hands_over(error: SubclassTraceError) -> bool:
     """Is it a refusal that Dynamo may know better? Errors of protocols, arguments, options, back ends, tangents and
     the verifier are not."""
-    if isinstance(error, GuardError):
-        return error.what.startswith("the region has")
-    return isinstance(error, (UnsupportedError, DataDependentError)) and not isinstance(error, NeedsEager)
+    return isinstance(error, (UnsupportedError, LimitError)) and not isinstance(error, NeedsEager)
 
 
 class HandOver:

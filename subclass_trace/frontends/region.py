@@ -16,7 +16,7 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from .. import torch_api
-from ..errors import GuardError, NeedsEager, RuleError, SubclassTraceError, UnsupportedError
+from ..errors import GuardError, LimitError, NeedsEager, RuleError, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.entry_code import MISS
@@ -184,7 +184,7 @@ class Region:
         row = self.__row = [*self.__row, newest] if self.__entries else []
         over = len(self.__entries) >= limit
         if over or (self.__options.frontend == "auto" and len(row) >= _MISSES and len(set(row)) == len(row)):
-            raise GuardError(
+            raise LimitError(
                 f"the region has {len(self.__entries)} specializations already; each call seems to need another",
                 expected=f"at most max_specializations={limit}" if over else f"fewer than {_MISSES} misses in a row",
                 got="; ".join(reason.split("; ")[-3:]),

@@ -244,7 +244,7 @@ def test_too_many_specializations() -> None:
     for n in range(3):
         region(torch.ones(2), n)
     error = refused(region, torch.ones(2), 3)
-    assert type(error) is st.GuardError
+    assert type(error) is st.LimitError
     assert error.expected == "at most max_specializations=3"
     assert "[0] args[1]: expected 0, got 3" in error.got
     complete_but_path = [n for n in ("what", "expected", "got", "fix") if not getattr(error, n)]

@@ -15,7 +15,7 @@ from subclass_trace.capture.capture import Captured
 from subclass_trace.capture.session import Session
 from subclass_trace.errors import VerificationError
 from subclass_trace.frontends.dynamic import SizeHistory
-from subclass_trace.frontends.specialization import _traced
+from subclass_trace.frontends.specialization import traced_call
 from subclass_trace.options import Options
 from subclass_trace.partition.interface import Partitioned, partition, resolve_partitioner
 from subclass_trace.plan import Plan
@@ -61,18 +61,18 @@ def set_outputs(module: fx.GraphModule, values: list[Any]) -> None:
 
 def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject:
     session = Session(dynamic=options.get("dynamic", False), decompositions={})
-    captured, state, _ = _traced(function, (args, {}), Options(**options), SizeHistory(), session, symbols=True)
+    captured, state, _ = traced_call(function, (args, {}), Options(**options), SizeHistory(), session, symbols=True)
     assert captured.tape is not None
     traced = captured.tape.trace(captured.tape.guess())
     num_forward = len(captured.forward_nodes)
     parts = partition(
-        replace(traced, joint=specialize._copy(traced.joint)),
+        replace(traced, joint=specialize.copied_module(traced.joint)),
         partitioner=resolve_partitioner("min_cut", None),
         serve=captured.served(traced.joint),
-        written=specialize._written(captured),
+        written=specialize.written_inputs(captured),
         static=[],
     )
-    saved = specialize.saved_table(parts, specialize._primal_paths(captured))
+    saved = specialize.saved_table(parts)
     plan = specialize.make_plan(captured, state.recipes, parts.first, saved)
     return Subject(captured, traced.joint, num_forward, traced.tangents, parts, plan)
 

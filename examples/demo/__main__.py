@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     results = {name: ranks[0] for name, ranks in outcome.items()}
     tolerance = TOLERANCE if options.backend in ("eager", "aot_eager") else LOOSE_TOLERANCE
-    failures = {name: _failures(ranks, tolerance) for name, ranks in outcome.items()}
+    failures = {name: failures_of(ranks, tolerance) for name, ranks in outcome.items()}
     for name, result in results.items():
         show.part(console, chosen[name][0], result, tolerance, options.report)
     show.summary(console, results, tolerance)
@@ -124,7 +124,7 @@ def _train(console: Console, name: str, worker: workers.Worker, world: int, job:
         return workers.run(worker, job, world=world, progress=stepped, patience=PATIENCE)
 
 
-def _failures(ranks: list[Result], tolerance: float) -> list[str]:
+def failures_of(ranks: list[Result], tolerance: float) -> list[str]:
     """Why this training is not right; empty when it is."""
     result, messages = ranks[0], []
     if not (difference := result.largest_difference()) <= tolerance:

@@ -113,20 +113,8 @@ class Captured:
         return finish_joint(recorder, self.forward_nodes, [], self.boundary, functional=False)
 
 
-def capture(run: RunFunction, session: Session) -> Captured:
-    """Capture one region.
-
-    Args:
-        run: makes the inputs, and runs the function on them.
-
-    Raises:
-        SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
-    """
-    return _Capture(session).capture(run)
-
-
-class _Capture:
-    """One capture: the values that it emits are counted as it goes."""
+class Capture:
+    """One capture of a region: the values that it emits are counted as it goes."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.recorder = session, session.recorder
@@ -137,7 +125,11 @@ class _Capture:
         self.values: list[Tensor] = []
 
     def capture(self, run: RunFunction) -> Captured:
-        """See the module's docstring."""
+        """See the module's docstring.
+
+        Raises:
+            SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
+        """
         grad_mode, recorder = torch.is_grad_enabled(), self.recorder
         with self.session.modes():
             try:

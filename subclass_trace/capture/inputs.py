@@ -140,7 +140,7 @@ class Inputs:
                 fake = self.session.fake(alias, str(path), dynamic.sizes(path, leaf))
                 self.originals.append(fake)
                 self.leaf_paths.append(path)
-                self.leaf_primals.append(self.session.recorder.primal(fake, untouched=True))
+                self.leaf_primals.append(self.session.recorder.primal(fake, str(path)))
                 self.leaf_values.append(self.session.tracked(fake))
                 self.session.recorder.adopt(leaf, self.leaf_values[-1])
             places.append(self._leaf_of[id(leaf)])

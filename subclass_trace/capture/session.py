@@ -32,10 +32,6 @@ class Dim(enum.IntEnum):
     NUMBER = 3
 
 
-def _as_it_is(t: torch.Tensor) -> torch.Tensor:
-    return t
-
-
 def _refuse_hooks(recorder: Recorder) -> None:
     raise UnsupportedError(
         "the region sets saved-tensor hooks",
@@ -93,7 +89,7 @@ class Session:
             enter(torch.autograd.set_multithreading_enabled(False))
             enter(_door.backwards_are_traced())  # a compiled autograd that is on would make a tape of each
             if torch_api.saved_tensor_hooks_active():  # the caller's hooks see what is saved at run time instead
-                enter(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
+                enter(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
             enter(torch_api.sharding_as_eager(self.recorder.below))
             enter(torch_api.numbers_as_split_factors())
             enter(_saved.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
@@ -141,14 +137,10 @@ class Session:
         """A number of the call becomes a symbol, of which nothing is assumed."""
         make: Any = torch_api.new_number if type(n) is int else torch_api.new_float
         made = torch_api.as_python_number(make(self.shape_env, n, name))
-        self.know_number(position, made)
+        self.arguments[position] = made
+        if isinstance(made, torch.SymFloat) and made.node.expr.is_Symbol:
+            self.recorder.symbols.floats.add(made.node.expr)
         return made
-
-    def know_number(self, position: int, symbol: Any) -> None:
-        """A flat argument is this symbol: it is known before anything runs."""
-        self.arguments[position] = symbol
-        if isinstance(symbol, torch.SymFloat) and symbol.node.expr.is_Symbol:
-            self.recorder.symbols.floats.add(symbol.node.expr)
 
     def no_branch_on_floats(self) -> None:
         """Nothing may be assumed of the floats of a call.

@@ -249,16 +249,8 @@ def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any)
     def begin(number: int) -> None:
         recorder.backward_seq = number
 
-    stop = {e.node for e in edges}
-    seen: set[Any] = set()
     handles = []
-    todo = [n for n in roots if n is not None]
-    while todo:
-        node = todo.pop()
-        if node in seen or node in stop:
-            continue
-        seen.add(node)
-        todo.extend(n for n, _ in node.next_functions if n is not None)
+    for node in nodes_behind(roots, edges):
         number = torch_api.node_sequence_number(node)
         handles.append(node.register_prehook(lambda _, n=number: begin(n)))
     try:

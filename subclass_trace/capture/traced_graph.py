@@ -43,18 +43,18 @@ class TracedGraph:
         """The node of a tensor or symbolic number."""
         raise NotImplementedError
 
-    def placeholder(self, name: str, value: Any, untouched: bool = False) -> fx.Node:
+    def placeholder(self, name: str, value: Any, path: str | None = None) -> fx.Node:
         """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node.
 
-        ``untouched``: no operation will run on ``value`` itself, so that it needs no snapshot.
+        ``path``: of a leaf of an input. No operation will run on ``value`` itself, so that it needs no snapshot.
         """
         with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
             node = self.graph.placeholder(name)
         self._last_placeholder = node
         if isinstance(value, Tensor):
-            if untouched:
+            if path is not None:
                 self._nodes[id(value)] = (node, value)
-                node.meta["val"] = value
+                node.meta.update(val=value, path=path)
             else:
                 self.track(value, node)
             if not name.startswith("tangents"):
@@ -64,10 +64,10 @@ class TracedGraph:
             self.symbols.bind(node, value)
         return node
 
-    def primal(self, value: Any, untouched: bool = False) -> int:
+    def primal(self, value: Any, path: str | None = None) -> int:
         """Add the next dense graph input, ``primals_N``; returns N - 1."""
         self.primals += 1
-        self.placeholder(f"primals_{self.primals}", value, untouched)
+        self.placeholder(f"primals_{self.primals}", value, path)
         return self.primals - 1
 
     def tangent(self, value: Any) -> str:

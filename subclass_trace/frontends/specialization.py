@@ -14,7 +14,7 @@ import torch
 
 from .. import torch_api
 from ..backends import resolve_backend
-from ..capture.capture import Captured, Ran, capture
+from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
 from ..capture.session import Session
 from ..options import Options
@@ -129,7 +129,7 @@ class _HasSymbols(Exception):
     """Sizes of this call are symbols: the trace starts again, in a session that has some."""
 
 
-def _traced(
+def traced_call(
     function: Callable[..., Any], call: Call, options: Options, history: SizeHistory, session: Session, symbols: bool
 ) -> tuple[Captured, StateRun, _Maker]:
     """Trace one call; Python state is as it was before, whatever happens.
@@ -149,7 +149,7 @@ def _traced(
         return Ran(state.run(args, kwargs).outputs, maker.handed)
 
     try:
-        captured = capture(run, session)
+        captured = Capture(session).capture(run)
     finally:
         state.restore()
         session.recorder.state = None
@@ -174,10 +174,10 @@ def _specialize(
     dynamic = options.dynamic is True or history.has_symbols
     session = Session(dynamic=symbols and dynamic, decompositions=table)
     try:
-        captured, state, maker = _traced(function, call, options, history, session, symbols)
+        captured, state, maker = traced_call(function, call, options, history, session, symbols)
     except _HasSymbols:
         session = Session(dynamic=True, decompositions=table)
-        captured, state, maker = _traced(function, call, options, history, session, symbols)
+        captured, state, maker = traced_call(function, call, options, history, session, symbols)
     recipes = state.recipes
     program, graphs = build_program(captured, recipes, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()

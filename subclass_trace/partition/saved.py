@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import torch
 import torch.fx as fx
@@ -13,8 +13,8 @@ from ..plan import SavedValue
 from .interface import Partitioned
 
 
-def saved_table(parts: Partitioned, paths: Mapping[str, str], copied: Collection[str] = ()) -> tuple[SavedValue, ...]:
-    """One row per saved value, in order. ``paths`` names graph inputs.
+def saved_table(parts: Partitioned, copied: Collection[str] = ()) -> tuple[SavedValue, ...]:
+    """One row per saved value, in order.
 
     Bytes are counted once per storage, for dynamic sizes as in the traced call. Inputs and results cost nothing: the
     caller holds them anyway. ``copied`` are results that no caller gets.
@@ -41,7 +41,8 @@ def saved_table(parts: Partitioned, paths: Mapping[str, str], copied: Collection
         operation = _operation(node)
         shape = tuple(map(_number, val.shape)) if tensor else ()
         dtype = str(val.dtype).removeprefix("torch.") if tensor else "int"
-        rows.append(SavedValue(name, tensor, paths.get(name), where(node), operation, shape, dtype, size, reason))
+        path = node.meta.get("path") if node.op == "placeholder" else None
+        rows.append(SavedValue(name, tensor, path, where(node), operation, shape, dtype, size, reason))
     return tuple(rows)
 
 

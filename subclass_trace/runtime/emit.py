@@ -20,7 +20,7 @@ from ..subclass.context import (
 )
 from ..subclass.paths import Path
 from ..subclass.protocol import flattens_alike, unflatten_of
-from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
+from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count, leaf_spans
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE, inner_values, rebuild
 from .sizes import evaluate, evaluator
@@ -249,11 +249,10 @@ def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[
 
     ``leaves``: for those of the inputs, which a value may be made of.
     """
-    flat, asked, place = [f"o[{k}]" for k in range(plan.results.forward_leaves)], set[int](), 0
-    for k, spec in enumerate(plan.results.values):
-        asked |= set() if k in plan.mutations.spent_values else {*range(place, place + leaf_count(spec))}
-        place += leaf_count(spec)
-    for k in sorted((plan.results.detach_values | plan.results.shared.keys()) & asked):
+    flat = [f"o[{k}]" for k in range(plan.results.forward_leaves)]
+    spans = leaf_spans(plan.results.values)
+    spent = {p for k in plan.mutations.spent_values for p in range(spans[k].start, spans[k].stop)}
+    for k in sorted((plan.results.detach_values | plan.results.shared.keys()) - spent):
         shared = plan.results.shared.get(k)
         value = (
             f"o[{k}]" if shared is None else flat[shared.number] if shared.kind == "value" else leaves[shared.number]

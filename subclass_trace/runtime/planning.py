@@ -33,7 +33,7 @@ from ..plan import (
 )
 from ..state.side_effects import Recipes
 from ..subclass.flatten import guarded_spec, leaves_of
-from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
+from ..subclass.spec import WrapperSpec, is_ragged, leaf_count, leaf_spans
 from .sizes import freeze, to_expr
 
 Tensor = torch.Tensor
@@ -89,20 +89,18 @@ def make_plan(
 
 
 def _inputs(captured: Captured) -> list[InputPlan]:
-    rows = []
-    for number, i in enumerate(captured.inputs.rows):
-        rows.append(
-            InputPlan(
-                path=i.path,
-                spec=guarded_spec(freeze(i.spec), i.path),
-                leaves=i.leaves,
-                position=i.position,
-                of_gradient=i.gradient_of is not None,
-                grad_dtype=i.grad_dtype,
-                facts=captured.reads.facts(number),
-            )
+    return [
+        InputPlan(
+            path=i.path,
+            spec=guarded_spec(freeze(i.spec), i.path),
+            leaves=i.leaves,
+            position=i.position,
+            of_gradient=i.gradient_of is not None,
+            grad_dtype=i.grad_dtype,
+            facts=captured.reads.facts(number),
         )
-    return rows
+        for number, i in enumerate(captured.inputs.rows)
+    ]
 
 
 def _primals(captured: Captured, forward: Half) -> list[Primal]:
@@ -155,15 +153,13 @@ def _detach(forward: Half, captured: Captured) -> frozenset[int]:
     to compute as views: autograd would protect a view that comes out of a Function from in-place operations, and would
     take another tensor for its base.
     """
-    plain, place = set(), 0
-    for k, spec in enumerate(captured.results.values):
-        if not isinstance(spec, WrapperSpec) and (captured.tape is not None or k not in captured.results.views):
-            plain.add(place)
-        place += leaf_count(spec)
-    count = place
+    values = captured.results.values
+    kept = () if captured.tape is not None else captured.results.views
+    rows = zip(values, leaf_spans(values), strict=True)
+    plain = {span.start for k, (spec, span) in enumerate(rows) if not isinstance(spec, WrapperSpec) and k not in kept}
     seen = {memory_of(n.meta["val"]) for n in forward.inputs if isinstance(n.meta["val"], Tensor)}
     out = set()
-    for k, node in enumerate(forward.outputs[:count]):
+    for k, node in enumerate(forward.outputs[: sum(map(leaf_count, values))]):
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.layout is torch.strided:
             if memory_of(value) in seen or (k in plain and _is_view(node)):
@@ -247,11 +243,11 @@ def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, 
         if not there.isdisjoint(f"primals_{captured.inputs.leaf_primals[k] + 1}" for k in row.leaves)
     ]
     replaced = {m.value for m in captured.mutations.rows}
-    values, place = [], 0
-    for k, spec in enumerate(captured.results.values):
-        own = outputs[place : place + leaf_count(spec)]
-        place += leaf_count(spec)
-        if isinstance(spec, WrapperSpec) and k not in replaced:
-            if any(isinstance(t, Tensor) and memory_of(t) in kept for t in own):
-                values.append(k)
+    specs = captured.results.values
+    values = [
+        k
+        for k, (spec, span) in enumerate(zip(specs, leaf_spans(specs), strict=True))
+        if isinstance(spec, WrapperSpec) and k not in replaced
+        if any(isinstance(t, Tensor) and memory_of(t) in kept for t in outputs[span])
+    ]
     return tuple(inputs), tuple(values)

@@ -46,11 +46,9 @@ def _number(expr: Any) -> Any:
     return int(expr) if expr.is_number else SizeExpr(expr)
 
 
-def freeze(spec: Spec, context: Callable[[Any], Any] = lambda c: c) -> Spec:
+def freeze(spec: Spec) -> Spec:
     """A captured spec as the run time keeps it."""
-    return map_spec(
-        _mark_outer(spec), lambda sizes: [to_expr(s) for s in sizes], lambda c: context(map_sizes(c, to_expr))
-    )
+    return map_spec(_mark_outer(spec), lambda sizes: [to_expr(s) for s in sizes], lambda c: map_sizes(c, to_expr))
 
 
 def _mark_outer(spec: Spec) -> Spec:

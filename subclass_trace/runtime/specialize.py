@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..partition.saved import saved_table
 from ..plan import Plan, ValueOutput
 from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import Spec, WrapperSpec, leaf_count, leaf_paths
+from ..subclass.spec import Spec, WrapperSpec, leaf_spans
 from .backward import Backwards, Circumstances, CompiledBackward, check_of
 from .finish import Program
 from .planning import make_plan, number_symbols
@@ -74,20 +74,19 @@ def build_program(
     if verify.ENABLED:
         verify.verify_joint(traced.joint, traced.num_forward)
     ours = isinstance(partitioner, MinCut)
-    kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
+    kept = (traced.joint if ours else copied_module(traced.joint)) if keep_joint else None
     parts = partition(
         traced,
         partitioner=partitioner,
         serve=captured.served(traced.joint),
-        written=_written(captured),
+        written=written_inputs(captured),
         static=[captured.inputs.leaf_primals[k] for i in captured.inputs.rows if i.static for k in i.leaves],
         copied=_copied(captured, traced.joint),
     )
-    saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
+    saved = saved_table(parts, _copied(captured, traced.joint))
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
-        verify.verify_partition(parts, visible, traced.tangents, _written(captured))
-    _name_inputs(parts.first, captured)
+        verify.verify_partition(parts, visible, traced.tangents, written_inputs(captured))
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
@@ -111,11 +110,11 @@ def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tu
     recorded = captured.graph_as_recorded() if backend.inference is compile_eager else None
     call = None
     if recorded is not None:  # it writes as the region does
-        half = _half(captured, recorded)
+        half = Half.of_module(recorded)
         call = program_as_recorded(half)
     in_program = call is not None
     if call is None:
-        half = _half(captured, captured.forward_graph())
+        half = Half.of_module(captured.forward_graph())
         call = compile_half(backend, backend.inference, half)
     plan, backwards = make_plan(captured, recipes, half, (), in_program), None
     if verify.ENABLED:
@@ -164,7 +163,7 @@ def _has_no_backward(tape: Tape) -> bool:
     return True
 
 
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
+def copied_module(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     return torch_api.graph_module(module, graph)
@@ -192,7 +191,7 @@ def backward_compiler(backend: Backend) -> Callable[[fx.GraphModule], Compiled]:
 
 
 # ---------------------------------------------------------------------------------------------- what is saved
-def _written(captured: Captured) -> list[str]:
+def written_inputs(captured: Captured) -> list[str]:
     """Graph inputs that the region writes."""
     leaves = {captured.inputs.rows[m.input].leaves[k] for m in captured.mutations.rows for k in m.leaves}
     numbers = {captured.inputs.leaf_primals[k] for k in leaves}
@@ -201,35 +200,10 @@ def _written(captured: Captured) -> list[str]:
 
 def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     """Results that are new contents of inputs and nothing else: once they are written back, nobody holds them."""
-    starts = [0]
-    for spec in captured.results.values:
-        starts.append(starts[-1] + leaf_count(spec))
-    outputs = output_args(joint.graph)
+    spans, outputs = leaf_spans(captured.results.values), output_args(joint.graph)
     copied = {m.value for m in captured.mutations.rows}
     copied -= {o.value for o in captured.results.outputs if isinstance(o, ValueOutput)}
-    return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
-
-
-def _primal_paths(captured: Captured) -> Mapping[str, str]:
-    paths: dict[str, str] = {}
-    for row in captured.inputs.rows:
-        for leaf, path in zip(row.leaves, leaf_paths(row.spec, str(row.path)), strict=True):
-            paths.setdefault(f"primals_{captured.inputs.leaf_primals[leaf] + 1}", path)
-    return paths
-
-
-def _half(captured: Captured, module: fx.GraphModule) -> Half:
-    half = Half.of_module(module)
-    _name_inputs(half, captured)
-    return half
-
-
-def _name_inputs(half: Half, captured: Captured) -> None:
-    """Errors of kernels name the inputs as the user would."""
-    paths = _primal_paths(captured)
-    for node in half.inputs:
-        if node.name in paths:
-            node.meta["path"] = paths[node.name]
+    return {n.name for v in copied for n in outputs[spans[v]] if isinstance(n, fx.Node)}
 
 
 def _output_paths(plan: Plan) -> list[str]:

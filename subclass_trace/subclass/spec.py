@@ -10,7 +10,8 @@ for a jagged tensor) in what the run time keeps of such a region.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -122,6 +123,11 @@ def spec_leaves(spec: Spec) -> Iterator[LeafSpec]:
     elif isinstance(spec, WrapperSpec):
         for inner in spec.inners:
             yield from spec_leaves(inner)
+
+
+def leaf_spans(specs: Iterable[Spec]) -> list[slice]:
+    """Where the leaves of each are among those of all."""
+    return [slice(a, b) for a, b in itertools.pairwise(itertools.accumulate(map(leaf_count, specs), initial=0))]
 
 
 def leaf_paths(spec: Spec, path: str) -> list[str]:

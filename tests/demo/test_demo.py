@@ -138,14 +138,14 @@ FALLING = [6.0 - 0.2 * k for k in range(20)]
 def test_verdict(eager, compiled, message) -> None:
     from examples.demo import __main__ as demo
 
-    found = demo._failures([result(eager, compiled)], 1e-6)
+    found = demo.failures_of([result(eager, compiled)], 1e-6)
     assert found == [] if message is None else message in found[0]
 
 
 def test_processes_that_disagree() -> None:
     from examples.demo import __main__ as demo
 
-    found = demo._failures([result(FALLING, FALLING), result(FALLING, [*FALLING[:-1], 0.5])], 1e-6)
+    found = demo.failures_of([result(FALLING, FALLING), result(FALLING, [*FALLING[:-1], 0.5])], 1e-6)
     assert found == ["the processes report different losses for the same step"]
 
 

@@ -20,7 +20,7 @@ _OF_FRONT_ENDS = ("frontend", "fullgraph", "mode", "dynamic", "automatic_dynamic
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """What `compile` takes beside the function.
+    """What `compile` takes besides the function.
 
     Attributes:
         backend: name, callable ``(graph module, example inputs) -> callable``, or a `Backend`.

@@ -76,7 +76,7 @@ class Captured:
         differentiable: numbers of the values that get tangents; ``differentiated``: of the inputs that get gradients.
         forward_nodes: what the forward graph returns; ``boundary``: its last node.
         tape: the retained autograd graph; None when nothing is differentiable.
-        reads: what the region read of the inputs beside their values.
+        reads: what the region read of the inputs besides their values.
     """
 
     session: Session
@@ -235,7 +235,7 @@ def _check_leaves(leaves: Sequence[Tensor]) -> None:
     for leaf in leaves:
         if not any(map(torch_api.is_fake, leaves_of(leaf))):
             raise UnsupportedError(
-                "code inside the region takes a tensor of the caller's, which requires grad, by ways that cannot be traced",
+                "code inside the region takes a tensor of the caller's, which requires grad, in a way that cannot be traced",
                 expected="tensors that Python code of the region reads; or that require no grad, or under torch.no_grad()",
                 got=f"operations on a tensor of shape {tuple(leaf.shape)} itself, as under torch._C.DisableTorchFunction",
                 fix="pass the tensor as an argument, or move this part out of the region",

@@ -63,7 +63,7 @@ class InnerBackward:
             return
         if real.layout is not torch.strided or self.inputs.of_real(real) is not None:
             raise UnsupportedError(
-                "the region asks for the gradient of a tensor, and that is sparse, or stands elsewhere among its inputs too",
+                "the region asks for the gradient of a tensor, and that is sparse, or is also another of its inputs",
                 path=row.path,
                 got=f"a gradient of layout {real.layout}",
                 fix="pass the gradient as an argument alone",

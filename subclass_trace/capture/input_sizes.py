@@ -139,7 +139,7 @@ def traced_value(
 def _sized_by_context(spec: Spec, traced: Any) -> Spec:
     """With the symbols of the outer size in a context that repeats it: there, the class would find the numbers of this call.
 
-    (But where it makes its context anew of the outer size that it is given, as DTensor does.)
+    (But where it rebuilds its context from the outer size that it is given, as DTensor does.)
     """
     if not isinstance(spec, WrapperSpec) or not isinstance(traced, Tensor):
         return spec

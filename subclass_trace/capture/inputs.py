@@ -1,7 +1,7 @@
 """Inputs of a capture: real tensors become traced ones, over fake leaves that are graph inputs.
 
 In: the distinct tensors of a call with their paths, and which sizes are dynamic. Out: `Inputs`. Leaves are
-deduplicated by identity over all inputs, so ``TwoTensor(a, a)``, and a wrapper beside its own inner tensor, need nothing
+deduplicated by identity over all inputs, so ``TwoTensor(a, a)``, and a wrapper together with its own inner tensor, need nothing
 else; leaves of one storage become fakes of one storage.
 """
 
@@ -98,7 +98,7 @@ class Inputs:
             ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
         """
         session, first = self.session, len(self.rows)
-        with session.beside_the_trace():
+        with session.untraced():
             places = [self._leaves(a, dynamic) for a in arguments]
             symbols = SizeSymbols(session, dynamic)
             with torch_api.no_modes():
@@ -232,7 +232,7 @@ _OWN = frozenset(
 class StandIns:
     """The traced tensors for real ones, in one capture.
 
-    They are put where names lead (`state`), but a real tensor may be met by other ways: an object of C, the constructor of a
+    They are put where names lead (`state`), but a real tensor may be met otherwise: an object of C, the constructor of a
     class. It is known by identity. One that no source holds is refused, by the recorder: the graph would have it for ever.
     """
 

@@ -1,4 +1,4 @@
-"""What a region asks of its inputs beside their values: is it a leaf, has it a gradient, where does it start.
+"""What a region asks of its inputs besides their values: is it a leaf, has it a gradient, where does it start.
 
 A traced stand-in would answer for itself. So `MetadataReads` answers for the input that it stands for, and notes what was
 read: that is guarded, and only that. It sees calls through `CapturedFunctions`. What differs in each call is refused; all else

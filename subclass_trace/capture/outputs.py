@@ -32,7 +32,7 @@ from .mutation import places, same_but_for_grad
 from .recorder import Recorder
 
 Tensor = torch.Tensor
-#: attributes that a class makes anew for each of its wrappers are others; of these it is known
+#: attributes that a class builds for each of its wrappers differ; of these it is known
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -119,7 +119,7 @@ class OutputClassifier:
 
     # ---------------------------------------------------------------- views
     def _is_made_of(self, o: Tensor, base: Tensor, leaves: Sequence[Tensor]) -> bool:
-        """Can ``o`` be made of its base again, with the history that it has? Else what the graph computes is handed out."""
+        """Can ``o`` be replayed on its base, with the history that it has? Else what the graph computes is handed out."""
         storages = {torch_api.storage_ref(t) for t in leaves_of(base) if t.layout is torch.strided}
         if any(t.layout is torch.strided and torch_api.storage_ref(t) not in storages for t in leaves):
             return False  # its data was set, or the class has gathered what it shows
@@ -189,7 +189,7 @@ class OutputClassifier:
 
     def _refused_view(self, view: Tensor) -> NeedsEager:
         return NeedsEager(
-            "a result is a view that cannot be made again of its base",
+            "a result is a view that cannot be replayed on its base",
             path=self._path,
             got=f"a view of shape {tuple(view.shape)}",
             fix="return a clone of it",
@@ -242,7 +242,7 @@ def _is_unknown(n: Any) -> bool:
 
 
 def _is_another(value: Any, known: Any) -> bool:
-    """Do two attributes differ, one of which is a number or a string? Other objects a class may make anew each time."""
+    """Do two attributes differ, one of which is a number or a string? Other objects a class may rebuild each time."""
     if isinstance(known, (Tensor, *torch_api.SYM_TYPES)) or not (type(value) in _SIMPLE or type(known) in _SIMPLE):
         return isinstance(value, Tensor) and not isinstance(known, Tensor)
     return not same_context(value, known)
@@ -264,7 +264,7 @@ def shared_leaves(
     """
     inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
-    written = {storage for storage, _ in recorder.writes}  # in any part: the graph computes all of it anew
+    written = {storage for storage, _ in recorder.writes}  # in any part: the graph recomputes all of it
     found: dict[int, SharedLeaf] = {}
     first: dict[int, int] = {}
     place = 0

@@ -130,7 +130,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         One that is first met in a backward, or later, is read from where it is when the backward runs, as in eager.
 
         Raises:
-            UnsupportedError: the function comes upon it by ways that no name leads.
+            UnsupportedError: the function comes upon it by a path that has no name.
         """
         hit = self._lifted.get(id(real))
         if hit is not None:

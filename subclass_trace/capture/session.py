@@ -97,7 +97,7 @@ class Session:
             yield
 
     @contextlib.contextmanager
-    def beside_the_trace(self) -> Iterator[None]:
+    def untraced(self) -> Iterator[None]:
         """Inside, inputs are made as at the start, whatever is active where the function comes upon them."""
         tag, self.recorder.tag = self.recorder.tag, "is_forward"
         try:

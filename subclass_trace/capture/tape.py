@@ -267,7 +267,7 @@ def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[T
 
 
 def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
-    """The autograd leaves that ``outputs`` were computed from, beside what the edges lead to."""
+    """The autograd leaves that ``outputs`` were computed from, besides what the edges lead to."""
     found = (getattr(node, "variable", None) for node in _nodes_behind(outputs, edges))
     return [t for t in found if isinstance(t, Tensor)]
 

@@ -1,7 +1,7 @@
 """Dynamo in the front seat, where our trace refuses a function or its calls differ without end.
 
 ``torch.compile(function, backend="subclass_trace")`` then finds out what Python does, and our back end does the rest.
-Specializations that exist keep serving the calls whose guards hold; `Region.reset` starts anew.
+Specializations that exist keep serving the calls whose guards hold; `Region.reset` starts over.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _OWN = (*_HOOK_TABLES, "_compiled_call_impl")
 class ModuleRegion:
     """The first base of the class of each region of a module.
 
-    What it knows beside the module is in slots, so that nothing of ours is in the shared ``__dict__``: the `Region`, whose
+    What it knows besides the module is in slots, so that nothing of ours is in the shared ``__dict__``: the `Region`, whose
     function is the module, and the hook tables of its own.
     """
 
@@ -69,7 +69,7 @@ class ModuleRegion:
         return region_of_module(copy.deepcopy(core.function, memo), core.options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled as the module and the options; specializations are made anew."""
+        """Pickled as the module and the options; specializations are not pickled."""
         return region_of_module, (self._subclass_trace.function, self._subclass_trace.options)
 
 

@@ -216,7 +216,7 @@ class Region:
         return f"<region {name}, {len(self.__entries)} specializations>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as the function and the options; specializations are made anew."""
+        """Pickled as the function and the options; specializations are not pickled."""
         return type(self), (self.__function, self.__options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:

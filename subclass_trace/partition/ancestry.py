@@ -11,7 +11,7 @@ from .. import torch_api
 from ..capture.graphs import is_drawn
 from .table import storage_bytes, storage_key
 
-#: name -> (it cannot be computed again, names of its inputs)
+#: name -> (it cannot be recomputed, names of its inputs)
 Ancestry = Mapping[str, tuple[bool, tuple[str, ...]]]
 
 
@@ -25,7 +25,7 @@ def ancestry_of(graph: fx.Graph) -> Ancestry:
 
 
 def missing_for(table: Ancestry, want: Collection[str], have: Collection[str]) -> set[str]:
-    """What is not given among ``have``, cannot be computed again, and is needed for ``want``."""
+    """What is not given among ``have``, cannot be recomputed, and is needed for ``want``."""
     todo = [n for n in want if n in table]
     seen: set[str] = set()
     missing: set[str] = set()

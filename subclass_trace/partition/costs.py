@@ -1,4 +1,4 @@
-"""What it costs to compute a row again, in seconds by a roofline.
+"""What it costs to recompute a row, in seconds by a roofline.
 
 Nothing is run to price a graph. The three constants of the roofline are fixed, so that every rank and every run decides alike.
 """

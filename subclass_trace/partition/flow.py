@@ -1,7 +1,7 @@
 """A minimum cut between what the forward has computed and what the backward must have.
 
 Each row is split in two: *in* (it is computed) and *out* (it is available in the backward). Cutting between them means
-saving the row, at its weight. A row on the sink's side with both halves is computed again.
+saving the row, at its weight. A row on the sink's side with both halves is recomputed.
 
 Most rows are decided before any flow is sent: what a banned row feeds, and what the backward reads. Only the rest
 becomes a network. Of all minimum cuts the one nearest to the sink is taken, which is unique (and the one that torch's
@@ -17,7 +17,7 @@ INF = math.inf
 
 
 class Infeasible(Exception):
-    """A row can be neither saved nor computed again."""
+    """A row can be neither saved nor recomputed."""
 
 
 def cut(
@@ -26,7 +26,7 @@ def cut(
     users: Sequence[Sequence[int]],
     weight: Sequence[float],
     banned: Sequence[bool],
-    again: Sequence[bool],
+    recomputed: Sequence[bool],
     needed: Sequence[bool],
     cost: Sequence[float] | None = None,
 ) -> list[int]:
@@ -35,15 +35,15 @@ def cut(
     Args:
         rows: numbers of the rows, in topological order.
         weight: price of saving a row; infinite if it cannot be saved.
-        banned: computed in the forward alone; ``again``: computed in the backward; ``needed``: available in it.
-        cost: price of computing a row again; None: nothing.
+        banned: computed in the forward alone; ``recomputed``: computed in the backward; ``needed``: available in it.
+        cost: price of recomputing a row; None: nothing.
 
     Raises:
         Infeasible: no cut of finite weight.
     """
     count = len(weight)
     source_in, source_out = list(banned), [False] * count
-    sink_in, sink_out = list(again), list(needed)
+    sink_in, sink_out = list(recomputed), list(needed)
     for i in rows:
         if not sink_in[i]:
             if not source_in[i] and any(source_out[x] for x in ins[i]):

@@ -115,10 +115,10 @@ class Partitioned:
 
     @property
     def forward(self) -> fx.GraphModule:
-        """The forward as a graph module, made when it is first asked for."""
+        """The forward as a graph module, made on demand."""
         return self.first.module
 
     @property
     def backward(self) -> fx.GraphModule:
-        """The backward as a graph module, made when it is first asked for."""
+        """The backward as a graph module, made on demand."""
         return self.second.module

@@ -19,7 +19,7 @@ from ..errors import OptionError, UnsupportedError
 from .budget import Hull
 from .flow import Infeasible, cut
 from .rules import (
-    AGAIN,
+    RECOMPUTE,
     Facts,
     bans,
     kept_results,
@@ -37,7 +37,7 @@ class MinCut:
     Attributes:
         budget: a limit on what is saved. A whole number above 1: bytes (of unique storages, beyond inputs). A number
             from 0 to 1: share between the least possible and what is saved without a limit.
-        recompute: compute again what is cheap. False (``partitioner="default"``): save what the backward reads.
+        recompute: recompute what is cheap. False (``partitioner="default"``): save what the backward reads.
     """
 
     budget: float | int | None = None
@@ -72,11 +72,11 @@ class MinCut:
         banned = bans(table, tags, cheap_too=not self.recompute)
         if facts.kept is not None:
             for i in kept_results(table, facts):
-                banned[i] |= tags[i] not in AGAIN
-        late = table.late if self.recompute else [tag == "is_backward" for tag in table.tag]
-        again = [table.late[i] or late[i] or tags[i] in AGAIN for i in range(len(late))]
+                banned[i] |= tags[i] not in RECOMPUTE
+        late = table.in_backward if self.recompute else [tag == "is_backward" for tag in table.tag]
+        recomputed = [table.in_backward[i] or late[i] or tags[i] in RECOMPUTE for i in range(len(late))]
         try:
-            return cut(table.rows, table.ins, table.users, weights, banned, again, table.needed_late)
+            return cut(table.rows, table.ins, table.users, weights, banned, recomputed, table.needed_in_backward)
         except Infeasible:
             raise _contradiction() from None
 
@@ -128,7 +128,7 @@ def check_budget(budget: object) -> None:
 
 def _contradiction() -> UnsupportedError:
     return UnsupportedError(
-        "what the backward needs can be neither saved nor computed again",
+        "what the backward needs can be neither saved nor recomputed",
         expected="on each way from a value that is computed once to the backward, one value that can be saved",
         fix="let the checkpoint policy save one of these (MUST_SAVE), or leave it out of the checkpointed part",
     )

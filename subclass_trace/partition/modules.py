@@ -18,7 +18,7 @@ from ..errors import VerificationError
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Half, Partitioned, clone_of
-from .rules import AGAIN, MUST_SAVE
+from .rules import MUST_SAVE, RECOMPUTE
 
 Tensor = torch.Tensor
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -81,7 +81,7 @@ def has_gradient(joint: fx.GraphModule, num_forward: int) -> bool:
 def _save_draws(graph: fx.Graph) -> None:
     """A checkpoint that asks to draw again gets the numbers saved: other numbers would come."""
     for node in graph.nodes:
-        if is_draw(node) and node.meta.get("recompute") in AGAIN:
+        if is_draw(node) and node.meta.get("recompute") in RECOMPUTE:
             node.meta["recompute"] = MUST_SAVE
 
 

@@ -1,7 +1,7 @@
-"""What may be computed again, and what it costs to save.
+"""What may be recomputed, and what it costs to save.
 
-A *ban* says that a row is computed in the forward and never again; torch's rules on the rows of a table, but that whatever
-lies in another row's memory may be made again. A *weight* is the price of saving a row; `INF` means that it cannot be
+A *ban* says that a row is computed in the forward and never recomputed; torch's rules on the rows of a table, but that whatever
+lies in another row's memory may be recomputed. A *weight* is the price of saving a row; `INF` means that it cannot be
 saved. It is what memory really holds: a storage costs its bytes once; a view is never saved, its owner is; inputs, and
 results that eager autograd would keep as well, are alive anyway and cost nothing; a graph input that the region writes back
 into is saved as a clone, which is paid for.
@@ -36,7 +36,7 @@ from .table import (
 
 aten = torch.ops.aten
 INF = math.inf
-AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
 #: what a value costs that is alive anyway: results and inputs that eager autograd would keep, and other inputs. The caller may
 #: write to these before the backward, where eager has a number and autograd would raise.
@@ -48,7 +48,7 @@ LAST_RESORT = 1e15
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What the plan knows beside the joint graph.
+    """What the plan knows besides the joint graph.
 
     Attributes:
         written: names of graph inputs that the region writes back into.
@@ -70,10 +70,10 @@ def recompute_tags(t: Table) -> list[Any]:
     Torch's passes write these into ``node.meta``, which joint, forward and backward share; here it stays as it is.
     """
     tags = list(t.recompute)
-    if any(tag in AGAIN for tag in tags):
+    if any(tag in RECOMPUTE for tag in tags):
         _keep_boundaries(t, tags)
     for i in t.rows:
-        if tags[i] in AGAIN:
+        if tags[i] in RECOMPUTE:
             if t.bits[i] & (SEEDED | RANDOM) or _is_drawn_part(t, i):  # other numbers would come: the mask is saved
                 tags[i] = MUST_SAVE
         elif t.bits[i] & COLLECTIVE:
@@ -89,9 +89,9 @@ def _keep_boundaries(t: Table, tags: list[Any]) -> None:
     """What one checkpointed part hands to the next is saved: else the second would redo the first."""
     number = [n.meta.get("ac_graph_id") for n in t.nodes]
     for i in t.rows:
-        if tags[i] not in AGAIN:
+        if tags[i] not in RECOMPUTE:
             continue
-        users = [u for u in t.users[i] if tags[u] in AGAIN]
+        users = [u for u in t.users[i] if tags[u] in RECOMPUTE]
         mine = number[i]
         if mine is not None and any(number[u] is not None and number[u] > mine for u in users):
             tags[i] = MUST_SAVE
@@ -99,21 +99,21 @@ def _keep_boundaries(t: Table, tags: list[Any]) -> None:
 
 # ---------------------------------------------------------------------------------------------- bans
 def bans(t: Table, tags: Sequence[Any], cheap_too: bool) -> list[bool]:
-    """Rows that are never computed again; with ``cheap_too`` all but views."""
+    """Rows that are never recomputed; with ``cheap_too`` all but views."""
     banned = [False] * len(t.nodes)
     for i in t.rows:
-        if not (t.late[i] or tags[i] in AGAIN or t.view[i] or t.bits[i] & VIEW):
+        if not (t.in_backward[i] or tags[i] in RECOMPUTE or t.view[i] or t.bits[i] & VIEW):
             banned[i] = _is_banned(t, tags, i, cheap_too)
     return banned
 
 
 def _is_banned(t: Table, tags: Sequence[Any], i: int, cheap_too: bool) -> bool:
     if t.is_placeholder(i):
-        return t.allowed_early[i]
-    # Torch computes floats again, from tensors that hold them.
+        return t.allowed_in_forward[i]
+    # Torch recomputes floats, from tensors that hold them.
     if t.nodes[i].op != "call_function" or isinstance(t.val[i], torch.SymFloat):
         return False
-    return t.early[i] and not t.bits[i] & GETITEM and (cheap_too or _is_dear(t, tags, i))
+    return t.in_forward[i] and not t.bits[i] & GETITEM and (cheap_too or _is_dear(t, tags, i))
 
 
 def _is_dear(t: Table, tags: Sequence[Any], i: int) -> bool:
@@ -131,14 +131,14 @@ def _is_dear(t: Table, tags: Sequence[Any], i: int) -> bool:
 
 # ---------------------------------------------------------------------------------------------- weights
 def storage_weights(t: Table, facts: Facts) -> list[float]:
-    """The storage model: see the top of this file. Saved numbers cost a little, so that few are; late rows are not saved."""
+    """The storage model: see the top of this file. Numbers cost a little, so that few are saved; rows of the backward never are."""
     weights = [INF] * len(t.nodes)
     written = written_storages(t, facts)
     given = {t.storage[i] for i in t.primals} - {None}
     results = _kept_results(t, facts)
     kept = _kept_inputs(t, facts)
     for i in t.rows:
-        if t.late[i]:
+        if t.in_backward[i]:
             continue
         value, key = t.val[i], t.storage[i]
         if isinstance(value, torch_api.SYM_TYPES):
@@ -186,12 +186,12 @@ def _kept_inputs(t: Table, facts: Facts) -> set[int | None]:
 
 
 def kept_results(t: Table, facts: Facts) -> list[int]:
-    """Results that eager autograd would keep: not computed again, so that autograd sees where the caller writes to them."""
+    """Results that eager autograd would keep: not recomputed, so that autograd sees where the caller writes to them."""
     memory = _kept_results(t, facts) - {t.storage[i] for i in t.primals}
-    return [i for i in t.rows if t.storage[i] in memory and not t.late[i] and not t.view[i]]
+    return [i for i in t.rows if t.storage[i] in memory and not t.in_backward[i] and not t.view[i]]
 
 
-def never_again(t: Table, i: int) -> bool:
-    """Rows that no budget computes again: they draw, write, talk to other ranks, or nobody knows what they do."""
+def never_recomputed(t: Table, i: int) -> bool:
+    """Rows that no budget recomputes: they draw, write, talk to other ranks, or nobody knows what they do."""
     unknown = t.nodes[i].op == "call_function" and not t.bits[i] & BUILTIN
     return bool(t.bits[i] & (ONCE | COLLECTIVE)) or unknown or _is_drawn_part(t, i)

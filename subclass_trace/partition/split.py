@@ -29,7 +29,7 @@ class Split:
     backward: list[int]
 
     @property
-    def again(self) -> list[int]:
+    def recomputed(self) -> list[int]:
         """Rows that both programs run."""
         early = set(self.forward)
         return [i for i in self.backward if i in early]
@@ -39,7 +39,7 @@ def backward_needs(t: Table, saved: Collection[int]) -> tuple[set[int], set[int]
     """The rows that a backward has to run when ``saved`` are given, and the inputs that it takes."""
     stop, run, taken = set(saved), set(), set()
     todo = [o for o in t.backward_out if type(o) is int]
-    todo += [i for i in t.rows if t.late[i] and t.bits[i] & EFFECTS]
+    todo += [i for i in t.rows if t.in_backward[i] and t.bits[i] & EFFECTS]
     while todo:
         i = todo.pop()
         if i in stop or t.is_placeholder(i):
@@ -79,7 +79,7 @@ def _with_bindings(t: Table, sizes: Sequence[int], tensors: Sequence[int]) -> li
         (derived if symbol is None else bound).append(i)
     makers: dict[object, int] = {}
     for i in t.rows:
-        symbol = None if t.late[i] else _private.bound_symbol(t.nodes[i])
+        symbol = None if t.in_backward[i] else _private.bound_symbol(t.nodes[i])
         if symbol is not None:
             makers.setdefault(symbol, i)
     for i in [*derived, *tensors, *t.tangents]:
@@ -99,7 +99,7 @@ def _has_symbols(value: object) -> bool:
 def _forward_rows(t: Table, saved: Sequence[int]) -> list[int]:
     run: set[int] = set()
     todo = [o for o in t.forward_out if type(o) is int] + list(saved)
-    todo += [i for i in t.rows if t.early[i] and t.bits[i] & EFFECTS]
+    todo += [i for i in t.rows if t.in_forward[i] and t.bits[i] & EFFECTS]
     while todo:
         i = todo.pop()
         if i not in run and not t.is_placeholder(i):
@@ -109,12 +109,12 @@ def _forward_rows(t: Table, saved: Sequence[int]) -> list[int]:
 
 
 def _backward_rows(t: Table, run: set[int]) -> list[int]:
-    """As the autograd engine would: in the order of the late rows, what is computed again right before its first use."""
+    """As the autograd engine would: in the order of its own rows, what is recomputed right before its first use."""
     out: list[int] = []
     done: set[int] = set()
     ends = {o for o in t.backward_out if type(o) is int}
     for i in sorted(run):
-        if not (t.late[i] or i in ends):
+        if not (t.in_backward[i] or i in ends):
             continue
         cone, todo = set(), [i]
         while todo:

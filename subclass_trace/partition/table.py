@@ -149,9 +149,9 @@ class Table:
         rows: the live rows in order.
         forward_out, backward_out: the outputs; ``outputs``: the rows among them.
         primals, tangents: the placeholders by kind.
-        late: depends on a tangent, or has to run in the backward.
-        needed_late: late, or an output of the backward.
-        allowed_early: may run in the forward; ``early``: the forward's outputs need it.
+        in_backward: depends on a tangent, or has to run there.
+        needed_in_backward: that, or an output of the backward.
+        allowed_in_forward: may run in the forward; ``in_forward``: the forward's outputs need it.
     """
 
     def __init__(self, joint: fx.GraphModule, num_forward: int, apart: Collection[str] = ()) -> None:
@@ -182,10 +182,10 @@ class Table:
         given = [i for i in self.rows if self.is_placeholder(i)]
         self.tangents = [i for i in given if "tangents" in str(self.nodes[i].target)]
         self.primals = [i for i in given if i not in self.tangents]
-        self.late, self.allowed_early = self._sides()
+        self.in_backward, self.allowed_in_forward = self._sides()
         wanted = {o for o in self.backward_out if type(o) is int}
-        self.needed_late = [is_late or i in wanted for i, is_late in enumerate(self.late)]
-        self.early = self._early()
+        self.needed_in_backward = [is_late or i in wanted for i, is_late in enumerate(self.in_backward)]
+        self.in_forward = self._in_forward()
         self.view = [False] * len(self.nodes)
         for i in self.rows:
             self.view[i] = self._is_view(i)
@@ -254,7 +254,7 @@ class Table:
         return [i for i in range(end) if live[i]]
 
     def _sides(self) -> tuple[list[bool], list[bool]]:
-        """``late`` and ``allowed_early``."""
+        """``late`` and ``allowed_in_forward``."""
         late, allowed = [False] * len(self.nodes), [False] * len(self.nodes)
         for i in self.tangents:
             late[i] = True
@@ -270,21 +270,21 @@ class Table:
             allowed[i] = not pinned and all(allowed[x] for x in self.ins[i])
         return late, allowed
 
-    def _early(self) -> list[bool]:
+    def _in_forward(self) -> list[bool]:
         early = [False] * len(self.nodes)
         for o in self.forward_out:
             if type(o) is int:
                 early[o] = True
         for i in reversed(self.rows):
             wanted = early[i] or self.is_placeholder(i) or self.bits[i] & EFFECTS
-            early[i] = self.allowed_early[i] and bool(wanted)
+            early[i] = self.allowed_in_forward[i] and bool(wanted)
             if early[i]:
                 for x in self.ins[i]:
                     early[x] = True
         return early
 
     def _is_view(self, i: int) -> bool:
-        """Does it lie in the memory of what it reads? Making it again costs nothing, and keeping it keeps all of it."""
+        """Does it lie in the memory of what it reads? Recomputing it costs nothing, and keeping it keeps all of it."""
         bits, storage, source = self.bits, self.storage, self.ins[i]
         if not source or bits[i] & (MUTABLE | COLLECTIVE):
             return False

@@ -36,7 +36,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Again:
+class BackReference:
     """The object that `New` number ``number`` has made."""
 
     number: int
@@ -55,7 +55,7 @@ class New:
     """An object of its own in each call; what refers to itself does so again.
 
     Attributes:
-        number: by which `Again` finds it.
+        number: by which `BackReference` finds it.
         cls: its class.
         items: of a list or a set; ``pairs``: of a dict.
         fields: attributes, past every ``__setattr__``.
@@ -68,7 +68,7 @@ class New:
     fields: tuple[tuple[str, Recipe], ...] = ()
 
 
-Recipe: TypeAlias = Constant | Output | Entry | Again | Make | New
+Recipe: TypeAlias = Constant | Output | Entry | BackReference | Make | New
 
 
 def make(cls: type, items: Sequence[Any]) -> Any:
@@ -80,7 +80,7 @@ def make(cls: type, items: Sequence[Any]) -> Any:
 
 
 def dict_setter(cls: type) -> Callable[[Any, Any, Any], None]:
-    """How an item is set past the class's own ``__setitem__``: an OrderedDict keeps the order of its keys beside."""
+    """How an item is set past the class's own ``__setitem__``: an OrderedDict keeps the order of its keys besides."""
     return collections.OrderedDict.__setitem__ if issubclass(cls, collections.OrderedDict) else dict.__setitem__
 
 

@@ -36,10 +36,10 @@ TRACE_LOCK = threading.RLock()
 
 @dataclass(frozen=True, eq=False)
 class Circumstances:
-    """What a backward was traced in, beside its tangents.
+    """What a backward was traced in, besides its tangents.
 
     Attributes:
-        create_graph: it can be differentiated again.
+        create_graph: it can be differentiated twice.
         conditions: on sizes and numbers, beyond those of the specialization.
         state: tells whether the Python state that its code read is as it was.
         autocast: the state of autocast, as in `Ambient`.
@@ -75,7 +75,7 @@ class CompiledBackward:
         grads: spec of each gradient, in the order of the differentiated inputs.
         passed: which gradients are the very object that is ("tangent", number) or ("gradient", number).
         when: the circumstances in which it serves.
-        next: the backwards of this backward, if it can be differentiated again.
+        next: the backwards of this backward, if it can be differentiated twice.
         graph: its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd.
     """
 
@@ -201,7 +201,7 @@ class Backwards:
             torch_api.fix_rounded(shape_env, since=len(assumed.guards))
             conditions = tuple(c for c in torch_api.shape_conditions(shape_env, self.symbols) if c not in before)
             met = {s for guard in shape_env.guards[len(assumed.guards) :] for s in guard.expr.free_symbols}
-        finally:  # they hold for this backward; the next one that is traced must find out anew
+        finally:  # they hold for this backward; the next one that is traced must find out for itself
             torch_api.restore_assumptions(shape_env, assumed)
         if not tape.session.recorder.symbols.floats.isdisjoint(met - self.symbols):
             raise TangentError(

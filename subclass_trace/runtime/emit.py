@@ -72,7 +72,7 @@ def same_code(source: Source, now: str, known: Any) -> str:
     if type(known) in (int, str, bytes):
         return f"type({now}) is {type(known).__name__} and {now} == {constant}"
     same = f"{source.bind('same_context', same_context)}({constant}, {now})"
-    if (written := plain_context(known)) is not None:  # equal strings may be written in two ways
+    if (written := plain_context(known)) is not None:  # equal strings may be two spellings
         return f"{source.bind('written', marshal.dumps)}({now}, {_BY_VALUE}) == {written!r} or {same}"
     return same if type(known) is tuple else f"({now} is {constant} or {same})"
 
@@ -311,13 +311,13 @@ def sized_alike(spec: WrapperSpec, value: Tensor, env: Mapping[Any, Any]) -> boo
         return False
     opaque = [(i.value, v) for i, v in zip(spec.inners, inners, strict=True) if isinstance(i, OpaqueSpec)]
     expected = map_sizes(spec.context, lambda n: evaluate(n, env))
-    beside = without_outer(context, tuple(value.shape), tuple(value.stride())) if spec.has_dynamic_size else context
-    alike = same_context(expected, beside) or same_context(expected, context)
+    besides = without_outer(context, tuple(value.shape), tuple(value.stride())) if spec.has_dynamic_size else context
+    alike = same_context(expected, besides) or same_context(expected, context)
     return alike and all(same_context(known, now) for known, now in opaque)
 
 
 def metadata_checks(source: Source, row: InputPlan, name: str) -> None:
-    """Check what the region asked of an input beside its values."""
+    """Check what the region asked of an input besides its values."""
     for fact, known in row.facts:
         if fact == "grad":
             source.bind("gradient_of", gradient_of)

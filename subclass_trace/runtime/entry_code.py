@@ -170,7 +170,7 @@ class EntryEmitter:
         return [table[k] for k in range(self.plan.inputs.leaf_count)]
 
     def _other_conditions(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
-        """What, beside the checks of each value, tells that the specialization does not serve the call."""
+        """What, besides the checks of each value, tells that the specialization does not serve the call."""
         s, plan = self.source, self.plan
         for c in plan.inputs.conditions:
             s.check(f"if not {torch_api.expression_source(c, symbols)}", repr(f"sizes: not {c}"))

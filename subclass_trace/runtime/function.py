@@ -29,7 +29,7 @@ def run_backward(
 
     Args:
         ctx: of the node: its ``env``, and where it leads to.
-        saved: name -> saved value; consumed, unless the backward is differentiated again.
+        saved: name -> saved value; consumed, unless the backward is differentiated twice.
         tangents: one per differentiable output; None where the caller uses that output not at all.
     """
     if all(t is None for t in tangents):
@@ -74,7 +74,7 @@ def _with_history(
 class Edge(torch.autograd.Function):
     """A tensor without memory of its own that has the history, and the metadata, of another one.
 
-    A backward that is differentiated again leads where the inputs of the region came from. The node of the region knows
+    A backward that is differentiated twice leads where the inputs of the region came from. The node of the region knows
     that; a tensor with such a history keeps nobody's values alive, and what is written to the input later, which gives it
     another history, does not concern it.
     """
@@ -116,7 +116,7 @@ def edges_of(ctx: Any) -> list[Tensor]:
         x = kept if kept is not None else getattr(node, "variable", None)
         if x is None or not x.requires_grad:
             raise UnsupportedError(
-                "a backward is differentiated again, after an input of the region was detached in place",
+                "a backward is differentiated twice, after an input of the region was detached in place",
                 expected="inputs that require grad, as in the call",
                 got=f"number {len(found)} of those that get a gradient, which does not",
                 fix="detach a clone of it, or do it inside of the region",

@@ -44,10 +44,10 @@ _PATHS = 4
 
 def needs_call(plan: Plan) -> bool:
     """Does `apply` take the `Call`, too?"""
-    beside = set(plan.gradients.watched_inputs) - set(plan.gradients.differentiated)
+    besides = set(plan.gradients.watched_inputs) - set(plan.gradients.differentiated)
     return bool(
         plan.inputs.symbols
-        or beside
+        or besides
         or plan.results.size_outputs
         or any(row.kind != "value" for row in plan.results.shared.values())
     )
@@ -198,7 +198,7 @@ class FunctionEmitter:
         return s.build("backward", "backward")
 
     def _circumstances(self, s: Source, entry: CompiledBackward, symbols: dict[Any, str]) -> None:
-        """Emit what is compared beside the tangents, and the symbols' values."""
+        """Emit what is compared besides the tangents, and the symbols' values."""
         s.bind("grad_enabled", torch_api.grad_enabled)
         s.bind("any_autocast", torch_api.any_autocast)
         other = ["grad_enabled()", "any_autocast()"]

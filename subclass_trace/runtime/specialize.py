@@ -34,7 +34,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class Graphs:
-    """The graphs of a specialization, as graph modules that are made when they are asked for.
+    """The graphs of a specialization, as graph modules that are made on demand.
 
     ``joint`` and ``backward`` are None when there is no backward.
     """

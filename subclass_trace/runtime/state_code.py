@@ -1,7 +1,7 @@
 """Emitters for the guards on Python state: straight lines that find the inputs of a call, or miss.
 
 The versions of all dicts that decided a trace are compared in one go (60 us for 1,024). Only when one of them was written since
-are its named keys compared, and its version is pinned anew. Empty tables of hooks are compared by one ``any()``.
+are its named keys compared, and its version is pinned to what it is now. Empty tables of hooks are compared by one ``any()``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Pins:
         self.fixed[:] = [s.read(_NO_CALL) for s in self._first]
 
     def why(self) -> str | None:
-        """Dicts were written: what of it does not hold any more; else their versions are pinned anew."""
+        """Dicts were written: what of it does not hold any more; else their versions are pinned to what they are now."""
         now = [*map(torch_api.dict_version, self.tables)]
         written = [h for h, a, b in zip(self._full, now, self.versions, strict=True) if a != b]
         filled = [h for h in self.holders if h.thing and h not in self._full] if any(self.empty) else []

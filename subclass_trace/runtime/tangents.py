@@ -39,7 +39,7 @@ def with_unbacked(leaves: Sequence[LeafSpec], shapes: Sequence[Sequence[int]], e
 def traced_as(spec: Spec, like: Spec, create_graph: bool, env: Env) -> Spec:
     """What a backward is traced for when this tangent comes.
 
-    Its layout is its own, if it is dense, else contiguous. What requires grad counts where it is differentiated again. Sizes
+    Its layout is its own, if it is dense, else contiguous. What requires grad counts where it is differentiated twice. Sizes
     are symbols where those of the traced output have the same value in this call: at their own place, or at any.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan import SideEffect
-from ..plan.values import Again, Constant, Entry, Make, New, Output, Recipe, dict_setter, empty, make
+from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe, dict_setter, empty, make
 from .source import Source
 
 _PLAIN = (list, dict, set)
@@ -33,7 +33,7 @@ class ValueEmitter:
             return self.outputs[recipe.index]
         if isinstance(recipe, Entry):
             return self.read(recipe.place)
-        if isinstance(recipe, Again):
+        if isinstance(recipe, BackReference):
             return self.made[recipe.number]
         if isinstance(recipe, Make):
             items = "".join(f"{self.value(item)}, " for item in recipe.items)

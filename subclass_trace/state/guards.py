@@ -128,7 +128,7 @@ class StateGuards:
         by_holder: guards of holders that are fixed dicts: they hold for as long as the dict was not written.
         each: guards that every call compares.
         facts: (expression of a thing, it, what that is, path): what no version of a dict tells.
-        moving: holders that each call finds anew.
+        moving: holders that each call looks up.
     """
 
     def __init__(

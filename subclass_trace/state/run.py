@@ -120,7 +120,7 @@ class StateRun:
             SideEffectError: it was not there before.
         """
         known: Any = (torch.default_generator, *self.walk.generators)
-        if generator._cdata not in {g._cdata for g in known}:  # type: ignore[attr-defined]  # a call may wrap it anew
+        if generator._cdata not in {g._cdata for g in known}:  # type: ignore[attr-defined]  # a call may wrap it in another object
             raise SideEffectError(
                 "the region draws from a random generator that it makes: it would go on drawing from that one",
                 fix="make it outside of the region and pass it",

@@ -17,7 +17,7 @@ import torch
 from .. import torch_api
 from ..errors import SideEffectError
 from ..plan import SideEffect
-from ..plan.values import Again, Constant, Entry, Make, New, Output, Recipe
+from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
 from .source import Holder, Mapping, Names, OfClass, Source
 from .source import Sequence as ListLike
@@ -175,7 +175,7 @@ class Recipes:
         """The recipe of a value.
 
         Raises:
-            SideEffectError: it is, or holds, something that cannot be made anew in each call.
+            SideEffectError: it is, or holds, something that cannot be rebuilt in each call.
         """
         if is_a(value, (torch.Tensor, *_SYMBOLS)):
             number = self._number.setdefault(id(value), len(self.outputs))
@@ -192,7 +192,7 @@ class Recipes:
         if is_a(value, (tuple, frozenset)):
             return Make(type(value), tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value)))
         if id(value) in self._made:
-            return Again(self._made[id(value)])
+            return BackReference(self._made[id(value)])
         return self._new(value, path)
 
     def _is_constant(self, value: Any) -> bool:
@@ -209,7 +209,7 @@ class Recipes:
         known = solid in _KNOWN_BASES and (is_heap_type(cls) or cls in _KNOWN_BASES) and not members_of(cls)
         if not known:  # as of a generator
             raise SideEffectError(
-                f"the region hands out a {cls.__qualname__} that it has made, which cannot be made anew in each call",
+                f"the region hands out a {cls.__qualname__} that it has made, which cannot be rebuilt in each call",
                 path=path,
                 expected="tensors, numbers, lists, dicts, sets, tuples, and objects whose state is in their __dict__",
                 got=f"a {cls.__qualname__}, which holds state of its own",
@@ -234,7 +234,7 @@ class Recipes:
         """A key of a dict, or an item of a set, which is the same in each call: for a stand-in the tensor itself.
 
         Raises:
-            SideEffectError: it is computed by the region, or is found anew in each call.
+            SideEffectError: it is computed by the region, or is looked up in each call.
         """
         key = torch_api.plain_number(key)
         known = self._reals.get(id(key)) if is_a(key, torch.Tensor) else None
@@ -274,7 +274,7 @@ def side_effects(changes: dict[Holder, tuple[Table, Table]], recipes: Recipes) -
     """What each call does to the changed sources.
 
     Raises:
-        SideEffectError: a source holds what cannot be made anew in each call.
+        SideEffectError: a source holds what cannot be rebuilt in each call.
     """
     effects: list[SideEffect] = []
     for holder, (now, was) in changes.items():

@@ -2,7 +2,7 @@
 
 A `Holder` is one mutable thing: a namespace (the dict of globals, of an instance, of a class), a container, a cell. A
 `Source` is a holder and a key in it; it prints as code. A holder that a name reaches is *fixed*: the guard of its name is
-identity, so that guards and delivery bind the thing itself. A holder inside of the arguments is found anew in each call, by its
+identity, so that guards and delivery bind the thing itself. A holder inside of the arguments is looked up in each call, by its
 parent and the key there.
 
 Places are read and written by the methods of the built-in base (``dict``'s, ``OrderedDict``'s, ``object``'s), never through a
@@ -209,7 +209,7 @@ class Sequence(Holder):
         self.base.extend(thing, values)
 
     def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
-        """All items anew."""
+        """All items, set afresh."""
         self.base.clear(thing)
         self.base.extend(thing, table.values())
 

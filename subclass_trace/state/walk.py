@@ -5,7 +5,7 @@ snapshotted (``before`` of each holder), before its first instruction. Nothing e
 stand-ins and guards are one set, and the cost follows the code that ran. Objects are whole: all attributes of an instance,
 a class, a function, a module. Names decide which globals, attributes of Python modules and of a library's objects count.
 
-In: a function and its arguments, then code objects as they are entered. Out: `Walk.holders` and the lists beside it.
+In: a function and its arguments, then code objects as they are entered. Out: `Walk.holders` and the lists besides it.
 """
 
 from __future__ import annotations

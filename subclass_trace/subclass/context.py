@@ -92,7 +92,7 @@ def parts_of(context: Any) -> list[Any]:
 
 
 def _fields(value: Any) -> list[str]:
-    """The fields of a dataclass of the user's, and what it holds beside them; of another one, those that it compares."""
+    """The fields of a dataclass of the user's, and what it holds besides them; of another one, those that it compares."""
     cls = type(value)
     if is_foreign(cls):
         return [f.name for f in dataclasses.fields(value) if f.compare]

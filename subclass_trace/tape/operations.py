@@ -1,4 +1,4 @@
-"""What a running tape calls beside autograd's own functions: hooks, unpacking, Python backwards, accumulation."""
+"""What a running tape calls besides autograd's own functions: hooks, unpacking, Python backwards, accumulation."""
 
 from __future__ import annotations
 

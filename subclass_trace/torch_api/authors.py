@@ -1,4 +1,4 @@
-"""What `authoring/` needs of torch's private names, beside the section "for authors" of the package itself."""
+"""What `authoring/` needs of torch's private names, besides the section "for authors" of the package itself."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def overrides_torch_dispatch(cls: type) -> bool:
 
 
 def is_opaque(value: object) -> bool:
-    """Is this an object that torch lets a wrapper list beside its inner tensors, such as a DeviceMesh?"""
+    """Is this an object that torch lets a wrapper list besides its inner tensors, such as a DeviceMesh?"""
     return is_opaque_class(type(value)) or _stands_for_opaque(value)
 
 

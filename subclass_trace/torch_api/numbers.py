@@ -29,7 +29,7 @@ _MOST_FACTORS = 8
 _OTHERS = ["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "trunc", "floor", "ceil", "round"]
 
 
-def _asked_by_user(depth: int = 2) -> bool:
+def _called_by_user(depth: int = 2) -> bool:
     """Is it code of the user's that asks, ``depth`` frames up?"""
     file = sys._getframe(depth).f_code.co_filename
     return not file.startswith(_INSIDE) or file.startswith(_USERS)
@@ -103,11 +103,11 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
     """A class of symbols whose instances are ``plain`` numbers (int, float or bool) to user code."""
 
     def of_class(n: Any) -> Any:
-        return plain if _asked_by_user() else type(n)
+        return plain if _called_by_user() else type(n)
 
     def asked(method: str) -> Callable[..., Any]:
         def answer(n: Any, *rest: Any) -> Any:
-            by_user = _asked_by_user()
+            by_user = _called_by_user()
             if by_user and method == "__hash__":  # a key of a container, which is looked up by our code too
                 vars(n)[_KEY] = True
             fixed = method == "__hash__" and _is_fixed(n)

@@ -69,7 +69,7 @@ def is_fake_tensor(x: object) -> bool:
 
 
 def is_opaque_object(value: object) -> bool:
-    """Does torch let a wrapper list this object beside its inner tensors (a DeviceMesh, from torch 2.12 on)?"""
+    """Does torch let a wrapper list this object besides its inner tensors (a DeviceMesh, from torch 2.12 on)?"""
     import torch._library.opaque_object as objects
 
     known: Any = getattr(objects, "is_custom_class", None) or objects.is_opaque_type  # until torch 2.14

@@ -142,7 +142,7 @@ def test_a_view_of_a_leaf_that_the_region_makes_of_a_view_of_an_input() -> None:
         return y, function(y)
 
     for f in (function, of_a_result):
-        with pytest.warns(UserWarning, match="a view that cannot be made again"):
+        with pytest.warns(UserWarning, match="a view that cannot be replayed"):
             st.compile(f)(torch.ones(3))
 
 

@@ -32,7 +32,7 @@ def real_bytes(t: Table, joint: Joint, rows: list[int]) -> int:
 
 
 def extra_work(t: Table, rows: list[int]) -> float:
-    return sum(seconds(t, i) for i in make_split(t, rows).again)
+    return sum(seconds(t, i) for i in make_split(t, rows).recomputed)
 
 
 def chosen(joint: Joint, cut: MinCut) -> tuple[Table, list[int]]:
@@ -75,7 +75,7 @@ def test_hardly_more_work_than_torch(name: str, share: float) -> None:
     table, _ = chosen(joint, MinCut())
     row = {n.name: i for i, n in enumerate(table.nodes)}
     theirs = [table.same[row[n.name]] for n in output_args(forward.graph)[joint.num_forward :]]
-    draws = [i for i in make_split(table, theirs).again if is_random(table.nodes[i])]
+    draws = [i for i in make_split(table, theirs).recomputed if is_random(table.nodes[i])]
     theirs = sorted([*theirs, *draws])
     limit = real_bytes(table, joint, theirs)
     table, mine = chosen(joint, MinCut(budget=max(limit, 2)))

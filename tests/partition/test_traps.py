@@ -218,7 +218,7 @@ def test_contradictory_tags_are_refused() -> None:
         elif node.op == "call_function" and node.name.startswith("getitem"):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     for options in (st.MinCut(), st.MinCut(budget=0.5)):
-        with pytest.raises(st.UnsupportedError, match="neither saved nor computed again"):
+        with pytest.raises(st.UnsupportedError, match="neither saved nor recomputed"):
             options.choose(Table(joint.module, joint.num_forward), Facts())
 
 

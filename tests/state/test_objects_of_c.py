@@ -88,7 +88,7 @@ def test_a_profiler_in_c_goes_on() -> None:
     )
 
 
-#: arguments made anew in each call, of one number; and what they hold
+#: arguments rebuilt in each call, of one number; and what they hold
 TUPLES: dict[str, tuple[Any, Any]] = {
     "number": (lambda n: (n, "a"), lambda t: t[0]),
     "list": (lambda n: ([n], 3), lambda t: t[0][0]),

@@ -36,7 +36,7 @@ class Row:
     Attributes:
         name: of the class, as `make`'s value of that class has it.
         package: what it comes from.
-        make: the arguments of the programs; made anew for each run, always the same.
+        make: the arguments of the programs; rebuilt for each run, always the same.
         call: the forward; its result is differentiated if eager can.
         change: an in-place program, if the class has one.
         note: a peculiarity.

@@ -1,4 +1,4 @@
-"""Fast ways to call an operation: the cheapest callable that does exactly the same.
+"""Quick calls of an operation: the cheapest callable that does exactly the same.
 
 ``torch.ops.aten.add.Tensor(x, y)`` spends more time in Python and in boxing than ``torch.add(x, y)`` does. But a Python
 function may issue other operations than its name says (``torch.reshape`` issues ``view`` or ``clone``), fill in

@@ -19,7 +19,7 @@ from ..wrappers import is_dtensor
 def repaired_unflatten(cls: type) -> Callable[..., torch.Tensor] | None:
     """What to call in the place of ``cls.__tensor_unflatten__``, where torch's own loses something; None elsewhere.
 
-    A view of a DTensor that merges a dimension into the sharded one has a ``_StridedShard`` beside an explicit order of
+    A view of a DTensor that merges a dimension into the sharded one has a ``_StridedShard`` besides an explicit order of
     shards. The constructor of its spec refuses the two together, unless a flag says that the order is no reading of the
     placement: DTensor's ``__tensor_flatten__`` leaves that flag out (torch 2.13; older versions have none).
     """

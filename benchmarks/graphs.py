@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from subclass_trace.capture.session import Session
 from subclass_trace.frontends.dynamic import SizeHistory
-from subclass_trace.frontends.specialization import _traced
+from subclass_trace.frontends.specialization import traced_call
 from subclass_trace.options import Options
 from subclass_trace.subclass.flatten import leaves_of
 
@@ -58,7 +58,7 @@ def joint_of(name: str, function: Callable[..., Any], args: Sequence[Any], decom
     """Capture the joint graph of a call; None when nothing is differentiable."""
     call, table = (tuple(args), {}), decompositions or {}
     session = Session(dynamic=False, decompositions=table)
-    captured, _, maker = _traced(function, call, Options(), SizeHistory(), session, symbols=True)
+    captured, _, maker = traced_call(function, call, Options(), SizeHistory(), session, symbols=True)
     if captured.tape is None:
         return None
     traced = captured.tape.trace(captured.tape.guess())

@@ -114,8 +114,8 @@ class Hull:
         size = corner.bytes
 
         def alone(i: int) -> float:
-            again = self._recomputed_for(saved - {i}, [i])
-            return INF if any(self.fixed[x] for x in again) else sum([self.cost[x] for x in again])
+            recomputed = self._recomputed_for(saved - {i}, [i])
+            return INF if any(self.fixed[x] for x in recomputed) else sum([self.cost[x] for x in recomputed])
 
         lone = {i: alone(i) for i in corner.saved if self.weight[i] >= 1}
         while size > limit and min(lone.values(), default=INF) < INF:

@@ -131,7 +131,7 @@ def _is_dear(t: Table, tags: Sequence[Any], i: int) -> bool:
 
 # ---------------------------------------------------------------------------------------------- weights
 def storage_weights(t: Table, facts: Facts) -> list[float]:
-    """The storage model: see the top of this file. Numbers cost a little, so that few are saved; rows of the backward are not."""
+    """The storage model: see the top of this file. Numbers cost a little, so few are saved; rows of the backward never are."""
     weights = [INF] * len(t.nodes)
     written = written_storages(t, facts)
     given = {t.storage[i] for i in t.primals} - {None}

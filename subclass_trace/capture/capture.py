@@ -154,18 +154,18 @@ class Capture:
 
     def _run(self, run: RunFunction) -> Ran:
         recorder, functions = self.recorder, self.functions
-        recorder.start_at(sys._getframe())
+        recorder.stop_frame = sys._getframe()
         try:
             with (
                 checkpoint_as_tags(recorder),
-                typed_errors(recorder),
+                typed_errors(),
                 functions,
                 torch_api.watched_engine(functions.gradients.backward, functions.gradients.check),
                 torch_api.transformed_inputs(self.stand_ins.swapped),
             ):
                 return run(self.inputs)
         finally:
-            recorder.start_at(None)  # a frame holds everything that its callers hold
+            recorder.stop_frame = None  # a frame holds everything that its callers hold
 
     def _emit(self, t: Tensor) -> int:
         self.values.append(t)

@@ -56,7 +56,7 @@ def refuse_text(t: Tensor, line: str) -> DataDependentError:
 
 # ---------------------------------------------------------------------------------------------- errors
 @contextlib.contextmanager
-def typed_errors(recorder: Any) -> Iterator[None]:
+def typed_errors() -> Iterator[None]:
     """What torch raises for code that no trace can follow becomes a typed error with the user's line, by its class."""
     try:
         yield

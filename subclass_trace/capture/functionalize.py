@@ -210,11 +210,11 @@ class _Replay:
 
     def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
         if isinstance(node.target, torch_api.HigherOrderOperator):
-            return self._opaque(node, root)
+            return self._opaque(node)
         if (
             has_effects(node.target) or node.target in self.kernels
         ):  # torch would ask for a token, or has no fake kernel
-            return self._opaque(node, root)
+            return self._opaque(node)
         if node.target is aten._local_scalar_dense.default and not torch_api.is_data_dependent(node.meta["val"]):
             # The fake tensor of the replay does not know the symbol that stands for the number inside.
             read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
@@ -235,7 +235,7 @@ class _Replay:
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
 
-    def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
+    def _opaque(self, node: fx.Node) -> Any:
         """Copied as it is: an operation with effects, or a higher order operator, whose branches are functional."""
         graph = self.functional.graph
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from .. import torch_api
 from ..errors import ProtocolError
 from ..subclass.context import same_context, with_outer, without_outer
 from ..subclass.paths import Path
-from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
+from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, sizes_in, spec_leaves
 from ..subclass.visit import inner_values, rebuild
 from .aliasing import storage_key
 from .session import Dim, Session
@@ -78,21 +79,10 @@ class SizeSymbols:
             if k not in overlapping:
                 known.update(map(torch_api.size_symbol, _numbers_of(fake)))
         extra: dict[Any, Any] = {}
-        for k in sorted(overlapping):
-            for s in _numbers_of(originals[k]):
-                if torch_api.size_symbol(s) not in known:
-                    extra.setdefault(torch_api.size_symbol(s), s)
-
-        def look(spec: Spec) -> None:
-            if isinstance(spec, WrapperSpec):
-                for s in spec.size:
-                    if torch_api.size_symbol(s) not in known:
-                        extra.setdefault(torch_api.size_symbol(s), s)
-                for inner in spec.inners:
-                    look(inner)
-
-        for spec in specs:
-            look(spec)
+        inside = (n for k in sorted(overlapping) for n in _numbers_of(originals[k]))
+        for n in itertools.chain(inside, *map(sizes_in, specs)):
+            if (symbol := torch_api.size_symbol(n)) not in known:
+                extra.setdefault(symbol, n)
         return list(extra.values())
 
 

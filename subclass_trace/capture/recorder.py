@@ -103,7 +103,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.sealed = False  # the user function has run: its inputs are known
         self.met: set[str] = set()  # "attention", whose kernels a caller may choose
         self.classes: set[type] = set()  # of wrappers that operations ran on
-        self._stop_frame: Any = None
+        self.stop_frame: Any = None  # it, and those above, do not belong to the user function
 
     # ------------------------------------------------------------------ values and their nodes
     def node_of(self, value: Any) -> Any:
@@ -135,11 +135,11 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         hit = self._lifted.get(id(real))
         if hit is not None:
             return hit[0]
-        names_count = self.state is not None and self.state.follows and self.tag == "is_forward" and not self.sealed
-        if names_count:
-            what = "the region uses a tensor that no argument, name or attribute leads to"
+        if self.state is not None and self.state.follows and self.tag == "is_forward" and not self.sealed:
             raise UnsupportedError(
-                what, path=self.user_line(), fix="pass it as an argument, or hold it in an attribute"
+                "the region uses a tensor that no argument, name or attribute leads to",
+                path=self.user_line(),
+                fix="pass it as an argument, or hold it in an attribute",
             )
         return self.constant(real)
 
@@ -343,13 +343,9 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         return a
 
     # ------------------------------------------------------------------ where the user is
-    def start_at(self, frame: Any) -> None:
-        """Frames above (and with) this one do not belong to the user function."""
-        self._stop_frame = frame
-
     def user_frames(self) -> tuple[tuple[Any, int], ...]:
         """(code object, line) of the frames of the user function that are running, innermost first."""
-        return user_frames(sys._getframe(1), self._stop_frame)
+        return user_frames(sys._getframe(1), self.stop_frame)
 
     def meets(self, *values: Any) -> None:
         """A hook of the region's is about to run, with these; see `state.run.BackwardState`."""

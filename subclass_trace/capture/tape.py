@@ -116,7 +116,7 @@ class Tape:
             contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:
                 with (
-                    _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder),
+                    _sequence_numbers(outs, self.edges, recorder),
                     backward_state(recorder) as state,
                 ):
                     grads = self._differentiate(outs, values, create_graph)
@@ -243,14 +243,14 @@ def _fresh_like(t: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
+def _sequence_numbers(outputs: Sequence[Tensor], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
     """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
 
     def begin(number: int) -> None:
         recorder.backward_seq = number
 
     handles = []
-    for node in nodes_behind(roots, edges):
+    for node in nodes_behind(outputs, edges):
         number = torch_api.node_sequence_number(node)
         handles.append(node.register_prehook(lambda _, n=number: begin(n)))
     try:
@@ -263,12 +263,12 @@ def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any)
 
 def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
     """The dense tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve a tangent from."""
-    return [leaf for node in _nodes_behind(outputs, edges) for t in _saved_of(node) for leaf in leaves_of(t)]
+    return [leaf for node in nodes_behind(outputs, edges) for t in _saved_of(node) for leaf in leaves_of(t)]
 
 
 def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
     """The autograd leaves that ``outputs`` were computed from, besides what the edges lead to."""
-    found = (getattr(node, "variable", None) for node in _nodes_behind(outputs, edges))
+    found = (getattr(node, "variable", None) for node in nodes_behind(outputs, edges))
     return [t for t in found if isinstance(t, Tensor)]
 
 
@@ -278,23 +278,19 @@ def connected(outputs: Sequence[Tensor], rows: Sequence[tuple[int, Any]]) -> lis
     An input that the region only overwrites (a module's ``self.aux = loss``) brings the graph of the last step along,
     which is freed by now: as in eager, no backward may lead there.
     """
-    reached = set(_nodes_behind(outputs, []))
+    reached = set(nodes_behind(outputs, []))
     return [row for row in rows if row[1].node in reached]
 
 
 def saves_out_of_sight(outputs: Sequence[Tensor], edges: Sequence[Any]) -> bool:
     """Is there a node that does not tell what it holds? That of an in-place operation on a view holds another node."""
-    return any(node.name().endswith("CopySlices") for node in _nodes_behind(outputs, edges))
-
-
-def _nodes_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> Iterator[Any]:
-    return nodes_behind((o.grad_fn for o in outputs), edges)
+    return any(node.name().endswith("CopySlices") for node in nodes_behind(outputs, edges))
 
 
 def nodes_behind(nodes: Iterable[Any], edges: Sequence[Any]) -> Iterator[Any]:
-    """These nodes of the autograd graph and all behind them, as far as the edges."""
+    """These nodes of the autograd graph, or those of tensors, and all behind them, as far as the edges."""
     seen: set[Any] = {None, *(e.node for e in edges)}
-    todo: list[Any] = [*nodes]
+    todo: list[Any] = [n.grad_fn if isinstance(n, Tensor) else n for n in nodes]
     while todo:
         node = todo.pop()
         if node not in seen:

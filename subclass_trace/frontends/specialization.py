@@ -21,8 +21,8 @@ from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..runtime.entry_code import EntryEmitter
-from ..runtime.finish import Program
 from ..runtime.guards import Ambient
+from ..runtime.program import Program
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..state.code_names import asks_for_number_types

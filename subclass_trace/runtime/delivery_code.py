@@ -15,7 +15,7 @@ from .. import torch_api
 from ..plan import MutationPlan, Plan
 from ..subclass import flatten
 from ..subclass.flatten import leaves_of, map_leaves
-from ..subclass.spec import LeafSpec, WrapperSpec, leaf_count, spec_leaves
+from ..subclass.spec import LeafSpec, WrapperSpec, leaf_spans, spec_leaves
 from .source import Source
 
 Tensor = torch.Tensor
@@ -134,12 +134,10 @@ class Delivery:
 
     def _is_apart(self, m: MutationPlan) -> bool:
         """Does the program make the new contents in memory of their own? One call may copy such in any order."""
-        start = sum(map(leaf_count, self.plan.results.values[: m.value]))
+        span = leaf_spans(self.plan.results.values)[m.value]
         specs = [*spec_leaves(self.plan.results.values[m.value]), *spec_leaves(self.plan.inputs.rows[m.input].spec)]
         plain = all(leaf.layout is torch.strided and not leaf.dtype.is_complex for leaf in specs)
-        return plain and self.plan.results.detach_values.isdisjoint(
-            range(start, start + leaf_count(self.plan.results.values[m.value]))
-        )
+        return plain and self.plan.results.detach_values.isdisjoint(range(span.start, span.stop))
 
     def _pairs(self, m: MutationPlan, values: Sequence[str]) -> list[tuple[str, str]]:
         """Names of what is to be written, each with the name of its new contents."""

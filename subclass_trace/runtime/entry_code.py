@@ -25,7 +25,6 @@ from ..plan import (
     gradient_of,
 )
 from ..state.guards import StateGuards
-from ..state.values import MISSING
 from ..subclass.spec import spec_leaves
 from ..subclass.template import Examples
 from .delivery_code import Delivery
@@ -42,10 +41,10 @@ from .emit import (
     tuple_code,
     wrapped,
 )
-from .finish import Call, Program, watch_contexts, watched_contexts
 from .function import protected
 from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
+from .program import Call, Program, watch_contexts, watched_contexts
 from .rebuild import replay_view
 from .source import Source
 from .state_code import Pins, StateEmitter, tried
@@ -113,7 +112,7 @@ class EntryEmitter:
             s.line(f"return {values.value(plan.results.recipe)}")
             return
         s.line(f"result = {values.value(plan.results.recipe)}")
-        emit_effects(values, plan.side_effects, MISSING)
+        emit_effects(values, plan.side_effects)
         s.line("return result")
 
     def _ambient(self) -> None:

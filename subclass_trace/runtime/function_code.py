@@ -30,9 +30,9 @@ from .emit import (
     tuple_code,
     wrapped,
 )
-from .finish import Program
 from .function import check_watched, edges, run_backward, watch
 from .guards import Ambient
+from .program import Program
 from .rebuild import fit_strides, is_lazy
 from .source import Source
 from .state_code import tried
@@ -193,7 +193,7 @@ class FunctionEmitter:
         s.line("saved.clear()  # who called holds the list")
         s.line(f"del {', '.join(dict.fromkeys([*leaves, *names]))}")
         s.line(f"r = {s.bind('graph', entry.call)}(p)")
-        grads = self._grads(s, entry, handed, Wrapper(s, self.examples, symbols, env))
+        grads = self._grads(entry, handed, Wrapper(s, self.examples, symbols, env))
         s.line(f"return None, {'None, ' if self.takes_call else ''}{tuple_code(grads)}")
         return s.build("backward", "backward")
 
@@ -228,7 +228,7 @@ class FunctionEmitter:
             args[: len(tensors)] = ["*saved"]
         return args
 
-    def _grads(self, s: Source, entry: CompiledBackward, handed: dict[Any, str], wrapper: Wrapper) -> list[str]:
+    def _grads(self, entry: CompiledBackward, handed: dict[Any, str], wrapper: Wrapper) -> list[str]:
         """Emit making the gradients of the outputs ``r``, or handing on the very tangents."""
         parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
         grads: list[str] = []

@@ -26,8 +26,8 @@ from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
 from .backward import Backwards, Circumstances, CompiledBackward, check_of
-from .finish import Program
 from .planning import make_plan, number_symbols
+from .program import Program
 
 Tensor = torch.Tensor
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import torch_api
 from ..capture.input_sizes import symbolic_strides
 from ..capture.symbols import symint
 from ..subclass.context import has_sizes, map_sizes, same_context
@@ -115,14 +116,6 @@ def _dense(spec: Spec) -> Spec:
     expected = 1
     for stride, size in sorted(zip(spec.stride, spec.size, strict=True)):
         if size != 1 and stride != expected:
-            return replace(spec, stride=_contiguous(spec.size))
+            return replace(spec, stride=torch_api.contiguous_strides(spec.size))
         expected *= size
     return spec
-
-
-def _contiguous(size: Sequence[Any]) -> tuple[Any, ...]:
-    out, step = list[Any](), 1
-    for n in reversed(size):
-        out.insert(0, step)
-        step *= max(n, 1)
-    return tuple(out)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe, dict_setter, empty, make
+from ..state.values import MISSING
 from .source import Source
 
 _PLAIN = (list, dict, set)
@@ -67,7 +68,7 @@ class ValueEmitter:
         return name
 
 
-def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect], missing: Any) -> None:
+def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect]) -> None:
     """Lines that do to the sources of a call (``args`` and ``kwargs``) what the region does: all values first."""
     s, rows = emitter.source, list[tuple[SideEffect, str, str]]()
     for effect in effects:
@@ -76,7 +77,7 @@ def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect], missing: 
         thing = s.constant(holder.thing, "thing") if holder.fixed else _named(s, now)
         value = f"({''.join(f'{v}, ' for v in values)})"
         if effect.how == "put":
-            value = values[0] if values else s.bind("MISSING", missing)
+            value = values[0] if values else s.bind("MISSING", MISSING)
         elif effect.how == "fill":
             value = f"dict(zip({s.constant(effect.keys, 'keys')}, {value}))"
         rows.append((effect, thing, _named(s, value)))

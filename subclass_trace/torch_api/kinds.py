@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,13 @@ FAKE_TYPES: tuple[type, ...] = (FakeTensor,)
 def is_fake(value: object) -> bool:
     """Is this a dense FakeTensor?"""
     return isinstance(value, FakeTensor)
+
+
+def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of this size."""
+    from torch._prims_common import make_contiguous_strides_for
+
+    return tuple(make_contiguous_strides_for(tuple(size)))
 
 
 def overrides_torch_dispatch(cls: type) -> bool:

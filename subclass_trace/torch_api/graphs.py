@@ -75,7 +75,7 @@ class FunctionalReplay:
         track_tensor_tree(value, proxy, constant=None, tracer=self.tracer)
         for n in numbers:
             self.first.setdefault(n.node.expr, n)
-        proxy.node.meta.update({k: v for k, v in meta.items() if k == "alias_base"})
+        proxy.node.meta.update({k: v for k, v in meta.items() if k == "path"})
         proxy.node.meta.setdefault("val", value)
 
     def _computed(self, number: Any) -> Any:

@@ -33,7 +33,6 @@ from .diagnostics import refuse_branch
 from .higher_order import record_higher_order
 from .known import known_value
 from .operators import RULES
-from .results import Results
 from .traced_graph import TracedGraph
 from .user_code import line_text, user_frames
 from .writes import check_write, collective, late_write, refused_write, written_arguments
@@ -87,7 +86,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.
         self._mode_key = torch_api.PROXY_MODE_KEY
         self.decompositions = decompositions
-        self.results = Results(mode)
+        self.results = torch_api.FakeResults(mode)
         self.default_dtype = torch.get_default_dtype()
         self.mutable = False
         self.names_are_known = False  # a joint graph was made whose nodes are called as here

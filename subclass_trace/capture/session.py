@@ -51,6 +51,8 @@ class Session:
         self.shape_env = torch_api.ShapeEnv()
         self.mode = torch_api.fake_mode(self.shape_env)
         self.recorder = Recorder(self.mode, decompositions)
+        if not dynamic:
+            torch_api.replace_cache(self.mode, self.recorder.results.remembered)
         self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts
         self.arguments = {}
         self._grad = True  # grad mode of the caller

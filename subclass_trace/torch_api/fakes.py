@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch._dispatch.python import no_python_dispatcher
@@ -24,6 +24,26 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 def fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
     """The mode in which the user function runs during capture."""
     return FakeTensorMode(shape_env=shape_env, static_shapes=True, allow_non_fake_inputs=False)
+
+
+#: (operation, its arguments, what runs its fake kernel) -> its result
+Remember: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any]
+
+
+def replace_cache(mode: FakeTensorMode, remember: Remember) -> None:
+    """``remember`` takes the place of the mode's own cache of results, which takes longer than most fake kernels."""
+
+    def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            out = mode._dispatch_impl(func, types, args, kwargs)
+            if isinstance(out, (list, tuple)) and isinstance(func, OpOverload):  # as the dispatcher gives it
+                return (tuple if len(func._schema.returns) > 1 else list)(out)
+            return out
+
+        return remember(func, args, kwargs, call)
+
+    # Not a class of its own: higher order operators look up the rule for the type of the mode.
+    mode._cached_dispatch_impl = dispatch  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -45,6 +65,30 @@ def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
     """An alias of a fake tensor without autograd history; issues no operation that a mode could see."""
     with torch._C._DisableTorchDispatch():
         return _faked(mode, fake, fake.fake_device)  # type: ignore[attr-defined]
+
+
+def fake_result(
+    mode: FakeTensorMode,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    source: torch.Tensor | None,
+) -> torch.Tensor:
+    """A fake tensor of this metadata, in the storage of ``source`` or in one of its own; no fake kernel runs."""
+    if source is None:
+        with torch._C._DisableTorchDispatch():
+            plain = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        if mode._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(plain)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(plain)
+    else:
+        with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+            torch._C._set_meta_in_tls_dispatch_include(True)  # torch may have no kernels for the device
+            plain = torch.as_strided(source, size, stride, offset)
+    return _faked(mode, plain, device)
 
 
 def fake_views(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

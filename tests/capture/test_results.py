@@ -1,4 +1,4 @@
-"""Results of operations on fake tensors: those of eager, to the stride and the dtype."""
+"""Operations that come again in a capture get their results without the fake kernel, and the same ones."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def resolve_backend(
                 f"there is no back end {backend!r}",
                 path="backend",
                 expected=f"one of {names}, or {_COMPILER}",
-                fix=f"pass one of these names, or register a back end with register_backend({backend!r}, compiler)",
+                fix=f"pass one of these, or name one: subclass_trace.backends.register_backend({backend!r}, compiler)",
             )
         base = found
     else:

@@ -23,6 +23,13 @@ Tensor = torch.Tensor
 _READS_GRAPHS = ("flex_attention", "flex_attention_backward")
 
 
+_DETACH_ = torch.ops.aten.detach_.default  # of constants
+
+
+def _itself(t: Tensor) -> Tensor:
+    return t
+
+
 def _is_callable(x: object) -> bool:
     plain = (Tensor, torch_api.OpOverload, type, *torch_api.SYM_TYPES)
     return callable(x) and not isinstance(x, plain)
@@ -40,7 +47,11 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
                 what = f"{func.name()} over wrappers"
                 raise NeedsEager(what, path=recorder.user_line(), fix="give it dense tensors")
             with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
-                module = torch_api.make_fx(function, recorder.decompositions)(*operands)
+                try:
+                    module = torch_api.make_fx(function, {**recorder.decompositions, _DETACH_: _itself})(*operands)
+                except AssertionError as error:  # of the fake mode
+                    what, fix = f"a branch of {func.name()} uses a tensor from outside", "pass it as an operand"
+                    raise UnsupportedError(what, path=recorder.user_line(), got=str(error)[:200], fix=fix) from error
                 if any(map(is_write, module.graph.nodes)):
                     what = f"a branch of {func.name()} writes in place"
                     raise UnsupportedError(what, path=recorder.user_line(), fix="write out of place")

@@ -217,11 +217,16 @@ class OutputClassifier:
         Raises:
             NeedsEager: the region has set other attributes of it, which a fresh one would not have.
         """
-        with torch_api.without_tracing(), torch.no_grad():
-            made = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else self.recorder.bare(o)
-        known = attributes_of_wrapper(made, spec)
+
+        def fresh() -> dict[str, Any]:
+            with torch_api.without_tracing(), torch.no_grad():
+                made = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else self.recorder.bare(o)
+            return attributes_of_wrapper(made, spec)
+
+        known = fresh()
         for name, value in attributes_of_wrapper(o, spec).items():
-            if name not in known or _is_another(value, known[name]):
+            differs = name not in known or _is_another(value, known[name])
+            if differs and (name not in known or not _is_another(known[name], fresh()[name])):
                 raise NeedsEager(
                     "the region sets an attribute of a result, or makes an nn.Parameter",
                     path=self._path.attr(name),

@@ -15,6 +15,7 @@ In-place operations are recorded as they run; `functionalize` replays the finish
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -278,6 +279,8 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
                 path=self.user_line(),
                 fix="set the default dtype outside of the region, or name dtypes",
             )
+        if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
+            node.kwargs = {**node.kwargs, "dtype": out.dtype}  # a backward may run under another default dtype
         self.track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
             self.symbols.bind_data_dependent(node, out, self.tag)
@@ -354,3 +357,11 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
         return line_text(self.user_frames())
+
+
+@functools.cache
+def _is_factory(func: Any) -> bool:
+    """Does the operation make a tensor from no tensor, with a dtype that may be left out?"""
+    arguments = func._schema.arguments
+    takes = any("Tensor" in str(a.type) for a in arguments)
+    return not takes and any(a.name == "dtype" and a.kwarg_only for a in arguments)

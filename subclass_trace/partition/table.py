@@ -254,7 +254,7 @@ class Table:
         return [i for i in range(end) if live[i]]
 
     def _sides(self) -> tuple[list[bool], list[bool]]:
-        """``late`` and ``allowed_in_forward``."""
+        """``in_backward`` and ``allowed_in_forward``."""
         late, allowed = [False] * len(self.nodes), [False] * len(self.nodes)
         for i in self.tangents:
             late[i] = True

@@ -201,13 +201,19 @@ class Backwards:
             torch_api.fix_rounded(shape_env, since=len(assumed.guards))
             conditions = tuple(c for c in torch_api.shape_conditions(shape_env, self.symbols) if c not in before)
             met = {s for guard in shape_env.guards[len(assumed.guards) :] for s in guard.expr.free_symbols}
+        except Exception as error:  # it may fail for the sizes of the call that was captured alone
+            there = torch_api.equalities(self.symbols, torch_api.symbol_values(shape_env))
+            failed = next((c for c in there if not holds(c, env)), None)
+            if failed is None:
+                raise
+            raise self._other_sizes(failed, env) from error
         finally:  # they hold for this backward; the next one that is traced must find out for itself
             torch_api.restore_assumptions(shape_env, assumed)
         if not tape.session.recorder.symbols.floats.isdisjoint(met - self.symbols):
             raise TangentError(
                 "this backward branches on a number that is computed of a float of the call",
                 path=", ".join(self.output_paths) or None,
-                fix="compile with dynamic='never', or pass the float as a tensor",
+                fix="compile with automatic_dynamic=False, or pass the float as a tensor",
             )
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
@@ -223,7 +229,7 @@ class Backwards:
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str({str(s): env[s] for s in condition.free_symbols}),
-            fix="call the region again (from now on such sizes have specializations of their own), or use dynamic='never'",
+            fix="call the region again (such sizes have their own specializations now), or say automatic_dynamic=False",
         )
 
     def _compile(

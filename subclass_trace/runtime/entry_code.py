@@ -113,6 +113,8 @@ class EntryEmitter:
             return
         s.line(f"result = {values.value(plan.results.recipe)}")
         emit_effects(values, plan.side_effects)
+        if written := self.pins.written_by_calls(plan.side_effects):
+            s.line(f"{s.bind('pin_written', self.pins.pin_written)}({s.constant(written, 'written')})")
         s.line("return result")
 
     def _ambient(self) -> None:

@@ -47,7 +47,7 @@ def make_plan(
     saved: tuple[SavedValue, ...],
     in_program: bool = False,
 ) -> Plan:
-    """The plan; sizes are expressions over the symbols that a call binds. Compiling may have added conditions on them.
+    """The plan; sizes are expressions over the symbols that a call binds. `with_conditions` has still to be called.
 
     Args:
         recipes: how the result is made of the flat outputs, and what they are put into.
@@ -62,8 +62,7 @@ def make_plan(
             leaf_count=len(captured.inputs.leaf_primals),
             primals=tuple(_primals(captured, forward)),
             symbols=symbols,
-            # Of these symbols, though some may be constant for the trace by now.
-            conditions=tuple(torch_api.shape_conditions(captured.session.shape_env, number_symbols(symbols))),
+            conditions=(),
             offsets_matter=captured.reads.offsets
             or any(n.target in _ABSOLUTE for n in captured.session.recorder.graph.nodes),
         ),
@@ -86,6 +85,12 @@ def make_plan(
             watched_values=watched_values,
         ),
     )
+
+
+def with_conditions(plan: Plan, captured: Captured) -> Plan:
+    """The plan with what the trace, and the back end, have assumed of the symbols, though some may be constant by now."""
+    known = torch_api.shape_conditions(captured.session.shape_env, number_symbols(plan.inputs.symbols))
+    return replace(plan, inputs=replace(plan.inputs, conditions=tuple(known)))
 
 
 def _inputs(captured: Captured) -> list[InputPlan]:

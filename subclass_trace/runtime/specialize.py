@@ -26,7 +26,7 @@ from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
 from .backward import Backwards, Circumstances, CompiledBackward, check_of
-from .planning import make_plan, number_symbols
+from .planning import make_plan, number_symbols, with_conditions
 from .program import Program
 
 Tensor = torch.Tensor
@@ -87,6 +87,9 @@ def build_program(
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, visible, traced.tangents, written_inputs(captured))
+    plan = make_plan(captured, recipes, parts.first, saved)  # back ends may rewrite what they get
+    if verify.ENABLED:
+        verify.verify_plan(parts.forward, plan)
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
@@ -94,9 +97,7 @@ def build_program(
     inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs]
     when = Circumstances(state=check_of(traced), dtensor=captured.session.dtensor_modes())
     first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, parts.second)
-    plan = make_plan(captured, recipes, parts.first, saved)
-    if verify.ENABLED:
-        verify.verify_plan(parts.forward, plan)
+    plan = with_conditions(plan, captured)
     known = number_symbols(plan.inputs.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
@@ -115,10 +116,12 @@ def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tu
     in_program = call is not None
     if call is None:
         half = Half.of_module(captured.forward_graph())
-        call = compile_half(backend, backend.inference, half)
     plan, backwards = make_plan(captured, recipes, half, (), in_program), None
     if verify.ENABLED:
         verify.verify_plan(half.module, plan, in_place=in_program)
+    if call is None:
+        call = compile_half(backend, backend.inference, half)
+    plan = with_conditions(plan, captured)
     if captured.tape is not None:
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
         backwards = Backwards(captured.tape, frozenset(), *rest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,6 +84,25 @@ class Pins:
         else:
             self.versions[:] = now
         return None
+
+    def written_by_calls(self, effects: Sequence[Any]) -> list[Holder]:
+        """The dicts that a call writes where no guard compares what it writes: see `pin_written`."""
+        found: dict[Holder, bool] = {}
+        for effect in effects:
+            holder, key = effect.holder, effect.keys[:1]
+            if holder in self.guards.by_holder:
+                rows = [g for g in self.guards.by_holder[holder] if isinstance(g, At) and type(g.was) is not Like]
+                free = effect.how == "put" and effect.values and key[0] in holder.thing
+                found[holder] = bool(free and all(g.source.key != key[0] for g in rows)) and found.get(holder, True)
+        return [holder for holder, free in found.items() if free]
+
+    def pin_written(self, holders: Sequence[Holder]) -> None:
+        """After a call has written these itself: the next one need not compare what is named there."""
+        for holder in holders:
+            if (place := self._full.get(holder)) is not None:
+                self.versions[place] = torch_api.dict_version(holder.thing)
+        if not self._with_tensors.isdisjoint(holders):
+            self._fetch()
 
 
 @contextlib.contextmanager

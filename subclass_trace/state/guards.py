@@ -64,7 +64,8 @@ class At:
 
     def why(self, call: Call) -> str:
         """It does not."""
-        return f"{self.source}: expected {_text(self.was)}, got {short(self.source.read(call))}"
+        was, now = _text(self.was), short(self.source.read(call))
+        return f"{self.source}: expected {was}, got {'another one' if now == was else now}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import torch
 import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import subclass_trace as st
 from subclass_trace.backends import (
     Backend,
     compile_with,
@@ -265,3 +266,18 @@ def test_importing_the_back_ends_imports_no_compiler() -> None:
     code = "import subclass_trace.backends, sys; print({'torch._dynamo', 'torch._inductor'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
+
+
+def test_a_back_end_that_rewrites_its_graph() -> None:
+    def rewrites(gm: torch.fx.GraphModule, example_inputs: object) -> object:
+        for node in [n for n in gm.graph.nodes if n.target is torch.ops.aten.topk.default]:
+            with gm.graph.inserting_before(node):
+                new = gm.graph.call_function(node.target, node.args, node.kwargs)
+            node.replace_all_uses_with(new)
+            gm.graph.erase_node(node)
+        gm.recompile()
+        return gm.forward
+
+    x = torch.randn(5)
+    values, indices = st.compile(lambda x: torch.topk(x, 2), backend=rewrites)(x)
+    assert torch.equal(values, torch.topk(x, 2).values) and torch.equal(indices, torch.topk(x, 2).indices)

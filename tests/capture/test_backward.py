@@ -213,3 +213,17 @@ def test_gradient_penalty_whose_backward_writes_in_place(middle: torch.nn.Module
         found.append(torch.autograd.grad(loss, [x, *layers.parameters()]))
     for eager, ours in zip(*found, strict=True):
         assert torch.allclose(eager, ours, atol=1e-6)
+
+
+def test_another_default_dtype_before_the_backward() -> None:
+    """Factories that a backward recomputes have the dtype of the forward."""
+    x = torch.ones(3, 3, requires_grad=True)
+    y = st.compile(lambda x: (x @ torch.ones(3, 3)).sin())(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        y.sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    twin = torch.ones(3, 3, requires_grad=True)
+    (twin @ torch.ones(3, 3)).sin().sum().backward()
+    assert x.grad is not None and twin.grad is not None and torch.equal(x.grad, twin.grad)

@@ -85,3 +85,12 @@ def test_modules_in_branches(program: Any) -> None:
         if want is not None:
             torch.testing.assert_close(got, want)
     assert len(region.specializations) == 1
+
+
+def test_a_constant_in_a_branch() -> None:
+    def f(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda a: torch.where(a > 1, a, torch.tensor(0.5)), lambda a: a - 1, (x,))
+
+    region = st.compile(f)
+    for x in (torch.arange(4.0), -torch.arange(4.0)):
+        assert torch.equal(region(x), f(x))

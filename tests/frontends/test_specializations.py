@@ -268,3 +268,10 @@ def test_what_is_only_appended_to_is_not_compared() -> None:
         region(torch.ones(3))
         assert len(module.history) == len(LOG) == n and module.seen == {"forward"}
     assert len(region.specializations) == 1
+
+
+def test_the_bytes_of_a_tensor_of_changing_size() -> None:
+    region = st.compile(lambda x: x * 2 if x.nbytes < 10**9 else x.half())
+    for n in range(2, 8):
+        assert torch.equal(region(torch.ones(n)), torch.full((n,), 2.0))
+    assert len(region.specializations) == 2

@@ -81,7 +81,7 @@ class EntryEmitter:
         examples: Examples,
     ) -> None:
         self.program, self.plan, self.ambient, self.state = program, program.plan, ambient, state
-        self.alias, self.examples = alias, examples
+        self.alias, self.examples, self.pins = alias, examples, Pins(state)
         self.source = Source()
         self.source.bind("MISS", MISS)
         self.values: dict[str, Tensor] = {}
@@ -93,7 +93,7 @@ class EntryEmitter:
         s = self.source
         with tried(s, "def entry(args, kwargs):"):
             self._ambient()
-            state = StateEmitter(s, self.state, Pins(self.state))
+            state = StateEmitter(s, self.state, self.pins)
             flat = state.emit()
             inputs = self._inputs(flat)
             leaves = self._unwrap(inputs)

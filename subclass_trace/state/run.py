@@ -1,8 +1,7 @@
 """One run of a function with the Python state around it: sources in while it runs, side effects out.
 
 `StateRun` is what the events of `entering` are told to. Tensors and numbers that the walk finds get stand-ins at once, which
-the capture makes (`make`, see `StateRun`); what the function did is read off when it has returned; and `restore` leaves everything
-as it was, whatever happened.
+the capture makes; what the function did is read off when it has returned; and `restore` leaves everything as it was.
 """
 
 from __future__ import annotations

@@ -182,6 +182,8 @@ class Events:
                 below = is_below(code.co_filename)
                 if not below:
                     self._started(code, frame)
+                    if sys.version_info < (3, 11):  # it writes these back after the event: cells hold stand-ins by now
+                        _ = frame.f_locals
                 if below or (code in self.entered and code not in _WORLD):
                     self.known.add(code)
         elif event == "c_call" and code not in self.silent:

@@ -30,6 +30,24 @@ class SubclassTraceError(RuntimeError):
         super().__init__("\n".join([what, *(f"  {name + ':':<9} {text}" for name, text in rows if text)]))
 
 
+class Reason(str):
+    """Why a specialization does not serve a call.
+
+    Attributes:
+        guard: what had to hold, as code: ``args[0].shape[0] == 4``.
+    """
+
+    guard: str
+
+    def __new__(cls, text: str, guard: str = "") -> Reason:
+        """A reason that a check of its own has found stays as it is."""
+        if isinstance(text, Reason):
+            return text
+        made = super().__new__(cls, text)
+        made.guard = guard
+        return made
+
+
 class ProtocolError(SubclassTraceError):
     """A tensor subclass breaks, or lacks, the ``__tensor_flatten__`` / ``__tensor_unflatten__`` protocol."""
 

@@ -26,6 +26,7 @@ import torch.fx as fx
 
 from ..backends import Backend, resolve_backend
 from ..partition.interface import resolve_partitioner
+from ..report.names import name_of
 from ..report.trace import Trace, trace_of
 from .compile import make_options
 from .region import Region
@@ -61,8 +62,7 @@ class Tracer:
             SubclassTraceError: a refusal, as of a compiled region.
         """
         entry = Region(function, self.options, keep_joint=True).specialize(*args, **kwargs)
-        name = getattr(function, "__qualname__", None) or type(function).__qualname__
-        return trace_of(name, entry)
+        return trace_of(name_of(function), entry)
 
 
 def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:

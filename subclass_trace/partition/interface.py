@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ..capture.tape import TracedBackward
 from ..errors import OptionError
+from ..stages import stage
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Partitioned
@@ -69,6 +70,7 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | int | None) -
     )
 
 
+@stage("partition")
 def partition(
     traced: TracedBackward,
     *,

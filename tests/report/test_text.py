@@ -121,12 +121,15 @@ def test_explain() -> None:
 
 [0]
   made for:  first call
+  seconds:   {names.seconds_text(f.specializations[0].seconds)}
   inputs:    1, dense leaves: 2
   grad mode: on
   backward:  none
 
 [1]
   made for:  {f.specializations[1].reason}
+  guard:     [0] args[0].requires_grad == 0
+  seconds:   {names.seconds_text(f.specializations[1].seconds)}
   inputs:    1, dense leaves: 2
   grad mode: on
   backward:  1 saved, 0 B

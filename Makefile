@@ -37,7 +37,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (once; a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS)
+# What another torch needs of setuptools is its own.
+	@sed $(if $(filter-out $(PINNED),$(TORCH)),-e '/^setuptools==/d') -e 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS)
 	@$(PIP) install -q -c $(PINS) "torch==$(TORCH)" || $(FAILED)
 	@$(PIP) install -q -c $(PINS) hatchling editables || $(FAILED)
 	@$(PIP) install -q -c $(PINS) --no-build-isolation -e ".[dev,testing]" || $(FAILED)

@@ -27,7 +27,7 @@ from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..stages import working
 from ..state.guards import changed_numbers
-from ..torch_api.dynamo import never_compiled
+from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
@@ -101,6 +101,7 @@ class Region:
         if self.__dynamo is not None:
             return self.__dynamo.call(*args, **kwargs)
         reason = eager_reason() or self.__eagerly.reason(args, kwargs)
+        reason = reason or eager_by_stance(first=not (self.__entries or self.__eagerly.counts))
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
@@ -157,6 +158,7 @@ class Region:
                     self.__keep(self.__entries)
                     return entry
                 misses.append(why)
+            check_stance("; ".join(misses) or "first call")
             self.__check_count(misses)
             for entry in self.__entries:
                 self.__history.varying_numbers.update(changed_numbers(entry.state, (args, kwargs)))

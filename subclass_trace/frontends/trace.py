@@ -24,7 +24,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from ..backends import Backend, resolve_backend
+from ..backends import Backend
 from ..partition.interface import resolve_partitioner
 from ..report.names import name_of
 from ..report.trace import Trace, trace_of
@@ -43,7 +43,7 @@ class Tracer:
 
     def __init__(self, **options: Any) -> None:
         chosen = make_options(options)
-        backend = resolve_backend(chosen.backend, fw_compiler=chosen.fw_compiler, bw_compiler=chosen.bw_compiler)
+        backend = chosen.resolve_backend()
         graphs_only = Backend("trace", _as_it_is, _as_it_is, _as_it_is, backend.decompositions)
         partitioner = resolve_partitioner(chosen.partitioner, chosen.activation_memory_budget)
         self.options = dataclasses.replace(
@@ -51,6 +51,7 @@ class Tracer:
             backend=graphs_only,
             fw_compiler=None,
             bw_compiler=None,
+            options=None,
             partitioner=partitioner,
             activation_memory_budget=None,
         )

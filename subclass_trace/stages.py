@@ -1,8 +1,7 @@
-"""What takes long: seconds per stage, and a line on the terminal while it lasts.
+"""What takes long: seconds per stage, and a line on the terminal while it lasts (by rich; without it nothing is shown).
 
->>> with working("capture of f") as seconds:
-...     with stage("trace"):
-...         pass
+>>> with working("capture of f") as seconds, stage("trace"):
+...     pass
 >>> list(seconds)
 ['trace']
 """
@@ -13,104 +12,86 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 #: after so many seconds the line appears
 PATIENCE = 2.0
-_here = threading.local()  # ``work``: what this thread works on
 
 
-@dataclass
-class _Work:
-    """One piece of work.
+class _Here(threading.local):
+    """What this thread works on: names from the outside in, and seconds of the innermost work."""
 
-    Attributes:
-        seconds: stage -> how long it took, without the stages inside of it; ``inner``: of those inside of the current one.
-        line: where its progress is shown; None where it is not.
-    """
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.inside = 0.0  # of finished stages inside of the current one
 
-    what: str
-    line: _Line | None
-    seconds: dict[str, float] = field(default_factory=dict)
-    inner: float = 0.0
 
-    def show(self, text: str) -> None:
-        """Say what is done now."""
-        if self.line is not None:
-            self.line.text = text
+_here = _Here()
 
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[dict[str, float]]:
-    """Inside, stages are those of this work; yields their seconds. Work inside of other work has the same line."""
-    outer: _Work | None = getattr(_here, "work", None)
-    line = outer.line if outer is not None else _Line() if sys.stderr.isatty() else None
-    work = _here.work = _Work(what, line)
-    work.show(what)
-    try:
-        yield work.seconds
-    finally:
-        _here.work = outer
-        if outer is not None:
-            outer.show(outer.what)
-        elif line is not None:
-            line.stop()
+    """Inside, stages are those of this work; yields their seconds."""
+    outer, _here.seconds = _here.seconds, {}
+    shown = _here.names or not sys.stderr.isatty()
+    with _named(what), contextlib.nullcontext() if shown else _line(_here.names):
+        try:
+            yield _here.seconds
+        finally:
+            _here.seconds = outer
 
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
     """Inside, or in the function that it decorates, time counts as this stage of the work of this thread."""
-    work: _Work | None = getattr(_here, "work", None)
-    if work is None:
-        yield
-        return
-    work.show(f"{work.what}: {name}")
-    start, before, work.inner = time.perf_counter(), work.inner, 0.0
+    start, outside, _here.inside = time.perf_counter(), _here.inside, 0.0
+    seconds = _here.seconds
+    try:
+        with _named(name):
+            yield
+    finally:
+        took = time.perf_counter() - start
+        seconds[name] = seconds.get(name, 0.0) + took - _here.inside
+        _here.inside = outside + took
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    _here.names.append(name)
     try:
         yield
     finally:
-        took = time.perf_counter() - start
-        work.seconds[name] = work.seconds.get(name, 0.0) + took - work.inner
-        work.inner = before + took
+        _here.names.pop()
 
 
-class _Line:
-    """The last line of the terminal, by rich, once `PATIENCE` is over; nothing is left of it. Without rich nothing comes."""
+@contextlib.contextmanager
+def _line(names: Sequence[str]) -> Iterator[None]:
+    """The last line of the terminal says what is done, from `PATIENCE` on; nothing is left of it."""
+    done = threading.Event()
+    thread = threading.Thread(target=_show, args=(names, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
-    _shown = threading.Lock()  # a terminal has one last line
 
-    def __init__(self) -> None:
-        self.text, self._since = "", time.perf_counter()
-        self._live: Any = None
-        self._lock, self._done = threading.Lock(), False
-        self._timer = threading.Timer(PATIENCE, self._start)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _start(self) -> None:
-        with self._lock, contextlib.suppress(ImportError):
-            from rich.console import Console
-            from rich.live import Live
-
-            if not self._done and self._shown.acquire(blocking=False):
-                # What others print goes where it would go without us.
-                apart: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
-                self._live = Live(get_renderable=self._now, console=Console(stderr=True), transient=True, **apart)
-                self._live.start()
-
-    def _now(self) -> Any:
+def _show(names: Sequence[str], done: threading.Event) -> None:
+    if done.wait(PATIENCE):
+        return
+    with contextlib.suppress(ImportError):
+        from rich.console import Console
+        from rich.live import Live
         from rich.text import Text
 
-        text = f"subclass_trace: {self.text} ({time.perf_counter() - self._since:.0f} s)"
-        return Text(text, no_wrap=True, overflow="ellipsis")
+        start = time.perf_counter() - PATIENCE
 
-    def stop(self) -> None:
-        """Take it away."""
-        self._timer.cancel()
-        with self._lock:
-            self._done = True
-            if self._live is not None:
-                self._live.stop()
-                self._shown.release()
+        def now() -> Text:
+            took = time.perf_counter() - start
+            return Text(f"subclass_trace: {': '.join(names)} ({took:.0f} s)", no_wrap=True, overflow="ellipsis")
+
+        console = Console(stderr=True)  # what others print goes where it would go without us
+        with Live(get_renderable=now, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+            done.wait()

@@ -20,8 +20,8 @@ def type_text(dtype: object, size: Iterable[object]) -> str:
 
 
 def location_text(location: str) -> str:
-    """``file:line``, relative to the current directory if it lies there."""
-    return location.removeprefix(os.getcwd() + os.sep)
+    """``file:line``, relative to the current directory or the installed packages if it lies there."""
+    return location.removeprefix(os.getcwd() + os.sep).rpartition(f"{os.sep}site-packages{os.sep}")[2]
 
 
 def name_of(function: Any) -> str:

@@ -96,13 +96,12 @@ class Source:
     def why(self, name: str) -> Checks:
         """The checks of the function up to here."""
         lines, reasons = self.lines[:], dict(self._reasons)
-        constants = {**self.globals, "Reason": Reason}
 
         def make() -> Callable[..., Reason | None]:
             for k, (why, guard) in reasons.items():
                 lines[k] = f"{lines[k][: -len(self.miss)]}Reason({why}, {guard!r})"
             text = "\n".join([*lines, "    return None", ""])
-            made: Callable[..., Reason | None] = function_of(text, name, constants, "reasons")
+            made: Callable[..., Reason | None] = function_of(text, name, {**self.globals, "Reason": Reason}, "reasons")
             return never_compiled(made)
 
         return Checks(functools.cache(make), tuple(guard for _, guard in reasons.values()))

@@ -25,7 +25,7 @@ from ..errors import GuardError, OptionError, UnsupportedError
 from ..options import OF_FRONT_ENDS, Options
 from ..subclass.paths import Path
 from ..torch_api import dynamo as _dynamo
-from ..torch_api import warn_user
+from ..torch_api import text_of, warn_user
 from .compile import make_options
 from .dynamic import SizeHistory, each_tensor
 from .dynamo_graph import GraphOfDynamo
@@ -93,7 +93,7 @@ def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Optio
         raise OptionError(
             f"{name!r} is no option of this back end: what decides before a back end is asked is torch.compile's",
             path=f"options[{name!r}]",
-            got=repr(given[name]),
+            got=text_of(given[name]),
             fix=f"write torch.compile(..., {name}={given[name]!r})" if name != "frontend" else "use st.compile",
         )
     return make_options(given)

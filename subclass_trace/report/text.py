@@ -21,6 +21,7 @@ from typing import Any
 
 from ..plan import InputOutput, Plan, SizeOutput, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
+from ..torch_api import text_of
 from .names import (
     input_names,
     operation_text,
@@ -68,13 +69,6 @@ def _cell(column: int, text: str) -> str:
     return f"...{text[3 - _WIDEST :]}" if column == 0 else f"{text[: _WIDEST - 3]}..."
 
 
-def _constant(value: object) -> str:
-    try:
-        return " ".join(repr(value).split())
-    except Exception:  # an author's __repr__ may raise anything
-        return f"<{type(value).__qualname__}>"
-
-
 # ---------------------------------------------------------------------------------------------- the tables
 def _inputs(plan: Plan) -> Iterator[Row]:
     names: dict[int, str] = {}
@@ -83,15 +77,15 @@ def _inputs(plan: Plan) -> Iterator[Row]:
 
     def walk(spec: Spec, path: str, places: Iterator[int]) -> Iterator[Row]:
         if isinstance(spec, OpaqueSpec):
-            yield path, "opaque", _constant(spec.value)
+            yield path, "opaque", text_of(spec.value)
             return
         kind = names.get(next(places), "") if isinstance(spec, LeafSpec) else spec.cls.__qualname__
         yield path, kind, type_text(spec.dtype, spec.size) + (", requires grad" if spec.requires_grad else "")
         if isinstance(spec, WrapperSpec):
             for name, inner in zip(spec.names, spec.inners, strict=True):
                 yield from walk(inner, f"{path}.{name}", places)
-            if spec.context is not None and spec.context != {}:
-                yield path, "context", _constant(spec.context)
+            if (context := text_of(spec.context)) not in ("None", "{}"):
+                yield path, "context", context
 
     for row in plan.inputs.rows:
         yield from walk(row.spec, str(row.path), iter(row.leaves))

@@ -13,8 +13,8 @@ _ids: weakref.WeakKeyDictionary[Any, collections.Counter[int]] = weakref.WeakKey
 
 
 def trace_is_written() -> bool:
-    """Does anybody read the structured trace? (Torch's own handler takes itself away at the first record, if not.)"""
-    return any(getattr(h, "root_dir", h) is not None for h in logging.getLogger("torch.__trace").handlers)
+    """Is the structured trace written to a folder? (There are handlers anyway: torch's, and those of pytest.)"""
+    return any(getattr(h, "root_dir", None) is not None for h in logging.getLogger("torch.__trace").handlers)
 
 
 def write_trace(

@@ -16,7 +16,10 @@ def text_of(value: Any, limit: int = 200) -> str:
     >>> text_of({"x": [torch.zeros(2, 3)], "k": (1, "text", torch.float32)})
     "{'x': [Tensor float32[2, 3]], 'k': (1, 'text', torch.float32)}"
     """
-    text = _text(value, _DEPTH)
+    try:
+        text = _text(value, _DEPTH)
+    except Exception:  # an author's __repr__ may raise anything
+        text = f"a {type(value).__qualname__}"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
@@ -38,8 +41,5 @@ def _text(x: Any, depth: int) -> str:
         return (
             f"[{text}]" if kind is list else f"{{{text}}}" if isinstance(x, dict) else f"({text}{',' * (len(x) == 1)})"
         )
-    try:
-        text = " ".join(repr(x).split())
-    except Exception:  # an author's __repr__ may raise anything
-        text = ""
-    return text if text and "tensor(" not in text and "array(" not in text else f"a {kind.__qualname__}"
+    text = " ".join(repr(x).split())
+    return f"a {kind.__qualname__}" if "tensor(" in text or "array(" in text else text

@@ -45,23 +45,26 @@ class HandOver:
             options=options.changed() or None,
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
-        self.call: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        self._compiled: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        self.call: Callable[..., Any] = self._first
         if why is not None:
             warn_user(f"torch.compile serves {name_of(function)} from now on: {why}", HandOverWarning)
         handed_over(function, why)
 
-    def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Serve the call that was refused.
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve a call, before one was served.
 
         Raises:
             SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
         """
         try:
-            return self.call(*args, **kwargs)
+            result = self._compiled(*args, **kwargs)
         except Exception as error:
             if self.why is None or not (is_of_dynamo(error) or isinstance(error, SubclassTraceError)):
                 raise
-            raise self.why from error
+            raise self.why.with_traceback(None) from error
+        self.call = self._compiled
+        return result
 
     def explain(self) -> str:
         """Who serves, and why."""

@@ -113,7 +113,7 @@ class Region:
         except SubclassTraceError as refused:
             if self.__options.frontend != "auto" or not hands_over(refused):
                 raise
-            return self.__hand_over(refused).first(args, kwargs)
+            return self.__hand_over(refused).call(*args, **kwargs)
         except Exception as error:  # the function's own: what it does eagerly stands
             result = self.__function(*args, **kwargs)
             got = f"{type(error).__name__}: {error}"

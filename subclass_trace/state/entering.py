@@ -181,8 +181,12 @@ class Events:
             if code not in self.known:
                 below = is_below(code.co_filename)
                 if below and (hidden := disabled_function(frame)) is not None:
-                    if is_users(inspect.unwrap(hidden).__code__.co_filename) and hidden.__module__:  # generated code has none
-                        self.listener.world(f"{hidden.__qualname__}, which torch.compiler.disable keeps out of graphs", frame)
+                    if (
+                        is_users(inspect.unwrap(hidden).__code__.co_filename) and hidden.__module__
+                    ):  # generated code has none
+                        self.listener.world(
+                            f"{hidden.__qualname__}, which torch.compiler.disable keeps out of graphs", frame
+                        )
                     return
                 if not below:
                     self._started(code, frame)

@@ -45,6 +45,7 @@ from .structured import *
 from .symbols import *
 from .texts import *
 from .this_thread import *
+from .versions import untested as untested
 from .wrappers import *
 
 __all__ = ["done_work", "pytree"]  # torch's own pytrees, for the arguments of higher order operators

@@ -207,11 +207,11 @@ class Region:
         return list(self.__entries)
 
     def explain(self) -> str:
-        """Which front end serves, why each specialization exists, what it guards, and which calls ran eagerly and why."""
+        """Which front end serves, why each specialization exists, seconds per stage, and which calls ran eagerly and why."""
         from ..report.text import explain
 
         text = explain(self.__entries, self.__eagerly.counts)
-        return text if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
+        return f"{text}\n\nserved by our trace" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """`explain` and all specializations as a page that needs nothing else; ``path``: it is written there, too."""

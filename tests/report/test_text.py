@@ -112,7 +112,7 @@ def test_names_are_those_of_the_graph(name: str) -> None:
 
 def test_explain() -> None:
     f = st.compile(lambda x, k: (x * k).sum())
-    assert f.explain() == "0 specializations"
+    assert f.explain() == "0 specializations\n\nserved by our trace"
     f(two(3), 2)
     f(two(3).requires_grad_(), 2)
     torch.func.vmap(f, in_dims=(0, None))(torch.rand(2, 3), 2)
@@ -135,5 +135,7 @@ def test_explain() -> None:
   backward:  1 saved, 0 B
 
 calls that ran eagerly
-  1 call: a functorch transform (vmap, grad, jvp) is active around the call"""
+  1 call: a functorch transform (vmap, grad, jvp) is active around the call
+
+served by our trace"""
     assert f.explain() == expected.replace("1 saved", f"{len(f.specializations[1].saved)} saved")

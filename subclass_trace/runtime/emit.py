@@ -294,7 +294,7 @@ def tensor_checks(unwrapper: Unwrapper, values: dict[str, Tensor], symbols: dict
         check = source.constant(torch_api.tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check")
         given, shown = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
         why = f"{source.bind('failed_tensor_guard', torch_api.failed_tensor_guard)}({check}, {shown!r}, {given})"
-        source.check(f"if not {check}({given})", why)
+        source.check(f"if not {check}({given})", why, f"check_tensors({', '.join(shown)})")
     for name, spec, path in rows:  # sizes and strides are as the symbols say
         attributes = [(f"shape[{d}]", n) for d, n in enumerate(spec.size)]
         for attribute, n in [*attributes, *[(f"stride({d})", n) for d, n in enumerate(spec.stride)]]:

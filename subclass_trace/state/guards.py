@@ -68,7 +68,7 @@ class At:
         kind = type(self.was)
         if kind is Like:
             return f"isinstance({self.source}, {self.was.kind.__qualname__})"
-        return f"{self.source} {'==' if kind in ATOMS else 'is'} {short(self.was)}"
+        return f"{self.source} == {short(self.was)}" if kind in ATOMS else f"{self.source} is the same {kind.__qualname__}"
 
     def why(self, call: Call) -> str:
         """It does not."""
@@ -119,7 +119,7 @@ class NoNewNames:
     @property
     def code(self) -> str:
         """What has to hold, as code."""
-        return f"{_few(sorted(self.absent))} are not in vars({self.holder.path})"
+        return f"vars({self.holder.path}) hides no name that the region reads"
 
     def why(self, call: Call) -> str:
         """It did."""

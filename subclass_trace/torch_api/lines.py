@@ -29,8 +29,6 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     frame = sys._getframe(1)
     while frame.f_back is not None and not is_user_code(frame.f_code):
         frame = frame.f_back
-    names = frame.f_globals
+    names, place = frame.f_globals, (frame.f_code.co_filename, frame.f_lineno)
     registry = names.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(
-        message, category, frame.f_code.co_filename, frame.f_lineno, names.get("__name__"), registry, names
-    )
+    warnings.warn_explicit(message, category, *place, names.get("__name__"), registry)

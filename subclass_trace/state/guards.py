@@ -68,7 +68,9 @@ class At:
         kind = type(self.was)
         if kind is Like:
             return f"isinstance({self.source}, {self.was.kind.__qualname__})"
-        return f"{self.source} == {short(self.was)}" if kind in ATOMS else f"{self.source} is the same {kind.__qualname__}"
+        return (
+            f"{self.source} == {short(self.was)}" if kind in ATOMS else f"{self.source} is the same {kind.__qualname__}"
+        )
 
     def why(self, call: Call) -> str:
         """It does not."""

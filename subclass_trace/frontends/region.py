@@ -21,7 +21,7 @@ from ..options import Options
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
-from ..state.guards import changed_numbers
+from ..state.guards import changed_since
 from ..torch_api.dynamo import never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
@@ -154,7 +154,9 @@ class Region:
             reason = "; ".join(f"[{k}] {row}" for k, row in enumerate(rows)) or "first call"
             self.__check_count(reason)
             for entry in self.__entries:
-                self.__history.varying_numbers.update(changed_numbers(entry.state, (args, kwargs)))
+                numbers, objects = changed_since(entry.state, (args, kwargs))
+                self.__history.varying_numbers |= numbers
+                self.__history.replaced |= objects
             entry = compile_call(
                 self.__function,
                 (args, kwargs),

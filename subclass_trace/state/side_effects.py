@@ -22,12 +22,12 @@ from ..subclass.attributes import is_heap_type, members_of, namespace_of
 from .source import Holder, Mapping, Names, OfClass, Source
 from .source import Sequence as ListLike
 from .thread_table import ThreadTable
-from .values import MISSING, is_a, is_atom, same, same_keys, short, solid_base
+from .values import MISSING, factory_of, is_a, is_atom, same, same_keys, short, solid_base
 from .walk import Walk
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: classes of C whose state is all in what recipes rebuild
-_KNOWN_BASES = frozenset({object, list, dict, set, tuple, collections.OrderedDict})
+_KNOWN_BASES = frozenset({object, list, dict, set, tuple, collections.OrderedDict, collections.defaultdict})
 _CONSTANT_KINDS = (type, types.ModuleType, types.BuiltinFunctionType, torch_api.OpOverload, torch.Generator)
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
@@ -224,7 +224,10 @@ class Recipes:
             items = tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value))
         held = namespace_of(value) or {}
         fields = tuple((name, self(v, f"{path}.{name}")) for name, v in held.items())
-        return New(number, cls, items, pairs, fields)
+        factory = factory_of(value)
+        return New(
+            number, cls, items, pairs, fields, None if factory is None else self(factory, f"{path}.default_factory")
+        )
 
     def _key(self, key: Any, path: str) -> Recipe:
         key = self.key(key, path)

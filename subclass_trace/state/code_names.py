@@ -6,8 +6,8 @@
 ...     return x * CONFIG.scale
 >>> sorted(names_of(f.__code__))
 ['CONFIG', 'LOG', 'LOGS', 'append', 'scale', 'x']
->>> [uses_of(f.__code__)[name] for name in ("LOG", "LOGS", "CONFIG")]
-[(1, 1, 0), (1, 0, 1), (1, 0, 0)]
+>>> [uses_of(f.__code__)[use] for use in (("LOG", "append"), ("LOGS", "inside"), ("CONFIG", "all"))]
+[1, 1, 1]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import dis
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -65,34 +65,28 @@ def names_of(code: CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(None)
-def uses_of(code: CodeType, of_globals: bool = True) -> Mapping[str, tuple[int, int, int]]:
-    """Name -> (how often it is used, how often that is ``name.append(`` or ``name.add(``, how often ``name[key].append(`` or
-    ``name[key] = ``).
+def uses_of(code: CodeType, of_globals: bool = True) -> Counter[tuple[str, str]]:
+    """How often names are used, (name, "all"), and how often so: (name, "append"), ``name.append(`` or ``name.add(``;
+    (name, "inside"), ``name[key].append(`` or ``name[key] = ``.
 
     An instruction that is not known counts as a use of another kind: then a list is compared, which is never wrong.
     """
-    uses, adds, inside = Counter[str](), Counter[str](), Counter[str]()
+    uses = Counter((text, "all") for text in strings_of(code))
     steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
     for k, step in enumerate(steps):
-        if not isinstance(step.argval, str) or step.opname in ("LOAD_CONST", "LOAD_CLOSURE"):
-            continue
-        if step.opname == "LOAD_GLOBAL" and not of_globals:
-            continue
-        uses[step.argval] += 1
-        if step.opname.startswith("LOAD_"):
-            adds[step.argval] += _is_add(steps[k + 1 : k + 2])
-            inside[step.argval] += _is_inside(steps[k + 1 : k + 4])
-    uses.update(strings_of(code))
-    return {name: (n, adds[name], inside[name]) for name, n in uses.items()}
+        name, left_out = step.argval, ("LOAD_CONST", "LOAD_CLOSURE", *([] if of_globals else ["LOAD_GLOBAL"]))
+        if isinstance(name, str) and step.opname not in left_out:
+            uses[name, "all"] += 1
+            uses[name, _use(steps[k + 1 : k + 4]) if step.opname.startswith("LOAD_") else ""] += 1
+    return uses
 
 
-def _is_add(steps: Sequence[dis.Instruction]) -> bool:
-    return bool(steps) and steps[0].opname.startswith("LOAD_") and steps[0].argval in _ADDS
-
-
-def _is_inside(steps: Sequence[dis.Instruction]) -> bool:
-    """Is one key loaded, and then something stored there, or appended to what is there?"""
-    if len(steps) < 2 or not _ONE_KEY.match(steps[0].opname):
-        return False
-    is_item = steps[1].opname == "BINARY_SUBSCR" or steps[1].argrepr == "[]"
-    return steps[1].opname == "STORE_SUBSCR" or (is_item and _is_add(steps[2:]))
+def _use(following: Sequence[dis.Instruction]) -> str:
+    """How a name is used that was just loaded."""
+    adds = [step.opname.startswith("LOAD_") and step.argval in _ADDS for step in following]
+    if adds[:1] == [True]:
+        return "append"
+    if len(following) < 2 or not _ONE_KEY.match(following[0].opname):
+        return ""
+    is_item = following[1].opname == "BINARY_SUBSCR" or following[1].argrepr == "[]"
+    return "inside" if following[1].opname == "STORE_SUBSCR" or (is_item and adds[2:] == [True]) else ""

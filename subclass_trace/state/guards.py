@@ -246,12 +246,12 @@ def is_write_only(walk: Walk, holder: Holder) -> bool:
         return False
     if getattr(holder.thing, "maxlen", None) is not None:
         return False
-    paths, kind = walk.paths.get(id(holder.thing), {holder.path}), 1
+    paths, use = walk.paths.get(id(holder.thing), {holder.path}), "append"
     place = walk.known.get(id(holder.thing))
     if place is not None and type(place.holder) in (Mapping, ListLike) and type(place.holder.thing) in CONTAINERS:
-        paths, kind = walk.paths[id(place.holder.thing)] if len(paths) == 1 else paths, 2
-    rows = [walk.uses.get(path.rpartition(".")[2], [1, 0, 0]) for path in paths]
-    return sum(row[0] for row in rows) > 0 and all(row[0] == row[kind] for row in rows)
+        paths, use = walk.paths[id(place.holder.thing)] if len(paths) == 1 else paths, "inside"
+    names = [path.rpartition(".")[2] for path in paths]
+    return all(0 < walk.uses[name, "all"] == walk.uses[name, use] for name in names)
 
 
 def _names_in(walk: Walk, holder: Names) -> set[str]:

@@ -21,19 +21,9 @@ from ..errors import SideEffectError, UnsupportedError
 from ..subclass.attributes import members_of
 from .values import ATOMS, is_a, is_walked
 
+_ENDINGS = ("_with_kwargs", "_always_called", "_dict_hooks", "_dict_pre_hooks", "_post_hooks", "_buffers_set")
 #: tables of a module that say nothing that others do not
-MODULE_TABLES = frozenset(
-    [
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks_with_kwargs",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-        "_non_persistent_buffers_set",
-    ]
-)
+MODULE_TABLES = frozenset(name for name in vars(torch.nn.Module()) if name.endswith(_ENDINGS))
 CONTAINERS = {
     list,
     dict,

@@ -44,18 +44,7 @@ from .kinds import (
     refuse_managed,
     set_by_class,
 )
-from .source import (
-    Arguments,
-    Bag,
-    Cell,
-    Holder,
-    Mapping,
-    Names,
-    OfClass,
-    Sequence,
-    Source,
-    Variable,
-)
+from .source import Arguments, Bag, Cell, Holder, Mapping, Names, OfClass, Sequence, Source, Variable
 from .values import ATOMS, MISSING, dict_of_class, is_a, is_walked
 
 #: code -> the functions that have it, with their paths
@@ -107,7 +96,7 @@ class Walk:
         self._classes: set[type] = set()
         self._by_name: list[Names] = []  # for whose attributes code that computes names may ask
         self._waiting: dict[str, list[Names]] = collections.defaultdict(list)
-        self.uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
+        self.uses = collections.Counter[tuple[str, str]]()
         self._todo: collections.deque[tuple[Callable[..., None], Any, Any]] = collections.deque()
         self._count = 0
 
@@ -142,8 +131,7 @@ class Walk:
         refuse_managed(code, space)
         self.entered[code] = space
         followed = is_walked(space.get("__name__"))
-        for name, counts in uses_of(code, followed).items():  # no global of torch's own is a list of the user's
-            self.uses[name] = [*map(operator.add, self.uses[name], counts)]
+        self.uses.update(uses_of(code, followed))  # no global of torch's own is a list of the user's
         for name in names_of(code) - self.names:
             self._join(name)
         if followed:

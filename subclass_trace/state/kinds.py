@@ -42,6 +42,7 @@ _ITERATORS: tuple[type, ...] = (
     *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
 )
 _WEAK = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, weakref.ProxyType)
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _SHARED_MEMORY = ("ndarray", "bytearray", "memoryview", "array", "mmap")
 CALLABLES = {
     types.FunctionType,
@@ -74,7 +75,7 @@ def cannot_be_put_back(value: Any) -> str | None:
         return f"a {kind.__name__}: weak references do not outlive the trace as they would a call"
     if kind.__name__ in _SHARED_MEMORY:
         return f"a {kind.__name__}, whose memory Python code writes without notice"
-    if kind is threading.local or kind in (type(threading.Lock()), type(threading.RLock())):
+    if kind is threading.local or kind in LOCKS:
         return f"a {kind.__name__}, which is the state of a thread"
     if _has_slots(kind):
         return f"a {kind.__name__}, which has __slots__: leave them out (slots=True)"

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import SideEffectError
+from ..errors import NotYet, SideEffectError
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
+from .entering import is_users
 from .source import Holder, Mapping, Names, OfClass, Source
 from .source import Sequence as ListLike
 from .thread_table import ThreadTable
@@ -207,6 +208,8 @@ class Recipes:
         cls = type(value)
         solid = solid_base(cls)
         known = solid in _KNOWN_BASES and (is_heap_type(cls) or cls in _KNOWN_BASES) and not members_of(cls)
+        if cls is types.FunctionType and "_hooks[" in path and not is_users(value.__code__.co_filename):
+            raise NotYet("a library sets up hooks", path=path)
         if not known:  # as of a generator
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that it has made, which cannot be rebuilt in each call",

@@ -35,6 +35,7 @@ from .entering import is_users
 from .kinds import (
     CALLABLES,
     CONTAINERS,
+    LOCKS,
     MODULE_TABLES,
     OF_C,
     OWN_PACKAGE,
@@ -253,6 +254,8 @@ class Walk:
         foreign = holder.owner is not None and not is_walked(type(holder.owner).__module__)
         if foreign and cannot_be_put_back(value) is not None:
             return
+        if type(value) in LOCKS and not is_users(holder.before.get("__file__") or ""):
+            return  # a library sets something up under it, once
         if name in ("_parameters", "_buffers") and is_a(holder.owner, torch.nn.Module):
             self.tables[id(value)] = holder, name
         self.place(holder, name, value)

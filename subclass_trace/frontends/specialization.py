@@ -6,17 +6,18 @@ In: a function, a call, what is known of earlier calls. Out: a `Specialization`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .. import torch_api
-from ..backends import resolve_backend
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
 from ..capture.session import Session
+from ..errors import OptionError, Reason
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
@@ -24,12 +25,15 @@ from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.sizes import hint_of
+from ..runtime.source import Checks
 from ..runtime.specialize import Graphs, alias_guard, build_program
+from ..stages import stage
 from ..state.guards import StateGuards
 from ..state.run import StateRun
 from ..state.source import Call, Source
 from ..subclass.paths import Path
 from ..subclass.template import Examples
+from ..torch_api.dynamo import check_marks
 from .dynamic import SizeHistory, choose
 
 Tensor = torch.Tensor
@@ -40,21 +44,28 @@ class Specialization:
     """One compiled instance of a region with the guards under which it is right. Immutable.
 
     Attributes:
-        reason: why it was made: which guard of each earlier specialization failed.
+        misses: why each earlier specialization did not serve the call.
         ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``source``: of it.
         failed: why it does not serve a call; None if it does.
+        seconds: stage -> how long it took.
     """
 
-    reason: str
+    misses: tuple[Reason, ...]
     ambient: Ambient
     state: StateGuards
     program: Program
     graphs: Graphs
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     source: str
-    failed: Callable[[tuple[Any, ...], dict[str, Any]], str | None]
+    failed: Checks
+    seconds: Mapping[str, float]
+
+    @property
+    def reason(self) -> str:
+        """Why it was made: which guard of each earlier specialization failed."""
+        return "; ".join(f"[{k}] {why}" for k, why in enumerate(self.misses)) or "first call"
 
     @property
     def plan(self) -> Plan:
@@ -72,6 +83,12 @@ class Specialization:
 
         return describe(self.plan)
 
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """A page that needs nothing else: graphs, wrappers, what is saved, guards, seconds. ``path``: written there, too."""
+        from ..report.page import page
+
+        return page("specialization", [self], path)
+
 
 class _Maker:
     """Makes the inputs of one trace as the walk over Python state finds them: see `state.run.StateRun`.
@@ -86,7 +103,7 @@ class _Maker:
 
     def __init__(self, session: Session, history: SizeHistory, options: Options, *, symbols: bool) -> None:
         self.session, self.history, self.options = session, history, options
-        self.numbers, self.may_have_symbols = symbols and options.automatic_dynamic, symbols
+        self.numbers, self.may_have_symbols = symbols and options.dynamic is not False, symbols
         self.flat: list[Any] = []
         self.sources: list[Source] = []
         self.handed: list[Any] = []
@@ -99,7 +116,7 @@ class _Maker:
             for k, (source, real) in enumerate(found, len(self.flat)):
                 static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
                 new.append(Argument(real, Path(source.path), k, static))
-            if self.options.automatic_dynamic:
+            if self.options.dynamic is not False:
                 self.history.add(new)
             dynamic = choose(new, self.history, self.options.dynamic is True, self.may_have_symbols)
             if dynamic.any() and not self.session.dynamic:
@@ -128,6 +145,7 @@ class _HasSymbols(Exception):
     """Sizes of this call are symbols: the trace starts again, in a session that has some."""
 
 
+@stage("trace")
 def traced_call(
     function: Callable[..., Any], call: Call, options: Options, history: SizeHistory, session: Session, symbols: bool
 ) -> tuple[Captured, StateRun, _Maker]:
@@ -163,12 +181,12 @@ def _specialize(
     ambient: Ambient,
     options: Options,
     history: SizeHistory,
-    reason: str,
+    misses: tuple[Reason, ...],
     keep_joint: bool,
     symbols: bool,
 ) -> Specialization:
     """``symbols``: may sizes and numbers be symbols?"""
-    backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
+    backend = options.resolve_backend()
     partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
     table = options.table(backend)
     dynamic = options.dynamic is True or history.has_symbols
@@ -181,18 +199,21 @@ def _specialize(
     recipes = state.recipes
     program, graphs = build_program(captured, recipes, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
+    if symbols and not history.all_numbers:  # else Dynamo, or a trace without symbols, has decided
+        for row in program.plan.inputs.rows:
+            check_marks(row.of(maker.flat), row.spec, str(row.path))
     numbers = {s for s, value in zip(maker.sources, maker.flat, strict=True) if not isinstance(value, Tensor)}
     guarded = StateGuards(state.walk, call, maker.sources, numbers, keys=recipes.keys)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])
-    with torch.no_grad():
+    with torch.no_grad(), stage("code generation"):
         examples = Examples(session.mode, hint_of)
         emitted = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
-    return Specialization(reason, ambient, guarded, program, graphs, *emitted)
+    return Specialization(misses, ambient, guarded, program, graphs, *emitted, {})
 
 
 def compile_call(
@@ -201,7 +222,7 @@ def compile_call(
     ambient: Ambient,
     options: Options,
     history: SizeHistory,
-    reason: str,
+    misses: tuple[Reason, ...],
     *,
     keep_joint: bool = False,
 ) -> Specialization:
@@ -211,11 +232,11 @@ def compile_call(
         SubclassTraceError: a refusal.
         Exception: the function's own.
     """
-    make = functools.partial(_specialize, function, call, ambient, options, history, reason, keep_joint)
+    make = functools.partial(_specialize, function, call, ambient, options, history, misses, keep_joint)
     try:
         return make(symbols=True)
-    except Exception:
-        if not history.has_symbols:
+    except Exception as error:
+        if not history.has_symbols or isinstance(error, OptionError):
             raise
     made = make(symbols=False)  # what the function itself raises comes again
     history.fix_all()

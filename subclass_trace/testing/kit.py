@@ -18,7 +18,7 @@ from .runner import Outcome, Result, run_rule
 class ConformanceError(SubclassTraceError, AssertionError):
     """A class breaks rules of the conformance kit. ``report`` has all results."""
 
-    _contents = re.compile("(?!)")  # the numbers of a counterexample are the kit's own
+    _contents = re.compile("(?!)(.)")  # the numbers of a counterexample are the kit's own
 
     def __init__(self, report: Report) -> None:
         self.report = report

@@ -83,7 +83,7 @@ _DISPATCHER = (
             "utils/_sympy/",
         ]
     )
-    + tuple(os.path.join("", name, "") for name in ("sympy", "mpmath", "networkx"))
+    + tuple(os.path.join("", name, "") for name in ("sympy", "mpmath"))
     + (os.path.join("logging", "__init__.py"),)
 )
 

@@ -286,18 +286,15 @@ def changed_since(guards: StateGuards, call: Call) -> tuple[set[str], set[str]]:
     of which another one stands there, which a call may look up."""
     numbers, objects = set[str](), set[str]()
     for guard in guards.all:
-        rows: Iterable[tuple[str, Any, Any]] = ()
-        with contextlib.suppress(*GONE):
-            if isinstance(guard, At):
-                rows = [(guard.source.path, guard.was, guard.source.read(call))]
-            elif isinstance(guard, Contents) and not isinstance(guard.holder, Mapping):
-                now = guard.holder.table(guard.holder.now(call)).values()
-                paths = map(guard.holder.text, range(len(guard.items)))
-                rows = list(zip(paths, guard.items, now, strict=False))
-        for path, was, item in rows:
-            numbers.update(_numbers_in(path, was, item))
-            if type(was) is type(item) and was is not item and _is_replaceable(was):
-                objects.add(path)
+        rows = [(guard.source, guard.was)] if isinstance(guard, At) else []
+        if isinstance(guard, Contents) and isinstance(guard.holder, ListLike):
+            rows = [(Source(guard.holder, k), item) for k, item in enumerate(guard.items)]
+        for source, was in rows:
+            with contextlib.suppress(*GONE):
+                now = source.read(call)
+                numbers.update(_numbers_in(source.path, was, now))
+                if type(was) is type(now) and was is not now and _is_replaceable(was):
+                    objects.add(source.path)
     return numbers, objects
 
 

@@ -256,9 +256,8 @@ class _Replay:
     def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
         if isinstance(node.target, torch_api.HigherOrderOperator):
             return self._opaque(node)
-        if (
-            has_effects(node.target) or node.target in self.kernels
-        ):  # torch would ask for a token, or has no fake kernel
+        # torch would ask for a token, or has no fake kernel
+        if has_effects(node.target) or node.target in self.kernels:
             return self._opaque(node)
         if node.target is aten._local_scalar_dense.default and not torch_api.is_data_dependent(node.meta["val"]):
             # The fake tensor of the replay does not know the symbol that stands for the number inside.

@@ -293,15 +293,10 @@ def changed_since(guards: StateGuards, call: Call) -> tuple[set[str], set[str]]:
             with contextlib.suppress(*GONE):
                 now = source.read(call)
                 numbers.update(_numbers_in(source.path, was, now))
-                if type(was) is type(now) and was is not now and _is_replaceable(was):
+                by_hand = is_a(was, (torch.Tensor, torch.nn.Module, tuple, Like))  # these are replaced seldom
+                if type(was) is type(now) and was is not now and not by_hand and is_told(was):
                     objects.add(source.path)
     return numbers, objects
-
-
-def _is_replaceable(value: Any) -> bool:
-    """Does code put others of its kind into its place? Modules and tensors are changed by hand, and seldom."""
-    left_out = (torch.Tensor, torch.nn.Module, tuple, frozenset, Like)
-    return type(value) not in ATOMS and value is not MISSING and not is_a(value, left_out) and is_told(value)
 
 
 def _numbers_in(path: str, was: Any, now: Any) -> Iterable[str]:

@@ -51,9 +51,7 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events | None = None
-        self._exchanged: list[
-            tuple[dict[str, Any], str]
-        ] = []  # globals with another ``type`` or ``print``, see `types`
+        self._exchanged: list[tuple[dict[str, Any], str]] = []  # globals and names, see `types`
         self._printed: list[tuple[Printed, tuple[Any, ...]]] = []
         self._thread = threading.get_ident()
         self._live = False

@@ -179,7 +179,7 @@ class _Replay:
             for node in graph.nodes:
                 if node in self.copies:
                     pass
-                elif node in beside:
+                elif node in beside or self._stays(node):
                     self._copy(node)
                 elif node.op == "placeholder":
                     value = self.env[node]
@@ -192,7 +192,7 @@ class _Replay:
                 elif node.op == "call_function":
                     self._set_meta(meta, node)
                     last = next(iter(reversed(replay.graph.nodes)), None)
-                    self.env[node] = self._call(node, root)
+                    self.env[node] = self._call(node)
                     self._copy_frames(node, last)
                     if self.recorder.names_are_known and node.meta.get("partitioner_tag") == "is_forward":
                         self._keep_name(node)
@@ -205,6 +205,12 @@ class _Replay:
         module = replay.finish(nodes)
         module.meta["names"] = names
         return module
+
+    def _stays(self, node: fx.Node) -> bool:
+        """An operation with effects, for which torch would ask for a token, or without a fake kernel; or a higher order
+        operator, whose branches are functional."""
+        target = node.target
+        return isinstance(target, torch_api.HigherOrderOperator) or has_effects(target) or target in self.kernels
 
     def _copy(self, node: fx.Node) -> None:
         copy = self.functional.graph.create_node(
@@ -253,12 +259,7 @@ class _Replay:
                 return
             made.meta.setdefault("frames", frames)
 
-    def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
-        if isinstance(node.target, torch_api.HigherOrderOperator):
-            return self._opaque(node)
-        # torch would ask for a token, or has no fake kernel
-        if has_effects(node.target) or node.target in self.kernels:
-            return self._opaque(node)
+    def _call(self, node: fx.Node) -> Any:
         if node.target is aten._local_scalar_dense.default and not torch_api.is_data_dependent(node.meta["val"]):
             # The fake tensor of the replay does not know the symbol that stands for the number inside.
             read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
@@ -279,18 +280,6 @@ class _Replay:
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
 
-    def _opaque(self, node: fx.Node) -> Any:
-        """Copied as it is: an operation with effects, or a higher order operator, whose branches are functional."""
-        graph = self.functional.graph
-
-        def argument(x: fx.Node) -> Any:
-            return graph.get_attr(str(x.target)) if x.op == "get_attr" else self._node(x)
-
-        target: Any = node.target
-        copy = graph.call_function(target, fx.node.map_arg(node.args, argument), fx.node.map_arg(node.kwargs, argument))
-        copy.meta.update(node.meta)
-        return self._adopt(copy, node.meta["val"])
-
     def _adopt(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.functional.adopt_value(torch_api.detached(self.mode, value), node)
@@ -309,4 +298,6 @@ class _Replay:
     def _node(self, x: Any) -> Any:
         if not isinstance(x, fx.Node):
             return x
+        if isinstance(self.env.get(x), torch.nn.Module):
+            return self.functional.graph.get_attr(str(x.target))
         return self.copies[x] if x in self.copies else self.functional.node_of(self.env[x])

@@ -25,7 +25,6 @@ from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.sizes import hint_of
-from ..runtime.source import Checks
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..stages import stage
 from ..state.guards import StateGuards
@@ -48,7 +47,7 @@ class Specialization:
         ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``source``: of it.
-        failed: why it does not serve a call; None if it does.
+        failed: why it does not serve a call; None if it does; ``guards``: what it asks of one, as code.
         seconds: stage -> how long it took.
     """
 
@@ -59,7 +58,8 @@ class Specialization:
     graphs: Graphs
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     source: str
-    failed: Checks
+    failed: Callable[[tuple[Any, ...], dict[str, Any]], Reason | None]
+    guards: tuple[str, ...]
     seconds: Mapping[str, float]
 
     @property

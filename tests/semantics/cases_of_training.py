@@ -226,7 +226,12 @@ def _scaled_step() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
 
     def step(weight: Any, optimizer: Any) -> Callable[[], object]:
-        return lambda: (scaler.scale(weight.square().sum()).backward(), scaler.step(optimizer), optimizer.zero_grad())
+        def run() -> None:
+            scaler.scale(weight.square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return run
 
     _steps(step)
 

@@ -87,9 +87,8 @@ def _told(error: BaseException) -> str:
 
 
 def _has_no_fake_kernel(error: BaseException) -> UnsupportedError:
-    cls = (
-        NeedsEager if _raised_by_torch(error, "_library") else UnsupportedError
-    )  # of an operator that Dynamo refuses, too
+    # of an operator that Dynamo refuses, too
+    cls = NeedsEager if _raised_by_torch(error, "_library") else UnsupportedError
     return cls(
         f"the region uses what has no kernel for fake tensors: {_told(error)}",
         path=user_line(error),

@@ -132,16 +132,17 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         Raises:
             UnsupportedError: the function comes upon it by a path that has no name.
         """
-        hit = self._lifted.get(id(real))
-        if hit is not None:
-            return hit[0]
-        if self.state is not None and self.state.follows and self.tag == "is_forward" and not self.sealed:
+        unknown = id(real) not in self._lifted and self.state is not None and self.state.follows
+        if unknown and self.tag == "is_forward" and not self.sealed:
             raise UnsupportedError(
                 "the region uses a tensor that no argument, name or attribute leads to",
                 path=self.user_line(),
                 fix="pass it as an argument, or hold it in an attribute",
             )
-        return self.constant(real)
+        made = self.constant(real)
+        if self.tag == "is_backward" and made.layout is torch.strided:
+            self.outliving |= {torch_api.storage_ref(made)}
+        return made
 
     # ------------------------------------------------------------------ the dispatch
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

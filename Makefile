@@ -16,7 +16,7 @@ FAILED := { echo >&2; \
 	echo "  fix:      check the network and pip's settings ('pip config list'), then run make again;" >&2; \
 	echo "            PYTHON=python3.12 make ... takes another interpreter" >&2; exit 1; }
 
-.PHONY: help venv test test-all lint format demo bench docs fuzz scorecard clean
+.PHONY: help venv test test-matrix test-all lint format demo bench docs fuzz scorecard clean
 
 help:
 	@echo "make demo      train a language model on this machine, eager and compiled side by side"
@@ -26,6 +26,7 @@ help:
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make scorecard the conformance rules on real classes, into docs/scorecard.md (twenty minutes)"
 	@echo "make test PYTHON=python3.13 TORCH=2.15.0    with others, in an environment of its own"
+	@echo "make test-matrix   the tests on the corners of what is declared: $(MATRIX)"
 	@echo "make venv      only install                         make clean      remove what the others made"
 
 venv: $(STAMP)
@@ -37,7 +38,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (once; a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS)
+# What another torch needs of setuptools is its own.
+	@sed $(if $(filter-out $(PINNED),$(TORCH)),-e '/^setuptools==/d') -e 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS)
 	@$(PIP) install -q -c $(PINS) "torch==$(TORCH)" || $(FAILED)
 	@$(PIP) install -q -c $(PINS) hatchling editables || $(FAILED)
 	@$(PIP) install -q -c $(PINS) --no-build-isolation -e ".[dev,testing]" || $(FAILED)
@@ -51,6 +53,18 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not fuzz"
+
+# The declared corners, Python:torch. One whose interpreter is not on the PATH is said to be skipped.
+MATRIX ?= python3.10:2.11.0 python3.10:2.13.0 python3.11:2.12.0 python3.11:2.14.1 python3.12:2.15.0 python3.13:2.15.0 python3.14:2.15.0
+
+test-matrix:
+	@failed=; for pair in $(MATRIX); do \
+		python=$${pair%%:*}; torch=$${pair##*:}; \
+		if ! command -v $$python > /dev/null; then echo "$$pair: skipped, there is no $$python"; continue; fi; \
+		echo "==== $$pair"; \
+		$(MAKE) --no-print-directory test PYTHON=$$python TORCH=$$torch || failed="$$failed $$pair"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

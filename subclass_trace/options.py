@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from . import torch_api
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 #: what Dynamo is told in its own words, or decides itself
-_OF_FRONT_ENDS = ("frontend", "fullgraph", "mode", "dynamic", "automatic_dynamic", "max_specializations")
+OF_FRONT_ENDS = ("frontend", "fullgraph", "mode", "dynamic", "disable")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +32,10 @@ class Options:
             variable ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a test run may ask for refusals everywhere.
         fullgraph: where a region is handed over, a break of the graph is an error. (Our trace always is one graph.)
         mode: "default", or None.
-        dynamic: True makes every size of the arguments symbolic from the first call on.
-        automatic_dynamic: a size or number that changed between calls becomes symbolic in the next specialization.
+        dynamic: None: a size or number that changed between calls becomes symbolic in the next specialization; True: every
+            size of the arguments is symbolic from the first call on; False: none but those that are marked.
+        options: for the back end: inductor's settings, or ``options=`` of a callable.
+        disable: `compile` gives the function back as it is.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
         decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
@@ -46,7 +50,8 @@ class Options:
     fullgraph: bool = False
     mode: str | None = None
     dynamic: bool | None = None
-    automatic_dynamic: bool = True
+    options: Mapping[str, Any] | None = None
+    disable: bool = False
     partitioner: str | Callable[..., Any] = "min_cut"
     activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
@@ -58,36 +63,61 @@ class Options:
         Raises:
             OptionError: unknown back end or partitioner, or a value out of range.
         """
-        from .backends import resolve_backend
         from .partition.interface import resolve_partitioner
 
-        resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
+        self.resolve_backend()
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
         choices = {
             "fullgraph": (True, False),
             "mode": (None, "default"),
             "dynamic": (None, True, False),
-            "automatic_dynamic": (True, False),
+            "disable": (True, False),
             "frontend": ("auto", "trace", "dynamo"),
         }
         for name, known in choices.items():
             value = getattr(self, name)
             if not any(value is k or (type(value) is str and value == k) for k in known):
                 expected = f"one of {', '.join(map(repr, known))}"
-                raise OptionError(f"{name} has no such value", expected=expected, got=repr(value))
+                fix = "choose by partitioner=, activation_memory_budget= and options=" if name == "mode" else None
+                raise OptionError(f"{name} has no such value", path=name, expected=expected, got=repr(value), fix=fix)
         object.__setattr__(self, "decompositions", by_overload(self.decompositions, "decompositions"))
         if type(self.max_specializations) is not int or self.max_specializations < 1:
             got = repr(self.max_specializations)
             raise OptionError("max_specializations is out of range", expected="a whole number, 1 or more", got=got)
 
-    @property
-    def dynamic_of_dynamo(self) -> bool | None:
-        """The same as ``torch.compile`` says it: in one option."""
-        return True if self.dynamic else None if self.automatic_dynamic else False
+    def resolve_backend(self) -> Backend:
+        """The back end that these options mean.
+
+        Raises:
+            OptionError: an unknown one, or one that has no such options.
+        """
+        from .backends import resolve_backend
+
+        base = resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
+        if not self.options:
+            return base
+        own = any(compiler is not None for compiler in (self.fw_compiler, self.bw_compiler))
+        settings = dict(self.options)
+        with_options: Any
+        if self.backend == "inductor" and not own:
+            _check_inductor_options(settings)
+            with_options = functools.partial(_with_inductor_options, options=settings)
+        elif callable(self.backend) or own:
+            with_options = functools.partial(functools.partial, options=settings)
+        else:
+            fix = "leave them out; what st.compile takes itself is a keyword of its own"
+            got = ", ".join(map(repr, settings))
+            raise OptionError(
+                f"the back end {base.name!r} takes no options", path="options", expected="none", got=got, fix=fix
+            )
+        forward, backward, inference = map(with_options, (base.forward, base.backward, base.inference))
+        return replace(base, forward=forward, backward=backward, inference=inference)
 
     def changed(self) -> dict[str, Any]:
         """The options that are no defaults, as ``torch.compile`` hands them to our back end."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OF_FRONT_ENDS}
+        own = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*OF_FRONT_ENDS, "max_specializations")
+        }
         defaults = Options()
         return {name: value for name, value in own.items() if value != getattr(defaults, name)}
 
@@ -102,6 +132,30 @@ class Options:
             {} if make is None else by_overload(make(), f"the table of decompositions of the back end {backend.name!r}")
         )
         return {**own, **self.decompositions}
+
+
+def _with_inductor_options(compiler: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    def compile_with_options(gm: Any, example_inputs: Any) -> Callable[..., Any]:
+        with torch_api.inductor_options(options):
+            compiled: Callable[..., Any] = compiler(gm, example_inputs)
+        return compiled
+
+    return compile_with_options
+
+
+def _check_inductor_options(options: Mapping[str, Any]) -> None:
+    known = torch_api.known_inductor_options()
+    for name, value in options.items():
+        path = f"options[{name!r}]"
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            expected = "a name of torch._inductor.list_options()"
+            fix = f"did you mean {close[0]!r}?" if close else None
+            raise OptionError(f"inductor has no option {name!r}", path=path, expected=expected, got=name, fix=fix)
+        kind = type(known[name])
+        if known[name] is not None and type(value) is not kind:
+            got = f"{value!r} of type {type(value).__name__}"
+            raise OptionError(f"{name!r} has no such value", path=path, expected=f"a {kind.__name__}", got=got)
 
 
 def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:

@@ -240,7 +240,7 @@ def test_compiling_something_that_is_not_a_function(value) -> None:
 
 
 def test_too_many_specializations() -> None:
-    region = traced(lambda x, n: x * n, max_specializations=3, automatic_dynamic=False)
+    region = traced(lambda x, n: x * n, max_specializations=3, dynamic=False)
     for n in range(3):
         region(torch.ones(2), n)
     error = refused(region, torch.ones(2), 3)

@@ -204,7 +204,7 @@ class Tape:
             raise UnsupportedError(
                 f"the backward uses an operation that cannot be traced: {error}",
                 expected="operations with a fake kernel, which wrappers implement",
-                fix="register one (torch.library.register_fake), or compile with automatic_dynamic=False",
+                fix="register one (torch.library.register_fake), or compile with dynamic=False",
             ) from error
 
 

@@ -48,8 +48,8 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
     Args:
         function: a function, a method or an ``nn.Module``, whose region is that module to everybody else; without it,
             a decorator is returned.
-        **options: see `Options`: ``backend``, ``frontend``, ``dynamic``, ``fullgraph``, ``partitioner``,
-            ``activation_memory_budget``, ``decompositions``, ...
+        **options: see `Options`: those of ``torch.compile`` (``backend``, ``fullgraph``, ``dynamic``, ``mode``, ``options``,
+            ``disable``), ``frontend``, ``partitioner``, ``activation_memory_budget``, ``decompositions``, ...
 
     Raises:
         OptionError: an unknown option or value.
@@ -63,7 +63,8 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
             got=repr(function),
             fix="write st.compile(function, backend=...) or @st.compile(backend=...)",
         )
-    return region_of(function, make_options(options))
+    made = make_options(options)
+    return function if made.disable else region_of(function, made)
 
 
 def region_of(function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> Any:

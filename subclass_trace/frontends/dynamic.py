@@ -17,6 +17,7 @@ from ..capture.session import Dim
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
+from ..torch_api.dynamo import marked, marked_dims
 
 Tensor = torch.Tensor
 Sizes = dict[str, tuple[int, ...]]
@@ -84,12 +85,6 @@ class SizeHistory:
         return floats and math.isfinite(value) and value != 0
 
 
-def marked_dims(t: Tensor, *more: str) -> frozenset[int]:
-    """Dimensions marked with ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``."""
-    names = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", *more)
-    return frozenset(d for name in names for d in getattr(t, name, ()) or ())
-
-
 class _Choice(DynamicDims):
     """The dynamic dimensions, path by path."""
 
@@ -110,29 +105,30 @@ class _Choice(DynamicDims):
         another rank than the inner one)."""
         value = argument.value
         whole = everything and not (argument.static and isinstance(value, torch.nn.Parameter))
-        marked = {value.shape[d] for d in marked_dims(value)} if is_traceable(value) and not value.is_nested else set()
+        alike = {value.shape[d] for d in marked_dims(value)} if is_traceable(value) and not value.is_nested else set()
 
         def note(t: Tensor, path: Path) -> None:
             name = str(path)
-            dims = self.history.varying.get(name, frozenset()) | marked_dims(t)
+            varying = self.history.varying.get(name, frozenset()) if not whole else frozenset(range(t.dim()))
+            dims = varying - marked(t, "static") | marked_dims(t)
             if value.is_nested:
-                self.chosen[name] = self._inside_jagged(t, dims, whole)
+                self.chosen[name] = self._inside_jagged(t, dims)
             else:
                 rows = enumerate(t.shape)
-                self.chosen[name] = [Dim.ALIKE if whole or d in dims or n in marked else Dim.STATIC for d, n in rows]
+                self.chosen[name] = [Dim.ALIKE if d in dims or n in alike else Dim.STATIC for d, n in rows]
 
         each_tensor(value, argument.path, note)
 
-    def _inside_jagged(self, t: Tensor, dims: frozenset[int], whole: bool) -> list[int]:
+    def _inside_jagged(self, t: Tensor, dims: frozenset[int]) -> list[int]:
         """A dense tensor inside a jagged one. Its sizes (sum and number of lengths) are equal to others by chance only.
 
         Jagged tensors mark the sizes that nearly always differ, and keep their longest and shortest length as the
         size of a tensor without elements; these may well be 0 or 1.
         """
         if self.history.seen:
-            dims |= marked_dims(t, "_dynamo_propagated_dynamic_indices")
+            dims |= marked(t, "propagated_dynamic")
         first = Dim.NUMBER if t.dim() == 2 and t.shape[1] == 0 else Dim.OWN
-        return [(first if d == 0 else Dim.OWN) if whole or d in dims else Dim.STATIC for d in range(t.dim())]
+        return [(first if d == 0 else Dim.OWN) if d in dims else Dim.STATIC for d in range(t.dim())]
 
 
 def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool, sizes: bool = True) -> _Choice:

@@ -23,7 +23,7 @@ import torch.fx as fx
 
 from ..capture.user_code import frames_of_text
 from ..errors import GuardError, OptionError, UnsupportedError
-from ..options import Options
+from ..options import OF_FRONT_ENDS, Options
 from ..subclass.paths import Path
 from ..torch_api import dynamo as _dynamo
 from .compile import make_options
@@ -48,7 +48,7 @@ def subclass_trace(
         graph: what Dynamo traced.
         example_inputs: the tensors and sizes of the call, in the order of the graph's placeholders.
         mode: ignored, with a warning: choose a back end and a partitioner by ``options``.
-        options: those of `subclass_trace.compile`, without ``dynamic``, which is ``torch.compile``'s.
+        options: those of `subclass_trace.compile`, without those that are ``torch.compile``'s own.
 
     Raises:
         OptionError: an unknown option or value. (Dynamo shows it as the cause of a ``BackendCompilerFailed``.)
@@ -90,12 +90,12 @@ def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Optio
             stacklevel=2,
         )
     given = dict(options or {})
-    for name in given.keys() & {"dynamic", "automatic_dynamic"}:
+    for name in given.keys() & OF_FRONT_ENDS:
         raise OptionError(
-            f"{name!r} is no option of this back end, because Dynamo decides which sizes are symbols",
+            f"{name!r} is no option of this back end: what decides before a back end is asked is torch.compile's",
             path=f"options[{name!r}]",
             got=repr(given[name]),
-            fix="write torch.compile(..., dynamic=True), or mark a size by torch._dynamo.mark_dynamic",
+            fix=f"write torch.compile(..., {name}={given[name]!r})" if name != "frontend" else "use st.compile",
         )
     return make_options(given)
 

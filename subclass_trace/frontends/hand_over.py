@@ -41,7 +41,7 @@ class HandOver:
         compiled = compile_alone(
             function,
             fullgraph=options.fullgraph,
-            dynamic=options.dynamic_of_dynamo,
+            dynamic=options.dynamic,
             options=options.changed() or None,
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.

@@ -22,7 +22,7 @@ from ..runtime.backward import TRACE_LOCK
 from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..state.guards import changed_numbers
-from ..torch_api.dynamo import never_compiled
+from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
@@ -96,6 +96,7 @@ class Region:
         if self.__dynamo is not None:
             return self.__dynamo.call(*args, **kwargs)
         reason = eager_reason() or self.__eagerly.reason(args, kwargs)
+        reason = reason or eager_by_stance(first=not (self.__entries or self.__eagerly.counts))
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
@@ -152,6 +153,7 @@ class Region:
                 self.__keep(self.__entries)
                 return self.__entries[rows.index(None)]
             reason = "; ".join(f"[{k}] {row}" for k, row in enumerate(rows)) or "first call"
+            check_stance(reason)
             self.__check_count(reason)
             for entry in self.__entries:
                 self.__history.varying_numbers.update(changed_numbers(entry.state, (args, kwargs)))

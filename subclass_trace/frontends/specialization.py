@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..backends import resolve_backend
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
 from ..capture.session import Session
+from ..errors import OptionError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
@@ -31,6 +31,7 @@ from ..state.run import StateRun
 from ..state.source import Call, Source
 from ..subclass.paths import Path
 from ..subclass.template import Examples
+from ..torch_api.dynamo import check_marks
 from .dynamic import SizeHistory, choose
 
 Tensor = torch.Tensor
@@ -87,7 +88,7 @@ class _Maker:
 
     def __init__(self, session: Session, history: SizeHistory, options: Options, *, symbols: bool) -> None:
         self.session, self.history, self.options = session, history, options
-        self.numbers, self.may_have_symbols = symbols and options.automatic_dynamic, symbols
+        self.numbers, self.may_have_symbols = symbols and options.dynamic is not False, symbols
         self.flat: list[Any] = []
         self.sources: list[Source] = []
         self.handed: list[Any] = []
@@ -100,7 +101,7 @@ class _Maker:
             for k, (source, real) in enumerate(found, len(self.flat)):
                 static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
                 new.append(Argument(real, Path(source.path), k, static))
-            if self.options.automatic_dynamic:
+            if self.options.dynamic is not False:
                 self.history.add(new)
             dynamic = choose(new, self.history, self.options.dynamic is True, self.may_have_symbols)
             if dynamic.any() and not self.session.dynamic:
@@ -168,7 +169,7 @@ def _specialize(
     symbols: bool,
 ) -> Specialization:
     """``symbols``: may sizes and numbers be symbols?"""
-    backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
+    backend = options.resolve_backend()
     partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
     table = options.table(backend)
     dynamic = options.dynamic is True or history.has_symbols
@@ -181,6 +182,9 @@ def _specialize(
     recipes = state.recipes
     program, graphs = build_program(captured, recipes, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
+    if symbols and not history.all_numbers:  # else Dynamo, or a trace without symbols, has decided
+        for row in program.plan.inputs.rows:
+            check_marks(row.of(maker.flat), row.spec, str(row.path))
     numbers = {s for s, value in zip(maker.sources, maker.flat, strict=True) if not isinstance(value, Tensor)}
     guarded = StateGuards(state.walk, call, maker.sources, numbers, keys=recipes.keys)
     attention = ambient.attention if session.meets_attention() else None
@@ -216,8 +220,8 @@ def compile_call(
     make = functools.partial(_specialize, function, call, ambient, options, history, reason, keep_joint)
     try:
         return make(symbols=True)
-    except Exception:
-        if not history.has_symbols:
+    except Exception as error:
+        if not history.has_symbols or isinstance(error, OptionError):
             raise
     made = make(symbols=False)  # what the function itself raises comes again
     history.fix_all()

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from ..backends import Backend, resolve_backend
+from ..backends import Backend
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue, ValueOutput, ViewOutput
 from ..report.code import graph_code
@@ -103,7 +103,7 @@ class Tracer:
 
     def __init__(self, **options: Any) -> None:
         chosen = make_options(options)
-        backend = resolve_backend(chosen.backend, fw_compiler=chosen.fw_compiler, bw_compiler=chosen.bw_compiler)
+        backend = chosen.resolve_backend()
         graphs_only = Backend("trace", _as_it_is, _as_it_is, _as_it_is, backend.decompositions)
         partitioner = resolve_partitioner(chosen.partitioner, chosen.activation_memory_budget)
         self.options = dataclasses.replace(
@@ -111,6 +111,7 @@ class Tracer:
             backend=graphs_only,
             fw_compiler=None,
             bw_compiler=None,
+            options=None,
             partitioner=partitioner,
             activation_memory_budget=None,
         )

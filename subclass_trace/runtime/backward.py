@@ -213,7 +213,7 @@ class Backwards:
             raise TangentError(
                 "this backward branches on a number that is computed of a float of the call",
                 path=", ".join(self.output_paths) or None,
-                fix="compile with automatic_dynamic=False, or pass the float as a tensor",
+                fix="compile with dynamic=False, or pass the float as a tensor",
             )
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
@@ -229,7 +229,7 @@ class Backwards:
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str({str(s): env[s] for s in condition.free_symbols}),
-            fix="call the region again (such sizes have their own specializations now), or say automatic_dynamic=False",
+            fix="call the region again (such sizes have their own specializations now), or say dynamic=False",
         )
 
     def _compile(

@@ -46,6 +46,8 @@ class Ambient:
 
 def eager_reason() -> str | None:
     """Why this call must run eagerly: something around it would not see, or would not be served by, a compiled graph."""
+    if torch_api.eager_is_forced():
+        return "torch.compiler.set_stance('force_eager') is active"
     if torch_api.functorch_active():
         return "a functorch transform (vmap, grad, jvp) is active around the call"
     if torch_api.forward_ad_level() >= 0:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ..torch_api.dynamo import never_compiled
+from ..torch_api.dynamo import disabled_function, never_compiled
 from .values import is_walked
 
 #: functions of C, and code of Python's -> what asks or changes the world
@@ -180,6 +180,14 @@ class Events:
         if event == "call":
             if code not in self.known:
                 below = is_below(code.co_filename)
+                if below and (hidden := disabled_function(frame)) is not None:
+                    if (
+                        is_users(inspect.unwrap(hidden).__code__.co_filename) and hidden.__module__
+                    ):  # generated code has none
+                        self.listener.world(
+                            f"{hidden.__qualname__}, which torch.compiler.disable keeps out of graphs", frame
+                        )
+                    return
                 if not below:
                     self._started(code, frame)
                     if sys.version_info < (3, 11):  # it writes these back after the event: cells hold stand-ins by now

@@ -69,9 +69,15 @@ CALLABLES = {
 OF_C = ("builtins", "_operator", "functools", "collections", "_collections", "itertools")
 #: the objects of this package hold no state of a region
 OWN_PACKAGE = __name__.partition(".")[0] + "."
-#: torch's C++ code keeps the sizes of a traced tensor in these
-_KEPT_BY_TORCH = frozenset(
-    f"{sym}_{what}_capsule{length}" for sym in ("", "_sym") for what in ("sizes", "strides") for length in ("", "_len")
+#: torch's C++ code keeps the sizes of a traced tensor in these; and marks of sizes, which decide a trace and no call
+_KEPT_BY_TORCH = (
+    frozenset(
+        f"{sym}_{what}_capsule{length}"
+        for sym in ("", "_sym")
+        for what in ("sizes", "strides")
+        for length in ("", "_len")
+    )
+    | torch_api.MARKS
 )
 
 

@@ -42,6 +42,7 @@ from .repairs.strided_shards import *
 from .sharding import *
 from .symbols import *
 from .this_thread import *
+from .versions import untested as untested
 from .wrappers import *
 
 __all__ = ["done_work", "pytree"]  # torch's own pytrees, for the arguments of higher order operators

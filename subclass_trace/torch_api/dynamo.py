@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import pkgutil
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..errors import GuardError, OptionError
 from .this_thread import replaced_here
 
 
@@ -75,6 +77,84 @@ def never_compiled(function: _F) -> _F:
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
+
+
+#: what ``torch._dynamo.mark_dynamic`` and its kind leave in the ``__dict__`` of a tensor
+MARKS = frozenset(
+    [
+        "_has_dynamo_dim_marking",
+        "_specialize_on",
+        "_dynamo_dynamic_range",
+        "_dynamo_hint_overrides",
+        "_dynamo_shape_ids",
+    ]
+    + [f"_dynamo_{kind}_indices" for kind in ("dynamic", "weak_dynamic", "static", "unbacked", "strict_unbacked")]
+    + ["_dynamo_unbacked_bounds"]
+)
+
+
+def marked(t: torch.Tensor, *marks: str) -> frozenset[int]:
+    """Dimensions with one of these marks."""
+    return frozenset(d for mark in marks for d in getattr(t, f"_dynamo_{mark}_indices", ()) or ())
+
+
+def marked_dims(t: torch.Tensor) -> frozenset[int]:
+    """Dimensions marked with ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic`` (or ``mark_unbacked``)."""
+    return marked(t, "dynamic", "weak_dynamic", "unbacked")
+
+
+def check_marks(t: torch.Tensor, spec: Any, path: str) -> None:
+    """A size that ``mark_dynamic`` marks is an error where the region fixes it, as with ``torch.compile``.
+
+    Raises:
+        OptionError: it is.
+    """
+    for d in marked(t, "dynamic"):
+        if type(spec.size[d]) is int:
+            raise OptionError(
+                "a size that torch._dynamo.mark_dynamic marks is a number in the region",
+                path=f"{path}.shape[{d}]",
+                expected="a region that holds for every size",
+                got=f"code, or a class, that holds for {spec.size[d]} alone",
+                fix="mark it by torch._dynamo.maybe_mark_dynamic, or not at all",
+            )
+
+
+def disabled_function(frame: types.FrameType) -> Any:
+    """The function that ``torch.compiler.disable`` wraps, where this is the frame of such a wrapper; else None."""
+    code = frame.f_code
+    if code.co_freevars in (("fn", "self"), ("fn",)) and code.co_name in ("_fn", "nonrecursive_disable_wrapper"):
+        return frame.f_locals["fn"]
+    return None
+
+
+def _stance() -> str:
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # where Dynamo is not loaded, nobody has set one
+    return "default" if frames is None else frames._stance.stance
+
+
+def eager_by_stance(*, first: bool) -> str | None:
+    """Why a call that nothing serves runs eagerly; ``first``: there was none yet."""
+    stance = _stance()
+    runs = stance == "eager_on_recompile" or (first and stance.endswith("eager_then_compile"))
+    return f"torch.compiler.set_stance({stance!r}) is active" if runs else None
+
+
+def check_stance(reason: str) -> None:
+    """A call would be compiled, for this reason.
+
+    Raises:
+        GuardError: ``torch.compiler.set_stance`` does not want that.
+    """
+    if _stance() == "fail_on_recompile":
+        what = "a call would be compiled, and torch.compiler.set_stance('fail_on_recompile') is active"
+        raise GuardError(what, expected="calls that the specializations serve", got=reason)
+
+
+def eager_is_forced() -> bool:
+    """Does ``torch.compiler.set_stance`` ask for eager calls? Asked in each call."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and frames._stance.stance == "force_eager"
 
 
 def higher_order_name(target: object) -> str | None:

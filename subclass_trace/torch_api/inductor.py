@@ -77,6 +77,20 @@ def _chained(graph: torch.fx.Graph, node: torch.fx.Node, token: torch.fx.Node, c
     return following
 
 
+def known_inductor_options() -> dict[str, Any]:
+    """Inductor's settings by name, with their values."""
+    from torch._inductor import config
+
+    return config.get_config_copy()
+
+
+def inductor_options(options: dict[str, Any]) -> Any:
+    """Inside, inductor has these settings."""
+    from torch._inductor import config
+
+    return config.patch(options)
+
+
 def inductor_compile(
     gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool = False, is_inference: bool = False
 ) -> Callable[..., Any]:

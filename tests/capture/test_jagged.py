@@ -169,7 +169,7 @@ def test_made_in_the_region(name: str) -> None:
 @pytest.mark.parametrize("name", ["unflatten", "same offsets"])
 def test_static_sizes(name: str) -> None:
     f, make = PROGRAMS[name]
-    compiled = st.compile(f, automatic_dynamic=False)
+    compiled = st.compile(f, dynamic=False)
     for lengths in [*LENGTHS[:2], *LENGTHS[:2]]:  # the same sizes again, with offsets of their own
         check(f, compiled, make, lengths)
     assert len(compiled.specializations) == 2
@@ -178,7 +178,7 @@ def test_static_sizes(name: str) -> None:
 def test_what_torch_remembers_of_the_sizes() -> None:
     """It keeps the answers of a jagged tensor in attributes of it: whether it has asked yet is no matter."""
     f = lambda x: x.sin() * len(x.shape)
-    compiled = st.compile(f, automatic_dynamic=False)
+    compiled = st.compile(f, dynamic=False)
     for asked in (True, False, True, False):
         x = jagged(LENGTHS[0])
         if asked:

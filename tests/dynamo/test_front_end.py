@@ -92,7 +92,7 @@ def test_decompositions() -> None:
     [
         ({"backend": "egaer"}, "there is no back end 'egaer'"),
         ({"partitoner": "default"}, "did you mean 'partitioner'"),
-        ({"dynamic": True}, "Dynamo decides which sizes are symbols"),
+        ({"dynamic": True}, "what decides before a back end is asked"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:

@@ -78,7 +78,7 @@ def _calls(function: Callable[[], Any]) -> int:
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_name not in ("_check_scalar", "fn"):
-            seen.append(frame.f_code.co_qualname)
+            seen.append(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))  # Python 3.10 has none
 
     sys.setprofile(note)
     try:

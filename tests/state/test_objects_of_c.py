@@ -104,7 +104,7 @@ TUPLES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", TUPLES)
 def test_tuples_count_by_what_is_in_them(name: str) -> None:
     make, get = TUPLES[name]
-    region = st.compile(lambda x, t: x * get(t), automatic_dynamic=False)
+    region = st.compile(lambda x, t: x * get(t), dynamic=False)
     for n in (2, 2, 5, 2):
         assert region(torch.ones(1), make(n)).item() == n
     assert len(region.specializations) == (1 if name == "tensor" else 2)

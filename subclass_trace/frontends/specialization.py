@@ -6,7 +6,8 @@ In: a function, a call, what is known of earlier calls. Out: a `Specialization`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from .. import torch_api
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
 from ..capture.session import Session
-from ..errors import OptionError
+from ..errors import OptionError, Reason
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
@@ -24,7 +25,9 @@ from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.sizes import hint_of
+from ..runtime.source import Checks
 from ..runtime.specialize import Graphs, alias_guard, build_program
+from ..stages import stage
 from ..state.code_names import asks_for_number_types
 from ..state.guards import StateGuards
 from ..state.run import StateRun
@@ -42,21 +45,28 @@ class Specialization:
     """One compiled instance of a region with the guards under which it is right. Immutable.
 
     Attributes:
-        reason: why it was made: which guard of each earlier specialization failed.
+        misses: why each earlier specialization did not serve the call.
         ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``source``: of it.
         failed: why it does not serve a call; None if it does.
+        seconds: stage -> how long it took.
     """
 
-    reason: str
+    misses: tuple[Reason, ...]
     ambient: Ambient
     state: StateGuards
     program: Program
     graphs: Graphs
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     source: str
-    failed: Callable[[tuple[Any, ...], dict[str, Any]], str | None]
+    failed: Checks
+    seconds: Mapping[str, float]
+
+    @property
+    def reason(self) -> str:
+        """Why it was made: which guard of each earlier specialization failed."""
+        return "; ".join(f"[{k}] {why}" for k, why in enumerate(self.misses)) or "first call"
 
     @property
     def plan(self) -> Plan:
@@ -73,6 +83,12 @@ class Specialization:
         from ..report.text import describe
 
         return describe(self.plan)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """A page that needs nothing else: graphs, wrappers, what is saved, guards, seconds. ``path``: written there, too."""
+        from ..report.page import page
+
+        return page("specialization", [self], path)
 
 
 class _Maker:
@@ -130,6 +146,7 @@ class _HasSymbols(Exception):
     """Sizes of this call are symbols: the trace starts again, in a session that has some."""
 
 
+@stage("trace")
 def traced_call(
     function: Callable[..., Any], call: Call, options: Options, history: SizeHistory, session: Session, symbols: bool
 ) -> tuple[Captured, StateRun, _Maker]:
@@ -164,7 +181,7 @@ def _specialize(
     ambient: Ambient,
     options: Options,
     history: SizeHistory,
-    reason: str,
+    misses: tuple[Reason, ...],
     keep_joint: bool,
     symbols: bool,
 ) -> Specialization:
@@ -190,7 +207,7 @@ def _specialize(
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])
-    with torch.no_grad():
+    with torch.no_grad(), stage("code generation"):
         examples = Examples(session.mode, hint_of)
         emitted = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
     if any(map(asks_for_number_types, state.walk.entered)):
@@ -198,7 +215,7 @@ def _specialize(
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
-    return Specialization(reason, ambient, guarded, program, graphs, *emitted)
+    return Specialization(misses, ambient, guarded, program, graphs, *emitted, {})
 
 
 def compile_call(
@@ -207,7 +224,7 @@ def compile_call(
     ambient: Ambient,
     options: Options,
     history: SizeHistory,
-    reason: str,
+    misses: tuple[Reason, ...],
     *,
     keep_joint: bool = False,
 ) -> Specialization:
@@ -217,7 +234,7 @@ def compile_call(
         SubclassTraceError: a refusal.
         Exception: the function's own.
     """
-    make = functools.partial(_specialize, function, call, ambient, options, history, reason, keep_joint)
+    make = functools.partial(_specialize, function, call, ambient, options, history, misses, keep_joint)
     try:
         return make(symbols=True)
     except Exception as error:

@@ -25,10 +25,8 @@ from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.sizes import hint_of
-from ..runtime.source import Checks
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..stages import stage
-from ..state.code_names import asks_for_number_types
 from ..state.guards import StateGuards
 from ..state.run import StateRun
 from ..state.source import Call, Source
@@ -49,7 +47,7 @@ class Specialization:
         ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``source``: of it.
-        failed: why it does not serve a call; None if it does.
+        failed: why it does not serve a call; None if it does; ``guards``: what it asks of one, as code.
         seconds: stage -> how long it took.
     """
 
@@ -60,7 +58,8 @@ class Specialization:
     graphs: Graphs
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     source: str
-    failed: Checks
+    failed: Callable[[tuple[Any, ...], dict[str, Any]], Reason | None]
+    guards: tuple[str, ...]
     seconds: Mapping[str, float]
 
     @property
@@ -159,6 +158,7 @@ def traced_call(
     """
     maker = _Maker(session, history, options, symbols=symbols)
     state = StateRun(function, call, maker, warns=options.frontend == "trace")
+    state.walk.replaced = history.replaced
     session.recorder.state, session.recorder.follows_state = state, state.follows
 
     def run(inputs: Inputs) -> Ran:
@@ -210,8 +210,6 @@ def _specialize(
     with torch.no_grad(), stage("code generation"):
         examples = Examples(session.mode, hint_of)
         emitted = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
-    if any(map(asks_for_number_types, state.walk.entered)):
-        history.fixed |= history.varying_numbers
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while

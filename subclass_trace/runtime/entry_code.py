@@ -13,6 +13,7 @@ import torch
 
 from .. import torch_api
 from ..capture.aliasing import alias_check
+from ..errors import Reason
 from ..plan import (
     ConstantOutput,
     InputOutput,
@@ -46,7 +47,7 @@ from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
 from .program import Call, Program, watch_contexts, watched_contexts
 from .rebuild import replay_view
-from .source import Checks, Source
+from .source import Source
 from .state_code import Pins, StateEmitter, tried
 from .value_code import ValueEmitter, emit_effects
 
@@ -57,8 +58,8 @@ Tensor = torch.Tensor
 MISS: Any = object()
 
 
-#: the entry, the source that it was made from, and its checks
-Emitted: TypeAlias = tuple[Callable[..., Any], str, Checks]
+#: the entry, its source, the function that says why it misses (None: it does not), and what its checks ask, as code
+Emitted: TypeAlias = tuple[Callable[..., Any], str, Callable[..., Reason | None], tuple[str, ...]]
 
 
 class EntryEmitter:
@@ -100,9 +101,9 @@ class EntryEmitter:
             symbols = symbol_lines(self.plan, s, flat, inputs, leaves)
             tensor_checks(self.unwrapper, self.values, symbols, self._env(symbols))
             self._other_conditions(inputs, leaves, symbols)
-        failed = s.why("entry")
+        failed, guards = s.why("entry"), s.guards
         self._deliver(self._run(flat, inputs, leaves, symbols), state.read)
-        return s.build("entry", "entry"), s.text(), failed
+        return s.build("entry", "entry"), s.text(), failed, guards
 
     def _deliver(self, outputs: Sequence[str], read: Callable[[Any], str]) -> None:
         """Do the side effects, and return the result."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, ProtocolError, UnsupportedError
+from ..errors import NeedsEager, UnsupportedError
 from ..state.kinds import set_by_class
 from ..subclass.flatten import flatten, guarded_spec, wrappers_inside
 from ..subclass.paths import Path
@@ -95,7 +95,8 @@ class Inputs:
         """Make graph inputs and traced values for tensors that are new: inside of ``session.modes()``, at any moment.
 
         Raises:
-            ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
+            ProtocolError: a class breaks the protocol.
+            NeedsEager: a leaf inside of a wrapper requires grad, and the wrapper does not.
         """
         session, first = self.session, len(self.rows)
         with session.untraced():
@@ -210,8 +211,8 @@ class Inputs:
 
 def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
     if leaf is not argument.value and leaf.requires_grad and not argument.value.requires_grad:
-        raise ProtocolError(
-            "an inner tensor of a wrapper requires grad but the wrapper does not; autograd runs on the wrapper, "
+        raise NeedsEager(
+            "an inner tensor of a wrapper requires grad but the wrapper does not; the region differentiates the wrapper, "
             "so this gradient would be lost",
             path=path,
             expected="requires_grad=False on inner tensors",

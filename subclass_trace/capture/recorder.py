@@ -132,16 +132,17 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         Raises:
             UnsupportedError: the function comes upon it by a path that has no name.
         """
-        hit = self._lifted.get(id(real))
-        if hit is not None:
-            return hit[0]
-        if self.state is not None and self.state.follows and self.tag == "is_forward" and not self.sealed:
+        unknown = id(real) not in self._lifted and self.state is not None and self.state.follows
+        if unknown and self.tag == "is_forward" and not self.sealed:
             raise UnsupportedError(
                 "the region uses a tensor that no argument, name or attribute leads to",
                 path=self.user_line(),
                 fix="pass it as an argument, or hold it in an attribute",
             )
-        return self.constant(real)
+        made = self.constant(real)
+        if self.tag == "is_backward" and made.layout is torch.strided:
+            self.outliving |= {torch_api.storage_ref(made)}
+        return made
 
     # ------------------------------------------------------------------ the dispatch
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -324,11 +325,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             isinstance(n, torch.SymInt) and torch_api.is_data_dependent(n) for n in sizes
         ):
             self.perhaps_shared.update(storages)
-
-    def write_assertions(self) -> None:
-        """What the trace took for true of numbers that depend on values inside tensors is checked in each call."""
-        for check in self.symbols.assertions(self.tag):
-            self.annotate(check)
 
     def was_written(self, leaf: Tensor) -> bool:
         """Did an operation of the region write into the memory that ``leaf`` can touch?"""

@@ -120,8 +120,7 @@ class Tape:
                 self._check_contexts(contexts)
                 _refuse_effects([n for n in recorder.graph.nodes if n not in known])
             except BaseException:
-                for node in [n for n in reversed(recorder.graph.nodes) if n not in known]:
-                    recorder.graph.erase_node(node)  # else the forward would run them
+                recorder.erase([n for n in reversed(recorder.graph.nodes) if n not in known])
                 raise
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -123,6 +124,12 @@ class TracedGraph:
             self.track(fake, node)
             hit = self._lifted[id(real)] = (fake, real)
         return hit[0]
+
+    def erase(self, nodes: Sequence[fx.Node]) -> None:
+        """Take nodes of a trace that failed out again, else the forward would run them."""
+        self._lifted = {k: row for k, row in self._lifted.items() if self._nodes[id(row[0])][0] not in nodes}
+        for node in nodes:
+            self.graph.erase_node(node)
 
     def track_result(self, node: fx.Node, out: Any, args: Any = ()) -> None:
         """``out`` is what a call with these arguments gives."""

@@ -257,6 +257,40 @@ def _backward_that_writes() -> None:
         assert y.tolist() == [0, 0, 0] and x.grad.tolist() == [2, 2, 2]
 
 
+@fact(B, "an inner tensor that requires grad, of a wrapper that does not: runs eagerly", torch="not in the survey")
+def _gradient_of_an_inner_tensor() -> None:
+    for call in (lambda f: f, st.compile):
+        inner = torch.ones(3, requires_grad=True)
+        x = TwoTensor(torch.ones(3), torch.ones(3))
+        x.a = inner  # a constructor that does not detach
+        call(lambda x: x.a * 2)(x).sum().backward()
+        assert inner.grad.tolist() == [2, 2, 2]
+
+
+_SEEN = torch.zeros(())
+
+
+@fact(B, "a custom backward that writes to a tensor of which it alone knows (a global statistic): runs eagerly")
+def _backward_that_writes_to_a_global() -> None:
+    for backend in ("eager", lambda graph, examples: graph):
+        x = torch.ones(3, requires_grad=True)
+        _SEEN.zero_()
+        for call in range(3):
+            st.compile(_Watches.apply, backend=backend)(x).sum().backward()
+            assert _SEEN.item() == 3 * (call + 1) and x.grad[0].item() == 2 * (call + 1)
+
+
+class _Watches(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        _SEEN.add_(g.sum())
+        return g * 2
+
+
 class _WritesLate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class StateRun:
         make: makes stand-ins (`frontends.specialization`), once for each tensor:
             ``tensors(rows)``, ``number(source, value)`` (None: a constant).
         follows: some functions of this package read no Python state (``has_no_state``), and none is looked for.
-        warns: what only writes (``print``) happens while tracing, with a warning; else it is refused.
+        warns: what only writes (logging) happens while tracing, with a warning; else it is refused.
     """
 
     recipes: Any = None  # of what the run gave

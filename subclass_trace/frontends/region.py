@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -168,17 +169,18 @@ class Region:
             )
             self.__keep((*self.__entries, entry))
             if entry.program.backwards is not None:
-                entry.program.backwards.narrow = functools.partial(self.__narrow, entry)
+                entry.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
             return entry
 
     def __keep(self, entries: tuple[Specialization, ...]) -> None:
         self.__entries, self.__fast = entries, tuple(e.run for e in entries)
 
-    def __narrow(self, entry: Specialization) -> None:
-        """A backward of this specialization holds for its sizes alone: later calls have numbers."""
+    def __narrow(self, session: Any) -> None:
+        """A backward of what this session has traced holds for its sizes alone: later calls have numbers."""
         with TRACE_LOCK:
             self.__history.fix_all()
-            self.__keep(tuple(e for e in self.__entries if e is not entry))
+            programs = [(e, e.program.backwards) for e in self.__entries]
+            self.__keep(tuple(e for e, b in programs if b is None or b.tape.session is not session))
 
     def __check_count(self, reason: str) -> None:
         limit = self.__options.max_specializations

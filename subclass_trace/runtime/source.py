@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -27,6 +28,7 @@ class Source:
         self._reasons: dict[int, str] = {}  # number of a line -> expression for why it misses
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}
+        self.checked = 0  # so many lines are checks
 
     def line(self, text: str) -> None:
         """Add a line at the current depth."""
@@ -73,11 +75,18 @@ class Source:
         made: Callable[..., Any] = function_of(self.text(), name, self.globals, what)
         return never_compiled(made)
 
+    def with_globals(self, other: Source) -> Source:
+        """The same lines, with other objects for the names that ``other`` has."""
+        made = copy.copy(self)
+        made.globals = self.globals | other.globals
+        return made
+
     def why(self, name: str) -> Callable[..., str | None]:
         """The function up to here as one that returns the reason of the first check that fails; None if all hold."""
+        self.checked = self.checked or len(self.lines)
         rows = [
             line if k not in self._reasons else f"{line[: -len(self.miss)]}{self._reasons[k]}"
-            for k, line in enumerate(self.lines)
+            for k, line in enumerate(self.lines[: self.checked])
         ]
         text = "\n".join([*rows, "    return None", ""])
         made = functools.cache(lambda: never_compiled(function_of(text, name, dict(self.globals), "reasons")))

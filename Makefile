@@ -80,7 +80,7 @@ demo: $(STAMP)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 bench: $(STAMP)
-	@$(BIN)/python -m benchmarks $(ARGS)
+	@$(BIN)/python -m benchmarks $(if $(GPU),--gpu) $(ARGS)
 
 docs: $(STAMP)
 	@$(PIP) install -q -c $(PINS) mkdocs-material || $(FAILED)

@@ -10,12 +10,13 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from . import compiled_autograd, first_call, memory, models, partition, steady
+from . import compiled_autograd, first_call, memory, models, partition, programs, steady
 from .results import Figure, as_json, as_markdown, as_text
 
 BENCHMARKS = {
     "steady": steady,
     "models": models,
+    "programs": programs,
     "memory": memory,
     "compiled_autograd": compiled_autograd,
     "first_call": first_call,
@@ -36,9 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"[{time.monotonic() - start:5.0f} s] {text}", file=sys.stderr, flush=True)
 
     figures: list[Figure] = []
-    for name in options.only or BENCHMARKS:
-        for figure in BENCHMARKS[name].run(options.quick, say):
-            figures.append(replace(figure, goal=None) if options.quick else figure)  # goals are for the full programs
+    if options.gpu:
+        found = programs.run(options.quick, say, "cuda")
+    else:
+        found = (f for name in options.only or BENCHMARKS for f in BENCHMARKS[name].run(options.quick, say))
+    for figure in found:
+        figures.append(replace(figure, goal=None) if options.quick else figure)  # goals are for the full programs
     say("done")
     print(as_markdown(figures) if options.markdown else as_text(figures))
     if options.json:
@@ -53,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Ratios beside their goals.")
     parser.add_argument("--quick", action="store_true", help="small programs, few rounds, no goals: under a minute")
     parser.add_argument("--only", action="append", choices=sorted(BENCHMARKS), help="run this one; may be repeated")
+    parser.add_argument(
+        "--gpu", action="store_true", help="users' programs with inductor, on a GPU whose name is recorded"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures, with raw times and bytes")
     parser.add_argument("--markdown", action="store_true", help="print the tables of docs/benchmarks.md")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a goal is missed")

@@ -74,8 +74,15 @@ def quiet() -> Iterator[None]:
         gc.unfreeze()
 
 
-def interleaved(variants: Mapping[str, Action], *, rounds: int, burst_ms: float = 10.0, warm_up: int = 30) -> Timings:
-    """Time repeatable calls, in thread CPU time.
+def interleaved(
+    variants: Mapping[str, Action],
+    *,
+    rounds: int,
+    burst_ms: float = 10.0,
+    warm_up: int = 30,
+    clock: Callable[[], int] = time.thread_time_ns,
+) -> Timings:
+    """Time repeatable calls, by default in thread CPU time.
 
     A sample is the mean of a burst of calls, after another, untimed burst of the same: else a variant that comes after
     one with other code (autograd after a bare graph) pays for cold caches, some 10 % of a 4 ms burst.
@@ -84,10 +91,10 @@ def interleaved(variants: Mapping[str, Action], *, rounds: int, burst_ms: float 
         rounds: each variant gives one sample per round.
         burst_ms: length of a burst, at least one call.
         warm_up: calls before the first burst.
+        clock: in nanoseconds.
     """
-    clock = time.thread_time_ns
     with quiet():
-        counts = {name: _burst(action, burst_ms, warm_up) for name, action in variants.items()}
+        counts = {name: _burst(action, burst_ms, warm_up, clock) for name, action in variants.items()}
         samples: dict[str, list[float]] = {name: [] for name in variants}
         for number in range(rounds):
             for name in _rotated(list(variants), number):
@@ -102,9 +109,8 @@ def interleaved(variants: Mapping[str, Action], *, rounds: int, burst_ms: float 
     return Timings(samples)
 
 
-def _burst(action: Action, burst_ms: float, warm_up: int) -> int:
+def _burst(action: Action, burst_ms: float, warm_up: int, clock: Callable[[], int]) -> int:
     """How many calls take ``burst_ms``. A single call may be longer than that."""
-    clock = time.thread_time_ns
     for _ in range(warm_up):
         action()
     calls, spent = 0, 0

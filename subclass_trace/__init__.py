@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from .frontends.hand_over import HandOverWarning
     from .frontends.region import Region
     from .frontends.specialization import Specialization
-    from .frontends.trace import Trace, Tracer, trace
+    from .frontends.trace import Tracer, trace
     from .options import Options
     from .partition.min_cut import MinCut
+    from .report.trace import Trace
     from .tape import compiled_autograd
 
 #: where the names are that are loaded when somebody asks for them: the tracer needs torch's symbols, and these sympy
@@ -43,7 +44,7 @@ _LAZY = {
     "Options": ".options",
     "Region": ".frontends.region",
     "Specialization": ".frontends.specialization",
-    "Trace": ".frontends.trace",
+    "Trace": ".report.trace",
     "Tracer": ".frontends.trace",
     "WrapperTensor": ".authoring",
     "compile": ".frontends.compile",

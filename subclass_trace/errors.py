@@ -11,6 +11,11 @@ the inner tensor is missing
 
 from __future__ import annotations
 
+import re
+
+#: what is inside of a tensor stands in no message, also where another library's is quoted; see `torch_api.text_of`
+_CONTENTS = re.compile(r"\b(tensor|array)\([^)]+\)?")
+
 
 class SubclassTraceError(RuntimeError):
     """Base of everything this package raises on purpose.
@@ -21,13 +26,32 @@ class SubclassTraceError(RuntimeError):
     def __init__(
         self, what: str, *, path: object = None, expected: object = None, got: object = None, fix: str | None = None
     ) -> None:
-        self.what = what
+        self.what = what = _CONTENTS.sub(r"\1(...)", what)
         self.path = None if path is None else str(path)
-        self.expected = None if expected is None else str(expected)
-        self.got = None if got is None else str(got)
+        self.expected, self.got = (
+            None if part is None else _CONTENTS.sub(r"\1(...)", str(part)) for part in (expected, got)
+        )
         self.fix = fix
         rows = [("where", self.path), ("expected", self.expected), ("got", self.got), ("fix", self.fix)]
         super().__init__("\n".join([what, *(f"  {name + ':':<9} {text}" for name, text in rows if text)]))
+
+
+class Reason(str):
+    """Why a specialization does not serve a call.
+
+    Attributes:
+        guard: what had to hold, as code: ``args[0].shape[0] == 4``.
+    """
+
+    guard: str
+
+    def __new__(cls, text: str, guard: str = "") -> Reason:
+        """A reason that a check of its own has found stays as it is."""
+        if isinstance(text, Reason):
+            return text
+        made = super().__new__(cls, text)
+        made.guard = guard
+        return made
 
 
 class ProtocolError(SubclassTraceError):

@@ -20,6 +20,9 @@ def fakes_of_wrappers_without_tensors() -> bool:
     return True
 
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
 @functools.cache
 def scaled_mm_by_rows() -> bool:
     """Does ``torch._scaled_mm`` take one scale for each row on a CPU?"""

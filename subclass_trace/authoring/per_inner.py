@@ -73,8 +73,8 @@ def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) ->
             raise UnsupportedError(
                 f"{func} runs on each inner tensor of {cls}, but its operands differ",
                 path=cls,
-                expected=f"inner tensors {list(names)} and context {context!r:.80} in all of them",
-                got=f"{list(other_names)} and {other!r:.80}",
+                expected=f"inner tensors {list(names)} and context {torch_api.text_of(context, 80)} in all of them",
+                got=f"{list(other_names)} and {torch_api.text_of(other, 80)}",
                 fix=f"write a rule: @{cls}.implements({func})",
             )
     return names if inner is None else [n for n in inner if n in names]
@@ -129,8 +129,8 @@ def _together(func: Any, x: Any, names: Sequence[str], outs: Sequence[Any], rest
     cls = type(x).__name__
     raise RuleError(
         f"{func} gives {different} for the inner tensors of a {cls}",
-        expected=f"{head!r:.80} for each, as for {names[0]}",
-        got=f"{out!r:.80} for {name}",
+        expected=f"{torch_api.text_of(head, 80)} for each, as for {names[0]}",
+        got=f"{torch_api.text_of(out, 80)} for {name}",
         fix=f"do not read values of a {cls} into Python, or read them from its inner tensors",
     )
 

@@ -109,7 +109,7 @@ def resolve_backend(
 
 def _name(compiler: Any, path: str) -> str:
     if not callable(compiler):
-        got = f"{compiler!r} of type {type(compiler).__name__}"
+        got = f"{torch_api.text_of(compiler)} of type {type(compiler).__name__}"
         raise OptionError("a back end's compiler must be callable", path=path, expected=_COMPILER, got=got)
     return str(getattr(compiler, "__name__", None) or type(compiler).__name__)
 
@@ -156,7 +156,7 @@ def compile_with(
         raise BackendError(
             f"the back end {name!r} did not return a callable for the {which} graph",
             expected="a callable that takes the inputs of the graph",
-            got=f"{compiled!r} of type {type(compiled).__name__}",
+            got=f"{torch_api.text_of(compiled)} of type {type(compiled).__name__}",
             fix="return graph_module.forward to run the graph as it is",
         )
     return _boxed(compiled, count, f"the callable that the back end {name!r} made for the {which} graph")

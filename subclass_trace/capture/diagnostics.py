@@ -11,7 +11,7 @@ import torch
 
 from .. import torch_api
 from ..errors import DataDependentError, NeedsEager, SubclassTraceError, UnsupportedError
-from .user_code import TORCH_FILES, tracebacks, user_line
+from .user_code import tracebacks, user_line
 
 Tensor = torch.Tensor
 _OUTSIDE = "move this part out of the region"
@@ -78,7 +78,9 @@ def typed_errors() -> Iterator[None]:
 def _raised_by_torch(error: BaseException, *folders: str) -> bool:
     """Was it raised by torch's Python code in one of these folders?"""
     last = list(tracebacks(error))[-1:]
-    return any(tb.tb_frame.f_code.co_filename.startswith(tuple(TORCH_FILES + f for f in folders)) for tb in last)
+    return any(
+        tb.tb_frame.f_code.co_filename.startswith(tuple(torch_api.TORCH_FILES + f for f in folders)) for tb in last
+    )
 
 
 def _told(error: BaseException) -> str:

@@ -16,7 +16,6 @@ from ..errors import UnsupportedError
 from ..plan import gradient_of
 from .inputs import Inputs
 from .recorder import Recorder
-from .user_code import is_user_code
 
 Tensor = torch.Tensor
 #: what an input, or a view of one, would answer otherwise in another call
@@ -83,7 +82,7 @@ class MetadataReads:
             return ASIDE
         if owner is Tensor.nbytes:  # torch's own asks for numbers, where sizes are symbols
             return traced.numel() * traced.element_size() if get and traced.layout is torch.strided else ASIDE
-        if name in _OTHERWISE and is_user_code(caller.f_code):
+        if name in _OTHERWISE and torch_api.is_user_code(caller.f_code):
             self._refuse(name, traced, recorder)
         if row is None:
             return ASIDE

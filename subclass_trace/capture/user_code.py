@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import torch
-
-TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
-#: those of this package, and what it generates
-_OWN_FILES = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<subclass_trace")
-
-
-def is_user_code(code: Any) -> bool:
-    """Does this code object belong neither to torch nor to this package?"""
-    return not code.co_filename.startswith((TORCH_FILES, *_OWN_FILES))
-
+from ..torch_api import is_user_code
 
 #: methods that make text on behalf of others
 _ON_BEHALF = frozenset({"__repr__", "__str__", "__format__", "handle_torch_function"})
@@ -65,9 +54,8 @@ def user_frames(frame: Any, stop: Any) -> tuple[tuple[Any, int], ...]:
         return frames_of_text(text)
     found = []
     while frame is not None and frame is not stop:
-        code = frame.f_code
-        if not code.co_filename.startswith((TORCH_FILES, *_OWN_FILES)):
-            found.append((code, frame.f_lineno))
+        if is_user_code(frame.f_code):
+            found.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
 

@@ -21,6 +21,7 @@ import torch
 
 from ..errors import OptionError
 from ..options import Options
+from ..torch_api import text_of
 from .module import region_of_module
 from .region import Region
 
@@ -60,7 +61,7 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
         raise OptionError(
             "there is nothing to compile",
             expected="a function, a method or an nn.Module",
-            got=repr(function),
+            got=text_of(function),
             fix="write st.compile(function, backend=...) or @st.compile(backend=...)",
         )
     made = make_options(options)

@@ -14,7 +14,6 @@ guarded by what Dynamo cannot see (memory that inputs share, sizes on which a wr
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from ..errors import GuardError, OptionError, UnsupportedError
 from ..options import OF_FRONT_ENDS, Options
 from ..subclass.paths import Path
 from ..torch_api import dynamo as _dynamo
+from ..torch_api import text_of, warn_user
 from .compile import make_options
 from .dynamic import SizeHistory, each_tensor
 from .dynamo_graph import GraphOfDynamo
@@ -84,17 +84,16 @@ def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Optio
         OptionError: an unknown option or value, or one that is ``torch.compile``'s own.
     """
     if mode is not None and mode != "default":
-        warnings.warn(
+        warn_user(
             f"backend={NAME!r} ignores mode={mode!r}; instead choose by options={{'backend': 'inductor', "
-            "'partitioner': 'min_cut', 'activation_memory_budget': 0.5}",
-            stacklevel=2,
+            "'partitioner': 'min_cut', 'activation_memory_budget': 0.5}"
         )
     given = dict(options or {})
     for name in given.keys() & OF_FRONT_ENDS:
         raise OptionError(
             f"{name!r} is no option of this back end: what decides before a back end is asked is torch.compile's",
             path=f"options[{name!r}]",
-            got=repr(given[name]),
+            got=text_of(given[name]),
             fix=f"write torch.compile(..., {name}={given[name]!r})" if name != "frontend" else "use st.compile",
         )
     return make_options(given)

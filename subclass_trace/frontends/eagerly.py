@@ -7,7 +7,6 @@ first one is traced in vain; that one warns.
 from __future__ import annotations
 
 import collections
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from .. import torch_api
 from ..errors import NeedsEager, NotYet
+from ..report.events import ran_eagerly
 from ..runtime.guards import Ambient
 
 
@@ -31,6 +31,8 @@ class EagerCalls:
     def run(self, reason: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Count the call, and make it."""
         self.counts[reason] += 1
+        if self.counts[reason] == 1:
+            ran_eagerly(function, reason)
         return function(*args, **kwargs)
 
     def reason(self, args: Any, kwargs: Any) -> str | None:
@@ -42,7 +44,7 @@ class EagerCalls:
         reason = error.what if error.path is None else f"{error.what} ({error.path})"
         if not isinstance(error, NotYet):
             self._kinds[_kind(args, kwargs)] = reason
-            warnings.warn(f"a call of a region runs eagerly: {error}", stacklevel=2)
+            torch_api.warn_user(f"a call of a region runs eagerly: {error}")
         return reason
 
 

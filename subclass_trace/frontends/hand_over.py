@@ -6,7 +6,6 @@ Specializations that exist keep serving the calls whose guards hold; `Region.res
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,9 @@ import torch
 
 from ..errors import LimitError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
+from ..report.events import handed_over
+from ..report.names import name_of
+from ..torch_api import warn_user
 from ..torch_api.dynamo import compile_alone, is_of_dynamo
 
 
@@ -30,9 +32,7 @@ def hands_over(error: SubclassTraceError) -> bool:
 class HandOver:
     """The function, served by ``torch.compile``, and why."""
 
-    def __init__(
-        self, function: Callable[..., Any], options: Options, why: SubclassTraceError | None, name: str
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], options: Options, why: SubclassTraceError | None) -> None:
         """``why``: the refusal; None where ``frontend="dynamo"`` asks for it."""
         self.why = why
         if why is not None:
@@ -45,22 +45,26 @@ class HandOver:
             options=options.changed() or None,
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
-        self.call: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        self._compiled: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        self.call: Callable[..., Any] = self._first
         if why is not None:
-            warnings.warn(f"torch.compile serves {name} from now on: {why}", HandOverWarning, stacklevel=6)
+            warn_user(f"torch.compile serves {name_of(function)} from now on: {why}", HandOverWarning)
+        handed_over(function, why)
 
-    def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Serve the call that was refused.
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve a call, before one was served.
 
         Raises:
             SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
         """
         try:
-            return self.call(*args, **kwargs)
+            result = self._compiled(*args, **kwargs)
         except Exception as error:
             if self.why is None or not (is_of_dynamo(error) or isinstance(error, SubclassTraceError)):
                 raise
-            raise self.why from error
+            raise self.why.with_traceback(None) from error
+        self.call = self._compiled
+        return result
 
     def explain(self) -> str:
         """Who serves, and why."""

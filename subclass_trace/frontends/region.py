@@ -10,24 +10,29 @@ import contextlib
 import copy
 import functools
 import gc
+import os
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
 from .. import torch_api
-from ..errors import GuardError, LimitError, NeedsEager, RuleError, SubclassTraceError, UnsupportedError
+from ..errors import GuardError, LimitError, NeedsEager, Reason, RuleError, SubclassTraceError, UnsupportedError
 from ..options import Options
+from ..report.events import compiled
+from ..report.names import name_of
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
+from ..stages import working
 from ..state.guards import changed_numbers
 from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
-from .specialization import Specialization, compile_call
+from .specialization import Specialization, compile_call, remember
 
 #: so many misses in a row at which no earlier value returns hand a region over
 _MISSES = 8
@@ -59,7 +64,7 @@ class Region:
         self.__eagerly = EagerCalls()
         self.__history = SizeHistory()
         self.__dynamo: HandOver | None = None
-        self.__row: list[str] = []  # why the last calls missed, since one was served
+        self.__row: list[Reason] = []  # why the last calls missed, since one was served
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -109,7 +114,7 @@ class Region:
         except SubclassTraceError as refused:
             if self.__options.frontend != "auto" or not hands_over(refused):
                 raise
-            return self.__hand_over(refused).first(args, kwargs)
+            return self.__hand_over(refused).call(*args, **kwargs)
         except Exception as error:  # the function's own: what it does eagerly stands
             result = self.__function(*args, **kwargs)
             got = f"{type(error).__name__}: {error}"
@@ -142,32 +147,37 @@ class Region:
         return self.__specialize(args, kwargs)
 
     def __hand_over(self, refused: SubclassTraceError | None) -> HandOver:
-        name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
-        self.__dynamo = HandOver(self.__function, self.__options, refused, name)
+        self.__dynamo = HandOver(self.__function, self.__options, refused)
         return self.__dynamo
 
     def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
         """The specialization for a call that no generated entry has served."""
         with torch_api.dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
-            rows = [entry.failed(args, kwargs) for entry in self.__entries]
-            if None in rows:  # another thread has made it meanwhile
-                self.__keep(self.__entries)
-                return self.__entries[rows.index(None)]
-            reason = "; ".join(f"[{k}] {row}" for k, row in enumerate(rows)) or "first call"
-            check_stance(reason)
-            self.__check_count(reason)
+            misses = list[Reason]()
+            for entry in self.__entries:
+                if (why := entry.failed(args, kwargs)) is None:  # another thread has made it meanwhile
+                    self.__keep(self.__entries)
+                    return entry
+                misses.append(why)
+            check_stance("; ".join(misses) or "first call")
+            self.__check_count(misses)
             for entry in self.__entries:
                 self.__history.varying_numbers.update(changed_numbers(entry.state, (args, kwargs)))
-            entry = compile_call(
-                self.__function,
-                (args, kwargs),
-                Ambient.now(),
-                self.__options,
-                self.__history,
-                reason,
-                keep_joint=self.__keep_joint,
-            )
+            with working(f"capture of {name_of(self.__function)}") as seconds:
+                entry = compile_call(
+                    self.__function,
+                    (args, kwargs),
+                    Ambient.now(),
+                    self.__options,
+                    self.__history,
+                    tuple(misses),
+                    keep_joint=self.__keep_joint or torch_api.trace_is_written(),
+                )
+            entry = replace(entry, seconds=seconds)
+            if not self.__keep_joint:
+                remember(self.__function, entry)
             self.__keep((*self.__entries, entry))
+            compiled(self, len(misses), entry)
             if entry.program.backwards is not None:
                 entry.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
             return entry
@@ -182,16 +192,15 @@ class Region:
             programs = [(e, e.program.backwards) for e in self.__entries]
             self.__keep(tuple(e for e, b in programs if b is None or b.tape.session is not session))
 
-    def __check_count(self, reason: str) -> None:
+    def __check_count(self, misses: list[Reason]) -> None:
         limit = self.__options.max_specializations
-        newest = reason.rpartition("] ")[2]
-        row = self.__row = [*self.__row, newest] if self.__entries else []
+        row = self.__row = [*self.__row, *misses[-1:]] if misses else []
         over = len(self.__entries) >= limit
         if over or (self.__options.frontend == "auto" and len(row) >= _MISSES and len(set(row)) == len(row)):
             raise LimitError(
                 f"the region has {len(self.__entries)} specializations already; each call seems to need another",
                 expected=f"at most max_specializations={limit}" if over else f"fewer than {_MISSES} misses in a row",
-                got="; ".join(reason.split("; ")[-3:]),
+                got="; ".join(f"[{k}] {why}" for k, why in [*enumerate(misses)][-3:]),
                 fix="make what changes a tensor instead of a Python value, pad tensors to a few sizes, or raise the limit",
             )
 
@@ -202,11 +211,17 @@ class Region:
         return list(self.__entries)
 
     def explain(self) -> str:
-        """Which front end serves, why each specialization exists, what it guards, and which calls ran eagerly and why."""
+        """Which front end serves, why each specialization exists, seconds per stage, and which calls ran eagerly and why."""
         from ..report.text import explain
 
         text = explain(self.__entries, self.__eagerly.counts)
-        return text if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
+        return f"{text}\n\nserved by our trace" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """`explain` and all specializations as a page that needs nothing else; ``path``: it is written there, too."""
+        from ..report.page import page
+
+        return page(name_of(self.__function), self.__entries, path, self.explain())
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the function's own."""
@@ -216,8 +231,7 @@ class Region:
 
     def __repr__(self) -> str:
         """The function and how many specializations there are."""
-        name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
-        return f"<region {name}, {len(self.__entries)} specializations>"
+        return f"<region {name_of(self.__function)}, {len(self.__entries)} specializations>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the function and the options; specializations are not pickled."""

@@ -6,8 +6,9 @@ In: a function, a call, what is known of earlier calls. Out: a `Specialization`.
 from __future__ import annotations
 
 import functools
+import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from .. import torch_api
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
 from ..capture.session import Session
-from ..errors import OptionError
+from ..errors import OptionError, Reason
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
@@ -25,8 +26,10 @@ from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.sizes import hint_of
+from ..runtime.source import Checks
 from ..runtime.source import Source as Code
 from ..runtime.specialize import Graphs, alias_guard, build_program
+from ..stages import stage
 from ..state.code_names import asks_for_number_types
 from ..state.guards import GONE, StateGuards
 from ..state.run import StateRun
@@ -45,14 +48,15 @@ class Specialization:
     """One compiled instance of a region with the guards under which it is right. Immutable.
 
     Attributes:
-        reason: why it was made: which guard of each earlier specialization failed.
+        misses: why each earlier specialization did not serve the call.
         ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``written``: its source.
         failed: why it does not serve a call; None if it does.
+        seconds: stage -> how long it took.
     """
 
-    reason: str
+    misses: tuple[Reason, ...]
     options: Options
     ambient: Ambient
     state: StateGuards
@@ -60,7 +64,13 @@ class Specialization:
     graphs: Graphs
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     written: Code
-    failed: Callable[[tuple[Any, ...], dict[str, Any]], str | None]
+    failed: Checks
+    seconds: Mapping[str, float]
+
+    @property
+    def reason(self) -> str:
+        """Why it was made: which guard of each earlier specialization failed."""
+        return "; ".join(f"[{k}] {why}" for k, why in enumerate(self.misses)) or "first call"
 
     @property
     def plan(self) -> Plan:
@@ -82,6 +92,12 @@ class Specialization:
         from ..report.text import describe
 
         return describe(self.plan)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """A page that needs nothing else: graphs, wrappers, what is saved, guards, seconds. ``path``: written there, too."""
+        from ..report.page import page
+
+        return page("specialization", [self], path)
 
 
 class _Maker:
@@ -139,6 +155,7 @@ class _HasSymbols(Exception):
     """Sizes of this call are symbols: the trace starts again, in a session that has some."""
 
 
+@stage("trace")
 def traced_call(
     function: Callable[..., Any], call: Call, options: Options, history: SizeHistory, session: Session, symbols: bool
 ) -> tuple[Captured, StateRun, _Maker]:
@@ -173,7 +190,7 @@ def _specialize(
     ambient: Ambient,
     options: Options,
     history: SizeHistory,
-    reason: str,
+    misses: tuple[Reason, ...],
     keep_joint: bool,
     symbols: bool,
 ) -> Specialization:
@@ -199,7 +216,7 @@ def _specialize(
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])
-    with torch.no_grad():
+    with torch.no_grad(), stage("code generation"):
         examples = Examples(session.mode, hint_of)
         emitted = EntryEmitter(program, ambient, guarded).emit(alias, maker.flat, examples)
     if any(map(asks_for_number_types, state.walk.entered)):
@@ -207,10 +224,7 @@ def _specialize(
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
-    made = Specialization(reason, options, ambient, guarded, program, graphs, *emitted)
-    if not keep_joint:
-        _of_class(getattr(function, "__self__", function))[id(program)] = made
-    return made
+    return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {})
 
 
 def compile_call(
@@ -219,7 +233,7 @@ def compile_call(
     ambient: Ambient,
     options: Options,
     history: SizeHistory,
-    reason: str,
+    misses: tuple[Reason, ...],
     *,
     keep_joint: bool = False,
 ) -> Specialization:
@@ -229,9 +243,9 @@ def compile_call(
         SubclassTraceError: a refusal.
         Exception: the function's own.
     """
-    if not keep_joint and (found := _of_another(function, call, options, history, reason)) is not None:
-        return found
-    make = functools.partial(_specialize, function, call, ambient, options, history, reason, keep_joint)
+    if not keep_joint and (found := _of_another(function, call, options, history)) is not None:
+        return replace(found, misses=misses)
+    make = functools.partial(_specialize, function, call, ambient, options, history, misses, keep_joint)
     try:
         return make(symbols=True)
     except Exception as error:
@@ -253,16 +267,18 @@ def _of_class(module: Any) -> weakref.WeakValueDictionary[int, Specialization]:
     return _made.setdefault(type(module), none) if isinstance(module, torch.nn.Module) else none
 
 
-def _of_another(
-    function: Any, call: Call, options: Options, history: SizeHistory, reason: str
-) -> Specialization | None:
+def remember(function: Any, entry: Specialization) -> None:
+    """Other modules of the class may have its program from now on."""
+    _of_class(getattr(function, "__self__", function))[id(entry.program)] = entry
+
+
+def _of_another(function: Any, call: Call, options: Options, history: SizeHistory) -> Specialization | None:
     """What serves the call with the program of another module of the class, which was traced before.
 
     Where two of them have other numbers alone (a layer's index), those are symbols in the trace of this one.
     """
     module, numbers = getattr(function, "__self__", function), list[set[str]]()
-    known = _of_class(module)
-    for entry in reversed([*known.values()][-_TRIED:]):
+    for entry in reversed([*_of_class(module).values()][-_TRIED:]):
         if vars(entry.options) != vars(options) or entry.plan.side_effects:
             continue
         try:
@@ -277,10 +293,7 @@ def _of_another(
         made = EntryEmitter(entry.program, entry.ambient, guards).emit_like(entry.written, own)
         if made is not None and made[2](*call) is None and (backwards is None or backwards.share(own)):
             run, written, failed = made
-            reason += "; the program is that of another module of the class"
-            entry = replace(entry, reason=reason, state=guards, run=run, written=written, failed=failed)
-            known[id(entry.program)] = entry
-            return entry
+            return replace(entry, state=guards, run=run, written=written, failed=failed)
     if len(numbers) > 1:
         history.varying_numbers.update(*numbers)
     return None

@@ -13,6 +13,8 @@ from dataclasses import replace
 
 from ..capture.tape import TracedBackward
 from ..errors import OptionError
+from ..stages import stage
+from ..torch_api import text_of
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Partitioned
@@ -45,9 +47,9 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | int | None) -
     else:
         close = difflib.get_close_matches(str(choice), BY_NAME, 1)
         raise OptionError(
-            f"unknown partitioner {choice!r}",
+            f"unknown partitioner {text_of(choice)}",
             expected=f"one of {sorted(BY_NAME)}, a MinCut, or a callable",
-            got=repr(choice),
+            got=text_of(choice),
             fix=f"did you mean {close[0]!r}?" if close else None,
         )
     if budget is None:
@@ -58,17 +60,18 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | int | None) -
                 "there are two memory budgets",
                 path="activation_memory_budget",
                 expected="activation_memory_budget, or the budget of the MinCut",
-                got=f"{budget!r} and MinCut(budget={found.budget!r})",
+                got=f"{text_of(budget)} and MinCut(budget={found.budget!r})",
                 fix="leave one of them out",
             )
         return replace(found, budget=budget)
     raise OptionError(
         "activation_memory_budget needs the min_cut partitioner",
         expected="min_cut, or a MinCut",
-        got=repr(choice),
+        got=text_of(choice),
     )
 
 
+@stage("partition")
 def partition(
     traced: TracedBackward,
     *,

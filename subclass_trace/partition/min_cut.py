@@ -16,6 +16,7 @@ from typing import Any
 import torch.fx as fx
 
 from ..errors import OptionError, UnsupportedError
+from ..torch_api import text_of
 from .budget import Hull
 from .flow import Infeasible, cut
 from .rules import (
@@ -122,7 +123,7 @@ def check_budget(budget: object) -> None:
     raise OptionError(
         "activation_memory_budget is out of range",
         expected="a number from 0 to 1 (a share), or a whole number of bytes",
-        got=repr(budget),
+        got=text_of(budget),
     )
 
 

@@ -42,8 +42,22 @@ def saved_table(parts: Partitioned, copied: Collection[str] = ()) -> tuple[Saved
         shape = tuple(map(_number, val.shape)) if tensor else ()
         dtype = str(val.dtype).removeprefix("torch.") if tensor else "int"
         path = node.meta.get("path") if node.op == "placeholder" else None
-        rows.append(SavedValue(name, tensor, path, where(node), operation, shape, dtype, size, reason))
+        place = where(node) or (_module_of(node) if tensor else f"size {val}")
+        rows.append(SavedValue(name, tensor, path, place, operation, shape, dtype, size, reason))
     return tuple(rows)
+
+
+def _module_of(node: fx.Node) -> str | None:
+    """Where no code of the user's runs (modules of torch's in a Sequential): the module of the nearest parameter."""
+    seen, todo = {node}, [node]
+    for n in todo:
+        path = n.meta.get("path") if n.op == "placeholder" else None
+        if path is not None and "." in path:
+            return str(path).rpartition(".")[0]
+        new = [i for i in n.all_input_nodes if i not in seen]
+        seen.update(new)
+        todo += new
+    return next((f"of {n.meta['path']}" for n in todo if n.meta.get("path")), None)
 
 
 def _operation(node: fx.Node) -> str:

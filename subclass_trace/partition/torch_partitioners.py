@@ -50,7 +50,7 @@ def call(
         raise BackendError(
             "the partitioner returned something else than two graph modules",
             expected="(forward, backward)",
-            got=repr(result)[:200],
+            got=torch_api.text_of(result),
             fix="return two torch.fx.GraphModule, as functorch.compile's partitioners do",
         )
     return result

@@ -234,7 +234,7 @@ class SavedValue:
         name: graph node.
         is_tensor: False for a symbolic size.
         path: the input's path when it is an input, else None.
-        where: ``file:line`` of the user's code that made it.
+        where: ``file:line`` of the user's code that made it, or the path of the module.
         operation: the aten operation, or "input".
         shape, dtype: of the saved tensor.
         bytes: size of it; 0 for inputs (they are alive anyway) and sizes.

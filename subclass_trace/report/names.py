@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
 
 from ..plan import Plan, SavedValue, SizePrimal, ValueOutput
 from ..plan.values import Recipe, accessors
@@ -16,8 +20,32 @@ def type_text(dtype: object, size: Iterable[object]) -> str:
 
 
 def location_text(location: str) -> str:
-    """``file:line``, relative to the current directory if it lies there."""
-    return location.removeprefix(os.getcwd() + os.sep)
+    """``file:line``, relative to the current directory or the installed packages if it lies there."""
+    return location.removeprefix(os.getcwd() + os.sep).rpartition(f"{os.sep}site-packages{os.sep}")[2]
+
+
+def name_of(function: Any) -> str:
+    """What people call a function: its name, of a module its class."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def place_of(function: Any) -> tuple[str, int, str]:
+    """File, line and name of a function; of a module those of its ``forward``."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    inner = inner.forward if isinstance(inner, torch.nn.Module) else inner
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    return (code.co_filename, code.co_firstlineno, name_of(function)) if code else ("<built-in>", 0, name_of(function))
+
+
+def function_text(function: Any) -> str:
+    """``step (train.py:10)``"""
+    file, line, name = place_of(function)
+    return f"{name} ({location_text(file)}:{line})"
+
+
+def seconds_text(seconds: Mapping[str, float]) -> str:
+    """``0.03 s: trace 0.02, code generation 0.01``"""
+    return f"{sum(seconds.values()):.3f} s: {', '.join(f'{name} {took:.3f}' for name, took in seconds.items())}"
 
 
 def input_names(plan: Plan) -> dict[str, str]:
@@ -75,6 +103,11 @@ def output_names(plan: Plan) -> list[str]:
 def operation_text(row: SavedValue) -> str:
     """``relu``"""
     return row.operation.removeprefix("aten.").removesuffix(".default")
+
+
+def saved_where(row: SavedValue) -> str:
+    """Where a saved value comes from: the path of an input, or the user's line that made it."""
+    return row.path or location_text(row.where or "?")
 
 
 def saved_name(row: SavedValue) -> str:

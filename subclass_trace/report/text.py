@@ -21,7 +21,16 @@ from typing import Any
 
 from ..plan import InputOutput, Plan, SizeOutput, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
-from .names import input_names, location_text, operation_text, result_paths, type_text, value_names
+from ..torch_api import text_of
+from .names import (
+    input_names,
+    operation_text,
+    result_paths,
+    saved_where,
+    seconds_text,
+    type_text,
+    value_names,
+)
 
 _ROWS = 40
 _WIDEST = 72
@@ -30,15 +39,19 @@ Row = tuple[str, ...]
 
 def describe(plan: Plan) -> str:
     """A readable account of one specialization: inputs, dynamic sizes, changed inputs, results, what is saved."""
+    return "\n".join([*[_table(title, rows) for title, rows in tables(plan) if rows], _gradient_text(plan)])
+
+
+def tables(plan: Plan) -> list[tuple[str, list[Row]]]:
+    """What there is to say, as tables with their titles."""
     saved = plan.gradients.saved
-    tables = [
+    return [
         (f"inputs: {len(plan.inputs.rows)}, dense leaves: {plan.inputs.leaf_count}", [*_inputs(plan)]),
         ("dynamic sizes", [*_symbols(plan)]),
         ("changed inputs", [*_changes(plan)]),
         (f"results: {len(plan.results.outputs)}", [*_results(plan)]),
         (f"saved for the backward: {len(saved)}, {_bytes(plan)} beyond the inputs", [*_saved(plan)]),
     ]
-    return "\n".join([*[_table(title, rows) for title, rows in tables if rows], _gradient_text(plan)])
 
 
 def _table(title: str, rows: Sequence[Row]) -> str:
@@ -56,13 +69,6 @@ def _cell(column: int, text: str) -> str:
     return f"...{text[3 - _WIDEST :]}" if column == 0 else f"{text[: _WIDEST - 3]}..."
 
 
-def _constant(value: object) -> str:
-    try:
-        return " ".join(repr(value).split())
-    except Exception:  # an author's __repr__ may raise anything
-        return f"<{type(value).__qualname__}>"
-
-
 # ---------------------------------------------------------------------------------------------- the tables
 def _inputs(plan: Plan) -> Iterator[Row]:
     names: dict[int, str] = {}
@@ -71,15 +77,15 @@ def _inputs(plan: Plan) -> Iterator[Row]:
 
     def walk(spec: Spec, path: str, places: Iterator[int]) -> Iterator[Row]:
         if isinstance(spec, OpaqueSpec):
-            yield path, "opaque", _constant(spec.value)
+            yield path, "opaque", text_of(spec.value)
             return
         kind = names.get(next(places), "") if isinstance(spec, LeafSpec) else spec.cls.__qualname__
         yield path, kind, type_text(spec.dtype, spec.size) + (", requires grad" if spec.requires_grad else "")
         if isinstance(spec, WrapperSpec):
             for name, inner in zip(spec.names, spec.inners, strict=True):
                 yield from walk(inner, f"{path}.{name}", places)
-            if spec.context is not None and spec.context != {}:
-                yield path, "context", _constant(spec.context)
+            if (context := text_of(spec.context)) not in ("None", "{}"):
+                yield path, "context", context
 
     for row in plan.inputs.rows:
         yield from walk(row.spec, str(row.path), iter(row.leaves))
@@ -122,8 +128,7 @@ def _class_and_type(spec: Any) -> str:
 def _saved(plan: Plan) -> Iterator[Row]:
     for row in plan.gradients.saved:
         kind = type_text(row.dtype, row.shape) if row.is_tensor else row.dtype
-        where = row.path or location_text(row.where or "?")
-        yield where, operation_text(row), kind, f"{row.bytes:,} B" if row.bytes else "-", row.reason
+        yield saved_where(row), operation_text(row), kind, f"{row.bytes:,} B" if row.bytes else "-", row.reason
 
 
 def _bytes(plan: Plan) -> str:
@@ -140,6 +145,17 @@ def _gradient_text(plan: Plan) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- all specializations
+def misses_text(entry: Any) -> str:
+    """A line for each earlier specialization: the guard that failed as code, and what it met."""
+    return "\n".join(f"[{k}] {why.guard}  # {why}" for k, why in enumerate(entry.misses))
+
+
+def guards_of(entry: Any) -> list[str]:
+    """What a call is asked, as code: what the generated entry checks, and what holds of the dicts that code names."""
+    state = [guard.code for rows in entry.state.by_holder.values() for guard in rows]
+    return [*dict.fromkeys([*entry.failed.guards, *state])]
+
+
 def explain(entries: Sequence[Any], eager_calls: Mapping[str, int]) -> str:
     """Why each specialization exists, what it guards, what it saves; and which calls ran eagerly.
 
@@ -159,7 +175,10 @@ def explain(entries: Sequence[Any], eager_calls: Mapping[str, int]) -> str:
 
 def _entry(number: int, entry: Any) -> str:
     plan, ambient = entry.plan, entry.ambient
-    rows = [("made for", entry.reason), ("inputs", f"{len(plan.inputs.rows)}, dense leaves: {plan.inputs.leaf_count}")]
+    rows = [("made for", entry.reason)]
+    rows += [("guard", f"[{k}] {why.guard}") for k, why in enumerate(entry.misses)]
+    rows.append(("seconds", seconds_text(entry.seconds)))
+    rows.append(("inputs", f"{len(plan.inputs.rows)}, dense leaves: {plan.inputs.leaf_count}"))
     rows.append(("grad mode", "on" if ambient.grad else "off"))
     if ambient.autocast:
         rows.append(("autocast", str(ambient.autocast)))

@@ -120,38 +120,42 @@ class Unwrapper:
         return leaves
 
     def _check_context(self, variable: str, spec: WrapperSpec, path: Path) -> None:
-        source = self.source
+        source, text_of = self.source, torch_api.text_of
         why = f"{f'{path}: expected {spec.cls.__qualname__}, got '!r} + type({variable}).__qualname__"
+        guard = f"type({path}) is {spec.cls.__qualname__}"
         if is_sized(spec):
-            source.check(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}", why)
+            source.check(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}", why, guard)
             self.sized.append((variable, spec, path))
             return
         shortcut = torch_api.context_shortcut(spec.cls)
         dynamic = spec.has_dynamic_size
         value = None if shortcut is None or dynamic else self.shortcut_value(variable)
-        known = spec.context if value is None else value
-        other = f"{f'{path}: expected the context {known!r:.200}, got '!r} + repr(c)[:200]"
+        known = text_of(spec.context if value is None else value)
+        other = f"{f'{path}: expected the context {known}, got '!r} + {source.bind('text_of', text_of)}(c)"
+        alike = f"{path}.{shortcut or '__tensor_flatten__()[1]'} == {known}"
         if value is not None:
             same = source.constant(value, "spec")
             source.line(f"c = {variable}.{shortcut}")
-            source.check(f"if c is not {same} and c != {same}", other)
+            source.check(f"if c is not {same} and c != {same}", other, alike)
             return
-        source.check(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}", why)
+        source.check(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}", why, guard)
         opaque = [(n, s.value) for n, s in zip(spec.names, spec.inners, strict=True) if isinstance(s, OpaqueSpec)]
         if flattens_alike(spec.cls) and not opaque:
             return
         source.line(f"n, c = {variable}.__tensor_flatten__()")
         source.check(
-            f"if (*n,) != {source.constant(spec.names)}", f"{f'{path}: expected {spec.names}, got '!r} + str(n)"
+            f"if (*n,) != {source.constant(spec.names)}",
+            f"{f'{path}: expected {spec.names}, got '!r} + str(n)",
+            f"{path}.__tensor_flatten__()[0] == {[*spec.names]}",
         )
         if dynamic:
             source.bind("without_outer", without_outer)
             source.line(f"c = without_outer(c, tuple({variable}.shape), {variable}.stride())")
-        source.check(f"if not ({same_code(source, 'c', spec.context)})", other)
-        for name, known in opaque:
-            value, found = source.constant(known, "opaque"), attribute_code(variable, name)
+        source.check(f"if not ({same_code(source, 'c', spec.context)})", other, alike)
+        for name, was in opaque:
+            value, found = source.constant(was, "opaque"), attribute_code(variable, name)
             failed = f"{found} is not {value} and not {source.bind('same_context', same_context)}({value}, {found})"
-            source.check(f"if {failed}", repr(f"{path}.{name}: expected {known!r:.200}"))
+            source.check(f"if {failed}", repr(f"{path}.{name}: expected {text_of(was)}"), f"{path}.{name} is the same")
 
     def shortcut_value(self, variable: str) -> Any:
         """What the shortcut attribute of the value with this local name is; None where that is not known."""
@@ -277,29 +281,31 @@ def tensor_checks(unwrapper: Unwrapper, values: dict[str, Tensor], symbols: dict
     ``values``: a real tensor for each local name, from which the C++ guard is made; ``env``: see `Wrapper`.
     """
     source, names, rows = unwrapper.source, dict[int, str](), list[tuple[str, Any, Path]]()
+    paths = {name: path for name, _, path in unwrapper.tensors}
     for name, spec, path in unwrapper.tensors:
         first = names.setdefault(id(values[name]), name)
         if first == name:
             rows.append((name, spec, path))
         else:  # a leaf, or a wrapper inside of another, twice
-            source.check(f"if {name} is not {first}", repr(f"{path} is another tensor"))
+            source.check(f"if {name} is not {first}", repr(f"{path} is another tensor"), f"{path} is {paths[first]}")
     if rows:
         sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec, _ in rows]
         strides = [[s if isinstance(s, int) else None for s in spec.stride] for _, spec, _ in rows]
         check = source.constant(torch_api.tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check")
-        given, paths = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
-        why = f"{source.bind('failed_tensor_guard', torch_api.failed_tensor_guard)}({check}, {paths!r}, {given})"
-        source.check(f"if not {check}({given})", why)
+        given, shown = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
+        why = f"{source.bind('failed_tensor_guard', torch_api.failed_tensor_guard)}({check}, {shown!r}, {given})"
+        source.check(f"if not {check}({given})", why, f"check_tensors({', '.join(shown)})")
     for name, spec, path in rows:  # sizes and strides are as the symbols say
         attributes = [(f"shape[{d}]", n) for d, n in enumerate(spec.size)]
         for attribute, n in [*attributes, *[(f"stride({d})", n) for d, n in enumerate(spec.stride)]]:
             if isinstance(n, SizeExpr):
                 now, code = f"{name}.{attribute}", size_code(n, symbols)
                 why = f"{f'{path}.{attribute}: expected '!r} + f'{{{code}}}, got {{{now}}}'"
-                source.check(f"if {now} != {code}", why)
+                source.check(f"if {now} != {code}", why, f"{path}.{attribute} == {code}")
     for name, spec, path in unwrapper.sized:
         alike = f"{source.bind('sized_alike', sized_alike)}({source.constant(spec, 'sized')}, {name}, {env})"
-        source.check(f"if not {alike}", repr(f"{path}: other sizes or another context"))
+        guard = f"{path} has the sizes of its symbols, and the context {torch_api.text_of(spec.context)}"
+        source.check(f"if not {alike}", repr(f"{path}: other sizes or another context"), guard)
 
 
 def sized_alike(spec: WrapperSpec, value: Tensor, env: Mapping[Any, Any]) -> bool:
@@ -322,7 +328,7 @@ def metadata_checks(source: Source, row: InputPlan, name: str) -> None:
         if fact == "grad":
             source.bind("gradient_of", gradient_of)
         failed = f"{'not ' if known else ''}{fact_code(fact, name)}"
-        source.check(f"if {failed}", repr(f"{row.path}: expected {fact} = {known}"))
+        source.check(f"if {failed}", repr(f"{row.path}: expected {fact} = {known}"), f"{row.path}.{fact} == {known}")
 
 
 def symbol_lines(

@@ -46,7 +46,7 @@ from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
 from .program import Call, Program, watch_contexts, watched_contexts
 from .rebuild import replay_view
-from .source import Source
+from .source import Checks, Source
 from .state_code import Pins, StateEmitter, tried
 from .value_code import ValueEmitter, emit_effects
 
@@ -57,8 +57,8 @@ Tensor = torch.Tensor
 MISS: Any = object()
 
 
-#: the entry, the source that it was made from, and the function that says why it misses (None: it does not)
-Emitted: TypeAlias = tuple[Callable[..., Any], Source, Callable[..., str | None]]
+#: the entry, the source that it was made from, and its checks
+Emitted: TypeAlias = tuple[Callable[..., Any], Source, Checks]
 
 
 class EntryEmitter:
@@ -157,7 +157,7 @@ class EntryEmitter:
         if a.attention is not None:
             parts.append(torch_api.other_attention_code(a.attention, s.bind))
         changes = f"{s.held(a.changes)}({s.bind('Ambient', Ambient)}.now())"
-        s.check(f"if ({' or '.join(parts)})", f"f'the state of the thread: {{{changes}}}'")
+        s.check(f"if ({' or '.join(parts)})", changes)
 
     def _inputs(self, flat: Sequence[str]) -> list[str]:
         """A local name for each input."""
@@ -169,7 +169,7 @@ class EntryEmitter:
                 names.append(f"g{number}")
                 others = f"{s.bind('gradient_of', gradient_of)}({owner})"
                 s.line(f"{names[-1]} = {owner}.grad if {owner}.is_leaf else {others}")
-                s.check(f"if {names[-1]} is None", repr(f"{row.path} is None"))
+                s.check(f"if {names[-1]} is None", repr(f"{row.path} is None"), f"{row.path} is not None")
             else:
                 names.append(flat[row.position])
             self.values[names[-1]] = self.real_inputs[number]
@@ -188,14 +188,15 @@ class EntryEmitter:
         """What, besides the checks of each value, tells that the specialization does not serve the call."""
         s, plan = self.source, self.plan
         for c in plan.inputs.conditions:
-            s.check(f"if not {torch_api.expression_source(c, symbols)}", repr(f"sizes: not {c}"))
+            s.check(f"if not {torch_api.expression_source(c, symbols)}", repr(f"sizes: not {c}"), str(c))
         for row, name in zip(plan.inputs.rows, inputs, strict=True):
             metadata_checks(s, row, name)
         asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs.rows, inputs, strict=True) if row.requires_grad]
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
             found = s.bind("grad_dtypes", torch_api.grad_dtypes)
-            s.check(f"if {found}(({tuple_code([name for name, _ in asks])})) != {known}", "'another grad_dtype'")
+            failed = f"if {found}(({tuple_code([name for name, _ in asks])})) != {known}"
+            s.check(failed, "'another grad_dtype'", "grad_dtype of the inputs is the same")
         if plan.inputs.offsets_matter:
             offsets: dict[int, Any] = {}
             for row in plan.inputs.rows:
@@ -203,14 +204,16 @@ class EntryEmitter:
                 offsets.update((k, leaf.storage_offset) for k, leaf in own)
             for k, n in offsets.items():
                 s.check(
-                    f"if {leaves[k]}.storage_offset() != {size_code(n, symbols)}", f"'a storage_offset() is not {n}'"
+                    f"if {leaves[k]}.storage_offset() != {size_code(n, symbols)}",
+                    f"'a storage_offset() is not {n}'",
+                    f"storage_offset() == {n}",
                 )
         if self.alias is not None:
             specs = [leaf for row in plan.inputs.rows for leaf in spec_leaves(row.spec)]
             strided = all(leaf.layout is torch.strided for leaf in specs)
             check = s.bind("alias_check", alias_check(self.alias, strided=strided))
             failed = f"if not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))"
-            s.check(failed, "'the inputs share memory in another way'")
+            s.check(failed, "'the inputs share memory in another way'", "the inputs share memory as they did")
 
     # ---------------------------------------------------------------- running
     def _run(

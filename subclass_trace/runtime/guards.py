@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
+from ..errors import Reason
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,12 @@ class Ambient:
             torch_api.attention_kernels(),
         )
 
-    def changes(self, now: Ambient) -> str:
-        """What is another one now, in words."""
+    def changes(self, now: Ambient) -> Reason:
+        """What is another one now."""
         rows = [(f.name, getattr(self, f.name), getattr(now, f.name)) for f in fields(self)]
         changed = [row for row in rows if row[1] != row[2] and row[1] is not None]
-        return ", ".join(f"{name}: expected {was}, got {got}" for name, was, got in changed)
+        why = ", ".join(f"{name}: expected {was}, got {got}" for name, was, got in changed)
+        return Reason(f"the state of the thread: {why}", " and ".join(f"{name} == {was}" for name, was, _ in changed))
 
 
 def eager_reason() -> str | None:

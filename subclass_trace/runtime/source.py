@@ -6,16 +6,33 @@ import copy
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..backends.eager.graph_code import function_of
+from ..errors import Reason
 from ..torch_api.dynamo import never_compiled
 
 _LITERALS = (bool, int, str, bytes, type(None))
 #: the modules that expressions over sizes name
 EXPRESSION_GLOBALS = {"math": math, "torch": torch}
+
+
+@dataclass(frozen=True, eq=False)
+class Checks:
+    """The checks of a function. A call tells the reason of the first that fails; None if all hold.
+
+    Attributes:
+        make: compiles what tells; ``guards``: what each check asks, as code.
+    """
+
+    make: Callable[[], Callable[..., Reason | None]]
+    guards: tuple[str, ...]
+
+    def __call__(self, *args: Any) -> Reason | None:
+        return self.make()(*args)
 
 
 class Source:
@@ -25,7 +42,7 @@ class Source:
         self.lines: list[str] = []
         self.globals: dict[str, Any] = dict(EXPRESSION_GLOBALS)
         self.depth, self.miss = 0, miss
-        self._reasons: dict[int, str] = {}  # number of a line -> expression for why it misses
+        self._reasons: dict[int, tuple[str, str]] = {}  # number of a line -> expression for why it misses, the guard
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}
         self.checked = 0  # so many lines are checks
@@ -34,9 +51,12 @@ class Source:
         """Add a line at the current depth."""
         self.lines.append("    " * self.depth + text)
 
-    def check(self, head: str, why: str) -> None:
-        """A line ``if ...`` or ``except ...`` after which a call misses; ``why``: an expression for the reason."""
-        self._reasons[len(self.lines)] = why
+    def check(self, head: str, why: str, guard: str = "") -> None:
+        """A line ``if ...`` or ``except ...`` after which a call misses.
+
+        ``why``: an expression for the reason; ``guard``: what holds else, as code for people (see `Reason`).
+        """
+        self._reasons[len(self.lines)] = why, guard or f"not ({head.removeprefix('if ')})"
         self.line(f"{head}: return {self.miss}")
 
     def name(self, prefix: str) -> str:
@@ -81,13 +101,16 @@ class Source:
         made.globals = self.globals | other.globals
         return made
 
-    def why(self, name: str) -> Callable[..., str | None]:
-        """The function up to here as one that returns the reason of the first check that fails; None if all hold."""
+    def why(self, name: str) -> Checks:
+        """The checks of the function up to here."""
         self.checked = self.checked or len(self.lines)
-        rows = [
-            line if k not in self._reasons else f"{line[: -len(self.miss)]}{self._reasons[k]}"
-            for k, line in enumerate(self.lines[: self.checked])
-        ]
-        text = "\n".join([*rows, "    return None", ""])
-        made = functools.cache(lambda: never_compiled(function_of(text, name, dict(self.globals), "reasons")))
-        return lambda *args: made()(*args)
+        lines, reasons = self.lines[: self.checked], dict(self._reasons)
+
+        def make() -> Callable[..., Reason | None]:
+            for k, (why, guard) in reasons.items():
+                lines[k] = f"{lines[k][: -len(self.miss)]}Reason({why}, {guard!r})"
+            text = "\n".join([*lines, "    return None", ""])
+            made: Callable[..., Reason | None] = function_of(text, name, {**self.globals, "Reason": Reason}, "reasons")
+            return never_compiled(made)
+
+        return Checks(functools.cache(make), tuple(guard for _, guard in reasons.values()))

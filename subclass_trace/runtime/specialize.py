@@ -22,6 +22,7 @@ from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
 from ..partition.saved import saved_table
 from ..plan import Plan, ValueOutput
+from ..stages import stage
 from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
@@ -128,6 +129,7 @@ def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tu
     return Program(plan, call, backwards), Graphs(None, half, None)
 
 
+@stage("backward trace")
 def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     """The backward for the tangents that the results suggest; None where there is none at all.
 
@@ -180,6 +182,7 @@ def program_as_recorded(half: Half) -> Compiled | None:
     return graph_code.compile_half(half, name="forward").function
 
 
+@stage("back end")
 def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:
     """Our own back end reads the list of nodes; any other gets a graph module."""
     name = "backward" if is_backward else "forward"

@@ -116,7 +116,8 @@ def tried(source: Source, head: str) -> Iterator[None]:
     source.line("pass")
     source.depth = 1
     names = ", ".join(error.__name__ for error in GONE)
-    source.check(f"except ({names}) as error", "f'something is gone that the region reads ({error!r})'")
+    gone = "f'something is gone that the region reads ({error!r})'"
+    source.check(f"except ({names}) as error", gone, "what the region reads is there")
 
 
 def state_holds(guards: StateGuards) -> Callable[[], bool]:
@@ -145,12 +146,14 @@ class StateEmitter:
         keywords = f"(*kwargs,) != {s.constant(guards.keywords)}" if guards.keywords else "kwargs"
         expected = s.constant(f"arguments: expected {guards.positional} and the keywords {list(guards.keywords)}, got ")
         s.check(
-            f"if len(args) != {guards.positional} or {keywords}", f"{expected} + f'{{len(args)}} and {{[*kwargs]}}'"
+            f"if len(args) != {guards.positional} or {keywords}",
+            f"{expected} + f'{{len(args)}} and {{[*kwargs]}}'",
+            f"len(args) == {guards.positional} and [*kwargs] == {list(guards.keywords)}",
         )
         self._fixed()
         self.check_all(guards.each if self.pins.holders else guards.all)
         for first, second in guards.aliases:
-            self._unless(f"{self.read(first)} is {self.read(second)}", f"{first} and {second} were one object")
+            self._same(first, second, "object")
         self._objects()
         return self._tensors()
 
@@ -158,10 +161,11 @@ class StateEmitter:
         """Each of these guards."""
         for guard in guards:
             why = f"{self.source.held(guard.why)}((args, kwargs))"
-            self.source.check(f"if not ({self._condition(guard)})", why)
+            self.source.check(f"if not ({self._condition(guard)})", why, guard.code)
 
-    def _unless(self, condition: str, why: str) -> None:
-        self.source.check(f"if not ({condition})", repr(why))
+    def _same(self, first: Place, other: Place, what: str) -> None:
+        head = f"if {self.read(other)} is not {self.read(first)}"
+        self.source.check(head, repr(f"{first} and {other} were one {what}"), f"{other} is {first}")
 
     def _fixed(self) -> None:
         """The versions of dicts, and what no version tells."""
@@ -170,9 +174,11 @@ class StateEmitter:
             tables, versions, empty = s.held(pins.tables), s.held(pins.versions), s.held(pins.empty)
             now = f"[*map({s.bind('version', torch_api.dict_version)}, {tables})]"
             why = f"{s.held(pins.why)}()"
-            s.check(f"if (any({empty}) or {now} != {versions}) and {why} is not None", why)
+            failed = f"if (any({empty}) or {now} != {versions}) and {why} is not None"
+            s.check(failed, why, "the dicts that code names hold what they held")
         for expression, thing, known, path in self.guards.facts:
-            s.check(f"if {expression.format(s.held(thing))} is not {s.held(known)}", repr(f"{path} changed"))
+            head = f"if {expression.format(s.held(thing))} is not {s.held(known)}"
+            s.check(head, repr(f"{path} changed"), f"{path} is the same")
 
     # ------------------------------------------------------------------------------------------ places
     def _name(self, holder: Holder) -> str:
@@ -239,7 +245,8 @@ class StateEmitter:
             fixed = frozenset(number for number, h in self.guards.walk.holders.items() if h.fixed)
             self.source.line(f"ids = {{{', '.join(f'id({name})' for name in moving)}}}")
             condition = f"len(ids) == {len(moving)} and {self.source.held(fixed)}.isdisjoint(ids)"
-            self._unless(condition, "two objects of the arguments are one, or one that the region names")
+            why = "two objects of the arguments are one, or one that the region names"
+            self.source.check(f"if not ({condition})", repr(why), "the objects of the arguments are distinct")
 
     def _tensors(self) -> list[str]:
         """Local names of the flat arguments. (That each tensor is another one the check of all tensors sees.)"""
@@ -254,5 +261,5 @@ class StateEmitter:
         for first, others in self.guards.same_tensors.items():
             for other in others:
                 if not {first, other} <= pinned:
-                    self._unless(f"{self.read(other)} is {self.read(first)}", f"{first} and {other} were one tensor")
+                    self._same(first, other, "tensor")
         return list(names.values())

@@ -62,6 +62,14 @@ class At:
     source: Source
     was: Any
 
+    @property
+    def code(self) -> str:
+        """What has to hold, as code."""
+        kind = type(self.was)
+        if kind is Like:
+            return f"isinstance({self.source}, {self.was.kind.__qualname__})"
+        return f"{self.source} == {short(self.was)}" if kind in ATOMS else f"{self.source} is the same {kind.__qualname__}"
+
     def why(self, call: Call) -> str:
         """It does not."""
         was, now = _text(self.was), short(self.source.read(call))
@@ -90,6 +98,11 @@ class Contents:
     def _now(self, thing: Any) -> list[Any]:
         return list(self.holder.table(thing) if isinstance(self.holder, Mapping) else self.holder.table(thing).values())
 
+    @property
+    def code(self) -> str:
+        """What has to hold, as code."""
+        return f"[*{self.holder.path}] == {_few(self.items)}"
+
     def why(self, call: Call) -> str:
         """It does not."""
         now = self._now(self.holder.now(call))
@@ -102,6 +115,11 @@ class NoNewNames:
 
     holder: Holder
     absent: frozenset[str]
+
+    @property
+    def code(self) -> str:
+        """What has to hold, as code."""
+        return f"vars({self.holder.path}) hides no name that the region reads"
 
     def why(self, call: Call) -> str:
         """It did."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from ..errors import RuleError, SideEffectError, SubclassTraceError, UnsupportedError
 from ..subclass.attributes import namespace_of
 from ..subclass.protocol import is_traceable
+from ..torch_api import warn_user
 from .entering import Events, is_users
 from .guards import StateGuards
 from .kinds import check_cache
@@ -76,7 +76,7 @@ class StateRun:
             frame = frame.f_back
         where = _line(frame.f_code, frame.f_lineno)
         if self.warns and name in ("print", "logging"):
-            warnings.warn(f"{where}: {name} happens once, while the region is traced", stacklevel=2)
+            warn_user(f"{where}: {name} happens once, while the region is traced")
             return
         raise self.refused(
             SideEffectError(

@@ -44,7 +44,7 @@ def inner_values(wrapper: torch.Tensor, path: Path = VALUE) -> tuple[tuple[str, 
             f"{cls.__qualname__}.__tensor_flatten__ returned something else than a pair",
             path=path,
             expected="([attribute names], context)",
-            got=repr(flat)[:200],
+            got=torch_api.text_of(flat),
             fix="return the names of the inner tensors as a list of str, and everything else as the context",
         )
     names, context = flat
@@ -137,7 +137,7 @@ def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], S
         raise ProtocolError(
             f"{spec.cls.__qualname__}.__tensor_unflatten__ raised {type(error).__name__}: {error}",
             expected="__tensor_unflatten__(inner_tensors, context, outer_size, outer_stride), for what was flattened",
-            got=f"inner tensors {sorted(inner)}, context {context!r:.80}, outer size {outer}",
+            got=f"inner tensors {sorted(inner)}, context {torch_api.text_of(context, 80)}, outer size {outer}",
             fix="rebuild from exactly the names and the context that __tensor_flatten__ returned",
         ) from error
 

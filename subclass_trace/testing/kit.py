@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import OptionError, SubclassTraceError
+from ..stages import working
 from .report import Report
 from .resolve import Target, resolve
 from .rules import Profile, load, profile_of, select
@@ -57,7 +58,8 @@ def check(
         raise OptionError("no rule is left to check", got=f"rules={rules}, skip={skip}", fix="skip fewer")
     subject = resolve(target, **options)
     start = time.perf_counter()
-    results = [run_rule(subject, r, level) if r in chosen else Result(r, Outcome.SKIPPED) for r in load()]
+    with working(f"check of {subject.name}"):
+        results = [run_rule(subject, r, level) if r in chosen else Result(r, Outcome.SKIPPED) for r in load()]
     return Report(subject, tuple(results), level.name, time.perf_counter() - start)
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from ..report.page import document
 from .runner import Outcome, Result
 from .script import NO_PROJECTION
 from .subject import Subject
@@ -179,7 +180,5 @@ def summary(report: Report) -> str:
 def write_page(report: Report, path: Path) -> Path:
     """Write the report as an HTML page that needs nothing else."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    title = html.escape(report.subject.name)
-    body = html.escape(text(report))
-    path.write_text(f'<html><meta charset="utf-8"><title>{title}</title><pre>{body}</pre></html>\n', encoding="utf-8")
+    path.write_text(document(report.subject.name, f"<pre>{html.escape(text(report))}</pre>"), encoding="utf-8")
     return path

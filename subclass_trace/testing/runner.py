@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, reject, settings
 from hypothesis import strategies as s
 from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
 
+from ..stages import stage
 from .rules import Cost, Profile, Rule
 from .script import Failure, NotApplicable, NotBuilt, Script
 from .subject import Subject
@@ -99,7 +100,7 @@ def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
     start = time.perf_counter()
     grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _without_logs():
+        with stage(rule.id), warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _without_logs():
             warnings.simplefilter("ignore")
             _explore(subject, rule, profile, tally)
     finally:

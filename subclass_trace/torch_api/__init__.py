@@ -32,6 +32,7 @@ from .guards import *
 from .hooks import *
 from .inductor import *
 from .kinds import *
+from .lines import *
 from .modes import *
 from .numbers import *
 from .operators import *
@@ -40,7 +41,9 @@ from .repairs.fake_kernels import *
 from .repairs.fast_paths import *
 from .repairs.strided_shards import *
 from .sharding import *
+from .structured import *
 from .symbols import *
+from .texts import *
 from .this_thread import *
 from .versions import untested as untested
 from .wrappers import *

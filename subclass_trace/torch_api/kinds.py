@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import SymBool, SymFloat
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..errors import Reason
 
 FAKE_TYPES: tuple[type, ...] = (FakeTensor,)
 
@@ -117,9 +120,25 @@ def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[An
     return check
 
 
-def failed_tensor_guard(check: Any, paths: list[str], *now: torch.Tensor) -> str:
+def failed_tensor_guard(check: Any, paths: list[str], *now: torch.Tensor) -> Reason:
     """Why a `tensor_guard` of tensors at these paths fails."""
-    return str(check.__self__.check_verbose(*now, tensor_check_names=paths))
+    why = str(check.__self__.check_verbose(*now, tensor_check_names=paths))
+    path, what, place, known = found.groups() if (found := _MISMATCH.match(why)) else (", ".join(paths), "", "", "")
+    return Reason(why, _AS_CODE.get(what, "check_tensor({path})").format(path=path, place=place, known=known.lower()))
+
+
+#: what torch says of a tensor that fails
+_MISMATCH = re.compile(
+    r"tensor '(.*?)' ([\w ]+) mismatch(?: at index (\d+))?\. expected (?:requires_grad=)?(.+?)(?:, actual|$)"
+)
+_AS_CODE = {
+    "size": "{path}.shape[{place}] == {known}",
+    "stride": "{path}.stride({place}) == {known}",
+    "rank": "{path}.dim() == {known}",
+    "dtype": "{path}.dtype == torch.{known}",
+    "requires_grad": "{path}.requires_grad == {known}",
+    "dispatch key set": "dispatch_keys({path}) are the same",
+}
 
 
 def is_jagged_example(t: torch.Tensor) -> bool:

@@ -146,6 +146,7 @@ def _proxy_analysis() -> Any:
         "not_": node(torch.sym_not),
         "minimum": node(torch.sym_min, 2),
         "maximum": node(torch.sym_max, 2),
+        "expr_cond_pair": staticmethod(lambda value, condition: (value, condition)),  # torch 2.11 has none
         "piecewise": staticmethod(lambda *pairs: functools.reduce(choose, reversed(pairs[:-1]), pairs[-1][0])),
     }
     members.update((name, node(function)) for name, function in _SYMBOLIC_MATH.items())

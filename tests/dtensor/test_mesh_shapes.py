@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from spmd import REPLICATE, ROWS, column, difference, seen, whole
+from spmd import REPLICATE, ROWS, VERSION, column, difference, seen, whole
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -106,6 +106,7 @@ def test_another_placement_recompiles(mesh) -> None:
     assert len(region.specializations) == 2, region.explain()
 
 
+@pytest.mark.skipif(VERSION < (2, 12), reason="this torch reads a tensor to take a part of a mesh")
 def test_parts_of_a_mesh(mesh) -> None:
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     x = DTensor.from_local(torch.ones(2, 4), grid["tp"], [Shard(0)], run_check=False)

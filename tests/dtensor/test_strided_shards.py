@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from spmd import COLUMNS, check, difference, of_local, seen, whole
+from spmd import COLUMNS, VERSION, check, difference, of_local, seen, whole
 from torch.distributed.tensor import DTensor
 
 import subclass_trace as st
 
-VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 #: eager mode itself refuses such views in torch 2.11, and two of these programs in 2.12
 pytestmark = pytest.mark.skipif(VERSION < (2, 12), reason="torch 2.11 has no such views")
 of_2_13 = pytest.mark.skipif(VERSION < (2, 13), reason="refused by torch 2.12 in eager mode")

@@ -104,8 +104,10 @@ LISTS: dict[str, tuple[Callable[[], list[nn.Module]], str]] = {
 }
 
 
-def is_shared(region: Any) -> bool:
-    return "another module" in region.specializations[0].reason
+def shared(regions: list[Any]) -> str:
+    """Which of them has a program of an earlier one: "s"."""
+    programs = [region.specializations[0].program for region in regions]
+    return "".join("s" if program in programs[:k] else "-" for k, program in enumerate(programs))
 
 
 @pytest.mark.parametrize("by_method", [False, True])
@@ -129,7 +131,7 @@ def test_layers_of_a_list(name: str, by_method: bool) -> None:
                 grads = torch.autograd.grad(y.sum(), leaves, allow_unused=True)
                 rows.append([y, *(g for g in grads if g is not None), torch.tensor(float(getattr(module, "heads", 0)))])
             assert all(map(torch.equal, *rows))
-    assert "".join("s" if is_shared(region) else "-" for region in regions) == expected
+    assert shared(regions) == expected
 
 
 def test_a_layer_that_changes_is_traced_by_itself() -> None:
@@ -156,7 +158,7 @@ def test_other_tangents_and_freed_layers() -> None:
             given = [*(layer.up, layer.down)[k].parameters()]
             got, want = (torch.autograd.grad(call(x)[k].sum(), given) for call in (region, layer))
             assert all(map(torch.equal, got, want))
-    assert [*map(is_shared, regions)] == [False, True, True]
+    assert shared(regions) == "-ss"
     first, second = weakref.ref(layers[0]), weakref.ref(layers[1])
     del layer, region, regions[:2], layers[:2], given
     gc.collect()

@@ -112,7 +112,7 @@ def test_names_are_those_of_the_graph(name: str) -> None:
 
 def test_explain() -> None:
     f = st.compile(lambda x, k: (x * k).sum())
-    assert f.explain() == "0 specializations"
+    assert f.explain() == "0 specializations\n\nserved by our trace"
     f(two(3), 2)
     f(two(3).requires_grad_(), 2)
     torch.func.vmap(f, in_dims=(0, None))(torch.rand(2, 3), 2)
@@ -121,16 +121,21 @@ def test_explain() -> None:
 
 [0]
   made for:  first call
+  seconds:   {names.seconds_text(f.specializations[0].seconds)}
   inputs:    1, dense leaves: 2
   grad mode: on
   backward:  none
 
 [1]
   made for:  {f.specializations[1].reason}
+  guard:     [0] args[0].requires_grad == 0
+  seconds:   {names.seconds_text(f.specializations[1].seconds)}
   inputs:    1, dense leaves: 2
   grad mode: on
   backward:  1 saved, 0 B
 
 calls that ran eagerly
-  1 call: a functorch transform (vmap, grad, jvp) is active around the call"""
+  1 call: a functorch transform (vmap, grad, jvp) is active around the call
+
+served by our trace"""
     assert f.explain() == expected.replace("1 saved", f"{len(f.specializations[1].saved)} saved")

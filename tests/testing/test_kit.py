@@ -201,7 +201,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
 def test_html_on_the_command_line(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     cli.main(["check", PLAIN_OUT, "--rules", "ST502", "--html", str(target), "--max-examples", "3"])
-    assert "<html>" in target.read_text(encoding="utf-8")
+    assert "<!doctype html>" in target.read_text(encoding="utf-8")
 
 
 def test_a_factory_on_the_command_line() -> None:

@@ -6,6 +6,7 @@ import class_table
 import pytest
 import torch
 import torch.distributed as dist
+from torch_features import scaled_mm_by_rows
 
 import subclass_trace as st
 from subclass_trace.subclass.flatten import leaves_of
@@ -43,6 +44,8 @@ def test_a_row_is_what_is_measured(number: int) -> None:
     version = class_table.installed(row.package)
     if version is None:
         pytest.skip(f"{row.package} is not installed")
+    if row.name == "Float8Tensor" and row.note == "dynamic activations" and not scaled_mm_by_rows():
+        pytest.skip("torch._scaled_mm of this torch takes one scale alone on a CPU")
     found = class_table.cells(row)
     if f"{row.package} {version.partition('+')[0]}" not in subclass_table.PAGE.read_text(encoding="utf-8"):
         assert "differs" not in "".join(found)  # the page is about another version

@@ -31,38 +31,29 @@ _here = _Here()
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[dict[str, float]]:
-    """Inside, stages are those of this work; yields their seconds."""
-    outer, _here.seconds = _here.seconds, {}
-    shown = _here.names or not sys.stderr.isatty()
-    with _named(what), contextlib.nullcontext() if shown else _line(_here.names):
-        try:
-            yield _here.seconds
-        finally:
-            _here.seconds = outer
-
-
-@contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
     """Inside, or in the function that it decorates, time counts as this stage of the work of this thread."""
-    start, outside, _here.inside = time.perf_counter(), _here.inside, 0.0
-    seconds = _here.seconds
+    start, seconds, outside, _here.inside = time.perf_counter(), _here.seconds, _here.inside, 0.0
+    _here.names.append(name)
     try:
-        with _named(name):
-            yield
+        yield
     finally:
         took = time.perf_counter() - start
+        _here.names.pop()
         seconds[name] = seconds.get(name, 0.0) + took - _here.inside
         _here.inside = outside + took
 
 
 @contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    _here.names.append(name)
-    try:
-        yield
-    finally:
-        _here.names.pop()
+def working(what: str) -> Iterator[dict[str, float]]:
+    """Inside, stages are those of this work; yields their seconds."""
+    shown = not _here.names and sys.stderr.isatty()
+    with stage(what), _line(_here.names) if shown else contextlib.nullcontext():
+        outer, _here.seconds = _here.seconds, {}
+        try:
+            yield _here.seconds
+        finally:
+            _here.seconds = outer
 
 
 @contextlib.contextmanager

@@ -134,7 +134,10 @@ class Capture:
         with self.session.modes():
             try:
                 ran = self._run(run)
-                recorder.write_assertions()
+                for check in recorder.symbols.assertions(
+                    recorder.tag
+                ):  # what it took for true of values inside tensors
+                    recorder.annotate(check)
                 _refuse_gradients_inside(self.inputs, ran.outputs)
                 changed = list(self.functions.gradients.changed())
                 if torch.is_grad_enabled() != grad_mode:

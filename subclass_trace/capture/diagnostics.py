@@ -88,7 +88,10 @@ def _told(error: BaseException) -> str:
 
 
 def _has_no_fake_kernel(error: BaseException) -> UnsupportedError:
-    return UnsupportedError(
+    cls = (
+        NeedsEager if _raised_by_torch(error, "_library") else UnsupportedError
+    )  # of an operator that Dynamo refuses, too
+    return cls(
         f"the region uses what has no kernel for fake tensors: {_told(error)}",
         path=user_line(error),
         expected="operations that can be traced without data, on tensors of this trace",

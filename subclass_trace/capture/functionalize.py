@@ -1,7 +1,7 @@
 """Graph to graph: the recorded graph with in-place operations becomes functional by one replay.
 
-Only a graph that holds a mutable operation comes here. The replay runs the dense, autograd-free graph once under
-torch's functional tensors; neither the user function nor autograd runs again.
+Only a graph that holds a mutable operation comes here. What touches memory that is written runs once more, under torch's
+functional tensors; all else is copied. Neither the user function nor autograd runs again.
 """
 
 from __future__ import annotations
@@ -125,11 +125,32 @@ def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
     )
 
 
+def _beside_writes(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that touch no memory that an operation writes. None where sizes are symbols, whose nodes the replay finds again."""
+    written: set[Any] = set()
+    memory: dict[fx.Node, set[Any]] = {}
+    for node in graph.nodes:
+        values = torch_api.pytree.tree_leaves(node.meta.get("val"))
+        if any(isinstance(n, torch_api.SYM_TYPES) for v in values for n in (v.shape if isinstance(v, Tensor) else [v])):
+            return set()
+        memory[node] = {torch_api.storage_ref(v) for v in values if isinstance(v, Tensor)}
+        if isinstance(node.target, torch_api.OpOverload):
+            written.update(*(memory[t] for t in written_arguments(node.target, node.args, node.kwargs, fx.Node)))
+    beside: set[fx.Node] = set()
+    for node in graph.nodes:
+        part = node.target is operator.getitem and node.args[0] in beside
+        if part or node.op == "placeholder" or isinstance(node.target, torch_api.OpOverload):
+            if all(written.isdisjoint(memory[n]) for n in (node, *node.all_input_nodes)):
+                beside.add(node)
+    return beside
+
+
 class _Replay:
     def __init__(self, recorder: Any) -> None:
         self.recorder, self.mode = recorder, recorder.mode
         self.functional = torch_api.FunctionalReplay(self.mode)
         self.env: dict[fx.Node, Any] = {}
+        self.copies: dict[fx.Node, fx.Node] = {}  # of nodes that touch nothing that is written
         self.kernels = torch_api.fake_kernels()
         self.called: dict[fx.Node, str] = {}  # nodes of the forward, by their names in earlier joint graphs
 
@@ -142,16 +163,25 @@ class _Replay:
     ) -> fx.GraphModule:
         replay, graph, root = self.functional, self.recorder.graph, self.recorder.root
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
+        beside = _beside_writes(graph)
         for node in graph.find_nodes(op="placeholder"):
             value = node.meta["val"]
-            self.env[node] = torch_api.detached(self.mode, value) if isinstance(value, Tensor) else value
-            replay.place(str(node.target), self.env[node], node.meta)
+            value = torch_api.detached(self.mode, value) if isinstance(value, Tensor) else value
+            placed = replay.place(str(node.target), value, node.meta)
+            if node in beside:
+                self.copies[node] = placed
+            else:
+                self.env[node] = value
         forward_nodes: list[Any] = []
         kept: dict[str, Any] = {}
         # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
         with replay.active(self.recorder.decompositions) as meta:
             for node in graph.nodes:
-                if node.op == "placeholder":
+                if node in self.copies:
+                    pass
+                elif node in beside or self._stays(node):
+                    self._copy(node)
+                elif node.op == "placeholder":
                     value = self.env[node]
                     self.env[node] = replay.wrap(value) if isinstance(value, Tensor) else value
                 elif node.op == "get_attr":
@@ -162,7 +192,7 @@ class _Replay:
                 elif node.op == "call_function":
                     self._set_meta(meta, node)
                     last = next(iter(reversed(replay.graph.nodes)), None)
-                    self.env[node] = self._call(node, root)
+                    self.env[node] = self._call(node)
                     self._copy_frames(node, last)
                     if self.recorder.names_are_known and node.meta.get("partitioner_tag") == "is_forward":
                         self._keep_name(node)
@@ -175,6 +205,27 @@ class _Replay:
         module = replay.finish(nodes)
         module.meta["names"] = names
         return module
+
+    def _stays(self, node: fx.Node) -> bool:
+        """An operation with effects, for which torch would ask for a token, or without a fake kernel; or a higher order
+        operator, whose branches are functional."""
+        target = node.target
+        return isinstance(target, torch_api.HigherOrderOperator) or has_effects(target) or target in self.kernels
+
+    def _copy(self, node: fx.Node) -> None:
+        copy = self.functional.graph.create_node(
+            node.op, node.target, fx.map_arg(node.args, self._node), fx.map_arg(node.kwargs, self._node), name=node.name
+        )
+        copy.meta.update(node.meta)
+        self.copies[node] = copy
+        if self.recorder.names_are_known and node.meta.get("partitioner_tag") == "is_forward":
+            self.called[copy] = node.name
+
+    def _value(self, node: fx.Node) -> Any:
+        """What a node is in the replay; a copied one is taken up where it is needed."""
+        if node not in self.env:
+            self.env[node] = self._adopt(self.copies[node], node.meta["val"])
+        return self.env[node]
 
     def _keep_name(self, node: fx.Node) -> None:
         """An earlier joint graph was made without a replay: what it calls this node, and has saved by that name."""
@@ -208,20 +259,14 @@ class _Replay:
                 return
             made.meta.setdefault("frames", frames)
 
-    def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
-        if isinstance(node.target, torch_api.HigherOrderOperator):
-            return self._opaque(node)
-        if (
-            has_effects(node.target) or node.target in self.kernels
-        ):  # torch would ask for a token, or has no fake kernel
-            return self._opaque(node)
+    def _call(self, node: fx.Node) -> Any:
         if node.target is aten._local_scalar_dense.default and not torch_api.is_data_dependent(node.meta["val"]):
             # The fake tensor of the replay does not know the symbol that stands for the number inside.
             read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
             read.meta.update(node.meta)
             return self.functional.adopt_number(node.meta["val"], read)
-        args: Any = fx.node.map_arg(node.args, self.env.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
+        args: Any = fx.node.map_arg(node.args, self._value)
+        kwargs = fx.node.map_arg(node.kwargs, self._value)
         try:
             if node.target is aten.bernoulli_.float:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
@@ -234,18 +279,6 @@ class _Replay:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
-
-    def _opaque(self, node: fx.Node) -> Any:
-        """Copied as it is: an operation with effects, or a higher order operator, whose branches are functional."""
-        graph = self.functional.graph
-
-        def argument(x: fx.Node) -> Any:
-            return graph.get_attr(str(x.target)) if x.op == "get_attr" else self._node(x)
-
-        target: Any = node.target
-        copy = graph.call_function(target, fx.node.map_arg(node.args, argument), fx.node.map_arg(node.kwargs, argument))
-        copy.meta.update(node.meta)
-        return self._adopt(copy, node.meta["val"])
 
     def _adopt(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -263,4 +296,8 @@ class _Replay:
         return out
 
     def _node(self, x: Any) -> Any:
-        return self.functional.node_of(self.env[x]) if isinstance(x, fx.Node) else x
+        if not isinstance(x, fx.Node):
+            return x
+        if isinstance(self.env.get(x), torch.nn.Module):
+            return self.functional.graph.get_attr(str(x.target))
+        return self.copies[x] if x in self.copies else self.functional.node_of(self.env[x])

@@ -23,11 +23,8 @@ Tensor = torch.Tensor
 _READS_GRAPHS = ("flex_attention", "flex_attention_backward")
 
 
-_DETACH_ = torch.ops.aten.detach_.default  # of constants
-
-
-def _itself(t: Tensor) -> Tensor:
-    return t
+#: of constants: the very value
+_DETACH: dict[Any, Any] = {torch.ops.aten.detach_.default: lambda t: t}
 
 
 def _is_callable(x: object) -> bool:
@@ -48,7 +45,7 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
                 raise NeedsEager(what, path=recorder.user_line(), fix="give it dense tensors")
             with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
                 try:
-                    module = torch_api.make_fx(function, {**recorder.decompositions, _DETACH_: _itself})(*operands)
+                    module = torch_api.make_fx(function, {**recorder.decompositions, **_DETACH})(*operands)
                 except AssertionError as error:  # of the fake mode
                     what, fix = f"a branch of {func.name()} uses a tensor from outside", "pass it as an operand"
                     raise UnsupportedError(what, path=recorder.user_line(), got=str(error)[:200], fix=fix) from error

@@ -132,7 +132,7 @@ class InnerBackward:
         Raises:
             UnsupportedError: that may lead to another tensor whose gradient is wanted; or to a hook.
         """
-        outside = self._by_node()
+        outside = {row.edge.node: number for number, row in enumerate(self.inputs.rows) if row.edge is not None}
         wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
         for k in wanted:
             self.reads.fact(k, "is_leaf")
@@ -154,10 +154,6 @@ class InnerBackward:
                 got=", ".join(str(self.inputs.rows[k].path) for k in (*above, *wanted)),
                 fix="detach it, or differentiate outside",
             )
-
-    def _by_node(self) -> dict[Any, int]:
-        """The inputs that require grad, by the nodes that the trace ends in."""
-        return {row.edge.node: number for number, row in enumerate(self.inputs.rows) if row.edge is not None}
 
     # ---------------------------------------------------------------- afterwards
     def changed(self) -> Iterator[tuple[int, Tensor | None]]:

@@ -18,11 +18,6 @@ aten = torch.ops.aten
 Rule = Callable[[Any, Any, Any, Any], Any]
 
 
-def _detached_in_place(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The very value: no node."""
-    return func(*args)
-
-
 def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The very value: no node."""
     out = recorder.bare(args[0])
@@ -57,5 +52,5 @@ RULES: dict[Any, Rule] = {
     aten.detach.default: _detach,
     **dict.fromkeys(_INDEXED, _indexed),
     **dict.fromkeys((aten.rrelu_with_noise.default, aten.max_unpool2d.default), _contiguous),
-    aten.detach_.default: _detached_in_place,
+    aten.detach_.default: lambda recorder, func, args, kwargs: func(*args),  # the very value: no node
 }

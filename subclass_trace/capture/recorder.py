@@ -327,11 +327,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         ):
             self.perhaps_shared.update(storages)
 
-    def write_assertions(self) -> None:
-        """What the trace took for true of numbers that depend on values inside tensors is checked in each call."""
-        for check in self.symbols.assertions(self.tag):
-            self.annotate(check)
-
     def was_written(self, leaf: Tensor) -> bool:
         """Did an operation of the region write into the memory that ``leaf`` can touch?"""
         storage = torch_api.storage_ref(leaf)

@@ -115,10 +115,7 @@ class Tape:
             outs = [self.outputs[k] for k in present]
             contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:
-                with (
-                    _sequence_numbers(outs, self.edges, recorder),
-                    backward_state(recorder) as state,
-                ):
+                with _sequence_numbers(outs, self.edges, recorder), backward_state(recorder) as state:
                     grads = self._differentiate(outs, values, create_graph)
                 self._check_contexts(contexts)
                 _refuse_effects([n for n in recorder.graph.nodes if n not in known])

@@ -65,12 +65,11 @@ class ModuleRegion:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""
-        core = self._subclass_trace
-        return region_of_module(copy.deepcopy(core.function, memo), core.options)
+        return region_of_module(copy.deepcopy(_module_of(self), memo), self._subclass_trace.options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the module and the options; specializations are not pickled."""
-        return region_of_module, (self._subclass_trace.function, self._subclass_trace.options)
+        return region_of_module, (_module_of(self), self._subclass_trace.options)
 
 
 class _Shown:
@@ -99,6 +98,11 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return core.function(*args, **kwargs) if is_dynamo_compiling() else core(*args, **kwargs)
 
 
+def _module_of(region: ModuleRegion) -> Any:
+    function = region._subclass_trace.function
+    return getattr(function, "__self__", function)
+
+
 _PUBLIC = [name for name in vars(Region) if not name.startswith("_")]
 _classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 
@@ -117,11 +121,18 @@ def _class_of_regions(cls: type) -> type:
 
 
 def region_of_module(module: torch.nn.Module, options: Options, *, keep_joint: bool = False) -> Any:
-    """The region of a module; of a region the region of what that compiles."""
+    """The region of a module; of a region the region of what that compiles.
+
+    Of a module of FSDP2 the ``forward`` is compiled: its hooks, which move memory in each call, are the region's own.
+    """
     if isinstance(module, ModuleRegion):
-        module = module._subclass_trace.function
+        module = _module_of(module)
+    managed = torch_api.is_of_fsdp(module)
     region: Any = object.__new__(_class_of_regions(type(module)))
     object.__setattr__(region, "__dict__", vars(module))
-    object.__setattr__(region, "_subclass_trace", Region(module, options, keep_joint=keep_joint))
-    object.__setattr__(region, "_own_tables", {name: OrderedDict() for name in _HOOK_TABLES})
+    object.__setattr__(
+        region, "_subclass_trace", Region(module.forward if managed else module, options, keep_joint=keep_joint)
+    )
+    tables = {name: getattr(module, name) if managed else OrderedDict() for name in _HOOK_TABLES}
+    object.__setattr__(region, "_own_tables", tables)
     return region

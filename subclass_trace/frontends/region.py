@@ -27,7 +27,7 @@ from ..runtime.backward import TRACE_LOCK
 from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..stages import working
-from ..state.guards import changed_numbers
+from ..state.guards import changed_since
 from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
@@ -162,7 +162,9 @@ class Region:
             check_stance("; ".join(misses) or "first call")
             self.__check_count(misses)
             for entry in self.__entries:
-                self.__history.varying_numbers.update(changed_numbers(entry.state, (args, kwargs)))
+                numbers, objects = changed_since(entry.state, (args, kwargs))
+                self.__history.varying_numbers |= numbers
+                self.__history.replaced |= objects
             with working(f"capture of {name_of(self.__function)}") as seconds:
                 entry = compile_call(
                     self.__function,

@@ -26,11 +26,9 @@ from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.sizes import hint_of
-from ..runtime.source import Checks
 from ..runtime.source import Source as Code
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..stages import stage
-from ..state.code_names import asks_for_number_types
 from ..state.guards import GONE, StateGuards
 from ..state.run import StateRun
 from ..state.source import Call, Source
@@ -64,7 +62,7 @@ class Specialization:
     graphs: Graphs
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     written: Code
-    failed: Checks
+    failed: Callable[[tuple[Any, ...], dict[str, Any]], Reason | None]
     seconds: Mapping[str, float]
 
     @property
@@ -86,6 +84,11 @@ class Specialization:
     def source(self) -> str:
         """The source of the entry."""
         return self.written.text()
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """What it asks of a call, as code."""
+        return self.written.guards
 
     def report(self) -> str:
         """A readable table: inputs and their leaves, outputs and how they are rewrapped, saved activations."""
@@ -168,6 +171,7 @@ def traced_call(
     """
     maker = _Maker(session, history, options, symbols=symbols)
     state = StateRun(function, call, maker, warns=options.frontend == "trace")
+    state.walk.replaced = history.replaced
     session.recorder.state, session.recorder.follows_state = state, state.follows
 
     def run(inputs: Inputs) -> Ran:
@@ -219,8 +223,6 @@ def _specialize(
     with torch.no_grad(), stage("code generation"):
         examples = Examples(session.mode, hint_of)
         emitted = EntryEmitter(program, ambient, guarded).emit(alias, maker.flat, examples)
-    if any(map(asks_for_number_types, state.walk.entered)):
-        history.fixed |= history.varying_numbers
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while

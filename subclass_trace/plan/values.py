@@ -59,6 +59,7 @@ class New:
         cls: its class.
         items: of a list or a set; ``pairs``: of a dict.
         fields: attributes, past every ``__setattr__``.
+        factory: what makes the missing values of a ``defaultdict``.
     """
 
     number: int
@@ -66,6 +67,7 @@ class New:
     items: tuple[Recipe, ...] | None = None
     pairs: tuple[tuple[Recipe, Recipe], ...] | None = None
     fields: tuple[tuple[str, Recipe], ...] = ()
+    factory: Recipe | None = None
 
 
 Recipe: TypeAlias = Constant | Output | Entry | BackReference | Make | New

@@ -50,7 +50,7 @@ def tables(plan: Plan) -> list[tuple[str, list[Row]]]:
         ("dynamic sizes", [*_symbols(plan)]),
         ("changed inputs", [*_changes(plan)]),
         (f"results: {len(plan.results.outputs)}", [*_results(plan)]),
-        (f"saved for the backward: {len(saved)}, {_bytes(plan)} beyond the inputs", [*_saved(plan)]),
+        (f"saved for the backward: {len(saved)}, {saved_bytes(plan)} beyond the inputs", [*_saved(plan)]),
     ]
 
 
@@ -131,7 +131,8 @@ def _saved(plan: Plan) -> Iterator[Row]:
         yield saved_where(row), operation_text(row), kind, f"{row.bytes:,} B" if row.bytes else "-", row.reason
 
 
-def _bytes(plan: Plan) -> str:
+def saved_bytes(plan: Plan) -> str:
+    """``1,024 B``"""
     return f"{sum(row.bytes for row in plan.gradients.saved):,} B"
 
 
@@ -153,7 +154,7 @@ def misses_text(entry: Any) -> str:
 def guards_of(entry: Any) -> list[str]:
     """What a call is asked, as code: what the generated entry checks, and what holds of the dicts that code names."""
     state = [guard.code for rows in entry.state.by_holder.values() for guard in rows]
-    return [*dict.fromkeys([*entry.failed.guards, *state])]
+    return [*dict.fromkeys([*entry.guards, *state])]
 
 
 def explain(entries: Sequence[Any], eager_calls: Mapping[str, int]) -> str:
@@ -185,5 +186,5 @@ def _entry(number: int, entry: Any) -> str:
     if plan.inputs.symbols:  # torch traces a size of 0 or 1 as a number; a symbol is at least 2
         rows.append(("sizes", ", ".join(f"{name} = {source}" for name, source in _symbols(plan))))
         rows.append(("where", "; ".join(map(str, plan.inputs.conditions)) or "none"))
-    rows.append(("backward", f"{len(plan.gradients.saved)} saved, {_bytes(plan)}" if plan.trains else "none"))
+    rows.append(("backward", f"{len(plan.gradients.saved)} saved, {saved_bytes(plan)}" if plan.trains else "none"))
     return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])

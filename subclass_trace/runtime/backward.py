@@ -18,6 +18,7 @@ from .. import torch_api, verify
 from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
+from ..stages import working
 from ..state.guards import StateGuards
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
@@ -200,6 +201,7 @@ class Backwards:
     def _lookup(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward | None:
         return next((entry for entry in self.compiled if entry.serves(tangents, create_graph, env)), None)
 
+    @working("another backward")
     def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
         tape, shape_env = self.tape, self.tape.session.shape_env
         live = [flatten(o)[1] for o in tape.outputs]

@@ -11,13 +11,7 @@ import torch
 from .. import torch_api
 from ..capture.metadata import fact_code
 from ..plan import InputPlan, Plan, gradient_of
-from ..subclass.context import (
-    has_sizes,
-    map_sizes,
-    same_context,
-    with_outer,
-    without_outer,
-)
+from ..subclass.context import has_sizes, map_sizes, same_context, with_outer, without_outer
 from ..subclass.paths import Path
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count, leaf_spans

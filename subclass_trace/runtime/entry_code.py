@@ -13,6 +13,7 @@ import torch
 
 from .. import torch_api
 from ..capture.aliasing import alias_check
+from ..errors import Reason
 from ..plan import (
     ConstantOutput,
     InputOutput,
@@ -46,7 +47,7 @@ from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
 from .program import Call, Program, watch_contexts, watched_contexts
 from .rebuild import replay_view
-from .source import Checks, Source
+from .source import Source
 from .state_code import Pins, StateEmitter, tried
 from .value_code import ValueEmitter, emit_effects
 
@@ -57,8 +58,8 @@ Tensor = torch.Tensor
 MISS: Any = object()
 
 
-#: the entry, the source that it was made from, and its checks
-Emitted: TypeAlias = tuple[Callable[..., Any], Source, Checks]
+#: the entry, the source that it was made from, and the function that says why it misses (None: it does not)
+Emitted: TypeAlias = tuple[Callable[..., Any], Source, Callable[..., Reason | None]]
 
 
 class EntryEmitter:

@@ -6,7 +6,6 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,21 +17,6 @@ from ..torch_api.dynamo import never_compiled
 _LITERALS = (bool, int, str, bytes, type(None))
 #: the modules that expressions over sizes name
 EXPRESSION_GLOBALS = {"math": math, "torch": torch}
-
-
-@dataclass(frozen=True, eq=False)
-class Checks:
-    """The checks of a function. A call tells the reason of the first that fails; None if all hold.
-
-    Attributes:
-        make: compiles what tells; ``guards``: what each check asks, as code.
-    """
-
-    make: Callable[[], Callable[..., Reason | None]]
-    guards: tuple[str, ...]
-
-    def __call__(self, *args: Any) -> Reason | None:
-        return self.make()(*args)
 
 
 class Source:
@@ -101,16 +85,22 @@ class Source:
         made.globals = self.globals | other.globals
         return made
 
-    def why(self, name: str) -> Checks:
-        """The checks of the function up to here."""
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """What each check asks, as code."""
+        return tuple(guard for _, guard in self._reasons.values())
+
+    def why(self, name: str) -> Callable[..., Reason | None]:
+        """The function up to here as one that returns the reason of the first check that fails; None if all hold."""
         self.checked = self.checked or len(self.lines)
         lines, reasons = self.lines[: self.checked], dict(self._reasons)
 
-        def make() -> Callable[..., Reason | None]:
+        @functools.cache
+        def made() -> Callable[..., Reason | None]:
             for k, (why, guard) in reasons.items():
                 lines[k] = f"{lines[k][: -len(self.miss)]}Reason({why}, {guard!r})"
             text = "\n".join([*lines, "    return None", ""])
-            made: Callable[..., Reason | None] = function_of(text, name, {**self.globals, "Reason": Reason}, "reasons")
-            return never_compiled(made)
+            function = function_of(text, name, {**self.globals, "Reason": Reason}, "reasons")
+            return never_compiled(function)  # type: ignore[no-any-return]
 
-        return Checks(functools.cache(make), tuple(guard for _, guard in reasons.values()))
+        return lambda *args: made()(*args)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..state.guards import GONE, At, Guard, Like, NoNewNames, StateGuards, alike
+from ..state.guards import GONE, At, Guard, Like, NoNewNames, StateGuards, alike, is_input
 from ..state.source import Arguments, Cell, Holder, Mapping, Names, Variable
 from ..state.source import Sequence as ListLike
 from ..state.source import Source as Place
@@ -91,7 +91,7 @@ class Pins:
         for effect in effects:
             holder, key = effect.holder, effect.keys[:1]
             if holder in self.guards.by_holder:
-                rows = [g for g in self.guards.by_holder[holder] if isinstance(g, At) and type(g.was) is not Like]
+                rows = [g for g in self.guards.by_holder[holder] if isinstance(g, At) and not is_input(g.was)]
                 free = effect.how == "put" and effect.values and key[0] in holder.thing
                 found[holder] = bool(free and all(g.source.key != key[0] for g in rows)) and found.get(holder, True)
         return [holder for holder, free in found.items() if free]

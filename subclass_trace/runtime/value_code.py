@@ -50,6 +50,8 @@ class ValueEmitter:
             s.line(f"{name} = {recipe.cls.__name__}()")
         else:
             s.line(f"{name} = {s.bind('empty', empty)}({s.constant(recipe.cls)})")
+        if recipe.factory is not None:
+            s.line(f"{name}.default_factory = {self.value(recipe.factory)}")
         if recipe.pairs:
             put = s.constant(dict_setter(recipe.cls), "put")
             for key, item in recipe.pairs:

@@ -2,9 +2,12 @@
 
 >>> def f(x):
 ...     LOG.append(x)
+...     LOGS["x"].append(x)
 ...     return x * CONFIG.scale
->>> sorted(names_of(f.__code__)), only_appended(f.__code__)["LOG"], only_appended(f.__code__)["CONFIG"]
-(['CONFIG', 'LOG', 'append', 'scale'], (1, 1), (1, 0))
+>>> sorted(names_of(f.__code__))
+['CONFIG', 'LOG', 'LOGS', 'append', 'scale', 'x']
+>>> [uses_of(f.__code__)[use] for use in (("LOG", "append"), ("LOGS", "inside"), ("CONFIG", "all"))]
+[1, 1, 1]
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import dis
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -35,6 +38,8 @@ COMPUTED = frozenset(
     ]
 )
 _ADDS = ("append", "add")
+#: of one value; 3.13 has instructions that load two
+_ONE_KEY = re.compile(r"LOAD_(CONST|SMALL_INT|GLOBAL|DEREF|FAST|FAST_BORROW|FAST_CHECK)$")
 #: instructions that do nothing, where they are listed
 _SILENT = ("CACHE", "PRECALL", "RESUME", "PUSH_NULL", "EXTENDED_ARG", "NOT_TAKEN", "COPY_FREE_VARS", "MAKE_CELL")
 
@@ -60,23 +65,28 @@ def names_of(code: CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(None)
-def only_appended(code: CodeType) -> Mapping[str, tuple[int, int]]:
-    """Name -> (how often it is used, how often that is ``name.append(`` or ``name.add(``).
+def uses_of(code: CodeType, of_globals: bool = True) -> Counter[tuple[str, str]]:
+    """How often names are used, (name, "all"), and how often so: (name, "append"), ``name.append(`` or ``name.add(``;
+    (name, "inside"), ``name[key].append(`` or ``name[key] = ``.
 
     An instruction that is not known counts as a use of another kind: then a list is compared, which is never wrong.
     """
-    uses, adds = Counter[str](), Counter[str]()
+    uses = Counter((text, "all") for text in strings_of(code))
     steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
-        if not isinstance(step.argval, str) or step.opname in ("LOAD_CONST", "LOAD_CLOSURE"):
-            continue
-        uses[step.argval] += 1
-        if step.opname.startswith("LOAD_") and following is not None and following.opname.startswith("LOAD_"):
-            adds[step.argval] += following.argval in _ADDS
-    uses.update(strings_of(code))
-    return {name: (n, adds[name]) for name, n in uses.items()}
+    for k, step in enumerate(steps):
+        name, left_out = step.argval, ("LOAD_CONST", "LOAD_CLOSURE", *([] if of_globals else ["LOAD_GLOBAL"]))
+        if isinstance(name, str) and step.opname not in left_out:
+            uses[name, "all"] += 1
+            uses[name, _use(steps[k + 1 : k + 4]) if step.opname.startswith("LOAD_") else ""] += 1
+    return uses
 
 
-def asks_for_number_types(code: CodeType) -> bool:
-    """Does it compare ``type(n)`` with ``int`` or ``float``? A symbol would not pass."""
-    return "type" in code.co_names and not {"int", "float"}.isdisjoint(code.co_names)
+def _use(following: Sequence[dis.Instruction]) -> str:
+    """How a name is used that was just loaded."""
+    adds = [step.opname.startswith("LOAD_") and step.argval in _ADDS for step in following]
+    if adds[:1] == [True]:
+        return "append"
+    if len(following) < 2 or not _ONE_KEY.match(following[0].opname):
+        return ""
+    is_item = following[1].opname == "BINARY_SUBSCR" or following[1].argrepr == "[]"
+    return "inside" if following[1].opname == "STORE_SUBSCR" or (is_item and adds[2:] == [True]) else ""

@@ -48,6 +48,8 @@ _RANDOM = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_stat
 _WORLD |= {inspect.unwrap(getattr(torch.random, name)).__code__: f"torch.random.{name}" for name in _RANDOM}
 #: what is judged in the user's own code alone: an installed package asks for its settings and its parts
 _OF_USERS = ("logging", "import_module", "os.environ", "print")
+#: so are the methods of these; a refusal between a library's ``__enter__`` and ``__exit__`` would leave it locked
+_LOCKS = ("lock.", "RLock.")
 #: what stands between ``torch.manual_seed`` and its caller
 _PLUMBING = (
     torch.random.__file__,
@@ -81,7 +83,7 @@ _DISPATCHER = (
             "utils/_sympy/",
         ]
     )
-    + tuple(os.path.join("", name, "") for name in ("sympy", "mpmath"))
+    + tuple(os.path.join("", name, "") for name in ("sympy", "mpmath", "networkx"))
     + (os.path.join("logging", "__init__.py"),)
 )
 
@@ -215,5 +217,5 @@ class Events:
         if caller is None:
             return
         users = is_users(caller.f_code.co_filename)
-        if users if name in _OF_USERS else is_walked(caller.f_globals.get("__name__")):
+        if users if name in _OF_USERS or name.startswith(_LOCKS) else is_walked(caller.f_globals.get("__name__")):
             self.listener.world(name, frame)

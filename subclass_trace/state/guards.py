@@ -6,6 +6,7 @@ record knows why it failed, once it has.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -18,6 +19,7 @@ import torch
 
 from ..subclass.attributes import namespace_of
 from .code_names import names_of
+from .kinds import CONTAINERS
 from .source import Bag, Call, Holder, Mapping, Names, Source
 from .source import Sequence as ListLike
 from .values import ATOMS, MISSING, factory_of, is_a, is_told, same, short
@@ -44,6 +46,11 @@ class Like:
         return type(now) is kind and (kind is not float or (now != 0 and math.isfinite(now)))
 
 
+def is_input(was: Any) -> bool:
+    """Does each call read what stands there, and check it as an input?"""
+    return type(was) is Like and was.kind in (torch.Tensor, int, float)
+
+
 def alike(now: Any, was: Any) -> bool:
     """Does a value agree with what a guard keeps of it (`StateGuards._known`)?"""
     if now is was:
@@ -68,7 +75,9 @@ class At:
         kind = type(self.was)
         if kind is Like:
             return f"isinstance({self.source}, {self.was.kind.__qualname__})"
-        return f"{self.source} == {short(self.was)}" if kind in ATOMS else f"{self.source} is the same {kind.__qualname__}"
+        return (
+            f"{self.source} == {short(self.was)}" if kind in ATOMS else f"{self.source} is the same {kind.__qualname__}"
+        )
 
     def why(self, call: Call) -> str:
         """It does not."""
@@ -178,6 +187,7 @@ class StateGuards:
             for h in walk.holders.values()
             if h.fixed and (h.guarded or h in parents) and is_a(h.owner, torch.Tensor)
         }
+        self._looked_up = {id(h.thing if h.owner is None else h.owner) for h in walk.holders.values() if not h.fixed}
         for holder in (walk.arguments, *walk.holders.values()):
             guards = [] if is_write_only(walk, holder) else list(self._of_holder(holder, call))
             if holder.fixed and isinstance(holder, Mapping):
@@ -239,7 +249,8 @@ class StateGuards:
         if is_a(value, tuple) and type(value) not in ATOMS:
             items = [self._known(Source(source.holder, source.key, (*source.items, k)), v) for k, v in enumerate(value)]
             return tuple.__new__(type(value), items)
-        constant = source.holder.fixed or type(value) in ATOMS or value is MISSING or not is_told(value)
+        fixed = source.holder.fixed and not (id(value) in self._looked_up and source.path in self.walk.replaced)
+        constant = fixed or type(value) in ATOMS or value is MISSING or not is_told(value)
         return value if constant else Like(type(value))
 
 
@@ -250,14 +261,17 @@ def _was_never_cleared(cached: Any, misses: list[int]) -> bool:
 
 
 def is_write_only(walk: Walk, holder: Holder) -> bool:
-    """Did code that ran only append or add to it, by every name of every path?"""
+    """Did code that ran only append or add to it, by every name of every path, or of all paths of the dict that has it?"""
     if not holder.fixed or not isinstance(holder, (ListLike, Bag)) or walk.computed:
         return False
     if getattr(holder.thing, "maxlen", None) is not None:
         return False
-    last = [path.rpartition(".")[2] for path in walk.paths.get(id(holder.thing), {holder.path})]
-    rows = [walk.uses.get(name, [1, 0]) for name in last]
-    return sum(n for n, _ in rows) > 0 and all(n == adds for n, adds in rows)
+    paths, use = walk.paths.get(id(holder.thing), {holder.path}), "append"
+    place = walk.known.get(id(holder.thing))
+    if place is not None and type(place.holder) in (Mapping, ListLike) and type(place.holder.thing) in CONTAINERS:
+        paths, use = walk.paths[id(place.holder.thing)] if len(paths) == 1 else paths, "inside"
+    names = [path.rpartition(".")[2] for path in paths]
+    return all(0 < walk.uses[name, "all"] == walk.uses[name, use] for name in names)
 
 
 def _names_in(walk: Walk, holder: Names) -> set[str]:
@@ -267,20 +281,30 @@ def _names_in(walk: Walk, holder: Names) -> set[str]:
     return set().union(*[names_of(code) for code, space in walk.entered.items() if space is holder.thing])
 
 
-def changed_numbers(guards: StateGuards, call: Call) -> set[str]:
-    """The paths of ints and floats that changed since the trace and kept their type: they may become symbols."""
-    found: set[str] = set()
+def changed_since(guards: StateGuards, call: Call) -> tuple[set[str], set[str]]:
+    """The paths of what changed since the trace and kept its type: numbers, which may become symbols; lists, dicts and objects
+    of which another one stands there, which a call may look up."""
+    numbers, objects = set[str](), set[str]()
     for guard in guards.all:
-        try:
+        rows: Iterable[tuple[str, Any, Any]] = ()
+        with contextlib.suppress(*GONE):
             if isinstance(guard, At):
-                found.update(_numbers_in(guard.source.path, guard.was, guard.source.read(call)))
+                rows = [(guard.source.path, guard.was, guard.source.read(call))]
             elif isinstance(guard, Contents) and not isinstance(guard.holder, Mapping):
                 now = guard.holder.table(guard.holder.now(call)).values()
-                for k, (item, was) in enumerate(zip(now, guard.items, strict=False)):
-                    found.update(_numbers_in(guard.holder.text(k), was, item))
-        except GONE:
-            continue
-    return found
+                paths = map(guard.holder.text, range(len(guard.items)))
+                rows = list(zip(paths, guard.items, now, strict=False))
+        for path, was, item in rows:
+            numbers.update(_numbers_in(path, was, item))
+            if type(was) is type(item) and was is not item and _is_replaceable(was):
+                objects.add(path)
+    return numbers, objects
+
+
+def _is_replaceable(value: Any) -> bool:
+    """Does code put others of its kind into its place? Modules and tensors are changed by hand, and seldom."""
+    left_out = (torch.Tensor, torch.nn.Module, tuple, frozenset, Like)
+    return type(value) not in ATOMS and value is not MISSING and not is_a(value, left_out) and is_told(value)
 
 
 def _numbers_in(path: str, was: Any, now: Any) -> Iterable[str]:

@@ -21,19 +21,9 @@ from ..errors import SideEffectError, UnsupportedError
 from ..subclass.attributes import members_of
 from .values import ATOMS, is_a, is_walked
 
+_ENDINGS = ("_with_kwargs", "_always_called", "_dict_hooks", "_dict_pre_hooks", "_post_hooks", "_buffers_set")
 #: tables of a module that say nothing that others do not
-MODULE_TABLES = frozenset(
-    [
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks_with_kwargs",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-        "_non_persistent_buffers_set",
-    ]
-)
+MODULE_TABLES = frozenset(name for name in vars(torch.nn.Module()) if name.endswith(_ENDINGS))
 CONTAINERS = {
     list,
     dict,
@@ -52,6 +42,7 @@ _ITERATORS: tuple[type, ...] = (
     *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
 )
 _WEAK = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, weakref.ProxyType)
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _SHARED_MEMORY = ("ndarray", "bytearray", "memoryview", "array", "mmap")
 CALLABLES = {
     types.FunctionType,
@@ -90,7 +81,7 @@ def cannot_be_put_back(value: Any) -> str | None:
         return f"a {kind.__name__}: weak references do not outlive the trace as they would a call"
     if kind.__name__ in _SHARED_MEMORY:
         return f"a {kind.__name__}, whose memory Python code writes without notice"
-    if kind is threading.local or kind in (type(threading.Lock()), type(threading.RLock())):
+    if kind is threading.local or kind in LOCKS:
         return f"a {kind.__name__}, which is the state of a thread"
     if _has_slots(kind):
         return f"a {kind.__name__}, which has __slots__: leave them out (slots=True)"

@@ -15,19 +15,20 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import SideEffectError
+from ..errors import NotYet, SideEffectError
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
+from .entering import is_users
 from .source import Holder, Mapping, Names, OfClass, Source
 from .source import Sequence as ListLike
 from .thread_table import ThreadTable
-from .values import MISSING, is_a, is_atom, same, same_keys, short, solid_base
+from .values import MISSING, factory_of, is_a, is_atom, same, same_keys, short, solid_base
 from .walk import Walk
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: classes of C whose state is all in what recipes rebuild
-_KNOWN_BASES = frozenset({object, list, dict, set, tuple, collections.OrderedDict})
+_KNOWN_BASES = frozenset({object, list, dict, set, tuple, collections.OrderedDict, collections.defaultdict})
 _CONSTANT_KINDS = (type, types.ModuleType, types.BuiltinFunctionType, torch_api.OpOverload, torch.Generator)
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
@@ -207,6 +208,8 @@ class Recipes:
         cls = type(value)
         solid = solid_base(cls)
         known = solid in _KNOWN_BASES and (is_heap_type(cls) or cls in _KNOWN_BASES) and not members_of(cls)
+        if cls is types.FunctionType and "_hooks[" in path and not is_users(value.__code__.co_filename):
+            raise NotYet("a library sets up hooks", path=path)
         if not known:  # as of a generator
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that it has made, which cannot be rebuilt in each call",
@@ -224,7 +227,10 @@ class Recipes:
             items = tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value))
         held = namespace_of(value) or {}
         fields = tuple((name, self(v, f"{path}.{name}")) for name, v in held.items())
-        return New(number, cls, items, pairs, fields)
+        factory = factory_of(value)
+        return New(
+            number, cls, items, pairs, fields, None if factory is None else self(factory, f"{path}.default_factory")
+        )
 
     def _key(self, key: Any, path: str) -> Recipe:
         key = self.key(key, path)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..subclass.attributes import namespace_of
-from .guards import GONE, At, Contents, Guard, NoNewNames, StateGuards, alike, changed_numbers
+from .guards import GONE, At, Contents, Guard, NoNewNames, StateGuards, alike, changed_since
 from .source import Call, Holder, Names, Source
 from .walk import Walk
 
@@ -70,7 +70,7 @@ class Twins:
         known, things = self.known, [id(h.thing) for h in self._holders.values() if h.fixed]
         try:
             others = [guard for guard in guards.all if not _holds(guard, call)]
-            numbers = changed_numbers(guards, call) if others else set()
+            numbers = changed_since(guards, call)[0] if others else set()
             rows = zip(known.tensors, guards.tensors, strict=True)
             same = (
                 len({*things}) == len(things)

@@ -122,6 +122,7 @@ _NOT_WALKED = frozenset(sys.stdlib_module_names) | frozenset(
         "numpy",
         "sympy",
         "mpmath",
+        "networkx",
         "optree",
         "subclass_trace",
         "pytest",

@@ -20,7 +20,7 @@ import operator
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Mapping as MappingType
 from collections.abc import Sequence as SequenceType
 from typing import Any
@@ -30,11 +30,12 @@ import torch
 from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
 from ..subclass.attributes import is_heap_type, namespace_of
-from .code_names import COMPUTED, names_of, only_appended
+from .code_names import COMPUTED, names_of, uses_of
 from .entering import is_users
 from .kinds import (
     CALLABLES,
     CONTAINERS,
+    LOCKS,
     MODULE_TABLES,
     OF_C,
     OWN_PACKAGE,
@@ -44,18 +45,7 @@ from .kinds import (
     refuse_managed,
     set_by_class,
 )
-from .source import (
-    Arguments,
-    Bag,
-    Cell,
-    Holder,
-    Mapping,
-    Names,
-    OfClass,
-    Sequence,
-    Source,
-    Variable,
-)
+from .source import Arguments, Bag, Cell, Holder, Mapping, Names, OfClass, Sequence, Source, Variable
 from .values import ATOMS, MISSING, dict_of_class, is_a, is_walked
 
 #: code -> the functions that have it, with their paths
@@ -100,13 +90,14 @@ class Walk:
         self.entered: dict[types.CodeType, dict[str, Any]] = {}
         self.names: set[str] = set()
         self.computed = False  # code reads attributes by computed names
+        self.replaced: Collection[str] = ()  # paths of what each call looks up, though a name leads there
         self.paths: dict[int, set[str]] = collections.defaultdict(set)
         self.known: dict[int, Source | None] = {}  # id of each value that was met -> where
         self._alive: list[Any] = []  # so that an id stays what it is
         self._classes: set[type] = set()
         self._by_name: list[Names] = []  # for whose attributes code that computes names may ask
         self._waiting: dict[str, list[Names]] = collections.defaultdict(list)
-        self.uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+        self.uses = collections.Counter[tuple[str, str]]()
         self._todo: collections.deque[tuple[Callable[..., None], Any, Any]] = collections.deque()
         self._count = 0
 
@@ -140,13 +131,10 @@ class Walk:
         """
         refuse_managed(code, space)
         self.entered[code] = space
-        for name, (uses, adds) in only_appended(code).items():
-            row = self.uses[name]
-            row[0] += uses
-            row[1] += adds
+        followed = is_walked(space.get("__name__"))
+        self.uses.update(uses_of(code, followed))  # no global of torch's own is a list of the user's
         for name in names_of(code) - self.names:
             self._join(name)
-        followed = is_walked(space.get("__name__"))
         if followed:
             self.computed = self.computed or not COMPUTED.isdisjoint(code.co_names)
             self._globals(code, space)
@@ -266,6 +254,8 @@ class Walk:
         foreign = holder.owner is not None and not is_walked(type(holder.owner).__module__)
         if foreign and cannot_be_put_back(value) is not None:
             return
+        if type(value) in LOCKS and not is_users(holder.before.get("__file__") or ""):
+            return  # a library sets something up under it, once
         if name in ("_parameters", "_buffers") and is_a(holder.owner, torch.nn.Module):
             self.tables[id(value)] = holder, name
         self.place(holder, name, value)
@@ -343,7 +333,11 @@ class Walk:
         elif kind is frozenset or is_a(value, tuple):
             self._items(value, path, source)
         elif self._is_new(value, path, source):
-            self._mutable(value, path, None if source is None or source.holder.fixed else source)
+            self._mutable(value, path, None if source is None or self._is_fixed(source) else source)
+
+    def _is_fixed(self, source: Source) -> bool:
+        """Does what stands there keep its identity from call to call?"""
+        return source.holder.fixed and not (self.replaced and source.path in self.replaced)
 
     def _tensor(self, value: torch.Tensor, source: Source | None) -> None:
         if source:
@@ -369,7 +363,7 @@ class Walk:
             self._alive.append(value)
             return True
         first = self.known[id(value)]
-        if source is not None and first is not None and not (source.holder.fixed and first.holder.fixed):
+        if source is not None and first is not None and not (self._is_fixed(source) and self._is_fixed(first)):
             self.aliases.append((first, source))
         return False
 

@@ -82,9 +82,12 @@ class _Accumulation:
 
 
 def _calibrate() -> tuple[int, int] | None:
-    """Owners of a tensor that one local variable holds, as a program sees them."""
+    """Owners of a tensor that one local variable holds, as a program sees them.
+
+    Through a list: from Python 3.14 on, some loads of a local variable count as an owner, and others do not.
+    """
     grad = torch.empty(1)
-    return (sys.getrefcount(grad), grad._use_count()) if hasattr(grad, "_use_count") else None
+    return (sys.getrefcount([grad][0]), grad._use_count()) if hasattr(grad, "_use_count") else None
 
 
 _SOLE = _calibrate()
@@ -173,7 +176,7 @@ class _Writer:
         assert _SOLE is not None
         param, grad, _ = map(self._text, node.args)
         full = self._global(_Accumulation(), "accumulate")
-        sole = f"getrefcount({grad}) <= {_SOLE[0]} and {grad}._use_count() <= {_SOLE[1]}"
+        sole = f"getrefcount([{grad}][0]) <= {_SOLE[0]} and {grad}._use_count() <= {_SOLE[1]}"
         self.lines.append(f"    if no_graph and {param}.grad is None and {full}.guard({param}, {grad}) and {sole}:")
         self.lines.append(f"        {param}.grad = {grad}.detach() if {grad}._is_view() else {grad}")
         self.lines.append(f"    else: {full}({param}, {grad}, False)")

@@ -58,7 +58,7 @@ class FunctionalReplay:
         for name in names:
             setattr(self.tracer.root, name, getattr(root, name))
 
-    def place(self, name: str, value: Any, meta: dict[str, Any]) -> None:
+    def place(self, name: str, value: Any, meta: dict[str, Any]) -> torch.fx.Node:
         """Add a graph input that stands for ``value``."""
         from torch.fx.experimental.proxy_tensor import get_proxy_slot, set_proxy_slot, track_tensor_tree
 
@@ -77,6 +77,7 @@ class FunctionalReplay:
             self.first.setdefault(n.node.expr, n)
         proxy.node.meta.update({k: v for k, v in meta.items() if k == "path"})
         proxy.node.meta.setdefault("val", value)
+        return proxy.node  # type: ignore[no-any-return]
 
     def _computed(self, number: Any) -> Any:
         """A proxy that computes ``number`` of symbols of inputs, written where it is first asked for."""

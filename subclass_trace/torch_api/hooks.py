@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import torch
@@ -29,3 +30,9 @@ def call_with_hooks(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
 def are_hooks_on_all_modules() -> bool:
     """Does any hook run around each call of a module?"""
     return bool(_MODULES[0]._has_any_global_hook())
+
+
+def is_of_fsdp(module: torch.nn.Module) -> bool:
+    """Has ``fully_shard`` given the module its hooks?"""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 import os
 import sys
@@ -67,9 +68,8 @@ def _power(n: Any, exponent: Any) -> Any:
     if type(exponent) is int and 0 < abs(exponent) <= _MOST_FACTORS:
         product = functools.reduce(operator.mul, [n] * abs(exponent))
         return product if exponent > 0 else 1.0 / product
-    if (
-        exponent == 0.5
-    ):  # in the call, a negative number is an error; torch would prove that there is none, at great length
+    # in the call, a negative number is an error; torch would prove that there is none, at great length
+    if type(exponent) is float and exponent == 0.5:
         return as_python_number(torch.sym_sqrt(as_torch_symbol(n)))
     if _is_from_inside(n):
         float(n)  # refused: a root of a negative number is complex
@@ -204,3 +204,23 @@ def numbers_in_backwards() -> Iterator[None]:
 
     with replaced_here(cls, "apply", numbered):
         yield
+
+
+#: functions of ``math`` of which torch has formulas, and that have a value for each number
+_FUNCTIONS = ("cos", "sin", "tan", "tanh", "atan")
+
+
+@contextlib.contextmanager
+def math_of_symbols() -> Iterator[None]:
+    """Inside, ``math.cos(n)`` of a symbol is one; of a number from inside a tensor Python refuses it, as before."""
+    with contextlib.ExitStack() as stack:
+        for name in _FUNCTIONS:
+            compute = functools.partial(_function, getattr(math, name), getattr(torch, f"_sym_{name}"))
+            stack.enter_context(replaced_here(math, name, compute))
+        yield
+
+
+def _function(plain: Callable[[Any], float], symbolic: Callable[[Any], Any], n: Any) -> Any:
+    if type(n) in (Int, Float) and not _is_from_inside(n):
+        return as_python_number(symbolic(as_torch_symbol(n)))
+    return plain(n)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import collections
+import itertools
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-_ids: weakref.WeakKeyDictionary[Any, collections.Counter[int]] = weakref.WeakKeyDictionary()
+_ids: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
 
 
 def trace_is_written() -> bool:
@@ -33,18 +33,14 @@ def write_trace(
     from torch._logging._internal import trace_structured
 
     if owner not in _ids:  # Dynamo counts frames here, too
-        _ids[owner] = collections.Counter({convert_frame.FRAME_COUNTER: 0})
+        _ids[owner] = convert_frame.FRAME_COUNTER, itertools.count()
         convert_frame.FRAME_COUNTER += 1
-    ((frame, count),) = _ids[owner].items()
-    _ids[owner][frame] += 1
-    file, line, function = place
-    row = {"line": line, "name": function, "filename": structured.intern_string(file)}
-    about = {"compile_id": f"{frame}/{count}", "co_name": function, "co_filename": file, "co_firstlineno": line}
-    with compile_context(CompileContext(CompileId(frame_id=frame, frame_compile_id=count))):
-        trace_structured("dynamo_start", lambda: {"stack": [row]})
-        for name, text in texts.items():
-            if name.endswith("_graph"):
-                trace_structured(name, payload_fn=partial(str, text))
-            else:
-                trace_structured("artifact", partial(dict, name=name, encoding="string"), payload_fn=partial(str, text))
-        trace_structured("compilation_metrics", lambda: {**about, **metrics})
+    compile_id = CompileId(frame_id=_ids[owner][0], frame_compile_id=next(_ids[owner][1]))
+    (file, line, name), number = place, structured.intern_string(place[0])
+    about = {"compile_id": str(compile_id), "co_name": name, "co_filename": file, "co_firstlineno": line, **metrics}
+    with compile_context(CompileContext(compile_id)):
+        trace_structured("dynamo_start", lambda: {"stack": [{"line": line, "name": name, "filename": number}]})
+        for key, text in texts.items():
+            artifact = {} if key.endswith("_graph") else {"name": key, "encoding": "string"}
+            trace_structured("artifact" if artifact else key, partial(dict, artifact), payload_fn=partial(str, text))
+        trace_structured("compilation_metrics", lambda: about)

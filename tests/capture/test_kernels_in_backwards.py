@@ -22,9 +22,9 @@ def _learnable(x: Tensor) -> Tensor:
 
 #: function, shape for a size, what explain() says where there is not one specialization for all sizes
 BACKWARDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], tuple[int, ...]], str]] = {
-    "gamma": (lambda x: torch.distributions.Gamma(x, 1.0).rsample(), lambda n: (n,), ""),
+    "gamma": (lambda x: torch.distributions.Gamma(x, 1.0, validate_args=False).rsample(), lambda n: (n,), ""),
     "gamma, transposed": (lambda x: torch._standard_gamma(x.t()), lambda n: (n, 3), ""),
-    "chi2": (lambda x: torch.distributions.Chi2(x).rsample(), lambda n: (n, 2), ""),
+    "chi2": (lambda x: torch.distributions.Chi2(x, validate_args=False).rsample(), lambda n: (n, 2), ""),
     "pooling": (
         lambda x: F.fractional_max_pool3d(x, 2, output_size=(2, 2, 2)),
         lambda n: (1, 2, n, 5, n),

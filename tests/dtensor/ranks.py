@@ -245,6 +245,17 @@ def fsdp2_around_regions(mesh: DeviceMesh) -> None:
     three_ways(mlp, lambda m: fully_sharded(m, mesh), regions_inside)
 
 
+@on_each_rank
+def fsdp2_then_regions(mesh: DeviceMesh) -> None:
+    """Regions of layers that FSDP2 has sharded: its hooks are the region's own, around what is compiled."""
+
+    def regions(model: nn.Sequential) -> tuple[nn.Sequential, Any]:
+        model[0], model[2] = (st.compile(layer, frontend="trace") for layer in (model[0], model[2]))
+        return model, squares
+
+    three_ways(mlp, lambda m: fully_sharded(m, mesh), regions)
+
+
 def with_dynamo(model: nn.Sequential) -> tuple[nn.Module, Any]:
     register()
     return torch.compile(model, backend="subclass_trace"), squares

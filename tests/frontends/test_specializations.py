@@ -270,6 +270,38 @@ def test_what_is_only_appended_to_is_not_compared() -> None:
     assert len(region.specializations) == 1
 
 
+class Experts(torch.nn.Module):
+    """As mixtures of experts hand on their losses, and hooks their statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.losses, self.last = torch.nn.Linear(3, 3), [], {}
+        self.layer.register_forward_hook(lambda module, args, out: STATISTICS["mean"].append(out.mean().item()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.losses, self.last = [], {"x": x.sum()}
+        for _ in range(2):
+            x = self.layer(x)
+            self.losses.append(x.square().mean())
+        return x
+
+
+STATISTICS: dict[str, list[float]] = {"mean": []}
+
+
+def test_lists_that_are_new_in_each_call() -> None:
+    module = Experts()
+    region = st.compile(module, frontend="trace")
+    for n in range(1, 6):
+        seen = module.losses
+        y = region(torch.full((2, 3), float(n)))
+        assert module.losses is not seen and len(STATISTICS["mean"]) == 2 * n
+        torch.testing.assert_close(module.losses[1], y.square().mean())
+        torch.testing.assert_close(module.last["x"], torch.tensor(6.0 * n))
+        sum(module.losses).backward()
+    assert len(region.specializations) == 2
+
+
 def test_the_bytes_of_a_tensor_of_changing_size() -> None:
     region = st.compile(lambda x: x * 2 if x.nbytes < 10**9 else x.half())
     for n in range(2, 8):

@@ -177,23 +177,63 @@ def test_a_learning_rate_that_the_step_computes() -> None:
     _train(_model, KINDS["SGD"], _Warm, steps=6)  # ``math.cos`` takes the number of each step
 
 
-def test_a_schedule_inside() -> None:
-    def run(compile: Callable[[Any], Any]) -> Any:
-        model = _twins()[0]
-        optimizer = optim.SGD(model.parameters(), lr=0.1)
-        schedule = optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-        whole = _whole(model, optimizer)
+_SCHEDULES = optim.lr_scheduler
+#: how a schedule is made, and how many specializations twelve steps with it need
+SCHEDULES: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "every third step": (lambda o: _SCHEDULES.StepLR(o, 3, 0.5), 5),
+    "a function": (lambda o: _SCHEDULES.LambdaLR(o, lambda k: 0.9**k), 3),
+    "cosine": (lambda o: _SCHEDULES.CosineAnnealingLR(o, 100), 3),
+    "warm up": (lambda o: _SCHEDULES.LinearLR(o, 0.1, total_iters=4), 4),
+    "warm up, then cosine": (
+        lambda o: _SCHEDULES.SequentialLR(
+            o, [_SCHEDULES.LinearLR(o, 0.1, total_iters=3), _SCHEDULES.CosineAnnealingLR(o, 100)], [3]
+        ),
+        5,
+    ),
+}
 
-        def step(x: Tensor) -> None:
-            whole(x)
+
+def _with_schedule(make: Callable[[Any], Any]) -> Callable[[Any, Any], Step]:
+    def with_schedule(model: Any, optimizer: Any) -> Step:
+        whole, schedule = _whole(model, optimizer), make(optimizer)
+
+        def step(x: Tensor) -> Tensor:
+            loss = whole(x)
             schedule.step()
+            return loss * schedule.get_last_lr()[0]
 
-        called = compile(step)
-        for k in range(5):
-            called(torch.full((2, 3), float(k)))
-        return _state(model, optimizer), schedule.last_epoch, optimizer.param_groups[0]["lr"]
+        return step
 
-    assert run(st.compile) == run(lambda f: f)
+    return with_schedule
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_inside(name: str) -> None:
+    make, most = SCHEDULES[name]
+    assert len(_train(_model, KINDS["SGD with momentum"], _with_schedule(make), steps=12).specializations) <= most
+
+
+def _every_fourth(model: Any, optimizer: Any) -> Step:
+    count, losses = [0], {"loss": [], "norm": []}
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().sum() / 4
+        loss.backward()
+        count[0] += 1
+        if count[0] % 4 == 0:
+            losses["norm"].append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+            optimizer.step()
+            optimizer.zero_grad()
+        losses["loss"].append(loss.detach())
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adam"])
+def test_gradients_of_four_steps(name: str) -> None:
+    """The first and the second call, the first and the second step of the optimizer, the call after a step."""
+    assert len(_train(_model, KINDS[name], _every_fourth, steps=16).specializations) <= 5
 
 
 def test_state_that_is_loaded() -> None:

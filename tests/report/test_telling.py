@@ -48,7 +48,7 @@ def test_logs(caplog: pytest.LogCaptureFixture) -> None:
     text = caplog.text
     assert re.search(r"captured double \(.*test_telling.py:\d+\) \[0\] in 0\.\d+ s: trace 0\.\d+, backward trace", text)
     assert "[0] len(args) == 1 and [*kwargs] == []  # arguments:" in text and "a functorch transform" in text
-    assert "backward graph of double [1]" in text and "def entry(args, kwargs):" in text
+    assert "aot_backward_graph of double [1]" in text and "def entry(args, kwargs):" in text
 
 
 def test_nothing_is_formatted_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:

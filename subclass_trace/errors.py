@@ -12,9 +12,7 @@ the inner tensor is missing
 from __future__ import annotations
 
 import re
-
-#: what is inside of a tensor stands in no message, also where another library's is quoted; see `torch_api.text_of`
-_CONTENTS = re.compile(r"\b(tensor|array)\([^)]+\)?")
+from functools import partial
 
 
 class SubclassTraceError(RuntimeError):
@@ -23,14 +21,16 @@ class SubclassTraceError(RuntimeError):
     The parts of the message are attributes as well, so that tools need not parse text.
     """
 
+    #: what is inside of a tensor stands in no message, also where another library's is quoted; see `torch_api.text_of`
+    _contents = re.compile(r"\b(tensor|array)\([^)]+\)?")
+
     def __init__(
         self, what: str, *, path: object = None, expected: object = None, got: object = None, fix: str | None = None
     ) -> None:
-        self.what = what = _CONTENTS.sub(r"\1(...)", what)
+        hidden = partial(self._contents.sub, r"\1(...)")
+        self.what = what = hidden(what)
         self.path = None if path is None else str(path)
-        self.expected, self.got = (
-            None if part is None else _CONTENTS.sub(r"\1(...)", str(part)) for part in (expected, got)
-        )
+        self.expected, self.got = (None if part is None else hidden(str(part)) for part in (expected, got))
         self.fix = fix
         rows = [("where", self.path), ("expected", self.expected), ("got", self.got), ("fix", self.fix)]
         super().__init__("\n".join([what, *(f"  {name + ':':<9} {text}" for name, text in rows if text)]))

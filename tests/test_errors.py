@@ -174,15 +174,6 @@ def test_a_flatten_that_raises() -> None:
         st.compile(lambda x: x + 1)(y)
 
 
-def test_a_leaf_that_requires_grad_inside_a_wrapper() -> None:
-    x = two(2)
-    x.a.requires_grad_()
-    error = refused(traced(lambda x: x * 2), x)
-    assert isinstance(error, st.ProtocolError | st.UnsupportedError)
-    assert error.path == "args[0].a"
-    complete(error)
-
-
 # ---------------------------------------------------------------------------------------------- data-dependent code
 def test_nothing_is_written_when_the_refusal_comes_after_a_mutation() -> None:
     def f(x):

@@ -78,9 +78,8 @@ def typed_errors() -> Iterator[None]:
 def _raised_by_torch(error: BaseException, *folders: str) -> bool:
     """Was it raised by torch's Python code in one of these folders?"""
     last = list(tracebacks(error))[-1:]
-    return any(
-        tb.tb_frame.f_code.co_filename.startswith(tuple(torch_api.TORCH_FILES + f for f in folders)) for tb in last
-    )
+    begin = tuple(torch_api.TORCH_FILES + folder for folder in folders)
+    return any(tb.tb_frame.f_code.co_filename.startswith(begin) for tb in last)
 
 
 def _told(error: BaseException) -> str:
@@ -88,9 +87,8 @@ def _told(error: BaseException) -> str:
 
 
 def _has_no_fake_kernel(error: BaseException) -> UnsupportedError:
-    cls = (
-        NeedsEager if _raised_by_torch(error, "_library") else UnsupportedError
-    )  # of an operator that Dynamo refuses, too
+    # of an operator that Dynamo refuses, too
+    cls = NeedsEager if _raised_by_torch(error, "_library") else UnsupportedError
     return cls(
         f"the region uses what has no kernel for fake tensors: {_told(error)}",
         path=user_line(error),

@@ -24,7 +24,7 @@ from .inner_backward import InnerBackward
 from .inputs import StandIns
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
-from .user_code import asking_frame, asserted
+from .user_code import asking_frame
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -69,7 +69,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             raise NeedsEager("the region gives a tensor other memory (x.data = y)", path=self.recorder.user_line())
         if name in TEXTS and args:
             self._refuse_text(args[0], caller)
-        if name == "__bool__" and torch_api.is_fake(args[0]) and (asked := asserted(caller)) is not None:
+        if name == "__bool__" and torch_api.is_fake(args[0]) and (asked := torch_api.asserted(caller)) is not None:
             torch_api.check(args[0], *asked)
             return asked[0]
         if name in MEMORY:

@@ -62,9 +62,8 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
     fake_args, fake_kwargs = pytree.tree_unflatten([branches.get(id(x), x) for x in flat], spec)
     with recorder.mode:
         out = func(*fake_args, **fake_kwargs)
-        for key in (
-            branches.keys() - modules.keys()
-        ):  # while_loop's condition is not called, and takes what its body takes
+        # while_loop's condition is not called, and takes what its body takes
+        for key in branches.keys() - modules.keys():
             branches[key](*met[0])
     out = pytree.tree_map(lambda o: _result(recorder, o), out)
 

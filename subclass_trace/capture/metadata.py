@@ -94,9 +94,8 @@ class MetadataReads:
             if not self.fact(number, "is_leaf"):
                 self._refuse(name, traced, recorder)
             return None
-        moved = (
-            row.edge is None or row.traced.grad_fn is not row.edge.node
-        )  # another history than it came with, or none
+        # another history than it came with, or none
+        moved = row.edge is None or row.traced.grad_fn is not row.edge.node
         if get and not moved and owner in (Tensor.is_leaf, Tensor.grad_fn):
             leaf = self.fact(number, "is_leaf")
             return leaf if owner is Tensor.is_leaf else None if leaf else ASIDE

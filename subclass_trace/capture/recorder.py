@@ -259,9 +259,8 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         for t, (size, _) in zip(written, before, strict=True):
             if t.shape != size:
                 raise refused_write(func, t, self.user_line(), "a tensor that gets another size by that")
-        if func._schema.name.startswith(
-            "aten::_foreach"
-        ):  # the fake kernels do not move the counters, the real ones do
+        # the fake kernels do not move the counters, the real ones do
+        if func._schema.name.startswith("aten::_foreach"):
             still = zip(written, before, strict=True)
             torch.autograd.graph.increment_version(
                 [t for t, (_, n) in still if not t.is_inference() and t._version == n]

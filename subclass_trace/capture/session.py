@@ -84,9 +84,8 @@ class Session:
             enter(torch_api.disable_autocast_cache())
             enter(torch_api.original_views())
             enter(torch_api.compiling_in_this_thread())
-            if (
-                torch.is_anomaly_enabled()
-            ):  # it keeps its forward stacks (PyTorch PR 101047); its NaN check would read values
+            # it keeps its forward stacks (PyTorch PR 101047); its NaN check would read values
+            if torch.is_anomaly_enabled():
                 enter(torch.autograd.set_detect_anomaly(True, False))
             # On the devices' own threads, a backward on fakes would wait behind one that waits for the lock of traces.
             enter(torch.autograd.set_multithreading_enabled(False))

@@ -162,9 +162,8 @@ class Symbols:
 def _value_of(node: fx.Node) -> Any:
     """What a node makes of the numbers that it takes."""
     values: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
-    if node.target is operator.pow and isinstance(
-        values[0], torch.SymFloat
-    ):  # ``**`` asks whether the base is negative
+    # ``**`` asks whether the base is negative
+    if node.target is operator.pow and isinstance(values[0], torch.SymFloat):
         return values[0].__float_pow__(values[1])
     return node.target(*values)  # type: ignore[operator]
 

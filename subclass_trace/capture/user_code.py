@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dis
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -22,33 +20,6 @@ def asking_frame(frame: Any) -> Any:
     while frame is not None and not is_user_code(frame.f_code) and frame.f_code.co_name in _ON_BEHALF:
         frame = frame.f_back
     return frame if frame is not None and is_user_code(frame.f_code) else None
-
-
-_RUN = os.path.join("state", "run.py")
-#: how ``assert`` loads its error: until 3.13, and since
-_ASSERTION_ERRORS = (("LOAD_ASSERTION_ERROR", ""), ("LOAD_COMMON_CONSTANT", "AssertionError"))
-_NOTHING = ("CACHE", "PRECALL", "NOT_TAKEN")
-
-
-def asserted(frame: Any) -> tuple[bool, str | None] | None:
-    """The truth that an ``assert`` expects of a value for which it asks there, and its message, a constant.
-
-    None where something else asks, or where user code of the region's has an ``except`` clause, from this frame outwards.
-    """
-    steps = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _NOTHING]
-    at = next(k for k, step in enumerate(steps) if step.offset >= frame.f_lasti)
-    jump, *then = steps[at + (steps[at].opname == "TO_BOOL") :][:5]
-    if not jump.opname.endswith(("IF_TRUE", "IF_FALSE")) or (then[0].opname, then[0].argrepr) not in _ASSERTION_ERRORS:
-        return None
-    message = then.pop(1).argval if then[1].opname == "LOAD_CONST" and then[2].opname.startswith("CALL") else None
-    if then[1 + (message is not None)].opname != "RAISE_VARARGS":
-        return None
-    while frame is not None and not frame.f_code.co_filename.endswith(_RUN):
-        code = frame.f_code
-        if is_user_code(code) and any(step.opname.endswith("EXC_MATCH") for step in dis.get_instructions(code)):
-            return None
-        frame = frame.f_back
-    return jump.opname.endswith("IF_TRUE"), message
 
 
 class _Code(NamedTuple):

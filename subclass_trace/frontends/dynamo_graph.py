@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 from torch.utils.checkpoint import checkpoint
 
-from ..capture.user_code import runs_for
+from ..capture.user_code import frames_of_text, runs_for
 from ..torch_api import dynamo as _dynamo
 
 Tensor = torch.Tensor
@@ -108,6 +108,10 @@ class GraphOfDynamo:
         values = [operator.attrgetter(str(n.target))(m) for m, n in found]
         self.held: list[Tensor] = list({id(v): v for v in values if isinstance(v, Tensor)}.values())
         self.__name__ = "graph_of_dynamo"
+        for frames in filter(None, (frames_of_text(n.meta.get("stack_trace")) for n in graph.graph.nodes)):
+            code, line = frames[-1]  # of the function that Dynamo was given
+            self.__qualname__, self.traced_line = f"graph of {code.co_name}", (code.co_filename, line)
+            break
 
     def __call__(self, *args: Any) -> Any:
         """Interpret the graph."""

@@ -34,7 +34,8 @@ def place_of(function: Any) -> tuple[str, int, str]:
     inner = function.func if isinstance(function, functools.partial) else function
     inner = inner.forward if isinstance(inner, torch.nn.Module) else inner
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
-    return (code.co_filename, code.co_firstlineno, name_of(function)) if code else ("<built-in>", 0, name_of(function))
+    here = (code.co_filename, code.co_firstlineno) if code else ("<built-in>", 0)
+    return *getattr(function, "traced_line", here), name_of(function)  # of a graph of Dynamo's: the user's
 
 
 def function_text(function: Any) -> str:

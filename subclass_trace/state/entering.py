@@ -83,7 +83,7 @@ _DISPATCHER = (
             "utils/_sympy/",
         ]
     )
-    + tuple(os.path.join("", name, "") for name in ("sympy", "mpmath", "networkx"))
+    + tuple(os.path.join("", name, "") for name in ("sympy", "mpmath"))
     + (os.path.join("logging", "__init__.py"),)
 )
 
@@ -183,9 +183,8 @@ class Events:
             if code not in self.known:
                 below = is_below(code.co_filename)
                 if below and (hidden := disabled_function(frame)) is not None:
-                    if (
-                        is_users(inspect.unwrap(hidden).__code__.co_filename) and hidden.__module__
-                    ):  # generated code has none
+                    # generated code has none
+                    if is_users(inspect.unwrap(hidden).__code__.co_filename) and hidden.__module__:
                         self.listener.world(
                             f"{hidden.__qualname__}, which torch.compiler.disable keeps out of graphs", frame
                         )

@@ -286,25 +286,17 @@ def changed_since(guards: StateGuards, call: Call) -> tuple[set[str], set[str]]:
     of which another one stands there, which a call may look up."""
     numbers, objects = set[str](), set[str]()
     for guard in guards.all:
-        rows: Iterable[tuple[str, Any, Any]] = ()
-        with contextlib.suppress(*GONE):
-            if isinstance(guard, At):
-                rows = [(guard.source.path, guard.was, guard.source.read(call))]
-            elif isinstance(guard, Contents) and not isinstance(guard.holder, Mapping):
-                now = guard.holder.table(guard.holder.now(call)).values()
-                paths = map(guard.holder.text, range(len(guard.items)))
-                rows = list(zip(paths, guard.items, now, strict=False))
-        for path, was, item in rows:
-            numbers.update(_numbers_in(path, was, item))
-            if type(was) is type(item) and was is not item and _is_replaceable(was):
-                objects.add(path)
+        rows = [(guard.source, guard.was)] if isinstance(guard, At) else []
+        if isinstance(guard, Contents) and isinstance(guard.holder, ListLike):
+            rows = [(Source(guard.holder, k), item) for k, item in enumerate(guard.items)]
+        for source, was in rows:
+            with contextlib.suppress(*GONE):
+                now = source.read(call)
+                numbers.update(_numbers_in(source.path, was, now))
+                by_hand = is_a(was, (torch.Tensor, torch.nn.Module, tuple, Like))  # these are replaced seldom
+                if type(was) is type(now) and was is not now and not by_hand and is_told(was):
+                    objects.add(source.path)
     return numbers, objects
-
-
-def _is_replaceable(value: Any) -> bool:
-    """Does code put others of its kind into its place? Modules and tensors are changed by hand, and seldom."""
-    left_out = (torch.Tensor, torch.nn.Module, tuple, frozenset, Like)
-    return type(value) not in ATOMS and value is not MISSING and not is_a(value, left_out) and is_told(value)
 
 
 def _numbers_in(path: str, was: Any, now: Any) -> Iterable[str]:

@@ -83,14 +83,9 @@ def cannot_be_put_back(value: Any) -> str | None:
         return f"a {kind.__name__}, whose memory Python code writes without notice"
     if kind is threading.local or kind in LOCKS:
         return f"a {kind.__name__}, which is the state of a thread"
-    if _has_slots(kind):
+    if is_walked(kind.__module__) and not issubclass(kind, (torch.nn.Module, torch.Tensor)) and members_of(kind):
         return f"a {kind.__name__}, which has __slots__: leave them out (slots=True)"
     return None
-
-
-def _has_slots(cls: type) -> bool:
-    """Has a class of the user's slots?"""
-    return is_walked(cls.__module__) and not issubclass(cls, (torch.nn.Module, torch.Tensor)) and bool(members_of(cls))
 
 
 def is_kept_by_torch(kind: type) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,16 +17,17 @@ from typing import Any
 import torch
 
 from ..errors import RuleError, SideEffectError, SubclassTraceError, UnsupportedError
+from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
 from ..subclass.protocol import is_traceable
 from ..torch_api import warn_user
 from .entering import Events, is_users
 from .guards import StateGuards
 from .kinds import check_cache
-from .side_effects import Recipes, Snapshot, side_effects
-from .source import Call, Source
-from .types import exchange
-from .values import is_a
+from .side_effects import SYMBOLS, Recipes, Snapshot, side_effects
+from .source import Call, Printed, Source
+from .types import TYPE, exchange
+from .values import is_a, is_atom
 from .walk import Functions, Walk
 
 
@@ -48,7 +51,9 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events | None = None
-        self._exchanged: list[dict[str, Any]] = []  # globals with another ``type``, see `types`
+        self._exchanged: list[tuple[dict[str, Any], str]] = []  # globals and names, see `types`
+        self._printed: list[tuple[Printed, tuple[Any, ...]]] = []
+        self._thread = threading.get_ident()
         self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
         self.symbols: dict[Source, Any] = {}
@@ -61,8 +66,7 @@ class StateRun:
         try:
             self.walk.enter(code, space)
             self.stand_in()
-            if exchange(code, space):
-                self._exchanged.append(space)
+            self._exchanged += [(space, name) for name in exchange(code, space, {"type": TYPE, "print": self.print})]
             if {"sys", "modules"} <= set(code.co_names) and is_users(code.co_filename):
                 raise SideEffectError(
                     "the region looks into sys.modules", path=_line(code, code.co_firstlineno), fix="import the module"
@@ -87,6 +91,19 @@ class StateRun:
             )
         )
 
+    def print(self, *values: Any, **options: Any) -> None:
+        """Code prints texts and numbers, as each call shall."""
+        if not self._live or threading.get_ident() != self._thread:
+            return print(*values, **options)
+        for v in (*values, *options.values()):
+            if (
+                not is_atom(v)
+                and not is_a(v, SYMBOLS)
+                and (v is not options.get("file") or id(v) not in self.walk.known)
+            ):
+                self.world("print with something else than texts and numbers", sys._getframe(1))
+        self._printed.append((Printed(options, "print"), values))
+
     @property
     def is_live(self) -> bool:
         """Is code of the user's running, above the recorder?"""
@@ -110,7 +127,8 @@ class StateRun:
         if self.events is not None:
             self.events.close()
         while self._exchanged:
-            self._exchanged.pop().pop("type", None)
+            space, name = self._exchanged.pop()
+            space.pop(name, None)
 
     def check_generator(self, generator: torch.Generator) -> None:
         """The region draws from this explicit generator.
@@ -215,7 +233,9 @@ class StateRun:
             check_cache(*row)
         recipes = self.recipes = Recipes(self.walk, self.reals)
         recipes.result = recipes(result, "result")
-        recipes.effects = tuple(side_effects(self.snapshot.changes(), recipes))
+        rows = [(at, tuple(recipes(v, "print") for v in values)) for at, values in self._printed]
+        printed = [SideEffect(at, "extend", (), values) for at, values in rows]
+        recipes.effects = (*side_effects(self.snapshot.changes(), recipes), *printed)
         changed = {id(e.holder.thing if e.holder.owner is None else e.holder.owner) for e in recipes.effects}
         for source, real in self.reals.values() if changed else ():
             if any(id(value) in changed for value in (namespace_of(real) or {}).values()):
@@ -278,6 +298,8 @@ class BackwardState(StateRun):
         """
         changed = self.snapshot.changes()
         self.restore()
+        if self._printed:
+            raise _changed_in_backward("print")
         for holder, (now, was) in changed.items():
             other = [key for key in now.keys() | was.keys() if now.get(key) is not was.get(key)]
             raise _changed_in_backward(holder.text(other[0]) if other else holder.path)

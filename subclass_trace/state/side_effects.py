@@ -26,7 +26,7 @@ from .thread_table import ThreadTable
 from .values import MISSING, factory_of, is_a, is_atom, same, same_keys, short, solid_base
 from .walk import Walk
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: classes of C whose state is all in what recipes rebuild
 _KNOWN_BASES = frozenset({object, list, dict, set, tuple, collections.OrderedDict, collections.defaultdict})
 _CONSTANT_KINDS = (type, types.ModuleType, types.BuiltinFunctionType, torch_api.OpOverload, torch.Generator)
@@ -178,7 +178,7 @@ class Recipes:
         Raises:
             SideEffectError: it is, or holds, something that cannot be rebuilt in each call.
         """
-        if is_a(value, (torch.Tensor, *_SYMBOLS)):
+        if is_a(value, (torch.Tensor, *SYMBOLS)):
             number = self._number.setdefault(id(value), len(self.outputs))
             if number == len(self.outputs):
                 self.outputs.append(value)
@@ -253,8 +253,8 @@ class Recipes:
 
 def _holds_symbol(value: Any) -> bool:
     if type(value) is slice:
-        return any(is_a(n, _SYMBOLS) for n in (value.start, value.stop, value.step))
-    return type(value) is torch.Size and any(is_a(n, _SYMBOLS) for n in value)
+        return any(is_a(n, SYMBOLS) for n in (value.start, value.stop, value.step))
+    return type(value) is torch.Size and any(is_a(n, SYMBOLS) for n in value)
 
 
 def check_key(key: Any, path: str) -> None:
@@ -266,7 +266,7 @@ def check_key(key: Any, path: str) -> None:
     if is_a(key, tuple):
         for item in key:
             check_key(item, path)
-    elif is_a(key, (torch.Tensor, *_SYMBOLS)) or not (is_atom(key) or is_a(key, _CONSTANT_KEYS)):
+    elif is_a(key, (torch.Tensor, *SYMBOLS)) or not (is_atom(key) or is_a(key, _CONSTANT_KEYS)):
         raise SideEffectError(
             "a key of a dict, or an item of a set, is made of what the region computes",
             path=path,

@@ -265,6 +265,14 @@ class Variable(Cell):
         raise SideEffectError("a ContextVar holds a tensor, or a number that changes", path=self.path, fix="pass it")
 
 
+class Printed(Holder):
+    """What ``print`` writes to, with its options (``thing``): each call adds to it."""
+
+    def extend(self, thing: Any, values: Any) -> None:
+        """Print it."""
+        print(*values, **thing)
+
+
 @dataclass(frozen=True)
 class Source:
     """A place that holds a value: ``key`` in ``holder``, and from there the numbers of items of tuples."""

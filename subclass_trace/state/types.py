@@ -19,7 +19,7 @@ class _TypeOfTypes(type):
     """The class of what stands for ``type``, and does what ``type`` does."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls is not _TYPE:  # a metaclass that was made of it
+        if cls is not TYPE:  # a metaclass that was made of it
             return super().__call__(*args, **kwargs)
         found = type(*args, **kwargs)
         if len(args) == 1:
@@ -29,19 +29,20 @@ class _TypeOfTypes(type):
         return cls if found is type else found
 
     def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, type) if cls is _TYPE else super().__instancecheck__(value)
+        return isinstance(value, type) if cls is TYPE else super().__instancecheck__(value)
 
     def __subclasscheck__(cls, other: Any) -> bool:
-        return issubclass(other, type) if cls is _TYPE else super().__subclasscheck__(other)
+        return issubclass(other, type) if cls is TYPE else super().__subclasscheck__(other)
 
 
-_TYPE: Any = None
-_TYPE = _TypeOfTypes("type", (type,), {})
+TYPE: Any = None
+TYPE = _TypeOfTypes("type", (type,), {})
 
 
-def exchange(code: types.CodeType, space: dict[str, Any]) -> bool:
-    """Code runs for the first time: is ``type`` exchanged in its globals for it?"""
-    if "type" not in code.co_names or "type" in space or not is_walked(space.get("__name__")):
-        return False
-    space["type"] = _TYPE
-    return True
+def exchange(code: types.CodeType, space: dict[str, Any], stand_ins: dict[str, Any]) -> list[str]:
+    """Code runs for the first time: which names of builtins stand for others in its globals from now on?"""
+    names = [name for name in stand_ins if name in code.co_names and name not in space]
+    if not names or not is_walked(space.get("__name__")):
+        return []
+    space.update((name, stand_ins[name]) for name in names)
+    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,8 @@ from .runner import Outcome, Result, run_rule
 
 class ConformanceError(SubclassTraceError, AssertionError):
     """A class breaks rules of the conformance kit. ``report`` has all results."""
+
+    _contents = re.compile("(?!)(.)")  # the numbers of a counterexample are the kit's own
 
     def __init__(self, report: Report) -> None:
         self.report = report

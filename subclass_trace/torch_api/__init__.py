@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import autograd_would_have_decomposed as autograd_would_have_decomposed
 from torch.utils._pytree import tree_map_only as tree_map_only
 
+from .assertions import *
 from .attention import *
 from .autograd import *
 from .batched import *

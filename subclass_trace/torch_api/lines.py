@@ -15,7 +15,7 @@ TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 #: torch's, those of this package and what it generates, and what Python puts between a call and a decorated function
 _NOT_USERS = (
     *(TORCH_FILES, os.path.dirname(os.path.dirname(__file__)) + os.sep, "<subclass_trace"),
-    *(contextlib.__file__, functools.__file__),
+    *(contextlib.__file__, functools.__file__, "<frozen importlib"),
 )
 
 

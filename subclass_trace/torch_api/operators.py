@@ -84,19 +84,3 @@ def is_effectful(op: Any) -> bool:
     from torch._higher_order_ops import effects
 
     return effects._get_effect(op) is not None
-
-
-_new_library: Any = torch.library.Library
-_library = _new_library("subclass_trace", "DEF")
-_library.define("check(Tensor truth, bool expected, str? message) -> ()")
-
-
-def _check(truth: torch.Tensor, expected: bool, message: str | None) -> None:
-    if bool(truth) != expected:
-        raise AssertionError(*[] if message is None else [message])
-
-
-_library.impl("check", _check, "CompositeExplicitAutograd")
-torch.library.register_fake("subclass_trace::check", lambda truth, expected, message: None, lib=_library)
-#: ``assert truth, message``, of a truth that only the call knows
-check: Callable[[torch.Tensor, bool, str | None], None] = torch.ops.subclass_trace.check.default

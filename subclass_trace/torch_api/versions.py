@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
 
 import torch
+
+from .lines import warn_user
 
 TORCH, PYTHON = ((2, 11), (2, 15)), ((3, 10), (3, 14))
 
@@ -32,4 +33,4 @@ def untested(torch_version: str, python_version: tuple[int, int]) -> str | None:
 
 
 if (_found := untested(torch.__version__, sys.version_info[:2])) is not None:
-    warnings.warn(_found, stacklevel=2)
+    warn_user(_found)

@@ -1,6 +1,6 @@
 """Hugging Face models: a training step and inference as in eager, for each kind of weight.
 
-With the eager back end, the tests are the whole matrix of 6 models x eager and sdpa attention x 5 kinds of weights x 2
+With the eager back end, the tests are the whole matrix of 7 models x eager and sdpa attention x 5 kinds of weights x 2
 front ends. With inductor, for which a C++ compiler takes half a minute, they are every model with every kind of weights;
 over these, attention and front end change so that each model, and each kind, meets every combination of the two.
 By default a sample runs; the rest is among the slow tests. Models have two layers in the slow tests with the eager back
@@ -53,6 +53,7 @@ SAMPLE = {  # what runs by default: each model, attention, kind of weights and f
     ("bert", "sdpa", "fp8", "functional", "eager"),
     ("vit", "sdpa", "pairs", "functional", "eager"),
     ("t5", "sdpa", "int8", "functional", "eager"),
+    ("mixtral", "sdpa", "plain", "functional", "eager"),
     ("llama", "sdpa", "plain", "dynamo", "eager"),
     ("bert", "sdpa", "fp8", "dynamo", "eager"),
 }
@@ -152,7 +153,7 @@ def test_a_training_step_and_inference(name: str, attention: str, kind: str, fro
     eager.eval(), model.eval()
     compare(infer(eager, inputs), infer(compiled, inputs), check)
     if front_end == "functional":
-        assert len(compiled.specializations) == 2
+        assert len(compiled.specializations) == 2 - (name == "mixtral")  # its first call runs eagerly
 
 
 def test_buffers_are_inputs_of_the_graphs() -> None:

@@ -65,6 +65,15 @@ def _t5(attention: str, layers: int) -> torch.nn.Module:
     return hf.AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention)
 
 
+def _mixtral(attention: str, layers: int) -> torch.nn.Module:
+    """With the losses of its routers, which hooks collect that the first call installs."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    config = hf.MixtralConfig(
+        **SMALL, **experts, num_hidden_layers=layers, num_key_value_heads=2, vocab_size=64, max_position_embeddings=32
+    )
+    return hf.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+
+
 def _pixels(seed: int = 5) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator), "labels": torch.tensor([1, 3])}
@@ -77,6 +86,7 @@ BUILD: dict[str, Callable[[str, int], torch.nn.Module]] = {
     "bert": _bert,
     "vit": _vit,
     "t5": _t5,
+    "mixtral": _mixtral,
 }
 INPUTS: dict[str, Callable[[], dict[str, Any]]] = {
     "gpt2": lambda: causal(tokens()),
@@ -85,6 +95,7 @@ INPUTS: dict[str, Callable[[], dict[str, Any]]] = {
     "bert": lambda: {"input_ids": tokens(), "labels": tokens()},
     "vit": _pixels,
     "t5": lambda: causal(tokens()),
+    "mixtral": lambda: causal(tokens()),
 }
 
 

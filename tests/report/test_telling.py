@@ -82,15 +82,11 @@ def test_torchs_own_switches(tmp_path: pathlib.Path) -> None:
         assert ids[name] == {0, 1}, (name, ids)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(sys, "stderr", terminal := io.StringIO())
+    terminal.isatty = lambda: True
     st.compile(double)(two(3))
     assert terminal.getvalue() == ""
     monkeypatch.setattr(stages, "PATIENCE", 0.01)

@@ -247,6 +247,21 @@ def _effects() -> None:
     library._destroy()
 
 
+@torch.library.custom_op("st_semantics_cases::doubled", mutates_args=())
+def _doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+same(
+    S,
+    "an operator of the user's without a kernel for fake tensors",
+    lambda x: _doubled(x) + 1,
+    lambda c: two(2, seed=c).a,
+    torch="error",
+    refused="NeedsEager",
+)
+
+
 @fact(
     S,
     "Python side effects: what is counted, appended and assigned",

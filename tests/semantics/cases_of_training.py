@@ -203,3 +203,47 @@ def _reshaped_leaf() -> None:
         return x * 2
 
     st.compile(turned)(dense(2, 3, seed=1).requires_grad_())
+
+
+def _steps(step: Callable[[Any, Any], Callable[[], object]]) -> None:
+    """Ten steps of a model, eagerly and compiled, with what ``step`` makes of it and its optimizer."""
+    seen = []
+    for wrap in (lambda f: f, st.compile):
+        weight = torch.nn.Parameter(dense(3, 3, seed=1))
+        run = wrap(step(weight, torch.optim.SGD([weight], lr=0.1)))
+        seen.append([(run(), weight.tolist())[1] for _ in range(10)])
+    assert seen[0] == seen[1]
+
+
+@fact(
+    B,
+    "a `GradScaler`'s step in the region, but for fused optimizers (it branches on what it finds in the gradients); in the "
+    "same way `RAdam`, `Adafactor`, `AveragedModel.update_parameters`",
+    refused="DataDependentError",
+    torch="graph breaks",
+)
+def _scaled_step() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step(weight: Any, optimizer: Any) -> Callable[[], object]:
+        def run() -> None:
+            scaler.scale(weight.square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return run
+
+    _steps(step)
+
+
+@fact(
+    B,
+    "`scheduler.step()` in the region, but for `OneCycleLR` and `MultiStepLR` (a specialization for each step, then Dynamo)",
+    torch="graph breaks",
+)
+def _scheduled_step() -> None:
+    def step(weight: Any, optimizer: Any) -> Callable[[], object]:
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return lambda: (weight.square().sum().backward(), optimizer.step(), schedule.step(), optimizer.zero_grad())
+
+    _steps(step)

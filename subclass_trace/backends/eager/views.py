@@ -128,9 +128,8 @@ class _Program:
     def _in_one_step(self, node: fx.Node, needed: Collection[fx.Node]) -> Call | None:
         origins = list(self.origins(node))
         if origins[0] not in self.views or origins[0] in needed:  # one step, of what is there
-            unsafe = (
-                node.target is aten._unsafe_view.default
-            )  # a ``view`` to everybody but autograd, which is not there
+            # a ``view`` to everybody but autograd, which is not there
+            unsafe = node.target is aten._unsafe_view.default
             return Call(aten.view.default, origins[0], (node.args[1],)) if unsafe else None
         chain = [node, *origins[:-1]]
         origin = origins[-1]

@@ -249,10 +249,17 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
     """The wrapper of a call is built of tensors without a history.
 
     Raises:
-        NeedsEager: an inner tensor requires grad: the constructor did not detach it.
+        NeedsEager: an inner tensor requires grad: the constructor did not detach it; or its gradient is wanted.
     """
-    for value in (*(row.traced for row in inputs.rows), *outputs):
-        if is_traceable(value) and not value.is_nested and any(t.requires_grad for _, t in tensors_inside(value)):
+    values, known = (*(row.traced for row in inputs.rows), *outputs), {*map(id, inputs.with_gradients)}
+    inside = {id(v): tensors_inside(v) for v in values if is_traceable(v) and not v.is_nested}
+    if known:
+        taken = leaves_behind([v for v in values if isinstance(v, Tensor)], [])
+        kept = {id(t) for rows in inside.values() for _, t in rows}
+        if not known.isdisjoint(map(id, taken)) or not known <= kept:
+            raise NeedsEager("the region takes an inner tensor that requires grad out of its wrapper", fix="detach it")
+    for value in values:
+        if any(t.requires_grad and id(t) not in known for _, t in inside.get(id(value), ())):
             raise NeedsEager(
                 f"the region makes a {type(value).__qualname__} that keeps a tensor which requires grad inside",
                 fix="detach it in the constructor, or make the constructor an autograd.Function",

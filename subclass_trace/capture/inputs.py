@@ -72,7 +72,7 @@ class Inputs:
         leaf_values: the live fake of each dense leaf; ``originals``: the same as it came in, and stays so.
         leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph inputs.
         sizes: number of a graph input -> the symbol that it is, for sizes that no dense leaf carries.
-        inference_leaves: numbers of the leaves that are inference tensors.
+        inference_leaves: numbers of the leaves that are inference tensors; ``with_gradients``: inner ones that require grad.
     """
 
     def __init__(self, session: Session, remember: Callable[[Tensor], Any]) -> None:
@@ -85,6 +85,7 @@ class Inputs:
         self.leaf_primals: list[int] = []
         self.sizes: dict[int, Any] = {}
         self.inference_leaves: set[int] = set()
+        self.with_gradients: list[Tensor] = []
         self._leaf_of: dict[int, int] = {}  # id of a real leaf -> its number
         self._real_leaves: list[Tensor] = []  # so that an id stays what it is
         self._number_of_real: dict[int, int] = {}
@@ -96,7 +97,6 @@ class Inputs:
 
         Raises:
             ProtocolError: a class breaks the protocol.
-            NeedsEager: a leaf inside of a wrapper requires grad, and the wrapper does not.
         """
         session, first = self.session, len(self.rows)
         with session.untraced():
@@ -132,7 +132,10 @@ class Inputs:
             aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
         places = []
         for leaf, alias, path in zip(leaves, aliases, paths, strict=True):
-            _check_leaf(leaf, path, argument)
+            if torch_api.is_fake(leaf):
+                raise UnsupportedError(
+                    "a region was called with a FakeTensor", path=path, fix="call it with real tensors"
+                )
             if id(leaf) not in self._leaf_of:
                 self._leaf_of[id(leaf)] = len(self.originals)
                 self._real_leaves.append(leaf)
@@ -144,6 +147,8 @@ class Inputs:
                 self.leaf_primals.append(self.session.recorder.primal(fake, str(path)))
                 self.leaf_values.append(self.session.tracked(fake))
                 self.session.recorder.adopt(leaf, self.leaf_values[-1])
+                if leaf.requires_grad and leaf is not argument.value:
+                    self.with_gradients.append(self.leaf_values[-1].requires_grad_())
             places.append(self._leaf_of[id(leaf)])
         return spec, tuple(places)
 
@@ -207,20 +212,6 @@ class Inputs:
         self._leaf_of, self._real_leaves, self._number_of_real = {}, [], {}
         self.session.recorder.forget_inputs()
         self._reals = [lambda: None] * len(self.rows)
-
-
-def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
-    if leaf is not argument.value and leaf.requires_grad and not argument.value.requires_grad:
-        raise NeedsEager(
-            "an inner tensor of a wrapper requires grad but the wrapper does not; the region differentiates the wrapper, "
-            "so this gradient would be lost",
-            path=path,
-            expected="requires_grad=False on inner tensors",
-            got=f"requires_grad=True on a tensor of shape {tuple(leaf.shape)}",
-            fix="build the wrapper from inner.detach(), and call requires_grad_() on the wrapper",
-        )
-    if torch_api.is_fake(leaf):
-        raise UnsupportedError("a region was called with a FakeTensor", path=path, fix="call it with real tensors")
 
 
 # ---------------------------------------------------------------------------------------------- stand-ins

@@ -11,6 +11,7 @@ import copy
 import functools
 import gc
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
-from .specialization import Specialization, compile_call
+from .specialization import Specialization, compile_call, remember
 
 #: so many misses in a row at which no earlier value returns hand a region over
 _MISSES = 8
@@ -175,20 +176,23 @@ class Region:
                     keep_joint=self.__keep_joint or torch_api.trace_is_written(),
                 )
             entry = replace(entry, seconds=seconds)
+            if not self.__keep_joint:
+                remember(self.__function, entry)
             self.__keep((*self.__entries, entry))
             compiled(self, len(misses), entry)
             if entry.program.backwards is not None:
-                entry.program.backwards.narrow = functools.partial(self.__narrow, entry)
+                entry.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
             return entry
 
     def __keep(self, entries: tuple[Specialization, ...]) -> None:
         self.__entries, self.__fast = entries, tuple(e.run for e in entries)
 
-    def __narrow(self, entry: Specialization) -> None:
-        """A backward of this specialization holds for its sizes alone: later calls have numbers."""
+    def __narrow(self, session: Any) -> None:
+        """A backward of what this session has traced holds for its sizes alone: later calls have numbers."""
         with TRACE_LOCK:
             self.__history.fix_all()
-            self.__keep(tuple(e for e in self.__entries if e is not entry))
+            programs = [(e, e.program.backwards) for e in self.__entries]
+            self.__keep(tuple(e for e, b in programs if b is None or b.tape.session is not session))
 
     def __check_count(self, misses: list[Reason]) -> None:
         limit = self.__options.max_specializations

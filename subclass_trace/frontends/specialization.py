@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,11 +26,13 @@ from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.sizes import hint_of
+from ..runtime.source import Source as Code
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..stages import stage
-from ..state.guards import StateGuards
+from ..state.guards import GONE, StateGuards
 from ..state.run import StateRun
 from ..state.source import Call, Source
+from ..state.twins import Twins
 from ..subclass.paths import Path
 from ..subclass.template import Examples
 from ..torch_api.dynamo import check_marks
@@ -46,20 +49,20 @@ class Specialization:
         misses: why each earlier specialization did not serve the call.
         ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
-        run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``source``: of it.
-        failed: why it does not serve a call; None if it does; ``guards``: what it asks of one, as code.
+        run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``written``: its source.
+        failed: why it does not serve a call; None if it does.
         seconds: stage -> how long it took.
     """
 
     misses: tuple[Reason, ...]
+    options: Options
     ambient: Ambient
     state: StateGuards
     program: Program
     graphs: Graphs
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-    source: str
+    written: Code
     failed: Callable[[tuple[Any, ...], dict[str, Any]], Reason | None]
-    guards: tuple[str, ...]
     seconds: Mapping[str, float]
 
     @property
@@ -76,6 +79,16 @@ class Specialization:
     def saved(self) -> tuple[SavedValue, ...]:
         """What is saved for the backward."""
         return self.plan.gradients.saved
+
+    @property
+    def source(self) -> str:
+        """The source of the entry."""
+        return self.written.text()
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """What it asks of a call, as code."""
+        return self.written.guards
 
     def report(self) -> str:
         """A readable table: inputs and their leaves, outputs and how they are rewrapped, saved activations."""
@@ -209,11 +222,11 @@ def _specialize(
     alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])
     with torch.no_grad(), stage("code generation"):
         examples = Examples(session.mode, hint_of)
-        emitted = EntryEmitter(program, ambient, guarded, alias, maker.flat, examples).emit()
+        emitted = EntryEmitter(program, ambient, guarded).emit(alias, maker.flat, examples)
     state.forget()
     session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
-    return Specialization(misses, ambient, guarded, program, graphs, *emitted, {})
+    return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {})
 
 
 def compile_call(
@@ -232,6 +245,8 @@ def compile_call(
         SubclassTraceError: a refusal.
         Exception: the function's own.
     """
+    if not keep_joint and (found := _of_another(function, call, options, history)) is not None:
+        return replace(found, misses=misses)
     make = functools.partial(_specialize, function, call, ambient, options, history, misses, keep_joint)
     try:
         return make(symbols=True)
@@ -241,3 +256,46 @@ def compile_call(
     made = make(symbols=False)  # what the function itself raises comes again
     history.fix_all()
     return made
+
+
+#: class of a module -> id of a program -> a specialization that has it, of a region of such a module or of a method of one
+_made: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[int, Specialization]] = weakref.WeakKeyDictionary()
+#: so many of them are tried, the latest first
+_TRIED = 8
+
+
+def _of_class(module: Any) -> weakref.WeakValueDictionary[int, Specialization]:
+    none = weakref.WeakValueDictionary[int, Specialization]()
+    return _made.setdefault(type(module), none) if isinstance(module, torch.nn.Module) else none
+
+
+def remember(function: Any, entry: Specialization) -> None:
+    """Other modules of the class may have its program from now on."""
+    _of_class(getattr(function, "__self__", function))[id(entry.program)] = entry
+
+
+def _of_another(function: Any, call: Call, options: Options, history: SizeHistory) -> Specialization | None:
+    """What serves the call with the program of another module of the class, which was traced before.
+
+    Where two of them have other numbers alone (a layer's index), those are symbols in the trace of this one.
+    """
+    module, numbers = getattr(function, "__self__", function), list[set[str]]()
+    for entry in reversed([*_of_class(module).values()][-_TRIED:]):
+        if vars(entry.options) != vars(options) or entry.plan.side_effects:
+            continue
+        try:
+            twins = Twins(entry.state, module, call)
+        except GONE:
+            continue
+        guards, own, backwards = twins.guards(), twins.own.keys(), entry.program.backwards
+        if differ := twins.differ(guards, call):
+            numbers.append(differ)
+        if differ != set():
+            continue
+        made = EntryEmitter(entry.program, entry.ambient, guards).emit_like(entry.written, own)
+        if made is not None and made[2](*call) is None and (backwards is None or backwards.share(own)):
+            run, written, failed = made
+            return replace(entry, state=guards, run=run, written=written, failed=failed)
+    if len(numbers) > 1:
+        history.varying_numbers.update(*numbers)
+    return None

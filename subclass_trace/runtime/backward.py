@@ -7,7 +7,7 @@ forward; more are traced from the `Tape` and read the same saved activations. Se
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..stages import working
+from ..state.guards import StateGuards
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
@@ -77,6 +78,7 @@ class CompiledBackward:
         passed: which gradients are the very object that is ("tangent", number) or ("gradient", number).
         when: the circumstances in which it serves.
         next: the backwards of this backward, if it can be differentiated twice.
+        reads: the Python state that its code reads.
         graph: its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd.
     """
 
@@ -88,6 +90,7 @@ class CompiledBackward:
     passed: tuple[tuple[str, int] | None, ...]
     when: Circumstances
     next: Backwards | None
+    reads: StateGuards | None
     graph: Any
 
     @classmethod
@@ -104,7 +107,9 @@ class CompiledBackward:
         """A traced backward with its program."""
         specs = tuple(None if t is None else freeze(t) for t in tangents)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
-        return cls(specs, traced.tangents, tuple(inputs), call, grads, traced.passed, when, following, graph)
+        return cls(
+            specs, traced.tangents, tuple(inputs), call, grads, traced.passed, when, following, traced.guards, graph
+        )
 
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
@@ -147,7 +152,8 @@ class Backwards:
         inputs: how many inputs are differentiated.
         takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
-        narrow: is told when a backward does not hold for the sizes of a call.
+        narrow: are told when a backward does not hold for the sizes of a call.
+        shared: ids of things in place of which other objects that have this program have others.
     """
 
     def __init__(
@@ -163,12 +169,19 @@ class Backwards:
         self.inputs = len(tape.edges)
         self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
         self.of: tuple[int, ...] | None = None
-        self.narrow: Callable[[], None] | None = None
+        self.narrow: list[Callable[[], Callable[[Any], None] | None]] = []
+        self.shared: set[int] = set()
         self.compiled: tuple[CompiledBackward, ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
         """Add a backward: the first was compiled together with the forward."""
         self.compiled = (*self.compiled, entry)
+
+    def share(self, own: Set[int]) -> bool:
+        """Another object shall have these too, which must not read what is the first one's ``own``."""
+        free = not any(_reads(b.reads, own) for b in self.compiled)
+        self.shared.update(own if free else ())
+        return free
 
     def find(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
         """The backward for these tangents, traced now if there is none yet.
@@ -220,12 +233,18 @@ class Backwards:
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
             raise self._other_sizes(failed, env)
+        if _reads(traced.guards, self.shared):
+            raise TangentError(
+                "this backward reads the Python state of a module, and other modules have the same program",
+                path=", ".join(self.output_paths) or None,
+            )
         when = Circumstances(create_graph, conditions, check_of(traced), autocast, tape.session.dtensor_modes())
         return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
-        if self.narrow is not None:
-            self.narrow()
+        for found in self.narrow:
+            if (narrow := found()) is not None:
+                narrow(self.tape.session)
         return TangentError(
             "this backward takes other operations for other sizes or numbers, and its trace has those of another call",
             path=", ".join(self.output_paths) or None,
@@ -275,6 +294,11 @@ class Backwards:
 def check_of(traced: TracedBackward) -> Callable[[], bool] | None:
     """See `Circumstances.state`."""
     return None if traced.guards is None else state_holds(traced.guards)
+
+
+def _reads(guards: StateGuards | None, things: Set[int]) -> bool:
+    holders = () if guards is None else guards.walk.holders.values()
+    return any(id(thing) in things for h in holders for thing in (h.thing, h.owner))
 
 
 def _requires_grad(spec: Spec | None) -> bool:

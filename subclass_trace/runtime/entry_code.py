@@ -6,7 +6,7 @@ Print ``specialization.source`` to read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -58,8 +58,8 @@ Tensor = torch.Tensor
 MISS: Any = object()
 
 
-#: the entry, its source, the function that says why it misses (None: it does not), and what its checks ask, as code
-Emitted: TypeAlias = tuple[Callable[..., Any], str, Callable[..., Reason | None], tuple[str, ...]]
+#: the entry, the source that it was made from, and the function that says why it misses (None: it does not)
+Emitted: TypeAlias = tuple[Callable[..., Any], Source, Callable[..., Reason | None]]
 
 
 class EntryEmitter:
@@ -67,43 +67,56 @@ class EntryEmitter:
 
     Args:
         state: guards of Python state, which find the flat arguments; ``ambient``: the state of the thread.
-        alias: how inputs and leaves share memory, where that decided the trace.
-        flat: the flat arguments of the call that it is made for.
-        examples: makes fake values of specs, to verify template constructors.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        ambient: Ambient,
-        state: StateGuards,
-        alias: tuple[Any, ...] | None,
-        flat: Sequence[Any],
-        examples: Examples,
-    ) -> None:
+    def __init__(self, program: Program, ambient: Ambient, state: StateGuards) -> None:
         self.program, self.plan, self.ambient, self.state = program, program.plan, ambient, state
-        self.alias, self.examples, self.pins = alias, examples, Pins(state)
+        self.pins = Pins(state)
         self.source = Source()
         self.source.bind("MISS", MISS)
         self.values: dict[str, Tensor] = {}
         self.unwrapper = Unwrapper(self.source, self.values)
-        self.real_inputs = [row.of(flat) for row in self.plan.inputs.rows]
 
-    def emit(self) -> Emitted:
-        """Write the entry from top to bottom."""
-        s = self.source
+    def emit(self, alias: tuple[Any, ...] | None, flat_arguments: Sequence[Any], examples: Examples) -> Emitted:
+        """Write the entry from top to bottom.
+
+        Args:
+            alias: how inputs and leaves share memory, where that decided the trace.
+            flat_arguments: those of the call that it is made for.
+            examples: makes fake values of specs, to verify template constructors.
+        """
+        s, self.alias, self.examples = self.source, alias, examples
+        self.real_inputs = [row.of(flat_arguments) for row in self.plan.inputs.rows]
         with tried(s, "def entry(args, kwargs):"):
-            self._ambient()
-            state = StateEmitter(s, self.state, self.pins)
-            flat = state.emit()
+            state, flat = self._state_part()
             inputs = self._inputs(flat)
             leaves = self._unwrap(inputs)
             symbols = symbol_lines(self.plan, s, flat, inputs, leaves)
             tensor_checks(self.unwrapper, self.values, symbols, self._env(symbols))
             self._other_conditions(inputs, leaves, symbols)
-        failed, guards = s.why("entry"), s.guards
+        failed = s.why("entry")
         self._deliver(self._run(flat, inputs, leaves, symbols), state.read)
-        return s.build("entry", "entry"), s.text(), failed, guards
+        return s.build("entry", "entry"), s, failed
+
+    def emit_like(self, known: Source, own: Set[int]) -> Emitted | None:
+        """The entry that was written for another object, with what this one has in place of that.
+
+        None where the checks of their Python state are others, or the rest names what is that object's ``own``.
+        """
+        s = self.source
+        with tried(s, "def entry(args, kwargs):"):
+            self._state_part()
+            count = len(s.lines)
+        rest = (id(value) for name, value in known.globals.items() if name not in s.globals)
+        if s.lines[:count] != known.lines[:count] or not own.isdisjoint(rest):
+            return None
+        made = known.with_globals(s)
+        return made.build("entry", "entry"), made, made.why("entry")
+
+    def _state_part(self) -> tuple[StateEmitter, list[str]]:
+        self._ambient()
+        state = StateEmitter(self.source, self.state, self.pins)
+        return state, state.emit()
 
     def _deliver(self, outputs: Sequence[str], read: Callable[[Any], str]) -> None:
         """Do the side effects, and return the result."""

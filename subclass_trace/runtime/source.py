@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -28,6 +29,7 @@ class Source:
         self._reasons: dict[int, tuple[str, str]] = {}  # number of a line -> expression for why it misses, the guard
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}
+        self.checked = 0  # so many lines are checks
 
     def line(self, text: str) -> None:
         """Add a line at the current depth."""
@@ -77,6 +79,12 @@ class Source:
         made: Callable[..., Any] = function_of(self.text(), name, self.globals, what)
         return never_compiled(made)
 
+    def with_globals(self, other: Source) -> Source:
+        """The same lines, with other objects for the names that ``other`` has."""
+        made = copy.copy(self)
+        made.globals = self.globals | other.globals
+        return made
+
     @property
     def guards(self) -> tuple[str, ...]:
         """What each check asks, as code."""
@@ -84,7 +92,8 @@ class Source:
 
     def why(self, name: str) -> Callable[..., Reason | None]:
         """The function up to here as one that returns the reason of the first check that fails; None if all hold."""
-        lines, reasons = self.lines[:], dict(self._reasons)
+        self.checked = self.checked or len(self.lines)
+        lines, reasons = self.lines[: self.checked], dict(self._reasons)
 
         @functools.cache
         def made() -> Callable[..., Reason | None]:

@@ -241,9 +241,7 @@ class StateEmitter:
 
     def _objects(self) -> None:
         """No two objects of the arguments are one, and none is an object that the region names."""
-        # Attributes of tensors are those of two tensors if the tensors are two.
-        moving = [self._name(h) for h in self.guards.moving if not is_a(h.owner, torch.Tensor)]
-        if moving:
+        if moving := [self._name(h) for h in self.guards.moving]:
             fixed = frozenset(number for number, h in self.guards.walk.holders.items() if h.fixed)
             self.source.line(f"ids = {{{', '.join(f'id({name})' for name in moving)}}}")
             condition = f"len(ids) == {len(moving)} and {self.source.held(fixed)}.isdisjoint(ids)"

@@ -156,7 +156,7 @@ class StateGuards:
         by_holder: guards of holders that are fixed dicts: they hold for as long as the dict was not written.
         each: guards that every call compares.
         facts: (expression of a thing, it, what that is, path): what no version of a dict tells.
-        moving: holders that each call looks up.
+        moving: holders that each call looks up, but for attributes of tensors: those of two tensors if the tensors are two.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class StateGuards:
             if is_a(holder.thing, defaultdict):
                 self.facts.append(("factory_of({})", holder.thing, factory_of(holder.thing), holder.path))
         self.aliases = list(walk.aliases)
-        self.moving = [h for h in walk.holders.values() if not h.fixed]
+        self.moving = [h for h in walk.holders.values() if not h.fixed and not is_a(h.owner, torch.Tensor)]
         places: dict[int, dict[Source, None]] = {}
         for source, tensor in walk.tensors:
             places.setdefault(id(tensor), {})[source] = None

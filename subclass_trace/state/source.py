@@ -35,7 +35,7 @@ class Holder:
     Attributes:
         thing: what it is; of one inside of the arguments: in the call that is traced.
         path: for people.
-        place: where each call finds it; ``fixed`` where that is None.
+        place: where each call finds it; ``fixed`` where that is None. ``origin``: where the walk met it, if that is a place.
         before: the table as it was when the walk came to it.
         guarded: the keys whose values are guarded; None where one comparison holds for all.
         live: what the trace sees in its place; of the attributes of a tensor those of its stand-in, else the thing.
@@ -48,6 +48,7 @@ class Holder:
 
     def __init__(self, thing: Any, path: str, place: Source | None = None) -> None:
         self.thing, self.path, self.place, self.fixed = thing, path, place, place is None
+        self.origin: Source | None = None
         self.live: Any = thing
         self.left_out: frozenset[Any] = frozenset()
         self.before: dict[Any, Any] = {}

@@ -281,6 +281,7 @@ class Walk:
     def _keep(self, holder: Holder, before: dict[Any, Any] | None = None) -> None:
         holder.before = holder.table(holder.thing) if before is None else before
         self.holders[id(holder.thing)] = holder
+        holder.origin = self.known.get(id(holder.thing if holder.owner is None else holder.owner))
         self._alive.append(holder.thing)
         self._counted(1)
 

@@ -104,9 +104,7 @@ class Twins:
             return bool(a.getvalue() == b.getvalue())
         if name == "SimpleQueue":
             return bool(a.qsize() == b.qsize())
-        if name == "count":
-            return repr(a) == repr(b)
-        if name == "list_iterator":
+        if name in ("count", "list_iterator"):
             return repr(a.__reduce__()[-1]) == repr(b.__reduce__()[-1])
         if issubclass(type(a), types.GeneratorType):
             alive = a.gi_frame is not None and b.gi_frame is not None

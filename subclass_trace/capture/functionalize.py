@@ -96,7 +96,7 @@ def _in_memory_order(t: Any) -> Any:
     the memory, which is another mask for a transposed or channels-last tensor.
     """
     strides = t.stride()
-    if t.is_contiguous() or not all(type(n) is int for n in strides):
+    if t.is_contiguous():
         return t
     ordered = t.permute(sorted(range(t.dim()), key=lambda d: -strides[d]))
     return ordered if ordered.is_contiguous() else t
@@ -115,6 +115,12 @@ def _loses_layout(node: fx.Node) -> bool:
     return torch_api.is_dense(t) and not (static and t.is_contiguous())
 
 
+def _out_arguments(target: Any) -> list[str]:
+    """The names of what an operation writes its results into, ``out=``."""
+    arguments = target._schema.arguments if isinstance(target, torch_api.OpOverload) else ()
+    return [a.name for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write]
+
+
 def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
     # Dynamo leaves the step of an optimizer out of its graphs.
     cls = UnsupportedError if "_fused_" in str(node.target) else NeedsEager
@@ -125,8 +131,26 @@ def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
     )
 
 
-def _beside_writes(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that touch no memory that an operation writes. None where sizes are symbols, whose nodes the replay finds again."""
+def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
+    """Nodes that touch no memory that an operation writes. None where sizes are symbols, whose nodes the replay finds again.
+
+    ``known``: those of an earlier replay. The nodes of the forward stay among them: what it has saved is found by their names.
+
+    Raises:
+        NeedsEager: a later backward writes what a node of the forward made, or reads.
+    """
+    beside = _untouched(graph)
+    if known is None:
+        return beside
+    of_forward = {n for n in graph.nodes if n.op == "placeholder" or n.meta.get("partitioner_tag") == "is_forward"}
+    if beside and (touched := (known & of_forward) - beside):
+        raise NeedsEager(
+            "a later backward writes memory of the forward", path=line_text(touched.pop().meta.get("frames"))
+        )
+    return (beside - of_forward) | (known & of_forward)
+
+
+def _untouched(graph: fx.Graph) -> set[fx.Node]:
     written: set[Any] = set()
     memory: dict[fx.Node, set[Any]] = {}
     for node in graph.nodes:
@@ -163,7 +187,7 @@ class _Replay:
     ) -> fx.GraphModule:
         replay, graph, root = self.functional, self.recorder.graph, self.recorder.root
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
-        beside = _beside_writes(graph)
+        beside = self.recorder.beside = _beside_writes(graph, self.recorder.beside)
         for node in graph.find_nodes(op="placeholder"):
             value = node.meta["val"]
             value = torch_api.detached(self.mode, value) if isinstance(value, Tensor) else value
@@ -266,7 +290,7 @@ class _Replay:
             read.meta.update(node.meta)
             return self.functional.adopt_number(node.meta["val"], read)
         args: Any = fx.node.map_arg(node.args, self._value)
-        kwargs = fx.node.map_arg(node.kwargs, self._value)
+        kwargs: Any = fx.node.map_arg(node.kwargs, self._value)
         try:
             if node.target is aten.bernoulli_.float:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
@@ -276,6 +300,12 @@ class _Replay:
                 node.target(new, *args[1:], **kwargs)  # type: ignore[operator]
                 args[0].copy_(new)
                 return args[0]
+            outs = [name for name in _out_arguments(node.target) if isinstance(kwargs.get(name), Tensor)]
+            if outs:  # laid out as they are, and not as the functional form has it
+                new = {name: kwargs[name].clone() for name in outs}
+                node.target(*args, **{**kwargs, **new})  # type: ignore[operator]
+                done = [kwargs[name].copy_(new[name]) for name in outs]
+                return done[0] if len(done) == 1 else tuple(done)
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
@@ -300,4 +330,6 @@ class _Replay:
             return x
         if isinstance(self.env.get(x), torch.nn.Module):
             return self.functional.graph.get_attr(str(x.target))
-        return self.copies[x] if x in self.copies else self.functional.node_of(self.env[x])
+        if x in self.copies and x not in self.env:
+            return self.copies[x]
+        return self.functional.node_of(self.env[x])  # of a copy that was taken up since, and perhaps written

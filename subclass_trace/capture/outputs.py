@@ -154,6 +154,8 @@ class OutputClassifier:
 
     def _view(self, o: Tensor, base: Tensor, spec: Spec) -> OutputPlan:
         number, way, sizes = self.inputs.number_of(base), torch_api.view_function(o), list[Any]()
+        if o._backward_hooks:
+            raise NeedsEager("a result is a view with hooks, which would not see its gradient", path=self._path)
         moved = o.grad_fn is None and base.requires_grad and torch_api.is_tracked_view(o)
         gives = not moved and self._gives(way, base, spec, sizes)
         if not gives or any(map(_is_unknown, sizes)):

@@ -77,7 +77,6 @@ class Session:
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(torch_api.enable_python_dispatcher())
                 enter(torch_api.numbers_in_backwards())
-                enter(torch_api.math_of_symbols())
             enter(torch_api.composites_as_eager())
             enter(torch_api.fast_paths_as_eager())
             enter(torch_api.compiled_functions_run_eagerly())

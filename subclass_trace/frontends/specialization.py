@@ -5,6 +5,7 @@ In: a function, a call, what is known of earlier calls. Out: a `Specialization`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import weakref
@@ -179,11 +180,12 @@ def traced_call(
         args, kwargs = state.start()
         return Ran(state.run(args, kwargs).outputs, maker.handed)
 
-    try:
-        captured = Capture(session).capture(run)
-    finally:
-        state.restore()
-        session.recorder.state = None
+    with torch_api.math_of_symbols() if session.dynamic else contextlib.nullcontext():
+        try:
+            captured = Capture(session).capture(run)
+        finally:
+            state.restore()  # inside, where module `math` is what the trace has found
+            session.recorder.state = None
     session.recorder.functions, session.recorder.forward_state = state.walk.by_code, state
     return captured, state, maker
 

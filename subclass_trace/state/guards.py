@@ -93,6 +93,7 @@ class Contents:
     kind: type
     items: tuple[Any, ...]
     factory: Any = None
+    maxlen: int | None = None  # of a deque
 
     def holds(self, thing: Any) -> bool:
         """Does it?"""
@@ -101,6 +102,7 @@ class Contents:
             type(thing) is self.kind
             and len(now) == len(self.items)
             and factory_of(thing) is self.factory
+            and getattr(thing, "maxlen", None) == self.maxlen
             and all(map(alike, now, self.items))
         )
 
@@ -228,7 +230,12 @@ class StateGuards:
         thing = holder.now(call)
         if holder.guarded is None or isinstance(holder, (ListLike, Bag)):
             rows = holder.table(thing).items()
-            yield Contents(holder, type(thing), tuple(self._known(Source(holder, key), value) for key, value in rows))
+            yield Contents(
+                holder,
+                type(thing),
+                tuple(self._known(Source(holder, key), value) for key, value in rows),
+                maxlen=getattr(thing, "maxlen", None),
+            )
             return
         for key in holder.guarded:
             source = Source(holder, key)
@@ -294,6 +301,7 @@ def changed_since(guards: StateGuards, call: Call) -> tuple[set[str], set[str]]:
                 now = source.read(call)
                 numbers.update(_numbers_in(source.path, was, now))
                 by_hand = is_a(was, (torch.Tensor, torch.nn.Module, tuple, Like))  # these are replaced seldom
+                by_hand = by_hand or any(is_a(v, torch.nn.Module) for v in (namespace_of(was) or {}).values())
                 if type(was) is type(now) and was is not now and not by_hand and is_told(was):
                     objects.add(source.path)
     return numbers, objects

@@ -53,7 +53,7 @@ class StateRun:
         self.events: Events | None = None
         self._exchanged: list[tuple[dict[str, Any], str]] = []  # globals and names, see `types`
         self._printed: list[tuple[Printed, tuple[Any, ...]]] = []
-        self._thread = threading.get_ident()
+        self._thread, self._stdout = threading.get_ident(), sys.stdout
         self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
         self.symbols: dict[Source, Any] = {}
@@ -95,13 +95,11 @@ class StateRun:
         """Code prints texts and numbers, as each call shall."""
         if not self._live or threading.get_ident() != self._thread:
             return print(*values, **options)
-        for v in (*values, *options.values()):
-            if (
-                not is_atom(v)
-                and not is_a(v, SYMBOLS)
-                and (v is not options.get("file") or id(v) not in self.walk.known)
-            ):
-                self.world("print with something else than texts and numbers", sys._getframe(1))
+        file = options.get("file")
+        plain = all(is_atom(v) or is_a(v, SYMBOLS) or v is file for v in (*values, *options.values()))
+        of_c = file is None or (id(file) in self.walk.known and type(file).__module__ == "_io")
+        if not plain or not of_c or sys.stdout is not self._stdout:
+            self.world("print with something else than texts and numbers, or to another place", sys._getframe(1))
         self._printed.append((Printed(options, "print"), values))
 
     @property

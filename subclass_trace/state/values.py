@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..subclass.attributes import is_heap_type
+from ..subclass.attributes import is_heap_type, members_of
 
 
 class _Missing:
@@ -65,7 +65,9 @@ def is_told(value: Any) -> bool:
         return False
     solid = solid_base(cls)
     own = cls.__mro__[: cls.__mro__.index(solid)]
-    return solid in _WALKED and all(c in _WALKED or (is_heap_type(c) and not c.__flags__ & _OF_C) for c in own)
+    if solid not in _WALKED or any(map(members_of, own)):  # a path, a fraction: what they are is in slots
+        return False
+    return all(c in _WALKED or (is_heap_type(c) and not c.__flags__ & _OF_C) for c in own)
 
 
 _ONE_OBJECT = (type, types.FunctionType, types.ModuleType, types.MethodType)

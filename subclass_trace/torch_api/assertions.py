@@ -36,10 +36,17 @@ _ERRORS = (("LOAD_ASSERTION_ERROR", ""), ("LOAD_COMMON_CONSTANT", "AssertionErro
 _NOTHING = ("CACHE", "PRECALL", "NOT_TAKEN")
 
 
+def _may_see_errors(code: Any) -> bool:
+    """Has it any ``except``, ``finally`` or ``with``?"""
+    if hasattr(code, "co_exceptiontable"):
+        return bool(code.co_exceptiontable)
+    return any(step.opname.startswith("SETUP_") for step in dis.get_instructions(code))  # Python 3.10
+
+
 def asserted(frame: Any) -> tuple[bool, str | None] | None:
     """The truth that an ``assert`` expects of a value for which it asks in this frame, and its message, a constant.
 
-    None where something else asks, or where user code of the region's has an ``except`` clause, from this frame outwards.
+    None where something else asks, or where user code of the region's could see the error, from this frame outwards.
     """
     steps = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _NOTHING]
     at = next(k for k, step in enumerate(steps) if step.offset >= frame.f_lasti)
@@ -51,7 +58,7 @@ def asserted(frame: Any) -> tuple[bool, str | None] | None:
         return None
     while frame is not None and not frame.f_code.co_filename.endswith(_RUN):
         code = frame.f_code
-        if is_user_code(code) and any(step.opname.endswith("EXC_MATCH") for step in dis.get_instructions(code)):
+        if is_user_code(code) and _may_see_errors(code):
             return None
         frame = frame.f_back
     return jump.opname.endswith("IF_TRUE"), message

@@ -110,7 +110,7 @@ def check_marks(t: torch.Tensor, spec: Any, path: str) -> None:
         OptionError: it is.
     """
     for d in marked(t, "dynamic"):
-        if type(spec.size[d]) is int:
+        if type(spec.size[d]) is int and spec.size[d] > 1:  # 0 and 1 are numbers in each trace, as in torch's
             raise OptionError(
                 "a size that torch._dynamo.mark_dynamic marks is a number in the region",
                 path=f"{path}.shape[{d}]",

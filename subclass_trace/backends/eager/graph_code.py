@@ -180,7 +180,7 @@ class _Writer:
         for node in order:
             for named in inputs_of(node, self.calls):
                 used = merged.get(named, named)
-                if used.op != "get_attr":
+                if used.op != "get_attr" or used in last:  # a saved constant is an input of the backward
                     last[used] = node
         deaths: dict[fx.Node | None, list[fx.Node]] = {}
         for value, by in last.items():

@@ -1,0 +1,68 @@
+"""Objects that are replaced between calls, of which each call looks at what the region reads; and what stays of a trace."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fractions
+import io
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+
+
+class Holder:
+    held: Any = None
+
+
+HOLDER, OUT, COUNT = Holder(), io.StringIO(), [0]
+#: what the n-th call has, and what is read of it
+KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
+    "a path": (lambda n: pathlib.Path("a" * n), lambda p: len(p.name)),
+    "a fraction": (lambda n: fractions.Fraction(n, 7), lambda p: p.numerator),
+    "a deque of a length": (lambda n: collections.deque([1], maxlen=n), lambda p: p.maxlen),
+    "a path in a dict": (lambda n: {"p": pathlib.Path("a" * n)}, lambda p: len(p["p"].name)),
+}
+
+
+@pytest.mark.parametrize("as_argument", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_one_that_stands_there(kind: str, as_argument: bool) -> None:
+    make, read = KINDS[kind]
+    by_name = st.compile(lambda x: x * read(HOLDER.held), frontend="auto")
+    passed = st.compile(lambda x, p: x * read(p), frontend="auto")
+    for n in (1, 2, 3, 4, 2):
+        HOLDER.held = make(n)
+        result = passed(torch.ones(1), HOLDER.held) if as_argument else by_name(torch.ones(1))
+        assert result.item() == n
+
+
+def test_module_math_is_what_it_was() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        COUNT[0] += 1
+        return x * math.cos(COUNT[0] * 0.1)
+
+    cos, region = math.cos, st.compile(f)
+    COUNT[0] = 0
+    for n in range(1, 5):
+        assert abs(region(torch.ones(1)).item() - cos(n * 0.1)) < 1e-6
+    assert math.cos is cos and len(region.specializations) == 2
+
+
+@pytest.mark.filterwarnings("ignore::subclass_trace.HandOverWarning")
+def test_print_goes_where_it_would() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with contextlib.redirect_stdout(OUT):
+            print("here")
+        return x + 1
+
+    region = st.compile(f, frontend="auto")
+    for _ in range(2):
+        region(torch.ones(1))
+    assert OUT.getvalue() == "here\n" * 2

@@ -91,11 +91,12 @@ def _inputs(plan: Plan) -> Iterator[Row]:
         yield from walk(row.spec, str(row.path), iter(row.leaves))
 
 
-def _symbols(plan: Plan) -> Iterator[Row]:
+def _symbols(plan: Plan, flat: Sequence[object] = ()) -> Iterator[Row]:
     leaves = [name for name in input_names(plan).values() if not name.startswith("size ")]
     owners = {"leaf": leaves, "input": [str(row.path) for row in plan.inputs.rows]}
     for s in plan.inputs.symbols:
-        owner = owners[s.kind][s.number] if s.kind in owners else f"flat argument {s.number}"
+        number = flat[s.number] if flat else f"flat argument {s.number}"
+        owner = owners[s.kind][s.number] if s.kind in owners else number
         yield str(s.symbol), f"{owner}{s.attribute}"
 
 
@@ -184,7 +185,7 @@ def _entry(number: int, entry: Any) -> str:
     if ambient.autocast:
         rows.append(("autocast", str(ambient.autocast)))
     if plan.inputs.symbols:  # torch traces a size of 0 or 1 as a number; a symbol is at least 2
-        rows.append(("sizes", ", ".join(f"{name} = {source}" for name, source in _symbols(plan))))
+        rows.append(("sizes", ", ".join(f"{name} = {source}" for name, source in _symbols(plan, entry.state.flat))))
         rows.append(("where", "; ".join(map(str, plan.inputs.conditions)) or "none"))
     rows.append(("backward", f"{len(plan.gradients.saved)} saved, {saved_bytes(plan)}" if plan.trains else "none"))
     return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])

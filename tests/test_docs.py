@@ -32,6 +32,9 @@ def test_page(page: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType(f"page_{page.stem}")  # classes of a page can be pickled, as those of a file
     monkeypatch.setitem(sys.modules, module.__name__, module)
     text, blocks = _with_blocks(page.read_text(encoding="utf-8"))
+    for name in ("torchao", "transformers"):
+        if any(f"from {name}" in block for block in blocks):
+            pytest.importorskip(name)
     found = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     found.globs = vars(module)
     module.__dict__["_block"] = lambda k: exec(compile(blocks[k], f"{page.name}[{k}]", "exec"), vars(module))

@@ -39,7 +39,7 @@ def is_of_fsdp(module: torch.nn.Module) -> bool:
 
 
 def share_fsdp_state(module: torch.nn.Module, region: torch.nn.Module) -> None:
-    """FSDP2 finds in ``region`` what it keeps of ``module``: for its methods, and for the root that looks for what is inside."""
+    """FSDP2 finds in ``region`` what it keeps of ``module``: for its methods, and for the root around it."""
     from torch.distributed import _composable_state
 
     states: Any = _composable_state._module_state_mapping

@@ -46,7 +46,7 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
             for t in tensors:
                 with recorder.graph.inserting_before(writes[torch_api.storage_ref(t)][0][0]):
                     was = t.clone()
-                with torch.autograd._unsafe_preserve_version_counter(t):
+                with torch_api.versions_kept(t):
                     t.copy_(torch.where(found.to(t.device), was, t))
 
     return torch_api.replaced_here(torch.amp.GradScaler, "_maybe_opt_step", step)

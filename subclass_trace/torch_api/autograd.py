@@ -180,3 +180,9 @@ def says_no_derivative(error: BaseException) -> bool:
 
 #: the attributes that are true of a tensor with hooks on its gradient, of a leaf with such that run when it has been added up
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+
+def versions_kept(t: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Inside, writes to ``t`` do not move its version counter."""
+    kept: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+    return kept(t)  # type: ignore[no-any-return]

@@ -243,8 +243,15 @@ def _scaled_step() -> None:
 )
 def _branching_step() -> None:
     def step(weight: Any, _: Any) -> Callable[[], object]:
-        optimizer = torch.optim.RAdam([weight], lr=0.1)
-        return lambda: (weight.square().sum().backward(), optimizer.step(), optimizer.zero_grad())
+        model = torch.nn.ParameterList([weight])
+        average = torch.optim.swa_utils.AveragedModel(model)
+
+        def run() -> None:
+            average.update_parameters(model)
+            with torch.no_grad():
+                weight.add_(average.module[0])
+
+        return run
 
     _steps(step)
 

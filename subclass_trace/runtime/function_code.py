@@ -18,7 +18,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import SizeExpr, leaf_count, sizes_in, spec_leaves
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE
-from .backward import CompiledBackward
+from .backward import CompiledBackward, OnFirstUse
 from .emit import (
     Unwrapper,
     Wrapper,
@@ -192,7 +192,8 @@ class FunctionEmitter:
         s.line(f"p = [{', '.join(self._arguments(entry, leaves, symbols))}]")
         s.line("saved.clear()  # who called holds the list")
         s.line(f"del {', '.join(dict.fromkeys([*leaves, *names]))}")
-        s.line(f"r = {s.bind('graph', entry.call)}(p)")
+        graph = entry.call.program() if isinstance(entry.call, OnFirstUse) else entry.call
+        s.line(f"r = {s.bind('graph', graph)}(p)")
         grads = self._grads(entry, handed, Wrapper(s, self.examples, symbols, env))
         s.line(f"return None, {'None, ' if self.takes_call else ''}{tuple_code(grads)}")
         return s.build("backward", "backward")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import RuleError, SideEffectError, SubclassTraceError, UnsupportedError
+from ..errors import NeedsEager, RuleError, SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
 from ..subclass.protocol import is_traceable
@@ -82,8 +82,10 @@ class StateRun:
         if self.warns and name in ("print", "logging"):
             warn_user(f"{where}: {name} happens once, while the region is traced")
             return
+        # Dynamo leaves torch.manual_seed out of its graphs, but not what seeds one device.
+        cls = NeedsEager if name.startswith(("torch.cuda", "torch.xpu", "torch.mps")) else SideEffectError
         raise self.refused(
-            SideEffectError(
+            cls(
                 f"the region calls {name}",
                 path=where,
                 expected="code that depends on its arguments and on Python state alone",

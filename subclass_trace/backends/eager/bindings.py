@@ -90,6 +90,10 @@ def _raw(op: torch_api.OpOverload) -> Binding:
     return Binding(torch_api.raw_callable(op) if type(op) is torch_api.OpOverload else op, str(op))
 
 
+def _index(x: Any, indices: Sequence[Any]) -> Any:
+    return x[(*indices,)]
+
+
 def _check_scalar(condition: Any, text: str) -> None:
     if not condition:
         raise RuntimeError(text)
@@ -102,6 +106,11 @@ _SIZE_READS: dict[Any, Binding] = {
     _aten.sym_stride.int: Binding(torch.Tensor.stride, "torch.Tensor.stride"),
     _aten.sym_numel.default: Binding(torch.Tensor.numel, "torch.Tensor.numel"),
     _aten.sym_storage_offset.default: Binding(torch.Tensor.storage_offset, "torch.Tensor.storage_offset"),
+}
+# What Python calls otherwise than the operation is called; proved like the others.
+_OTHER_NAMES: dict[Any, Binding] = {
+    _aten.index.Tensor: Binding(_index, "index"),
+    _aten._to_copy.default: Binding(torch.Tensor.to, "torch.Tensor.to"),
 }
 _cache: dict[Any, Binding] = {}
 
@@ -153,6 +162,8 @@ def _search(op: torch_api.OpOverload, args: Any, kwargs: Any) -> Binding:
             function: Any = getattr(holder, name, None)
             if type(function) in _BINDING_TYPES and _issues_only(function, op, args, kwargs):
                 return Binding(function, f"{holder_name}.{name}")
+        if op in _OTHER_NAMES and _issues_only(_OTHER_NAMES[op].callable, op, args, kwargs):
+            return _OTHER_NAMES[op]
     return _raw(op)
 
 
@@ -242,7 +253,7 @@ def _same_call(op: Any, passed: tuple[Any, Any], seen: tuple[Any, Any]) -> bool:
     if not {p.name for p in parameters}.issuperset(passed[1]):
         return False
     rows = zip(_by_parameter(op, *passed), _by_parameter(op, *seen), parameters, strict=True)
-    return all(_same_argument(a, b, str(p.type)) for a, b, p in rows)
+    return all(_same_argument(a, b, str(p.type)) or (p.name, a, b) == ("pin_memory", None, False) for a, b, p in rows)
 
 
 def _same_argument(passed: Any, seen: Any, kind: str) -> bool:

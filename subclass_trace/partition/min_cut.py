@@ -23,7 +23,7 @@ from .rules import (
     RECOMPUTE,
     Facts,
     bans,
-    kept_results,
+    kept_rows,
     recompute_tags,
     storage_weights,
 )
@@ -72,7 +72,7 @@ class MinCut:
     def _unlimited(self, table: Table, facts: Facts, tags: Sequence[Any], weights: Sequence[float]) -> list[int]:
         banned = bans(table, tags, cheap_too=not self.recompute)
         if facts.kept is not None:
-            for i in kept_results(table, facts):
+            for i in kept_rows(table, facts):
                 banned[i] |= tags[i] not in RECOMPUTE
         late = table.in_backward if self.recompute else [tag == "is_backward" for tag in table.tag]
         recomputed = [table.in_backward[i] or late[i] or tags[i] in RECOMPUTE for i in range(len(late))]

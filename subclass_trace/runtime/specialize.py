@@ -31,6 +31,8 @@ from .planning import make_plan, number_symbols, with_conditions
 from .program import Program
 
 Tensor = torch.Tensor
+#: so many bytes are sooner kept than computed again by a back end that calls one operation after the other
+SMALL = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,7 @@ def build_program(
         written=written_inputs(captured),
         static=[captured.inputs.leaf_primals[k] for i in captured.inputs.rows if i.static for k in i.leaves],
         copied=_copied(captured, traced.joint),
+        small=SMALL if backend.backward is compile_eager else 0,
     )
     saved = saved_table(parts, _copied(captured, traced.joint))
     if verify.ENABLED:

@@ -149,6 +149,12 @@ CASES: dict[str, tuple[Callable[..., Any], int]] = {  # function of a 3 x 4 tens
         lambda x: ((a := x.sin()), (b := a.t().t()), (c := a.t().t()), c.view(3, 4) * b.exp()),
         4,
     ),
+    "a sum and the view that drops its dimension": (
+        lambda x: (x.sum([-1], True).view(3), x.sum([0, 1], True).view([])),
+        0,
+    ),
+    "a sum that is returned as well": (lambda x: ((y := x.sum([0], True)), y.view(4)), 1),
+    "a sum that is viewed in another way": (lambda x: (x.sum([0], True).view(2, 2), x.sum([0]).view(1, 4)), 2),
     "through a computed value": (lambda x: x.sin().t().t() @ x.t().t().t().clone(), 1),
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
+from .code_names import is_called_only
 from .values import is_walked
 
 
@@ -39,8 +40,20 @@ TYPE: Any = None
 TYPE = _TypeOfTypes("type", (type,), {})
 
 
+#: what stands for classes of numbers, where code does nothing but call them
+_CALLED = {"float": torch_api.to_float, "int": torch_api.to_int}
+
+
 def exchange(code: types.CodeType, space: dict[str, Any], stand_ins: dict[str, Any]) -> list[str]:
-    """Code runs for the first time: which names of builtins stand for others in its globals from now on?"""
+    """Code runs for the first time: which names of builtins stand for others in its globals from now on?
+
+    A class that code uses otherwise than by calling it is there again before the first instruction of that code.
+    """
+    for name in _CALLED.keys() & code.co_names:
+        if is_called_only(code, name):
+            stand_ins[name] = _CALLED[name]
+        elif space.get(name) is _CALLED[name]:
+            del space[name]
     names = [name for name in stand_ins if name in code.co_names and name not in space]
     if not names or not is_walked(space.get("__name__")):
         return []

@@ -238,7 +238,7 @@ def _scaled_step() -> None:
 
 @fact(
     B,
-    "`scheduler.step()` in the region, but for `OneCycleLR` and `MultiStepLR` (a specialization for each step, then Dynamo)",
+    "`scheduler.step()` in the region, but for `MultiStepLR` (a specialization for each step, then Dynamo)",
     torch="graph breaks",
 )
 def _scheduled_step() -> None:

@@ -185,6 +185,14 @@ same(
 same(
     D, "`.numpy()`", lambda x: x.numpy(), plain(dense), torch="graph break", refused="DataDependentError", handed=False
 )
+
+
+@fact(D, "`torch.sparse` layouts: arguments, buffers, results", torch="not in the survey", refused="NeedsEager")
+def _sparse() -> None:
+    assert torch.equal(st.compile(lambda m, x: m @ x)(torch.eye(3).to_sparse(), x := dense(3, 3, seed=1)), x)
+    assert torch.equal(st.compile(lambda x: x.to_sparse())(torch.eye(3)).to_dense(), torch.eye(3))
+
+
 same(
     D,
     "`.apply_(f)`, `.map_(y, f)`, `.map2_(y, z, f)`",

@@ -6,13 +6,14 @@ returned: it answers otherwise of traced tensors alone, which other threads do n
 
 from __future__ import annotations
 
+import builtins
 import types
 from typing import Any
 
 import torch
 
 from .. import torch_api
-from .values import is_walked
+from .values import MISSING, is_walked
 
 
 class _TypeOfTypes(type):
@@ -39,10 +40,19 @@ TYPE: Any = None
 TYPE = _TypeOfTypes("type", (type,), {})
 
 
-def exchange(code: types.CodeType, space: dict[str, Any], stand_ins: dict[str, Any]) -> list[str]:
-    """Code runs for the first time: which names of builtins stand for others in its globals from now on?"""
-    names = [name for name in stand_ins if name in code.co_names and name not in space]
-    if not names or not is_walked(space.get("__name__")):
+def exchange(code: types.CodeType, space: dict[str, Any], *stand_ins: tuple[Any, Any]) -> list[tuple[Any, str, Any]]:
+    """Code runs for the first time: names of its globals that lead to one of these builtins lead to its stand-in from now on.
+
+    Returns:
+        the globals, a name, and what stood there, for each.
+    """
+    if not is_walked(space.get("__name__")):
         return []
-    space.update((name, stand_ins[name]) for name in names)
-    return names
+    done = []
+    for name in code.co_names:
+        value = space.get(name, getattr(builtins, name, MISSING))
+        for builtin, stand_in in stand_ins:
+            if value is builtin:
+                done.append((space, name, space.get(name, MISSING)))
+                space[name] = stand_in
+    return done

@@ -306,9 +306,13 @@ def _number_of_a_size() -> None:
     _as_for_each_size(lambda x: x * {"4": 2, "5": 3}.get(str(x.shape[0]), {6: 4}.get(x.shape[0], 5)), 3)
 
 
+_type = type
+
+
 @fact(D, "`isinstance(x.shape[0], int)`, `type(x.shape[0]) is int` (one specialization for all sizes)")
 def _class_of_a_size() -> None:
     _as_for_each_size(lambda x: x * (2 if isinstance(x.shape[0], int) and type(x.shape[0]) is int else 3), 1)
+    _as_for_each_size(lambda x: x * (2 if _type(x.shape[0]) is int else 3), 1)
 
 
 @fact(D, "a size as an index (one specialization for all sizes)")

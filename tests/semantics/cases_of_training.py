@@ -159,6 +159,28 @@ def _gradients_as_state() -> None:
 
 @fact(
     B,
+    "`requires_grad` of parameters changed between two `.backward()` inside the region (a GAN step)",
+    refused="NeedsEager",
+    torch="error (a second backward)",
+)
+def _frozen_between() -> None:
+    def step(x: Tensor, w: Tensor, v: Tensor) -> None:
+        y = (x * v).tanh()
+        (y.detach() * w).tanh().sum().backward()
+        w.requires_grad = False
+        (y * w).sum().backward()
+        w.requires_grad_(True)
+
+    found = []
+    for call in (step, st.compile(step)):
+        x, w, v = (dense(3, seed=k).requires_grad_(k > 1) for k in (1, 2, 3))
+        call(x, w, v)
+        found.append((w.requires_grad, w.grad.tolist(), v.grad.tolist()))
+    assert found[0] == found[1]
+
+
+@fact(
+    B,
     "`.backward()` inside the region that leads to a tensor with a history from outside, or to a leaf with hooks",
     refused="UnsupportedError",
     torch="graph breaks",

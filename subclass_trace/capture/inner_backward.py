@@ -105,7 +105,7 @@ class InnerBackward:
         """As a GAN's step does with its discriminator.
 
         Raises:
-            NeedsEager: after a backward a tensor from outside gets another ``requires_grad``; Dynamo has one graph for what comes
+            NeedsEager: after a backward a tensor from outside gets another ``requires_grad``. Dynamo has one graph for what is
                 before and after, and with that one backward.
         """
         if self._now and t.requires_grad is not requires_grad and self.inputs.number_of(t) is not None:

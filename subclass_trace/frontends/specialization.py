@@ -42,7 +42,7 @@ from .dynamic import SizeHistory, choose
 Tensor = torch.Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Specialization:
     """One compiled instance of a region with the guards under which it is right. Immutable.
 
@@ -65,6 +65,9 @@ class Specialization:
     written: Code
     failed: Callable[[tuple[Any, ...], dict[str, Any]], Reason | None]
     seconds: Mapping[str, float]
+
+    def __repr__(self) -> str:
+        return f"<Specialization: {len(self.guards)} guards, {len(self.saved)} saved values; {self.reason}>"
 
     @property
     def reason(self) -> str:

@@ -1,7 +1,4 @@
-"""What needs a CUDA GPU: FP8 products, Triton by inductor and by hand, DTensor over nccl. Skipped where there is none.
-
-More tests with the marker ``cuda``: the real 2:4 kernels (`torch_classes/test_semi_structured.py`).
-"""
+"""What needs a CUDA GPU: FP8 products, Triton by inductor and by hand, DTensor over nccl. Skipped where there is none."""
 
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ REFUSED = {
     "restored, explicit": lambda x: (state := G.get_state(), x * torch.rand(3, generator=G), G.set_state(state))[1],
     "seed": lambda x: (torch.seed(), x * torch.rand(3))[1],
     "manual_seed": lambda x: (torch.manual_seed(3), x * torch.rand(3))[1],
+    "manual_seed of CUDA": lambda x: (torch.cuda.manual_seed(3), x * torch.rand(3))[1],
+    "manual_seed_all of XPU": lambda x: (torch.xpu.manual_seed_all(3), x * torch.rand(3))[1],
     "default seeded": lambda x: (torch.default_generator.manual_seed(3), x * torch.rand(3))[1],
     "cloned": lambda x: x * torch.rand(3, generator=G.clone_state()),
 }

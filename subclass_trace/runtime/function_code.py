@@ -30,7 +30,7 @@ from .emit import (
     tuple_code,
     wrapped,
 )
-from .function import check_watched, edges, run_backward, watch
+from .function import check_watched, edges, run_backward, watch, with_reason
 from .guards import Ambient
 from .program import Program
 from .rebuild import fit_strides, is_lazy
@@ -126,7 +126,8 @@ class FunctionEmitter:
         s.line(f"def backward(ctx, {names}):")
         s.depth = 1
         if any(row.is_tensor for row in self.plan.gradients.saved):
-            s.line("saved = list(ctx.saved_tensors)")
+            s.line("try: saved = list(ctx.saved_tensors)")
+            s.line(f"except RuntimeError as error: raise {s.bind('with_reason', with_reason)}(error)")
             s.line("ctx.maybe_clear_saved_tensors()  # unless the graph is retained")
         else:
             s.line("saved = []")

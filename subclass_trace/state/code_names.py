@@ -22,7 +22,8 @@ from types import CodeType
 from typing import Any
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*$")
-#: names by which code may read what it does not name
+#: names by which code may read variables that it does not name; and attributes
+OF_GLOBALS = frozenset(["eval", "exec", "locals", "globals"])
 COMPUTED = frozenset(
     [
         "getattr",
@@ -32,10 +33,7 @@ COMPUTED = frozenset(
         "attrgetter",
         "__getstate__",
         "__reduce_ex__",
-        "eval",
-        "exec",
-        "locals",
-        "globals",
+        *OF_GLOBALS,
     ]
 )
 _ADDS = ("append", "add")

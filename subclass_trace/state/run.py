@@ -27,7 +27,7 @@ from .kinds import check_cache
 from .side_effects import SYMBOLS, Recipes, Snapshot, side_effects
 from .source import Call, Printed, Source
 from .types import TYPE, exchange
-from .values import is_a, is_atom
+from .values import MISSING, is_a, is_atom
 from .walk import Functions, Walk
 
 
@@ -51,7 +51,7 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events | None = None
-        self._exchanged: list[tuple[dict[str, Any], str]] = []  # globals and names, see `types`
+        self._exchanged: list[tuple[Any, str, Any]] = []  # globals, names and what stood there, see `types`
         self._printed: list[tuple[Printed, tuple[Any, ...]]] = []
         self._thread, self._stdout = threading.get_ident(), sys.stdout
         self._live = False
@@ -66,7 +66,7 @@ class StateRun:
         try:
             self.walk.enter(code, space)
             self.stand_in()
-            self._exchanged += [(space, name) for name in exchange(code, space, {"type": TYPE, "print": self.print})]
+            self._exchanged += exchange(code, space, (type, TYPE), (print, self.print))
             if {"sys", "modules"} <= set(code.co_names) and is_users(code.co_filename):
                 raise SideEffectError(
                     "the region looks into sys.modules", path=_line(code, code.co_firstlineno), fix="import the module"
@@ -127,8 +127,11 @@ class StateRun:
         if self.events is not None:
             self.events.close()
         while self._exchanged:
-            space, name = self._exchanged.pop()
-            space.pop(name, None)
+            space, name, before = self._exchanged.pop()
+            if before is MISSING:
+                space.pop(name, None)
+            else:
+                space[name] = before
 
     def check_generator(self, generator: torch.Generator) -> None:
         """The region draws from this explicit generator.

@@ -167,10 +167,10 @@ def watched_engine(
         yield
 
 
-def says_spent(error: BaseException) -> bool:
+def says_spent(error: BaseException, *, freed: bool = False) -> bool:
     """Does autograd say that what a backward needs is not there any more: freed by another one, or written?"""
-    freed, written = "Trying to backward through the graph a second time", "one of the variables needed for gradient"
-    return isinstance(error, RuntimeError) and str(error).startswith((freed, written))
+    says = ("Trying to backward through the graph a second time", "one of the variables needed for gradient")
+    return isinstance(error, RuntimeError) and str(error).startswith(says[:1] if freed else says)
 
 
 def says_no_derivative(error: BaseException) -> bool:

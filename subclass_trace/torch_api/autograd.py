@@ -183,7 +183,9 @@ def says_no_derivative(error: BaseException) -> bool:
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
-def accumulates(t: torch.Tensor) -> bool:
-    """Would a backward leave a gradient at this leaf?"""
+def is_reached(t: torch.Tensor) -> bool:
+    """Would a backward come to this tensor? A view that is made under no_grad says that it requires grad, as its base does."""
+    if t.grad_fn is not None or not t.requires_grad:
+        return t.requires_grad
     with torch.enable_grad(), no_modes():
         return t.view_as(t).grad_fn.next_functions[0][0] is not None  # type: ignore[union-attr]

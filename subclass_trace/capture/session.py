@@ -144,14 +144,15 @@ class Session:
         return made
 
     def no_branch_on_floats(self) -> None:
-        """Nothing may be assumed of the floats of a call.
+        """Nothing may be assumed of the floats of a call, but how they compare with numbers and with one another.
 
         Raises:
             UnsupportedError: something is: the formulas that torch makes of floats are right to rounding alone.
         """
         floats = self.recorder.symbols.floats
         for guard in self.shape_env.guards if floats else ():
-            if not floats.isdisjoint(guard.expr.free_symbols):
+            is_formula = not all(side.is_Atom for side in guard.expr.args)
+            if is_formula and not floats.isdisjoint(guard.expr.free_symbols):
                 raise UnsupportedError("the region branches on a float, or needs it as a number", got=guard.expr)
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:

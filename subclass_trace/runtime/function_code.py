@@ -18,7 +18,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import SizeExpr, leaf_count, sizes_in, spec_leaves
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE
-from .backward import CompiledBackward
+from .backward import CompiledBackward, OnFirstUse
 from .emit import (
     Unwrapper,
     Wrapper,
@@ -30,7 +30,7 @@ from .emit import (
     tuple_code,
     wrapped,
 )
-from .function import check_watched, edges, run_backward, watch
+from .function import check_watched, edges, run_backward, watch, with_reason
 from .guards import Ambient
 from .program import Program
 from .rebuild import fit_strides, is_lazy
@@ -126,7 +126,8 @@ class FunctionEmitter:
         s.line(f"def backward(ctx, {names}):")
         s.depth = 1
         if any(row.is_tensor for row in self.plan.gradients.saved):
-            s.line("saved = list(ctx.saved_tensors)")
+            s.line("try: saved = list(ctx.saved_tensors)")
+            s.line(f"except RuntimeError as error: raise {s.bind('with_reason', with_reason)}(error)")
             s.line("ctx.maybe_clear_saved_tensors()  # unless the graph is retained")
         else:
             s.line("saved = []")
@@ -206,7 +207,8 @@ class FunctionEmitter:
         s.line(f"p = [{', '.join(self._arguments(entry, leaves, symbols))}]")
         s.line("saved.clear()  # who called holds the list")
         s.line(f"del {', '.join(dict.fromkeys([*leaves, *names]))}")
-        s.line(f"r = {s.bind('graph', entry.call)}(p)")
+        graph = entry.call.program() if isinstance(entry.call, OnFirstUse) else entry.call
+        s.line(f"r = {s.bind('graph', graph)}(p)")
         grads = self._grads(entry, handed, Wrapper(s, self.examples, symbols, env))
         s.line(f"return None, {'None, ' if self.takes_call else ''}{tuple_code(grads)}")
         return s.build("backward", "backward")

@@ -26,7 +26,7 @@ from ..stages import stage
 from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
-from .backward import Backwards, Circumstances, CompiledBackward, check_of
+from .backward import Backwards, Circumstances, CompiledBackward, OnFirstUse, check_of
 from .planning import make_plan, number_symbols, with_conditions
 from .program import Program
 
@@ -96,11 +96,12 @@ def build_program(
         verify.verify_plan(parts.forward, plan)
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
-    compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
+    second = parts.second
+    compiled = OnFirstUse(lambda: compile_half(backend, backend.backward, second, is_backward=True))
     number = {name: k for k, name in enumerate(traced.tangents)}
     inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs]
     when = Circumstances(state=check_of(traced), dtensor=captured.session.dtensor_modes())
-    first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, parts.second)
+    first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, second)
     plan = with_conditions(plan, captured)
     known = number_symbols(plan.inputs.symbols)
     names = frozenset(parts.saved)

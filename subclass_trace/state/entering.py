@@ -151,6 +151,8 @@ def _of_world(function: Any, owner: Any) -> str | None:
         return f"{kind.__qualname__}.{name}"
     if kind.__name__ == "ContextVar" and name != "get":
         return f"ContextVar.{name}"
+    if name in ("register_hook", "register_prehook") and isinstance(owner, torch.autograd.graph.Node):
+        return f"grad_fn.{name}"  # a view that is replayed has another node, without the hook
     return None
 
 

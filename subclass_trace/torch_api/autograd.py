@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from .modes import no_modes
 from .this_thread import replaced_here
 
 
@@ -167,10 +168,10 @@ def watched_engine(
         yield
 
 
-def says_spent(error: BaseException) -> bool:
+def says_spent(error: BaseException, *, freed: bool = False) -> bool:
     """Does autograd say that what a backward needs is not there any more: freed by another one, or written?"""
-    freed, written = "Trying to backward through the graph a second time", "one of the variables needed for gradient"
-    return isinstance(error, RuntimeError) and str(error).startswith((freed, written))
+    says = ("Trying to backward through the graph a second time", "one of the variables needed for gradient")
+    return isinstance(error, RuntimeError) and str(error).startswith(says[:1] if freed else says)
 
 
 def says_no_derivative(error: BaseException) -> bool:
@@ -180,3 +181,9 @@ def says_no_derivative(error: BaseException) -> bool:
 
 #: the attributes that are true of a tensor with hooks on its gradient, of a leaf with such that run when it has been added up
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+
+def accumulates(t: torch.Tensor) -> bool:
+    """Would a backward leave a gradient at this leaf?"""
+    with torch.enable_grad(), no_modes():
+        return t.view_as(t).grad_fn.next_functions[0][0] is not None  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -268,6 +269,26 @@ def test_what_is_only_appended_to_is_not_compared() -> None:
         region(torch.ones(3))
         assert len(module.history) == len(LOG) == n and module.seen == {"forward"}
     assert len(region.specializations) == 1
+
+
+def test_code_that_computes_names_reads_no_global_of_a_module_that_it_does_not_have() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        LOG.append(x.sum())
+        return x * getattr(LIMITS, "max" + "")
+
+    def read(x: torch.Tensor) -> torch.Tensor:
+        LOG.append(x.sum())
+        return x * len(globals()["LO" + "G"])
+
+    for function, count in ((scaled, 1), (read, 3)):
+        LOG.clear()
+        region = st.compile(function, frontend="trace")
+        for n in range(1, 4):
+            assert region(torch.ones(2)).tolist() == ([2.0, 2.0] if count == 1 else [float(n)] * 2)
+        assert len(LOG) == 3 and len(region.specializations) == count
+
+
+LIMITS = types.SimpleNamespace(max=2.0)
 
 
 class Experts(torch.nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -178,6 +179,13 @@ def test_a_learning_rate_that_the_step_computes() -> None:
 
 
 _SCHEDULES = optim.lr_scheduler
+
+
+def _linear(step: int) -> float:
+    """As Transformers write it, with ``float()`` of the step."""
+    return float(step) / float(max(1, 3)) if step < 3 else max(0.0, float(100 - step) / float(max(1, 97)))
+
+
 #: how a schedule is made, and how many specializations twelve steps with it need
 SCHEDULES: dict[str, tuple[Callable[[Any], Any], int]] = {
     "every third step": (lambda o: _SCHEDULES.StepLR(o, 3, 0.5), 5),
@@ -190,6 +198,9 @@ SCHEDULES: dict[str, tuple[Callable[[Any], Any], int]] = {
         ),
         5,
     ),
+    "one cycle": (lambda o: _SCHEDULES.OneCycleLR(o, 0.1, total_steps=100), 3),
+    "up and down": (lambda o: _SCHEDULES.CyclicLR(o, 0.01, 0.1, 100), 3),
+    "linear": (lambda o: _SCHEDULES.LambdaLR(o, _linear), 4 if sys.version_info >= (3, 11) else 12),
 }
 
 

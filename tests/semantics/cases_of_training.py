@@ -19,7 +19,7 @@ def _written_between(fn: Callable[[Tensor], Tensor], write: Callable[[Tensor, Te
     """The gradient, eager's and ours, where something is written between forward and backward."""
     found: list[Tensor | str] = []
     for call in (fn, st.compile(fn)):
-        x = dense(200, 100, seed=0).abs().requires_grad_()  # more than what is kept for being small
+        x = dense(200, 200, seed=0).abs().requires_grad_()
         y = call(x)
         loss = (y * 1).sum()
         with torch.no_grad():
@@ -159,6 +159,28 @@ def _gradients_as_state() -> None:
 
 @fact(
     B,
+    "`requires_grad` of parameters changed between two `.backward()` inside the region (a GAN step)",
+    refused="NeedsEager",
+    torch="error (a second backward)",
+)
+def _frozen_between() -> None:
+    def step(x: Tensor, w: Tensor, v: Tensor) -> None:
+        y = (x * v).tanh()
+        (y.detach() * w).tanh().sum().backward()
+        w.requires_grad = False
+        (y * w).sum().backward()
+        w.requires_grad_(True)
+
+    found = []
+    for call in (step, st.compile(step)):
+        x, w, v = (dense(3, seed=k).requires_grad_(k > 1) for k in (1, 2, 3))
+        call(x, w, v)
+        found.append((w.requires_grad, w.grad.tolist(), v.grad.tolist()))
+    assert found[0] == found[1]
+
+
+@fact(
+    B,
     "`.backward()` inside the region that leads to a tensor with a history from outside, or to a leaf with hooks",
     refused="UnsupportedError",
     torch="graph breaks",
@@ -238,7 +260,7 @@ def _scaled_step() -> None:
 
 @fact(
     B,
-    "`scheduler.step()` in the region, but for `OneCycleLR` and `MultiStepLR` (a specialization for each step, then Dynamo)",
+    "`scheduler.step()` in the region, but for `MultiStepLR` (a specialization for each step, then Dynamo)",
     torch="graph breaks",
 )
 def _scheduled_step() -> None:

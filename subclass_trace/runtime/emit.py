@@ -34,7 +34,7 @@ def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
 
 
 #: of these the same object is the same value
-_IDENTITY = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
+_IDENTITY = (bool, type(None), torch.dtype, torch.layout, torch.memory_format, type)
 #: what is written by value; bytes are written as an array of them is
 _WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
 #: the version of the format that does not tell one object twice from two equal ones

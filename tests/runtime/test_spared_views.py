@@ -39,7 +39,8 @@ def same(module: torch.fx.GraphModule, *inputs: torch.Tensor) -> None:
         got, expected = compile_graph(module)(list(inputs)), compared(module, *inputs)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-        assert a.stride() == b.stride()
+        strides = [[s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] for t in (a, b)]
+        assert strides[0] == strides[1]  # of one element torch's fake ``view`` tells another stride than the real one
         assert a.storage_offset() == b.storage_offset()
 
 

@@ -43,7 +43,7 @@ def _written_result() -> None:
 
 @fact(
     B,
-    "an input that eager's backward does not read, written before the backward",
+    "an input of over 64 KiB that eager's backward does not read, written before the backward",
     differs='values may be computed of it again, and autograd raises; `partitioner="default"` keeps what eager keeps',
     torch="differs in the same way",
 )
@@ -54,7 +54,7 @@ def _written_input() -> None:
 
 @fact(
     B,
-    "an input that is written before the backward behind autograd's back (`x.data.zero_()`)",
+    "an input of over 64 KiB that is written before the backward behind autograd's back (`x.data.zero_()`)",
     differs='values that are computed of it again see the new contents; `partitioner="default"` keeps what eager keeps',
     torch="differs in the same way",
 )

@@ -47,6 +47,7 @@ _VALUES: list[Any] = [
     {"d": torch.float32, "b": [1, 64.0], "f": True, "n": None},
     {"b": [1, 64], "d": torch.float32, "f": True, "n": None},
     {"d": torch.float32, "b": (1, 64), "f": True, "n": ()},
+    (torch.device("cpu"), 2),
     (torch.float32, -0.0, [torch.strided, {1: "a"}]),
     (torch.float32, 0.0, [torch.strided, {1: "a"}]),
     (torch.float32, -0.0, [torch.strided, {"1": "a"}]),
@@ -62,6 +63,8 @@ def _again(value: Any) -> Any:
         return type(value)(map(_again, value))
     if isinstance(value, dict):
         return {_again(k): _again(v) for k, v in value.items()}
+    if isinstance(value, torch.device):
+        return torch.device(str(value))
     return "".join([*value]) if type(value) is str else type(value)(value) if type(value) in (int, float) else value
 
 

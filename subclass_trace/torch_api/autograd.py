@@ -189,3 +189,9 @@ def is_reached(t: torch.Tensor) -> bool:
         return t.requires_grad
     with torch.enable_grad(), no_modes():
         return t.view_as(t).grad_fn.next_functions[0][0] is not None  # type: ignore[union-attr]
+
+
+def versions_kept(t: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Inside, writes to ``t`` do not move its version counter."""
+    kept: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+    return kept(t)  # type: ignore[no-any-return]

@@ -99,15 +99,3 @@ def test_length_of_a_class_of_its_own() -> None:
     region = st.compile(lambda x: x * len(x), dynamic=True)
     for n in SIZES:
         assert str(region(Long(torch.ones(n), torch.zeros(n)))) == str(Long(torch.ones(n), torch.zeros(n)) * 17)
-
-
-def test_branch_that_makes_a_size_a_number() -> None:
-    """``n == 5``: this specialization is for 5 alone, the next one for all others."""
-
-    def f(x: Tensor) -> Tensor:
-        return x + 1 if x.shape[0] == 5 else x
-
-    region = st.compile(f, dynamic=True)
-    for n in (5, 6, 7, 8):
-        assert torch.equal(region(torch.ones(n)), f(torch.ones(n)))
-    assert len(region.specializations) == 2

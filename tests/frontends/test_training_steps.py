@@ -12,7 +12,6 @@ import torch
 from torch import nn, optim
 
 import subclass_trace as st
-from subclass_trace.errors import UnsupportedError
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -383,16 +382,3 @@ def test_a_scaled_loss() -> None:
         return _state(model, optimizer), scaler.get_scale()
 
     assert run(st.compile) == run(lambda f: f)
-
-
-def test_what_a_scaler_decides_is_refused() -> None:
-    model = _model()
-    optimizer, scaler = optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
-
-    def step(x: Tensor) -> None:
-        scaler.scale(model(x).mean()).backward()
-        scaler.step(optimizer)
-
-    with pytest.raises(UnsupportedError, match="depend on the values inside a tensor"):
-        st.compile(step, frontend="trace")(torch.ones(2, 3))
-    step(torch.ones(2, 3))  # nothing of the trace is left in it

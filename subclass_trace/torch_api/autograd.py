@@ -24,7 +24,7 @@ def autograd_sequence_number() -> int:
 
 
 def node_sequence_number(node: Any) -> int:
-    """The sequence number of an autograd node."""
+    """The sequence number of an autograd node: the engine runs the highest one first."""
     return int(node._sequence_nr())
 
 

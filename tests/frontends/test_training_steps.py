@@ -13,7 +13,6 @@ import torch
 from torch import nn, optim
 
 import subclass_trace as st
-from subclass_trace.errors import UnsupportedError
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor

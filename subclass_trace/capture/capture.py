@@ -263,7 +263,7 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
         if not known.isdisjoint(map(id, taken)) or not known <= kept:
             raise NeedsEager("the region takes an inner tensor that requires grad out of its wrapper", fix="detach it")
     for value in values:
-        if any(t.requires_grad and id(t) not in known for _, t in inside.get(id(value), ())):
+        if any(id(t) not in known and torch_api.is_reached(t) for _, t in inside.get(id(value), ())):
             raise NeedsEager(
                 f"the region makes a {type(value).__qualname__} that keeps a tensor which requires grad inside",
                 fix="detach it in the constructor, or make the constructor an autograd.Function",

@@ -206,9 +206,7 @@ class OutputClassifier:
         return self._emitted[id(t)]
 
     def _refuse_own_leaf(self, t: Tensor) -> None:
-        """(A view of a wrapper that was made under no_grad may say that it requires grad as its base does, and is none.)"""
-        as_base = t._base is not None and t._base.requires_grad and is_traceable(t)
-        if t.requires_grad and t.grad_fn is None and not as_base:
+        if t.requires_grad and t.grad_fn is None and torch_api.is_reached(t):
             raise (UnsupportedError if t._base is None else NeedsEager)(  # Dynamo's graph has the leaf of a view, too
                 "the region makes an autograd leaf, and returns it",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",

@@ -17,6 +17,7 @@ from ..subclass.paths import Path
 from ..torch_api import saved as _saved
 from ..torch_api import tape as _door
 from .recorder import Recorder
+from .skipped_steps import steps_that_are_left_out
 
 
 class Dim(enum.IntEnum):
@@ -94,6 +95,7 @@ class Session:
             enter(torch_api.sharding_as_eager(self.recorder.below))
             enter(torch_api.numbers_as_split_factors())
             enter(_saved.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
+            enter(steps_that_are_left_out(self.recorder))
             enter(self.recorder)
             yield
 
@@ -144,14 +146,15 @@ class Session:
         return made
 
     def no_branch_on_floats(self) -> None:
-        """Nothing may be assumed of the floats of a call.
+        """Nothing may be assumed of the floats of a call, but how they compare with numbers and with one another.
 
         Raises:
             UnsupportedError: something is: the formulas that torch makes of floats are right to rounding alone.
         """
         floats = self.recorder.symbols.floats
         for guard in self.shape_env.guards if floats else ():
-            if not floats.isdisjoint(guard.expr.free_symbols):
+            is_formula = not all(side.is_Atom for side in guard.expr.args)
+            if is_formula and not floats.isdisjoint(guard.expr.free_symbols):
                 raise UnsupportedError("the region branches on a float, or needs it as a number", got=guard.expr)
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:

@@ -135,4 +135,6 @@ def region_of_module(module: torch.nn.Module, options: Options, *, keep_joint: b
     )
     tables = {name: getattr(module, name) if managed else OrderedDict() for name in _HOOK_TABLES}
     object.__setattr__(region, "_own_tables", tables)
+    if managed:
+        torch_api.share_fsdp_state(module, region)
     return region

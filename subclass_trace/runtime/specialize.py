@@ -26,11 +26,13 @@ from ..stages import stage
 from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
-from .backward import Backwards, Circumstances, CompiledBackward, check_of
+from .backward import Backwards, Circumstances, CompiledBackward, OnFirstUse, check_of
 from .planning import make_plan, number_symbols, with_conditions
 from .program import Program
 
 Tensor = torch.Tensor
+#: so many bytes are sooner kept than computed again by a back end that calls one operation after the other
+SMALL = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,7 @@ def build_program(
         written=written_inputs(captured),
         static=[captured.inputs.leaf_primals[k] for i in captured.inputs.rows if i.static for k in i.leaves],
         copied=_copied(captured, traced.joint),
+        small=SMALL if backend.backward is compile_eager else 0,
     )
     saved = saved_table(parts, _copied(captured, traced.joint))
     if verify.ENABLED:
@@ -93,11 +96,12 @@ def build_program(
         verify.verify_plan(parts.forward, plan)
     call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend)
-    compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
+    second = parts.second
+    compiled = OnFirstUse(lambda: compile_half(backend, backend.backward, second, is_backward=True))
     number = {name: k for k, name in enumerate(traced.tangents)}
     inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs]
     when = Circumstances(state=check_of(traced), dtensor=captured.session.dtensor_modes())
-    first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, parts.second)
+    first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, second)
     plan = with_conditions(plan, captured)
     known = number_symbols(plan.inputs.symbols)
     names = frozenset(parts.saved)

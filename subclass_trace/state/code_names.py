@@ -15,6 +15,7 @@ from __future__ import annotations
 import dis
 import functools
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import CodeType
@@ -74,6 +75,13 @@ def uses_of(code: CodeType, of_globals: bool = True) -> Counter[tuple[str, str]]
             uses[name, "all"] += 1
             uses[name, _use(steps[k + 1 : k + 4]) if step.opname.startswith("LOAD_") else ""] += 1
     return uses
+
+
+def is_called_only(code: CodeType, name: str) -> bool:
+    """Is each load of a global the beginning of a call? Then it loads a NULL as well; Python 3.10 does not tell."""
+    loads = [s for s in dis.get_instructions(code) if s.argval == name and s.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    called = (s.opname == "LOAD_GLOBAL" and s.arg is not None and s.arg & 1 for s in loads)
+    return sys.version_info >= (3, 11) and bool(loads) and all(called)
 
 
 def _use(following: Sequence[dis.Instruction]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
+from .code_names import is_called_only
 from .values import MISSING, is_walked
 
 
@@ -40,8 +41,14 @@ TYPE: Any = None
 TYPE = _TypeOfTypes("type", (type,), {})
 
 
+#: what stands for classes of numbers, where code does nothing but call them
+_CALLED = ((float, torch_api.to_float), (int, torch_api.to_int))
+
+
 def exchange(code: types.CodeType, space: dict[str, Any], *stand_ins: tuple[Any, Any]) -> list[tuple[Any, str, Any]]:
     """Code runs for the first time: names of its globals that lead to one of these builtins lead to its stand-in from now on.
+
+    A class of numbers that this code uses otherwise than by calling it is there again before its first instruction.
 
     Returns:
         the globals, a name, and what stood there, for each.
@@ -50,9 +57,15 @@ def exchange(code: types.CodeType, space: dict[str, Any], *stand_ins: tuple[Any,
         return []
     done = []
     for name in code.co_names:
-        value = space.get(name, getattr(builtins, name, MISSING))
-        for builtin, stand_in in stand_ins:
-            if value is builtin:
-                done.append((space, name, space.get(name, MISSING)))
+        before = space.get(name, MISSING)
+        value = getattr(builtins, name, MISSING) if before is MISSING else before
+        for builtin, stand_in in (*stand_ins, *_CALLED):
+            if value is not builtin and value is not stand_in:
+                continue
+            fits = (builtin, stand_in) not in _CALLED or is_called_only(code, name)
+            if value is builtin and fits:
+                done.append((space, name, before))
                 space[name] = stand_in
+            elif value is stand_in and not fits:
+                space[name] = builtin
     return done

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from .modes import no_modes
 from .this_thread import replaced_here
 
 
@@ -180,3 +181,17 @@ def says_no_derivative(error: BaseException) -> bool:
 
 #: the attributes that are true of a tensor with hooks on its gradient, of a leaf with such that run when it has been added up
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+
+def is_reached(t: torch.Tensor) -> bool:
+    """Would a backward come to this tensor? A view that is made under no_grad says that it requires grad, as its base does."""
+    if t.grad_fn is not None or not t.requires_grad:
+        return t.requires_grad
+    with torch.enable_grad(), no_modes():
+        return t.view_as(t).grad_fn.next_functions[0][0] is not None  # type: ignore[union-attr]
+
+
+def versions_kept(t: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Inside, writes to ``t`` do not move its version counter."""
+    kept: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+    return kept(t)  # type: ignore[no-any-return]

@@ -36,3 +36,11 @@ def is_of_fsdp(module: torch.nn.Module) -> bool:
     """Has ``fully_shard`` given the module its hooks?"""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def share_fsdp_state(module: torch.nn.Module, region: torch.nn.Module) -> None:
+    """FSDP2 finds in ``region`` what it keeps of ``module``: for its methods, and for the root around it."""
+    from torch.distributed import _composable_state
+
+    states: Any = _composable_state._module_state_mapping
+    states[region] = states[module]

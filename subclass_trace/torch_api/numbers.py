@@ -206,6 +206,18 @@ def numbers_in_backwards() -> Iterator[None]:
         yield
 
 
+def to_float(*args: Any) -> Any:
+    """``float(n)``: of a symbolic int a symbol."""
+    if len(args) == 1 and type(args[0]) is Int and not _is_from_inside(args[0]):
+        return as_python_number(as_torch_symbol(args[0]).__sym_float__())
+    return float(*args)
+
+
+def to_int(*args: Any, **base: Any) -> Any:
+    """``int(n)``: a symbolic int is one already."""
+    return args[0] if len(args) == 1 and type(args[0]) is Int and not base else int(*args, **base)
+
+
 #: functions of ``math`` of which torch has formulas, and that have a value for each number
 _FUNCTIONS = ("cos", "sin", "tan", "tanh", "atan")
 

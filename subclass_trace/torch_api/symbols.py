@@ -339,5 +339,5 @@ def expression_source(expr: Any, names: dict[Any, str]) -> str:
     import sympy
     from torch.utils._sympy.printers import PythonPrinter
 
-    renamed = expr.xreplace({s: sympy.Symbol(n, integer=True) for s, n in names.items()})
+    renamed = expr.xreplace({s: sympy.Symbol(n, integer=s.is_integer, real=True) for s, n in names.items()})
     return f"({PythonPrinter().doprint(renamed)})"

@@ -7,6 +7,7 @@ writes ``FOLDER/<rank>.pt``: name of a check -> the traceback of its failure, or
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -22,8 +23,9 @@ import torch.nn.functional as F
 from spmd import check, collectives, difference, seen, values
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -39,7 +41,10 @@ from subclass_trace.zoo import to_fp8
 
 ROWS, WHOLE = [Shard(0)], [Replicate()]
 CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
-SLOW = {"fsdp2_through_torch_compile"}  # left out where ``mp.spawn`` starts the ranks
+SLOW = {
+    "fsdp2_through_torch_compile",
+    "fsdp2, the root of sharded layers, by Dynamo",
+}  # left out where ``mp.spawn`` starts the ranks
 
 
 def on_each_rank(function: Callable[[DeviceMesh], None]) -> Callable[[DeviceMesh], None]:
@@ -227,10 +232,10 @@ def scaled_fp8_in_a_dtensor(mesh: DeviceMesh) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- FSDP
-def fully_sharded(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
+def fully_sharded(model: nn.Sequential, mesh: DeviceMesh, **options: Any) -> nn.Sequential:
     for layer in (model[0], model[2]):
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 def regions_inside(model: nn.Sequential) -> tuple[nn.Sequential, Any]:
@@ -254,6 +259,54 @@ def fsdp2_then_regions(mesh: DeviceMesh) -> None:
         return model, squares
 
     three_ways(mlp, lambda m: fully_sharded(m, mesh), regions)
+
+
+def in_layers(model: nn.Sequential, change: Callable[[nn.Module], nn.Module]) -> nn.Sequential:
+    model[0], model[2] = change(model[0]), change(model[2])
+    return model
+
+
+def with_tensor_parallel(mesh: DeviceMesh, compile_it: Any) -> nn.Sequential:
+    pair = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("rows", "columns"))
+    model = parallelize_module(mlp(), pair["columns"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return in_layers(fully_sharded(model, pair["rows"]), compile_it)
+
+
+LOW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+FSDP_WAYS: dict[str, Callable[[DeviceMesh, Any], nn.Module]] = {
+    "compiled, then sharded": lambda mesh, c: fully_sharded(in_layers(mlp(), c), mesh),
+    "sharded whole": lambda mesh, c: c(fully_shard(mlp(), mesh=mesh)),
+    "mixed precision": lambda mesh, c: in_layers(fully_sharded(mlp(), mesh, mp_policy=LOW), c),
+    "kept after the forward": lambda mesh, c: in_layers(fully_sharded(mlp(), mesh, reshard_after_forward=False), c),
+    "checkpoint in a region": lambda mesh, c: fully_sharded(in_layers(mlp(), lambda m: c(checkpoint_wrapper(m))), mesh),
+    "region in a checkpoint": lambda mesh, c: fully_sharded(in_layers(mlp(), lambda m: checkpoint_wrapper(c(m))), mesh),
+    "with tensor parallel": with_tensor_parallel,
+    "the root of sharded layers, by Dynamo": lambda mesh, c: c(fully_sharded(mlp(), mesh)),
+}
+
+
+def fsdp2(way: str, mesh: DeviceMesh) -> None:
+    """Three steps, of which the second one does not reduce: the bits of eager on this rank."""
+    found = []
+    for compile_it in (lambda m: m, functools.partial(st.compile, frontend="auto" if "Dynamo" in way else "trace")):
+        model: Any = FSDP_WAYS[way](mesh, compile_it)
+        layers = [model] if isinstance(model, FSDPModule) else [m for m in model if isinstance(m, FSDPModule)]
+        optimizer, rows = torch.optim.AdamW(model.parameters(), lr=0.01), []
+        for k in range(3):
+            for layer in layers:
+                layer.set_requires_gradient_sync(k != 1)
+            loss = squares(model, values(4, 8, seed=10 * k + dist.get_rank()))
+            loss.backward()
+            if k != 1:
+                optimizer.step()
+                optimizer.zero_grad()
+            rows += [loss.detach(), *(seen(p.detach()) for p in model.parameters())]
+        found.append(rows)
+    assert difference(*found) is None, difference(*found)
+
+
+for way in FSDP_WAYS:
+    CHECKS[f"fsdp2, {way}"] = functools.partial(fsdp2, way)
 
 
 def with_dynamo(model: nn.Sequential) -> tuple[nn.Module, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -80,9 +81,11 @@ def _leaves(t: Any) -> Any:
     return [t.a.tolist(), t.b.tolist()] if isinstance(t, TwoTensor) else t.tolist() if isinstance(t, Tensor) else t
 
 
-def _state(model: Any, optimizer: Any) -> Any:
+def _state(model: Any, optimizer: Any, versions: bool = True) -> Any:
     parameters = list(model.parameters())
-    rows = [(_leaves(p.detach()), p._version, None if p.grad is None else _leaves(p.grad)) for p in parameters]
+    rows = [
+        (_leaves(p.detach()), versions and p._version, None if p.grad is None else _leaves(p.grad)) for p in parameters
+    ]
     kept = [(k, _leaves(v)) for held in optimizer.state.values() for k, v in held.items()]
     return rows, kept
 
@@ -93,6 +96,7 @@ def _train(
     step: Callable[[Any, Any], Step] = _whole,
     between: Callable[[int, Any, Any], None] = lambda k, model, optimizer: None,
     steps: int = 4,
+    versions: bool = True,
 ) -> st.Region:
     """Trains a model in eager mode and one by a region, and compares after each step."""
     models, runs, regions = [], [], []
@@ -109,7 +113,8 @@ def _train(
         for run, (model, optimizer) in zip(runs, models, strict=True):
             torch.manual_seed(k)
             out = run(torch.randn(2, 3))
-            seen.append((None if out is None else (_leaves(out.detach()), out.requires_grad), _state(model, optimizer)))
+            told = None if out is None else (_leaves(out.detach()), out.requires_grad)
+            seen.append((told, _state(model, optimizer, versions)))
             between(k, model, optimizer)
         assert seen[1] == seen[0], f"step {k}"
     return regions[0]
@@ -177,6 +182,13 @@ def test_a_learning_rate_that_the_step_computes() -> None:
 
 
 _SCHEDULES = optim.lr_scheduler
+
+
+def _linear(step: int) -> float:
+    """As Transformers write it, with ``float()`` of the step."""
+    return float(step) / float(max(1, 3)) if step < 3 else max(0.0, float(100 - step) / float(max(1, 97)))
+
+
 #: how a schedule is made, and how many specializations twelve steps with it need
 SCHEDULES: dict[str, tuple[Callable[[Any], Any], int]] = {
     "every third step": (lambda o: _SCHEDULES.StepLR(o, 3, 0.5), 5),
@@ -189,6 +201,9 @@ SCHEDULES: dict[str, tuple[Callable[[Any], Any], int]] = {
         ),
         5,
     ),
+    "one cycle": (lambda o: _SCHEDULES.OneCycleLR(o, 0.1, total_steps=100), 3),
+    "up and down": (lambda o: _SCHEDULES.CyclicLR(o, 0.01, 0.1, 100), 3),
+    "linear": (lambda o: _SCHEDULES.LambdaLR(o, _linear), 4 if sys.version_info >= (3, 11) else 12),
 }
 
 
@@ -382,3 +397,59 @@ def test_a_scaled_loss() -> None:
         return _state(model, optimizer), scaler.get_scale()
 
     assert run(st.compile) == run(lambda f: f)
+
+
+class _Drawing(OfMine):
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad * torch.rand_like(p))
+
+
+class _Elsewhere(OfMine):
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        self.param_groups[0]["params"][0].sub_(0.1)
+        _STEPS.add_(1)
+
+
+_STEPS = torch.zeros(())
+
+
+def _scaled(model: Any, optimizer: Any) -> Step:
+    """Every third loss is so large that its gradients are not finite."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    size = torch.ones(())
+
+    def scaled(x: Tensor) -> Tensor:
+        loss: Tensor = (model(x) * size).square().sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        size.copy_(torch.where(scaler._scale > 8, 1e30, 1.0))
+        return loss
+
+    return scaled
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD with momentum", "SGD of lists", "Adam", "Adam of lists", "AMSGrad"])
+def test_steps_that_a_scaler_leaves_out(name: str) -> None:
+    """But for the version counters, which a step moves that is put back."""
+    region = _train(_model, KINDS[name], _scaled, steps=8, versions=False)
+    assert 1 <= len(region.specializations) <= 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(_Drawing, "draws random numbers"), (_Elsewhere, "writes to tensors besides")]
+)
+def test_steps_that_cannot_be_taken_back_are_handed_over(kind: Any, why: str) -> None:
+    model = _model()
+    with pytest.raises(st.UnsupportedError, match=why):
+        st.compile(_scaled(model, kind(model.parameters())), frontend="trace")(torch.ones(2, 3))
+
+
+def test_a_step_that_counts_runs_eagerly() -> None:
+    assert not _train(_model, OfMine, _scaled).specializations

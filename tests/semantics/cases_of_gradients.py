@@ -133,6 +133,12 @@ same(
 
 same(
     B,
+    "a view of a leaf made under no_grad, which says that it requires grad and gets none",
+    lambda x: [no_grad(x.view)(-1), x * 2],
+    root(dense),
+)
+same(
+    B,
     "a view made under no_grad, of a leaf or of a value, that is made a leaf in the region",
     lambda x: [no_grad(t.view)(-1).requires_grad_() for t in (x, x * 2)],
     root(dense),

@@ -19,7 +19,7 @@ def _written_between(fn: Callable[[Tensor], Tensor], write: Callable[[Tensor, Te
     """The gradient, eager's and ours, where something is written between forward and backward."""
     found: list[Tensor | str] = []
     for call in (fn, st.compile(fn)):
-        x = dense(3, 3, seed=0).abs().requires_grad_()
+        x = dense(200, 200, seed=0).abs().requires_grad_()
         y = call(x)
         loss = (y * 1).sum()
         with torch.no_grad():
@@ -43,7 +43,7 @@ def _written_result() -> None:
 
 @fact(
     B,
-    "an input that eager's backward does not read, written before the backward",
+    "an input of over 64 KiB that eager's backward does not read, written before the backward",
     differs='values may be computed of it again, and autograd raises; `partitioner="default"` keeps what eager keeps',
     torch="differs in the same way",
 )
@@ -54,7 +54,7 @@ def _written_input() -> None:
 
 @fact(
     B,
-    "an input that is written before the backward behind autograd's back (`x.data.zero_()`)",
+    "an input of over 64 KiB that is written before the backward behind autograd's back (`x.data.zero_()`)",
     differs='values that are computed of it again see the new contents; `partitioner="default"` keeps what eager keeps',
     torch="differs in the same way",
 )
@@ -239,9 +239,8 @@ def _steps(step: Callable[[Any, Any], Callable[[], object]]) -> None:
 
 @fact(
     B,
-    "a `GradScaler`'s step in the region, but for fused optimizers (it branches on what it finds in the gradients); in the "
-    "same way `RAdam`, `Adafactor`, `AveragedModel.update_parameters`",
-    refused="DataDependentError",
+    "a `GradScaler`'s step in the region, which it leaves out where a gradient is not finite (one that makes the optimizer's "
+    "state, or changes other Python state, runs eagerly; one that is left out moves the version counters)",
     torch="graph breaks",
 )
 def _scaled_step() -> None:
@@ -260,7 +259,28 @@ def _scaled_step() -> None:
 
 @fact(
     B,
-    "`scheduler.step()` in the region, but for `OneCycleLR` and `MultiStepLR` (a specialization for each step, then Dynamo)",
+    "`RAdam`, `Adafactor`, `ASGD`, `AveragedModel.update_parameters` in the region, which branch on numbers inside tensors",
+    refused="DataDependentError",
+    torch="graph breaks",
+)
+def _branching_step() -> None:
+    def step(weight: Any, _: Any) -> Callable[[], object]:
+        model = torch.nn.ParameterList([weight])
+        average = torch.optim.swa_utils.AveragedModel(model)
+
+        def run() -> None:
+            average.update_parameters(model)
+            with torch.no_grad():
+                weight.add_(average.module[0])
+
+        return run
+
+    _steps(step)
+
+
+@fact(
+    B,
+    "`scheduler.step()` in the region, but for `MultiStepLR` (a specialization for each step, then Dynamo)",
     torch="graph breaks",
 )
 def _scheduled_step() -> None:

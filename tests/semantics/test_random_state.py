@@ -35,8 +35,6 @@ REFUSED = {
     "restored, explicit": lambda x: (state := G.get_state(), x * torch.rand(3, generator=G), G.set_state(state))[1],
     "seed": lambda x: (torch.seed(), x * torch.rand(3))[1],
     "manual_seed": lambda x: (torch.manual_seed(3), x * torch.rand(3))[1],
-    "manual_seed of CUDA": lambda x: (torch.cuda.manual_seed(3), x * torch.rand(3))[1],
-    "manual_seed_all of XPU": lambda x: (torch.xpu.manual_seed_all(3), x * torch.rand(3))[1],
     "default seeded": lambda x: (torch.default_generator.manual_seed(3), x * torch.rand(3))[1],
     "cloned": lambda x: x * torch.rand(3, generator=G.clone_state()),
 }
@@ -51,6 +49,14 @@ def test_setting_or_reading_the_state_is_refused(f) -> None:
     assert "test_random_state.py" in caught.value.path
     assert torch.get_rng_state().equal(before) and G.get_state().equal(explicit)
     assert torch.initial_seed() == torch.default_generator.initial_seed()  # nothing stands in for it any more
+
+
+@pytest.mark.parametrize("seed", [torch.cuda.manual_seed, torch.xpu.manual_seed_all], ids=["cuda", "xpu"])
+def test_what_seeds_one_device_runs_eagerly(seed) -> None:
+    """Dynamo's graph seeds while it is traced, and not when it runs."""
+    with pytest.warns(UserWarning, match=r"the region calls torch\..*random\.manual_seed"):
+        region = st.compile(lambda x: (seed(3), x * 2)[1], frontend="auto")
+        assert region(X).equal(X * 2) and not region.specializations
 
 
 @pytest.mark.parametrize("where", ["cell", "hidden", "argument", "default"])

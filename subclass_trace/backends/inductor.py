@@ -16,27 +16,41 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.fx as fx
 
 from .. import torch_api
 from ..capture.effects import CHECKS, has_effects
+from ..capture.user_code import line_text
+from ..errors import UnsupportedError
 
 
 def compile_with_inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **role: bool) -> Callable[..., Any]:
-    """Compile a graph; ``role``: ``is_backward`` for (saved activations, tangents) to gradients, ``is_inference``."""
+    """Compile a graph; ``role``: ``is_backward`` for (saved activations, tangents) to gradients, ``is_inference``.
+
+    Raises:
+        UnsupportedError: a node draws from a generator of its own.
+    """
+    for node in gm.graph.nodes:
+        if any(isinstance(x, torch.Generator) for x in (*node.args, *node.kwargs.values())):
+            what, fix = f"inductor has no place for a generator of random numbers ({node.target})", "draw outside"
+            raise UnsupportedError(what, path=line_text(node.meta.get("frames")), fix=fix)
     own = _copy(gm)
+    output = own.graph.output_node()
+    if not isinstance(output.args[0], (tuple, list)):  # inductor wants several results
+        output.args = ((output.args[0],),)
     loud = [n for n in own.graph.nodes if n.op == "call_function" and has_effects(n.target) and n.target not in CHECKS]
     with torch_api.with_effect_tokens(own.graph, loud):
         return torch_api.inductor_compile(own, list(example_inputs), **role)
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
-    """The same attributes, a graph of its own; its output is a tuple, as inductor wants it."""
+    """The same attributes, a graph of its own."""
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     result = graph.graph_copy(gm.graph, values)
     original = gm.graph.output_node()
-    node = graph.output(tuple(result) if isinstance(result, (tuple, list)) else (result,))
+    node = graph.output(result)
     node.meta = copy.copy(original.meta)
     _note_input_values(graph)
     own = fx.GraphModule(gm, graph)

@@ -103,8 +103,6 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
     return tuple(pattern)
 
 
-_is_view = operator.methodcaller("_is_view")
-_storage = operator.methodcaller("untyped_storage")
 _number = operator.attrgetter("_cdata")
 
 
@@ -119,8 +117,10 @@ def alias_check(
         return lambda inputs, leaves: alias_pattern(inputs, leaves) == known
 
     def unrelated(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:
-        no_views = not any(map(_is_view, inputs)) and (strided or all(t.layout is torch.strided for t in leaves))
-        if no_views and len({*map(_number, map(_storage, leaves))}) == len(leaves):
+        no_views = not any(map(torch.Tensor._is_view, inputs)) and (
+            strided or all(t.layout is torch.strided for t in leaves)
+        )
+        if no_views and len({*map(_number, map(torch.Tensor.untyped_storage, leaves))}) == len(leaves):
             return True
         return alias_pattern(inputs, leaves) == known
 

@@ -24,7 +24,8 @@ _EACH = (UnsupportedError, "the region calls a Python function for each element 
 _PADDED = "nn.TransformerEncoder looks into its padding mask, and leaves out what is padded at the end"
 #: method -> the error, what it does, and what helps
 MEMORY: dict[str, tuple[type[UnsupportedError], str, str]] = {
-    **dict.fromkeys(("numpy", "data_ptr", "__array__"), _READS),
+    **dict.fromkeys(("numpy", "__array__"), _READS),
+    "data_ptr": (*_READS[:2], "make a kernel of your own (Triton's, say) an operation by torch.library.custom_op"),
     **dict.fromkeys(
         ("__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__", "__deepcopy__"), _LENDS
     ),

@@ -65,6 +65,8 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             if answer is not ASIDE:
                 return answer
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
+        if name == "requires_grad_" or (name == "__set__" and func.__self__ is Tensor.requires_grad):
+            self.gradients.check_flag(args[0], *args[1:], **kwargs)
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data and torch_api.is_fake(args[0]):
             raise NeedsEager("the region gives a tensor other memory (x.data = y)", path=self.recorder.user_line())
         if name in TEXTS and args:

@@ -35,7 +35,11 @@ def _is_callable(x: object) -> bool:
 def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Record one call of a higher order operator."""
     flat, spec = pytree.tree_flatten((args, kwargs))
-    modules = {id(x): x for x in flat if isinstance(x, fx.GraphModule) and func.name() in _READS_GRAPHS}
+    modules = {
+        id(x): _of_operators(recorder, x)
+        for x in flat
+        if isinstance(x, fx.GraphModule) and func.name() in _READS_GRAPHS
+    }
     met: list[tuple[Any, ...]] = []
 
     def branch(function: Any) -> Callable[..., Any]:
@@ -83,6 +87,17 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
     # while_loop stacks the values of as many iterations as it needs
     recorder.symbols.bind_data_dependent(node, out, recorder.tag)
     return out
+
+
+def _of_operators(recorder: Any, module: fx.GraphModule) -> fx.GraphModule:
+    """A branch that Dynamo has made calls functions of Python; back ends want operators."""
+    inputs = [n.meta.get("example_value") for n in module.graph.find_nodes(op="placeholder")]
+    if any(x is None for x in inputs):  # torch's own trace made it
+        return module
+    with recorder.mode:
+        examples = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
+    with torch_api.indexing_by_tensors(), torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
+        return torch_api.make_fx(module, {**recorder.decompositions, **_DETACH})(*examples)
 
 
 def _result(recorder: Any, value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import UnsupportedError
+from ..errors import NeedsEager, UnsupportedError
 from ..plan import gradient_of
 from ..subclass.flatten import leaves_of
 from .input_sizes import DynamicDims
@@ -100,6 +100,20 @@ class InnerBackward:
                 owner, alone = self.inputs.rows[number].traced, held.count(id(gradient)) == 1
                 self._now[number] = _accumulated(self._now[number], gradient, owner, alone)
         return bool(edges)
+
+    def check_flag(self, t: Tensor, requires_grad: bool = True) -> None:
+        """As a GAN's step does with its discriminator.
+
+        Raises:
+            NeedsEager: after a backward a tensor from outside gets another ``requires_grad``. Dynamo has one graph for what is
+                before and after, and with that one backward.
+        """
+        if self._now and t.requires_grad is not requires_grad and self.inputs.number_of(t) is not None:
+            raise NeedsEager(
+                "the region calls .backward(), and changes requires_grad of a tensor from outside afterwards",
+                path=self.recorder.user_line(),
+                fix="make a region of what comes before, and one of what comes after",
+            )
 
     def _is_traced(self, t: Tensor) -> bool:
         return self.stand_ins.known(t) is not t or any(map(torch_api.is_fake, leaves_of(t)))

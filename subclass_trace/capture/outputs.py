@@ -18,6 +18,7 @@ from ..plan import (
     SizeOutput,
     ValueOutput,
     ViewOutput,
+    gradient_of,
 )
 from ..subclass.attributes import attributes_of_wrapper
 from ..subclass.context import is_copied, parts_of, same_context
@@ -81,11 +82,11 @@ class OutputClassifier:
         if id(o) in self._result_of:
             return SameOutput(self._result_of[id(o)])
         self._check_usable(o)
-        if o.retains_grad:
+        if o.retains_grad or gradient_of(o) is not None:
             raise UnsupportedError(
-                "the region calls retain_grad() on a result, whose gradient it would have to see from inside",
+                "the region calls retain_grad() on a result, or sets its .grad: its gradient inside of the region",
                 path=self._path,
-                fix="call it on the result, outside of the region, and compute the rest from that result",
+                fix="do so with the result, outside of the region, and compute the rest from that result",
             )
         base = o._base
         self._refuse_own_leaf(o)
@@ -208,9 +209,12 @@ class OutputClassifier:
         return self._emitted[id(t)]
 
     def _refuse_own_leaf(self, t: Tensor) -> None:
-        """(A view that was made under no_grad says that it requires grad as its base does, and is none.)"""
-        if t.requires_grad and t.grad_fn is None and (t._base is None or not t._base.requires_grad):
-            raise UnsupportedError(
+        if not t.requires_grad or t.grad_fn is not None:
+            return
+        # A view that was made under no_grad may say so as its base does. (No operation is issued on a wrapper.)
+        as_base = t._base is not None and t._base.requires_grad
+        if not as_base if is_traceable(t) else torch_api.is_reached(t):
+            raise (UnsupportedError if t._base is None else NeedsEager)(  # Dynamo's graph has the leaf of a view, too
                 "the region makes an autograd leaf, and returns it",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
                 fix="call requires_grad_() on the result",

@@ -172,6 +172,9 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         if func is _DEVICE and torch_api.is_fake(args[0]):
             return args[0].fake_device  # the autograd engine asks about twice per node
         if isinstance(func, torch_api.HigherOrderOperator):
+            if func in self.decompositions:
+                with self:
+                    return self.decompositions[func](*args, **(kwargs or {}))
             return record_higher_order(self, func, args, kwargs or {})
         for t in types:
             if t not in _DENSE:

@@ -15,7 +15,6 @@ import torch
 from .. import torch_api
 from ..errors import NeedsEager, NotYet
 from ..report.events import ran_eagerly
-from ..runtime.guards import Ambient
 
 
 class EagerCalls:
@@ -50,11 +49,13 @@ class EagerCalls:
 
 def _kind(args: Any, kwargs: Any) -> Any:
     """What is alike in calls that are refused alike: nothing hangs on it but how often one is tried."""
-    leaves, tree = torch_api.pytree.tree_flatten((args, kwargs))
-    return Ambient.now(), tree, tuple(map(_of_leaf, leaves))
+    state = torch_api.grad_enabled(), torch.is_inference_mode_enabled(), torch_api.any_autocast()
+    return state, _of_value(args), _of_value(kwargs)
 
 
-def _of_leaf(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return type(value)
-    return type(value), value.dim() if value.is_nested else tuple(value.shape), value.dtype, value.requires_grad
+def _of_value(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dim() if value.is_nested else value.shape, value.dtype, value.requires_grad
+    if isinstance(value, (list, tuple)):
+        return type(value), *map(_of_value, value)
+    return (type(value), *value, *map(_of_value, value.values())) if type(value) is dict else type(value)

@@ -101,7 +101,7 @@ class Region:
             self.__hand_over(None)
         if self.__dynamo is not None:
             return self.__dynamo.call(*args, **kwargs)
-        reason = eager_reason() or self.__eagerly.reason(args, kwargs)
+        reason = self.__eagerly.reason(args, kwargs) or eager_reason()
         reason = reason or eager_by_stance(first=not (self.__entries or self.__eagerly.counts))
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)

@@ -42,7 +42,7 @@ from .dynamic import SizeHistory, choose
 Tensor = torch.Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Specialization:
     """One compiled instance of a region with the guards under which it is right. Immutable.
 
@@ -65,6 +65,9 @@ class Specialization:
     written: Code
     failed: Callable[[tuple[Any, ...], dict[str, Any]], Reason | None]
     seconds: Mapping[str, float]
+
+    def __repr__(self) -> str:
+        return f"<Specialization: {len(self.guards)} guards, {len(self.saved)} saved values; {self.reason}>"
 
     @property
     def reason(self) -> str:
@@ -150,7 +153,7 @@ class _Maker:
         if not self.numbers or not self.history.is_symbol(source.path, value, floats=self.floats):
             return None
         symbol = self.session.number(len(self.flat), value, source.path)
-        self.inputs.add_number(symbol)
+        self.inputs.bind_sizes([symbol])
         self._add(source, value, symbol)
         return symbol
 

@@ -80,6 +80,7 @@ def partition(
     written: Collection[str],
     static: Sequence[int],
     copied: Collection[str] = (),
+    small: int = 0,
 ) -> Partitioned:
     """Split the joint graph of a traced backward (which other partitioners than ours consume).
 
@@ -90,6 +91,7 @@ def partition(
             would change it (torch's own aot_function gets this wrong; docs/notes/flatten_first.md).
         static: numbers of graph inputs that are alive anyway (parameters and buffers).
         copied: results that are only copied into inputs.
+        small: see `Facts`; where a budget is given it says what is saved.
     """
     serve = frozenset(serve)
     if not has_gradient(
@@ -98,7 +100,8 @@ def partition(
         partitioner = MinCut()
     if isinstance(partitioner, MinCut):
         fixed = frozenset(f"primals_{n + 1}" for n in static)
-        facts = Facts(frozenset(written), fixed, serve, frozenset(copied))
+        small = small if partitioner.budget is None else 0
+        facts = Facts(frozenset(written), fixed, serve, frozenset(copied), small)
         return _by_rows(traced, partitioner, facts)
     return by_modules(traced, partitioner, serve, written, static)
 

@@ -20,10 +20,11 @@ from ..torch_api import text_of
 from .budget import Hull
 from .flow import Infeasible, cut
 from .rules import (
+    INF,
     RECOMPUTE,
     Facts,
     bans,
-    kept_results,
+    kept_rows,
     recompute_tags,
     storage_weights,
 )
@@ -72,9 +73,11 @@ class MinCut:
     def _unlimited(self, table: Table, facts: Facts, tags: Sequence[Any], weights: Sequence[float]) -> list[int]:
         banned = bans(table, tags, cheap_too=not self.recompute)
         if facts.kept is not None:
-            for i in kept_results(table, facts):
+            for i in kept_rows(table, facts):
                 banned[i] |= tags[i] not in RECOMPUTE
-        late = table.in_backward if self.recompute else [tag == "is_backward" for tag in table.tag]
+        small = facts.small if self.recompute else INF  # of what is kept, the backward computes what it needs
+        sizes = [max([table.size[k] for k in (i, *ins)]) for i, ins in enumerate(table.ins)]
+        late = [tag == "is_backward" and size <= small for tag, size in zip(table.tag, sizes, strict=True)]
         recomputed = [table.in_backward[i] or late[i] or tags[i] in RECOMPUTE for i in range(len(late))]
         try:
             return cut(table.rows, table.ins, table.users, weights, banned, recomputed, table.needed_in_backward)

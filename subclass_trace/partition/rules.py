@@ -55,12 +55,14 @@ class Facts:
         static: names of graph inputs that are alive anyway (parameters and buffers).
         kept: names of values that eager autograd would save. None: not known, every result counts as kept.
         copied: names of results that no caller gets, since they are copied into an input.
+        small: what eager autograd keeps of at most so many bytes is not recomputed.
     """
 
     written: frozenset[str] = frozenset()
     static: frozenset[str] = frozenset()
     kept: frozenset[str] | None = None
     copied: frozenset[str] = frozenset()
+    small: int = 0
 
 
 # ---------------------------------------------------------------------------------------------- tags
@@ -185,9 +187,13 @@ def _kept_inputs(t: Table, facts: Facts) -> set[int | None]:
     return {t.storage[i] for i, n in enumerate(t.nodes) if n.name in facts.kept}
 
 
-def kept_results(t: Table, facts: Facts) -> list[int]:
-    """Results that eager autograd would keep: not recomputed, so that autograd sees where the caller writes to them."""
-    memory = _kept_results(t, facts) - {t.storage[i] for i in t.primals}
+def kept_rows(t: Table, facts: Facts) -> list[int]:
+    """What eager autograd would keep and is not recomputed: results, so that autograd sees where the caller writes to them;
+    and what is small.
+    """
+    kept = [t.same[i] for i, n in enumerate(t.nodes) if n.name in (facts.kept or ())]
+    memory = {t.storage[i] for i in kept if t.size[i] <= facts.small} | _kept_results(t, facts)
+    memory -= {t.storage[i] for i in t.primals}
     return [i for i in t.rows if t.storage[i] in memory and not t.in_backward[i] and not t.view[i]]
 
 

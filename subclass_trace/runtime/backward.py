@@ -1,6 +1,6 @@
 """Compiled backwards: one per set of tangents that has come, traced on demand from the retained autograd graph.
 
-A backward is a program over the saved values and the dense leaves of the tangents. The first was compiled together with the
+A backward is a program over the saved values and the dense leaves of the tangents. The first is traced together with the
 forward; more are traced from the `Tape` and read the same saved activations. See docs/notes/tangents.md.
 """
 
@@ -63,6 +63,29 @@ class Circumstances:
             and (self.state is None or self.state())
             and (self.dtensor is None or self.dtensor == torch_api.dtensor_modes())
         )
+
+
+class OnFirstUse:
+    """A program that is compiled when it first runs: that of the backward for the tangents that the results suggest.
+
+    Others may come (of a loss and logits, the loss alone has one), and a compiler takes long.
+    """
+
+    def __init__(self, compiler: Callable[[], Boxed]) -> None:
+        self._compiler = compiler
+        self._compiled: Boxed | None = None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run it."""
+        return self.program()(args)
+
+    def program(self) -> Boxed:
+        """What is compiled, now if need be."""
+        with TRACE_LOCK:
+            if self._compiled is None:
+                with working("backward"):
+                    self._compiled = self._compiler()
+            return self._compiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +197,7 @@ class Backwards:
         self.compiled: tuple[CompiledBackward, ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
-        """Add a backward: the first was compiled together with the forward."""
+        """Add a backward: the first was traced together with the forward."""
         self.compiled = (*self.compiled, entry)
 
     def share(self, own: Set[int]) -> bool:

@@ -16,6 +16,7 @@ from ..plan import MutationPlan, Plan
 from ..subclass import flatten
 from ..subclass.flatten import leaves_of, map_leaves
 from ..subclass.spec import LeafSpec, WrapperSpec, leaf_spans, spec_leaves
+from .emit import tuple_code
 from .source import Source
 
 Tensor = torch.Tensor
@@ -90,10 +91,10 @@ class Delivery:
             known = f"[{', '.join(moved)}]"
             known = f"[t for t in {known} if not t.is_inference()]" if inference else known
             s.line(f"{s.bind('move_versions', torch_api.move_versions)}({known})")
-        for m in mutations.rows:
-            if self._is_set(m):
-                set_versions = s.bind("set_versions", torch_api.set_versions)
-                s.line(f"{set_versions}(({self.inputs[m.input]},), (version{m.input} + {m.moved},))")
+        if rows := [m for m in mutations.rows if self._is_set(m)]:
+            counted = tuple_code([f"version{m.input} + {m.moved}" for m in rows])
+            tensors, set_versions = tuple_code([self.inputs[m.input] for m in rows]), torch_api.set_versions
+            s.line(f"{s.bind('set_versions', set_versions)}(({tensors}), ({counted}))")
 
     def _is_set(self, m: MutationPlan) -> bool:
         """Does the counter move otherwise by itself: by 1 for a copy, by each write of a program?"""

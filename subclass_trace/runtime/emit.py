@@ -11,7 +11,7 @@ import torch
 from .. import torch_api
 from ..capture.metadata import fact_code
 from ..plan import InputPlan, Plan, gradient_of
-from ..subclass.context import has_sizes, map_sizes, same_context, with_outer, without_outer
+from ..subclass.context import has_sizes, map_sizes, may_change, same_context, with_outer, without_outer
 from ..subclass.paths import Path
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count, leaf_spans
@@ -34,12 +34,14 @@ def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
 
 
 #: of these the same object is the same value
-_IDENTITY = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
+_IDENTITY = (bool, type(None), torch.dtype, torch.layout, torch.memory_format, type)
 #: what is written by value; bytes are written as an array of them is
 _WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
 #: the version of the format that does not tell one object twice from two equal ones
 _BY_VALUE = 2
 _DEEPEST = 60
+#: containers of so many parts are compared part by part
+_SHORT = 8
 
 
 def plain_context(value: Any) -> bytes | None:
@@ -61,14 +63,22 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 def same_code(source: Source, now: str, known: Any) -> str:
     """The condition that the context ``now`` is the same as the known one, as source: identity, then `same_context`."""
     constant = source.constant(known, "context")
+    if isinstance(known, torch.device):  # torch makes another object each time
+        return f"{now} == {constant}"
     if isinstance(known, _IDENTITY):
         return f"{now} is {constant}"
     if type(known) in (int, str, bytes):
         return f"type({now}) is {type(known).__name__} and {now} == {constant}"
     same = f"{source.bind('same_context', same_context)}({constant}, {now})"
     if (written := plain_context(known)) is not None:  # equal strings may be two spellings
-        return f"{source.bind('written', marshal.dumps)}({now}, {_BY_VALUE}) == {written!r} or {same}"
-    return same if type(known) is tuple else f"({now} is {constant} or {same})"
+        return f"({source.bind('written', marshal.dumps)}({now}, {_BY_VALUE}) == {written!r} or {same})"
+    kind = type(known)
+    keys = [*known] if kind is dict else [*range(len(known))] if kind in (list, tuple) else []
+    if kind in (list, tuple, dict) and len(keys) <= _SHORT and {*map(type, keys)} <= {int, str}:
+        length = f"[*{now}] == {keys}" if kind is dict else f"len({now}) == {len(keys)}"
+        parts = [same_code(source, f"{now}[{key!r}]", known[key]) for key in keys]
+        return f"({' and '.join([f'type({now}) is {kind.__name__}', length, *parts])})"
+    return f"({now} is {constant} or {same})"
 
 
 def is_sized(spec: WrapperSpec) -> bool:
@@ -87,12 +97,14 @@ class Unwrapper:
     Attributes:
         examples: values of the specs, by local names.
         tensors: distinct tensors, with their paths; ``sized``: jagged ones, and those with sizes in contexts.
+        changing: contexts that can be changed in place, by local names, with what they are and their paths.
     """
 
     def __init__(self, source: Source, examples: dict[str, Any]) -> None:
         self.source, self.examples = source, examples
         self.tensors: list[tuple[str, Spec, Path]] = []
         self.sized: list[tuple[str, WrapperSpec, Path]] = []
+        self.changing: list[tuple[str, Any, Path]] = []
 
     def unwrap(self, variable: str, spec: Spec, path: Path) -> list[str]:
         """Local names of the leaves of ``variable``; call inside a ``try`` for missing attributes."""
@@ -146,6 +158,9 @@ class Unwrapper:
             source.bind("without_outer", without_outer)
             source.line(f"c = without_outer(c, tuple({variable}.shape), {variable}.stride())")
         source.check(f"if not ({same_code(source, 'c', spec.context)})", other, alike)
+        if may_change(spec.context) and not dynamic:
+            self.changing.append((source.name("c"), spec.context, path))
+            source.line(f"{self.changing[-1][0]} = c")
         for name, was in opaque:
             value, found = source.constant(was, "opaque"), attribute_code(variable, name)
             failed = f"{found} is not {value} and not {source.bind('same_context', same_context)}({value}, {found})"

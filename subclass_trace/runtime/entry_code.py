@@ -35,6 +35,7 @@ from .emit import (
     detached_outputs,
     graph_call,
     metadata_checks,
+    same_code,
     size_code,
     sizes_of_outputs,
     symbol_lines,
@@ -45,7 +46,7 @@ from .emit import (
 from .function import protected
 from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
-from .program import Call, Program, watch_contexts, watched_contexts
+from .program import Call, Program, watch_contexts
 from .rebuild import replay_view
 from .source import Source
 from .state_code import Pins, StateEmitter, tried
@@ -309,7 +310,13 @@ class EntryEmitter:
         else:  # the region enables gradients itself
             s.bind("enable_grad", torch.enable_grad)
             s.line(f"with enable_grad(): v = {made}")
-        if watched := watched_contexts(plan):
-            known = f"{s.constant(plan, 'plan')}, {watched}, ({tuple_code(inputs)}), v"
-            s.line(f"{s.bind('watch_contexts', watch_contexts)}({known})")
+        if changing := self.unwrapper.changing:
+            names = [name for name, *_ in changing]
+            with tried(check := Source("False"), f"def same({', '.join(names)}):"):
+                for name, context, _ in changing:
+                    check.line(f"if not ({same_code(check, name, context)}): return False")
+            check.line("return True")
+            paths, same = [path for *_, path in changing], check.build("same", "contexts")
+            watch = s.bind("watch_contexts", watch_contexts)
+            s.line(f"{watch}({s.held(same, 'same')}, ({tuple_code(names)}), {s.held(paths, 'paths')}, v)")
         return [f"v[{k}]" for k in range(len(plan.results.values))] if len(plan.results.values) != 1 else ["v"]

@@ -192,6 +192,16 @@ class DifferentiableBackward(torch.autograd.Function):
         return (None, None, None, None, None, *found)
 
 
+def with_reason(error: RuntimeError) -> RuntimeError:
+    """The error that saved values are freed, where eager mode may have nodes that nobody has used."""
+    if not torch_api.says_spent(error, freed=True):
+        return error
+    return RuntimeError(
+        f"{error}\nA compiled region is one node: all its results have one backward. Detach what is kept from call to call "
+        "(`self.total = self.total + loss.detach()`), and call backward once for the sum of the results."
+    )
+
+
 class Protected(torch.autograd.Function):
     """A value that nobody may write to under autograd."""
 

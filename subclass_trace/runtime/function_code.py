@@ -18,7 +18,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import SizeExpr, leaf_count, sizes_in, spec_leaves
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE
-from .backward import CompiledBackward
+from .backward import CompiledBackward, OnFirstUse
 from .emit import (
     Unwrapper,
     Wrapper,
@@ -30,7 +30,7 @@ from .emit import (
     tuple_code,
     wrapped,
 )
-from .function import check_watched, edges, run_backward, watch
+from .function import check_watched, edges, run_backward, watch, with_reason
 from .guards import Ambient
 from .program import Program
 from .rebuild import fit_strides, is_lazy
@@ -126,7 +126,8 @@ class FunctionEmitter:
         s.line(f"def backward(ctx, {names}):")
         s.depth = 1
         if any(row.is_tensor for row in self.plan.gradients.saved):
-            s.line("saved = list(ctx.saved_tensors)")
+            s.line("try: saved = list(ctx.saved_tensors)")
+            s.line(f"except RuntimeError as error: raise {s.bind('with_reason', with_reason)}(error)")
             s.line("ctx.maybe_clear_saved_tensors()  # unless the graph is retained")
         else:
             s.line("saved = []")
@@ -158,10 +159,18 @@ class FunctionEmitter:
         symbols = {row.symbol: str(row.symbol) for row in self.plan.inputs.symbols}
         return symbols | {symbol: f"z_{symbol}" for symbol, _ in self.plan.results.unbacked}
 
+    def _told(self, entry: CompiledBackward) -> dict[Any, tuple[int, int]]:
+        """Symbols that the tangents alone tell, see `with_unbacked`: number of a leaf, dimension."""
+        leaves = [leaf for spec in entry.tangents if spec is not None for leaf in spec_leaves(spec)]
+        places = [(n, (k, d)) for k, leaf in enumerate(leaves) for d, n in enumerate(leaf.size)]
+        told = {n.expr: place for n, place in places[::-1] if isinstance(n, SizeExpr) and n.expr.is_Symbol}
+        return {symbol: place for symbol, place in told.items() if symbol not in self._symbols()}
+
     def _unknown_sizes(self, entry: CompiledBackward) -> bool:
-        """Are there symbols that nothing but the tangents tells?"""
+        """Are there symbols that nothing tells?"""
         sizes = (n for spec in (*entry.tangents, *entry.grads) if spec is not None for n in sizes_in(spec))
-        return not {s for n in sizes if isinstance(n, SizeExpr) for s in n.expr.free_symbols} <= {*self._symbols()}
+        known = {*self._symbols(), *self._told(entry)}
+        return not {s for n in sizes if isinstance(n, SizeExpr) for s in n.expr.free_symbols} <= known
 
     def _path(self, entry: CompiledBackward, given: Sequence[Tensor | None]) -> Callable[..., Any]:
         """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not those of ``entry``, as ``given`` are."""
@@ -176,6 +185,12 @@ class FunctionEmitter:
                     s.line(f"if {name} is not None: return None")
                 else:
                     leaves += unwrapper.unwrap(name, spec, VALUE)
+            for symbol, (k, d) in self._told(entry).items():
+                symbols[symbol] = f"t_{symbol}"
+                s.line(f"t_{symbol} = {leaves[k]}.shape[{d}]")
+            if entry.when.conditions:
+                hold = " and ".join(f"({torch_api.expression_source(c, symbols)})" for c in entry.when.conditions)
+                s.line(f"if not ({hold}): return None")
             # Of any strides: they are brought to those that the graph was traced for.
             tensors = unwrapper.tensors
             tensors[:] = [(n, replace(t, stride=(None,) * len(t.size)), path) for n, t, path in tensors]  # type: ignore[union-attr]
@@ -192,7 +207,8 @@ class FunctionEmitter:
         s.line(f"p = [{', '.join(self._arguments(entry, leaves, symbols))}]")
         s.line("saved.clear()  # who called holds the list")
         s.line(f"del {', '.join(dict.fromkeys([*leaves, *names]))}")
-        s.line(f"r = {s.bind('graph', entry.call)}(p)")
+        graph = entry.call.program() if isinstance(entry.call, OnFirstUse) else entry.call
+        s.line(f"r = {s.bind('graph', graph)}(p)")
         grads = self._grads(entry, handed, Wrapper(s, self.examples, symbols, env))
         s.line(f"return None, {'None, ' if self.takes_call else ''}{tuple_code(grads)}")
         return s.build("backward", "backward")
@@ -210,9 +226,6 @@ class FunctionEmitter:
         s.line(f"if {' or '.join(other)}: return None")
         for symbol, name in symbols.items():
             s.line(f"{name} = ctx.env[{s.constant(symbol, 'symbol')}]")
-        if entry.when.conditions:
-            hold = " and ".join(f"({torch_api.expression_source(c, symbols)})" for c in entry.when.conditions)
-            s.line(f"if not ({hold}): return None")
 
     def _arguments(self, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]) -> list[str]:
         """The inputs of the backward graph."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import torch_api
 from ..plan import SymbolicView, ViewOutput
 from .sizes import Env
 
@@ -30,6 +29,4 @@ def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:
     """``t`` itself, or a copy with the strides that a graph was traced for."""
     if t.layout is not torch.strided or tuple(t.stride()) == tuple(stride):
         return t
-    if torch_api.is_batched(t):  # room for the whole batch, whichever dimension that is
-        return t.new_empty_strided(t.shape, stride).copy_(t)
-    return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
+    return t.new_empty_strided(t.shape, stride).copy_(t)  # of a batch: room for all of it, whichever dimension that is

@@ -44,8 +44,12 @@ _WORLD |= {type(os.environ).__getitem__.__code__: "os.environ", builtins.print: 
 _WORLD |= {
     getattr(random.Random, name).__code__: f"random.{name}" for name in ("randint", "choice", "uniform", "shuffle")
 }
-_RANDOM = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng")
-_WORLD |= {inspect.unwrap(getattr(torch.random, name)).__code__: f"torch.random.{name}" for name in _RANDOM}
+_WORLD |= {
+    inspect.unwrap(getattr(module, name)).__code__: f"{module.__name__}.{name}"
+    for module in (torch.random, torch.cuda.random, torch.xpu.random, torch.mps)
+    for name in dir(module)
+    if ("seed" in name or "rng_state" in name or name == "fork_rng") and not name.startswith("_")
+}
 #: what is judged in the user's own code alone: an installed package asks for its settings and its parts
 _OF_USERS = ("logging", "import_module", "os.environ", "print")
 #: so are the methods of these; a refusal between a library's ``__enter__`` and ``__exit__`` would leave it locked
@@ -53,6 +57,7 @@ _LOCKS = ("lock.", "RLock.")
 #: what stands between ``torch.manual_seed`` and its caller
 _PLUMBING = (
     torch.random.__file__,
+    torch.cuda.random.__file__,
     os.path.join("torch", "_compile.py"),
     os.path.join("torch", "_dynamo", "eval_frame.py"),
 )
@@ -146,6 +151,8 @@ def _of_world(function: Any, owner: Any) -> str | None:
         return f"{kind.__qualname__}.{name}"
     if kind.__name__ == "ContextVar" and name != "get":
         return f"ContextVar.{name}"
+    if name in ("register_hook", "register_prehook") and isinstance(owner, torch.autograd.graph.Node):
+        return f"grad_fn.{name}"  # a view that is replayed has another node, without the hook
     return None
 
 

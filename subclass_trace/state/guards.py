@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ from typing import Any, TypeAlias
 import torch
 
 from ..subclass.attributes import namespace_of
-from .code_names import names_of
+from .code_names import OF_GLOBALS, names_of
 from .kinds import CONTAINERS
-from .source import Bag, Call, Holder, Mapping, Names, Source
+from .source import Bag, Call, Cell, Holder, Mapping, Names, Source
 from .source import Sequence as ListLike
 from .values import ATOMS, MISSING, factory_of, is_a, is_told, same, short
 from .walk import Walk
@@ -269,16 +270,29 @@ def _was_never_cleared(cached: Any, misses: list[int]) -> bool:
 
 def is_write_only(walk: Walk, holder: Holder) -> bool:
     """Did code that ran only append or add to it, by every name of every path, or of all paths of the dict that has it?"""
-    if not holder.fixed or not isinstance(holder, (ListLike, Bag)) or walk.computed:
+    if not holder.fixed or not isinstance(holder, (ListLike, Bag)):
         return False
     if getattr(holder.thing, "maxlen", None) is not None:
         return False
-    paths, use = walk.paths.get(id(holder.thing), {holder.path}), "append"
+    paths, use = walk.paths.get(id(holder.thing), {holder.path: None}), "append"
     place = walk.known.get(id(holder.thing))
     if place is not None and type(place.holder) in (Mapping, ListLike) and type(place.holder.thing) in CONTAINERS:
         paths, use = walk.paths[id(place.holder.thing)] if len(paths) == 1 else paths, "inside"
+    if walk.computed and any(_is_in_reach(walk, source) for source in paths.values()):
+        return False
     names = [path.rpartition(".")[2] for path in paths]
     return all(0 < walk.uses[name, "all"] == walk.uses[name, use] for name in names)
+
+
+def _is_in_reach(walk: Walk, source: Source | None) -> bool:
+    """May code that computes names (``getattr``) read a place? No variable that is closed over, and no global, unless the walk
+    has met its module, or code of that asks for ``globals()``."""
+    holder = None if source is None else source.holder
+    if type(holder) is not Names or holder.owner is not None:
+        return type(holder) is not Cell
+    codes = [code for code, space in walk.entered.items() if space is holder.thing]
+    met = id(sys.modules.get(holder.thing.get("__name__"))) in walk.known
+    return met or any(not OF_GLOBALS.isdisjoint(code.co_names) for code in codes)
 
 
 def _names_in(walk: Walk, holder: Names) -> set[str]:

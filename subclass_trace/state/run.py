@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import RuleError, SideEffectError, SubclassTraceError, UnsupportedError
+from ..errors import NeedsEager, RuleError, SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
 from ..subclass.protocol import is_traceable
@@ -27,7 +27,7 @@ from .kinds import check_cache
 from .side_effects import SYMBOLS, Recipes, Snapshot, side_effects
 from .source import Call, Printed, Source
 from .types import TYPE, exchange
-from .values import is_a, is_atom
+from .values import MISSING, is_a, is_atom
 from .walk import Functions, Walk
 
 
@@ -51,7 +51,7 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events | None = None
-        self._exchanged: list[tuple[dict[str, Any], str]] = []  # globals and names, see `types`
+        self._exchanged: list[tuple[Any, str, Any]] = []  # globals, names and what stood there, see `types`
         self.printed: list[tuple[Printed, tuple[Any, ...]]] = []
         self._thread, self._stdout = threading.get_ident(), sys.stdout
         self._live = False
@@ -66,7 +66,7 @@ class StateRun:
         try:
             self.walk.enter(code, space)
             self.stand_in()
-            self._exchanged += [(space, name) for name in exchange(code, space, {"type": TYPE, "print": self.print})]
+            self._exchanged += exchange(code, space, (type, TYPE), (print, self.print))
             if {"sys", "modules"} <= set(code.co_names) and is_users(code.co_filename):
                 raise SideEffectError(
                     "the region looks into sys.modules", path=_line(code, code.co_firstlineno), fix="import the module"
@@ -82,8 +82,10 @@ class StateRun:
         if self.warns and name in ("print", "logging"):
             warn_user(f"{where}: {name} happens once, while the region is traced")
             return
+        # Dynamo leaves torch.manual_seed out of its graphs, but not what seeds one device.
+        cls = NeedsEager if name.startswith(("torch.cuda", "torch.xpu", "torch.mps")) else SideEffectError
         raise self.refused(
-            SideEffectError(
+            cls(
                 f"the region calls {name}",
                 path=where,
                 expected="code that depends on its arguments and on Python state alone",
@@ -125,8 +127,11 @@ class StateRun:
         if self.events is not None:
             self.events.close()
         while self._exchanged:
-            space, name = self._exchanged.pop()
-            space.pop(name, None)
+            space, name, before = self._exchanged.pop()
+            if before is MISSING:
+                space.pop(name, None)
+            else:
+                space[name] = before
 
     def check_generator(self, generator: torch.Generator) -> None:
         """The region draws from this explicit generator.

@@ -6,6 +6,7 @@ returned: it answers otherwise of traced tensors alone, which other threads do n
 
 from __future__ import annotations
 
+import builtins
 import types
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from .. import torch_api
 from .code_names import is_called_only
-from .values import is_walked
+from .values import MISSING, is_walked
 
 
 class _TypeOfTypes(type):
@@ -41,21 +42,30 @@ TYPE = _TypeOfTypes("type", (type,), {})
 
 
 #: what stands for classes of numbers, where code does nothing but call them
-_CALLED = {"float": torch_api.to_float, "int": torch_api.to_int}
+_CALLED = ((float, torch_api.to_float), (int, torch_api.to_int))
 
 
-def exchange(code: types.CodeType, space: dict[str, Any], stand_ins: dict[str, Any]) -> list[str]:
-    """Code runs for the first time: which names of builtins stand for others in its globals from now on?
+def exchange(code: types.CodeType, space: dict[str, Any], *stand_ins: tuple[Any, Any]) -> list[tuple[Any, str, Any]]:
+    """Code runs for the first time: names of its globals that lead to one of these builtins lead to its stand-in from now on.
 
-    A class that code uses otherwise than by calling it is there again before the first instruction of that code.
+    A class of numbers that this code uses otherwise than by calling it is there again before its first instruction.
+
+    Returns:
+        the globals, a name, and what stood there, for each.
     """
-    for name in _CALLED.keys() & code.co_names:
-        if is_called_only(code, name):
-            stand_ins[name] = _CALLED[name]
-        elif space.get(name) is _CALLED[name]:
-            del space[name]
-    names = [name for name in stand_ins if name in code.co_names and name not in space]
-    if not names or not is_walked(space.get("__name__")):
+    if not is_walked(space.get("__name__")):
         return []
-    space.update((name, stand_ins[name]) for name in names)
-    return names
+    done = []
+    for name in code.co_names:
+        before = space.get(name, MISSING)
+        value = getattr(builtins, name, MISSING) if before is MISSING else before
+        for builtin, stand_in in (*stand_ins, *_CALLED):
+            if value is not builtin and value is not stand_in:
+                continue
+            fits = (builtin, stand_in) not in _CALLED or is_called_only(code, name)
+            if value is builtin and fits:
+                done.append((space, name, before))
+                space[name] = stand_in
+            elif value is stand_in and not fits:
+                space[name] = builtin
+    return done

@@ -91,7 +91,7 @@ class Walk:
         self.names: set[str] = set()
         self.computed = False  # code reads attributes by computed names
         self.replaced: Collection[str] = ()  # paths of what each call looks up, though a name leads there
-        self.paths: dict[int, set[str]] = collections.defaultdict(set)
+        self.paths: dict[int, dict[str, Source | None]] = collections.defaultdict(dict)
         self.known: dict[int, Source | None] = {}  # id of each value that was met -> where
         self._alive: list[Any] = []  # so that an id stays what it is
         self._classes: set[type] = set()
@@ -357,7 +357,7 @@ class Walk:
             self.value(item, f"{path}[{k}]", inside)
 
     def _is_new(self, value: Any, path: str, source: Source | None) -> bool:
-        self.paths[id(value)].add(path)
+        self.paths[id(value)][path] = source
         if id(value) not in self.known:
             self.known[id(value)] = source
             self._alive.append(value)

@@ -104,10 +104,10 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     )
 
 
-def refuse_layout(value: torch.Tensor, path: Path) -> ProtocolError:
-    """The error for a dense-typed tensor that has no strides."""
+def refuse_layout(value: torch.Tensor, path: Path) -> NeedsEager:
+    """The error for a dense-typed tensor that has no strides. (Dynamo's graph would have it, too.)"""
     kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
-    return ProtocolError(
+    return NeedsEager(
         f"a {kind} tensor cannot be traced",
         path=path,
         expected="a strided tensor, or a wrapper subclass whose inner tensors are strided",

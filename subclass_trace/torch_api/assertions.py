@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..errors import NeedsEager
 from .lines import is_user_code
 
 _new_library: Any = torch.library.Library
@@ -47,10 +48,13 @@ def asserted(frame: Any) -> tuple[bool, str | None] | None:
     """The truth that an ``assert`` expects of a value for which it asks in this frame, and its message, a constant.
 
     None where something else asks, or where user code of the region's could see the error, from this frame outwards.
+
+    Raises:
+        NeedsEager: it could catch the error (``except``); Dynamo's operator raises a RuntimeError instead.
     """
     steps = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _NOTHING]
     at = next(k for k, step in enumerate(steps) if step.offset >= frame.f_lasti)
-    jump, *then = steps[at + (steps[at].opname == "TO_BOOL") :][:5]
+    jump, *then = steps[at + (steps[at].opname in ("TO_BOOL", "COMPARE_OP")) :][:5]
     if not jump.opname.endswith(("IF_TRUE", "IF_FALSE")) or (then[0].opname, then[0].argrepr) not in _ERRORS:
         return None
     message = then.pop(1).argval if then[1].opname == "LOAD_CONST" and then[2].opname.startswith("CALL") else None
@@ -59,6 +63,12 @@ def asserted(frame: Any) -> tuple[bool, str | None] | None:
     while frame is not None and not frame.f_code.co_filename.endswith(_RUN):
         code = frame.f_code
         if is_user_code(code) and _may_see_errors(code):
+            if any("EXC_MATCH" in step.opname for step in dis.get_instructions(code)):
+                raise NeedsEager(
+                    "an assert of a value, whose error the region may catch",
+                    path=f"{code.co_filename}:{frame.f_lineno}",
+                    fix="choose with torch.where, or assert outside of the function that catches it",
+                )
             return None
         frame = frame.f_back
     return jump.opname.endswith("IF_TRUE"), message

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from .modes import no_modes
 from .this_thread import replaced_here
 
 
@@ -23,7 +24,7 @@ def autograd_sequence_number() -> int:
 
 
 def node_sequence_number(node: Any) -> int:
-    """The sequence number of an autograd node."""
+    """The sequence number of an autograd node: the engine runs the highest one first."""
     return int(node._sequence_nr())
 
 
@@ -167,10 +168,10 @@ def watched_engine(
         yield
 
 
-def says_spent(error: BaseException) -> bool:
+def says_spent(error: BaseException, *, freed: bool = False) -> bool:
     """Does autograd say that what a backward needs is not there any more: freed by another one, or written?"""
-    freed, written = "Trying to backward through the graph a second time", "one of the variables needed for gradient"
-    return isinstance(error, RuntimeError) and str(error).startswith((freed, written))
+    says = ("Trying to backward through the graph a second time", "one of the variables needed for gradient")
+    return isinstance(error, RuntimeError) and str(error).startswith(says[:1] if freed else says)
 
 
 def says_no_derivative(error: BaseException) -> bool:
@@ -180,6 +181,14 @@ def says_no_derivative(error: BaseException) -> bool:
 
 #: the attributes that are true of a tensor with hooks on its gradient, of a leaf with such that run when it has been added up
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+
+def is_reached(t: torch.Tensor) -> bool:
+    """Would a backward come to this tensor? A view that is made under no_grad says that it requires grad, as its base does."""
+    if t.grad_fn is not None or not t.requires_grad:
+        return t.requires_grad
+    with torch.enable_grad(), no_modes():
+        return t.view_as(t).grad_fn.next_functions[0][0] is not None  # type: ignore[union-attr]
 
 
 def versions_kept(t: torch.Tensor) -> contextlib.AbstractContextManager[None]:

@@ -29,6 +29,8 @@ def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
     register_our_backend()
+    if isinstance(function, torch.jit.ScriptModule):  # which torch refuses
+        function = function.__call__
     return torch.compile(function, backend=OUR_BACKEND, **options)
 
 

@@ -184,3 +184,10 @@ def lazy_graph_modules() -> Iterator[None]:
 
     with _use_lazy_graph_module(True):
         yield
+
+
+def indexing_by_tensors() -> Any:
+    """Inside, ``x[i]`` with a tensor ``i`` of one element is an operation too, and no read of its number."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    return TransformGetItemToIndex()

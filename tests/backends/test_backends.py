@@ -251,6 +251,22 @@ def test_inductor_on_real_examples_and_without_operations() -> None:
     assert inputs == []
 
 
+@pytest.mark.inductor
+def test_inductor_gets_the_decompositions_of_higher_order_operators() -> None:
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.ops.higher_order.out_dtype(torch.ops.aten.mm.default, torch.int32, a, b)
+
+    a, b = (torch.arange(32, dtype=torch.int8).view(s) for s in ((4, 8), (8, 4)))
+    assert torch.equal(st.compile(product, backend="inductor", frontend="trace")(a, b), product(a, b))
+
+
+def test_inductor_refuses_a_generator_that_it_cannot_write() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    region = st.compile(lambda x: x + torch.rand(2, generator=drawn), backend="inductor", frontend="trace")
+    with pytest.raises(st.UnsupportedError, match="no place for a generator of random numbers"):
+        region(torch.ones(2))
+
+
 def test_a_missing_compiler_is_named() -> None:
     from torch._inductor import config
 

@@ -21,6 +21,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch_features import dynamo_passes_wrappers_to_operators
 
+import subclass_trace as st
 from subclass_trace.errors import UnsupportedError
 from subclass_trace.frontends import dynamo
 from subclass_trace.torch_api import dynamo as _dynamo_door
@@ -191,6 +192,17 @@ def test_flex_attention(name: str, trains: bool, monkeypatch: pytest.MonkeyPatch
     if trains:
         monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *args: None)
     check(ATTENTION[name], heads(trains))
+
+
+@pytest.mark.inductor
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", ATTENTION)
+def test_flex_attention_by_inductor(name: str) -> None:
+    """What Dynamo makes of a mask calls Python's operators; inductor wants torch's, and their single result."""
+    given = (*(dense(1, 2, 16, 16, grad=False) for _ in range(3)), dense(2, grad=False))
+    with torch.no_grad():
+        found = st.compile(ATTENTION[name], backend="inductor", frontend="trace")(*given)
+        torch.testing.assert_close(found, ATTENTION[name](*given), rtol=1e-4, atol=1e-4)
 
 
 def test_functorch_transforms_inside() -> None:

@@ -93,3 +93,49 @@ def test_a_number_that_changes_before_the_backward(name: str) -> None:
             rows.append(x.grad.tolist())
         seen.append(rows)
     assert seen[0] == seen[1]
+
+
+@torch.library.custom_op("subclass_trace_tests::moved", mutates_args=("total", "last_base_index"))
+def moved(total: Tensor, x: Tensor, last_base_index: Tensor | None = None) -> Tensor:
+    total.add_(x)
+    if last_base_index is not None:
+        last_base_index.copy_(total)
+    return total * 2
+
+
+@torch.library.custom_op("subclass_trace_tests::kept", mutates_args=("total", "last"))
+def kept(total: Tensor, x: Tensor, last: Tensor, by: float = 2.0) -> None:
+    last.copy_(total.add_(x) * by)
+
+
+moved.register_fake(lambda total, x, last_base_index=None: torch.empty_like(x))
+kept.register_fake(lambda total, x, last, by=2.0: None)
+
+WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "one": lambda x, a, b: moved(a, x.detach()),
+    "a name like torch's": lambda x, a, b: moved(a, x.detach(), b),
+    "two": lambda x, a, b: kept(a, x.detach(), b),
+    "two of another factor": lambda x, a, b: kept(a, x.detach(), b, 3.0),
+    "a view": lambda x, a, b: kept(a[1:], x.detach()[1:], b[:3]),
+    "two views of one": lambda x, a, b: kept(a[2:], x.detach()[2:], a[:2]),
+    "a transposed one": lambda x, a, b: kept(a.t(), x.detach().t(), b.t()),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_step_in_which_an_operation_writes(name: str, dense: bool) -> None:
+    def step(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        result = WRITES[name](x, a, b)
+        return (x.sin() * (a + b)).sum() + (0 if result is None else result.sum())
+
+    seen: list[Any] = []
+    for f in (step, st.compile(step, frontend="trace")):
+        x, a = torch.arange(16.0).view(4, 4).requires_grad_(), torch.ones(4, 8)
+        a = a[:, :4].clone() if dense else a[:, ::2]
+        b, rows = torch.zeros(4, 4), []
+        for _ in range(3):
+            loss = f(x, a, b)
+            rows += [loss.detach(), *torch.autograd.grad(loss, x), a.clone(), b.clone()]
+        seen.append(rows)
+    torch.testing.assert_close(*seen, rtol=0, atol=0)

@@ -13,7 +13,6 @@ import torch
 from torch import nn, optim
 
 import subclass_trace as st
-from subclass_trace.errors import UnsupportedError
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -448,7 +447,7 @@ def test_steps_that_a_scaler_leaves_out(name: str) -> None:
 )
 def test_steps_that_cannot_be_taken_back_are_handed_over(kind: Any, why: str) -> None:
     model = _model()
-    with pytest.raises(UnsupportedError, match=why):
+    with pytest.raises(st.UnsupportedError, match=why):
         st.compile(_scaled(model, kind(model.parameters())), frontend="trace")(torch.ones(2, 3))
 
 

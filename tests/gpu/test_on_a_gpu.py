@@ -1,7 +1,4 @@
-"""What needs a CUDA GPU: FP8 products, Triton by inductor and by hand, DTensor over nccl. Skipped where there is none.
-
-More tests with the marker ``cuda``: the real 2:4 kernels (`torch_classes/test_semi_structured.py`).
-"""
+"""What needs a CUDA GPU: FP8 products, Triton by inductor and by hand, DTensor over nccl. Skipped where there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +14,11 @@ from torch import nn
 import subclass_trace as st
 from subclass_trace.zoo import ScaledFP8, TwoTensor, convert_linears
 
-pytestmark = pytest.mark.cuda
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+    pytest.mark.filterwarnings("ignore:It seems like you did not set/select the default device"),
+]
 BACKENDS = ["eager", "inductor"]
 Step = Callable[..., torch.Tensor]
 
@@ -68,6 +69,61 @@ def test_inductor_writes_triton_for_wrappers() -> None:
     assert len(region.specializations) == 1
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_products_with_two_of_four(backend: str) -> None:
+    """Semi-structured sparse weights: their packed parts are the graph's inputs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)).to("cuda", torch.float16).eval()
+    for layer in (model[0], model[2]):
+        kept = torch.tensor([0, 0, 1, 1], device="cuda").tile((layer.weight.shape[0], layer.weight.shape[1] // 4))
+        packed = torch.sparse.to_sparse_semi_structured(layer.weight.detach() * kept)
+        layer.weight = nn.Parameter(packed, requires_grad=False)
+    region, x = st.compile(model, backend=backend, frontend="trace"), torch.randn(128, 128, device="cuda").half()
+    with torch.no_grad():
+        torch.testing.assert_close(region(x), model(x))
+    nodes = region.specializations[0].graphs.forward.graph.nodes
+    assert sum("sparse_semi_structured" in str(n.target) or "cslt_sparse_mm" in str(n.target) for n in nodes) == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_attention_over_ragged_batches(backend: str) -> None:
+    """Jagged tensors into a kernel of attention that takes them: one graph for all lengths, and its backward."""
+    project = nn.Linear(32, 96, device="cuda", dtype=torch.float16)
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, [4, 8]).transpose(1, 2) for t in project(x).chunk(3, -1))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+
+    region = st.compile(attention, backend=backend, frontend="trace")
+    for k in range(3):
+        rows = [torch.randn(3 + k + j, 32) for j in range(3)]
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda", dtype=torch.float16)
+        found = []
+        for call in (attention, region):
+            project.zero_grad()
+            y = call(x).values()
+            y.float().square().sum().backward()
+            found.append((y.detach(), project.weight.grad))
+        torch.testing.assert_close(*found, rtol=1e-2, atol=1e-2)
+    assert len(region.specializations) == 1
+
+
+def test_a_region_in_a_cuda_graph() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU()).cuda()
+    region, x = st.compile(model), torch.zeros(32, 64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            region(x)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            y = region(x)
+        x.copy_(torch.randn(32, 64))
+        graph.replay()
+        torch.testing.assert_close(y, model(x))
+
+
 @pytest.fixture(scope="module")
 def doubled() -> Step:
     """A function that launches a Triton kernel."""
@@ -82,11 +138,11 @@ def doubled() -> Step:
     return launch
 
 
-def test_a_triton_kernel_in_a_region_is_refused_by_name(doubled: Step) -> None:
+def test_a_triton_kernel_in_a_region_is_refused(doubled: Step) -> None:
     x = torch.randn(300, device="cuda")
     torch.testing.assert_close(doubled(x), 2 * x)
-    with pytest.raises(st.UnsupportedError, match=r"(?s)Triton kernel double\b.*fix: .*torch\.library\.custom_op"):
-        st.compile(doubled)(x)
+    with pytest.raises(st.UnsupportedError, match=r"(?s)data_ptr.*fix: .*torch\.library\.custom_op"):
+        st.compile(doubled, frontend="trace")(x)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

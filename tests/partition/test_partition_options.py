@@ -64,6 +64,21 @@ def test_the_table_of_saved_activations() -> None:
     assert "h.exp()" in pathlib.Path(__file__).read_text().splitlines()[line - 1]
 
 
+@pytest.mark.parametrize(
+    ("options", "size", "saved"),
+    [({}, 100, ["aten.exp.default"]), ({}, 40_000, []), ({"activation_memory_budget": 1}, 100, [])],
+)
+def test_what_is_small_is_not_computed_again_call_by_call(options, size, saved) -> None:
+    def compiled(gm, inputs):
+        return gm.forward
+
+    for backend, expected in (("eager", saved), (compiled, [])):
+        region = st.compile(lambda x: x.sin().exp().tanh(), backend=backend, **options)
+        region(torch.randn(size, requires_grad=True)).sum().backward()
+        operations = [row.operation for row in region.specializations[0].saved]
+        assert operations == ["input", *expected, "aten.tanh.default"], (backend, operations)
+
+
 def test_a_saved_input_that_the_region_overwrites() -> None:
     """Min-cut likes to save the input; the write-back must not change what the backward reads."""
 

@@ -82,6 +82,9 @@ BOUND = {
     "torch.exp": node(aten.exp.out, X, out=X),
     "torch.div": node(aten.div.Tensor_mode, X, X, rounding_mode="floor"),
     "torch._C._linalg.linalg_inv_ex": node(aten.linalg_inv_ex.default, fake(3, 3)),
+    "torch.Tensor.new_zeros": node(aten.new_zeros.default, X, [2, 3], **FACTORY),
+    "torch.Tensor.to": node(aten._to_copy.default, X, dtype=torch.float64),
+    "index": node(aten.index.Tensor, X, [fake(3, dtype=torch.int64), fake(3, 1, dtype=torch.int64)]),
     "torch.Tensor.size": node(aten.sym_size.int, X, 0),
 }
 
@@ -101,6 +104,9 @@ REFUSED = {
     "the function fills in the device": node(aten.empty.memory_format, [2]),
     "the function fills in the default device": node(aten.full.default, [2], 1.0),
     "the function fills in pin_memory": node(aten.arange.default, 3),
+    "issues nothing for this dtype": node(aten._to_copy.default, X, dtype=torch.float32),
+    "reads a value": node(aten.index.Tensor, X, [fake(dtype=torch.int64)]),
+    "issues unsqueeze": node(aten.index.Tensor, X, [None, fake(2, dtype=torch.int64)]),
     "no function has this name": node(aten.slice.Tensor, X, 0, 0, 2),
     "no function has this name, too": node(aten._unsafe_view.default, X, [4, 3]),
     "not aten": node(torch.ops.prims.convert_element_type.default, X, torch.float64),

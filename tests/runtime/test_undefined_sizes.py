@@ -67,3 +67,16 @@ def test_generated_guards_know_the_modules_that_expressions_name(function):
         expected = function(x)
         torch.manual_seed(n)
         torch.testing.assert_close(compiled(x), expected)
+
+
+def test_a_size_that_the_tangent_tells_is_read_by_generated_code(monkeypatch):
+    def picked(x):
+        return x.sin()[x[:, 0] > 0], (x * 2)[x > 0]
+
+    compiled = st.compile(picked)
+    for step in range(4):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        if step == 2:  # the first call has guessed the sizes, the second one writes the code
+            monkeypatch.setattr("subclass_trace.runtime.function_code.run_backward", None)
+        grads = [torch.autograd.grad([t.exp().sum() for t in f(x)], x)[0] for f in (picked, compiled)]
+        assert torch.equal(*grads)

@@ -119,7 +119,7 @@ same(
     "`requires_grad_()` of a member of a split",
     lambda x: (v := x.split(1)[0], v.requires_grad_(), v)[2],
     plain(),
-    refused="UnsupportedError",
+    refused="NeedsEager",
 )
 same(
     B,
@@ -128,6 +128,36 @@ same(
     plain(dense),
     back=(0,),
     refused="UnsupportedError",
+)
+
+
+same(
+    B,
+    "a view of a leaf made under no_grad, which says that it requires grad and gets none",
+    lambda x: [no_grad(x.view)(-1), x * 2],
+    root(dense),
+)
+same(
+    B,
+    "a view made under no_grad, of a leaf or of a value, that is made a leaf in the region",
+    lambda x: [no_grad(t.view)(-1).requires_grad_() for t in (x, x * 2)],
+    root(dense),
+    refused="NeedsEager",
+)
+same(
+    B,
+    "`.grad` of a tensor that the region makes, and returns, is set",
+    lambda x: (y := torch.ones(3), setattr(y, "grad", x * 2), y)[2],
+    plain(dense, 3),
+    refused="UnsupportedError",
+)
+same(
+    B,
+    "a hook on the node of a view (`v.grad_fn.register_hook`)",
+    lambda x: (v := x.view(-1), v.grad_fn.register_hook(lambda new, old: (new[0] * 3,)), v)[2],
+    root(dense),
+    back=(0,),
+    refused="SideEffectError",
 )
 
 

@@ -185,6 +185,14 @@ same(
 same(
     D, "`.numpy()`", lambda x: x.numpy(), plain(dense), torch="graph break", refused="DataDependentError", handed=False
 )
+
+
+@fact(D, "`torch.sparse` layouts: arguments, buffers, results", torch="not in the survey", refused="NeedsEager")
+def _sparse() -> None:
+    assert torch.equal(st.compile(lambda m, x: m @ x)(torch.eye(3).to_sparse(), x := dense(3, 3, seed=1)), x)
+    assert torch.equal(st.compile(lambda x: x.to_sparse())(torch.eye(3)).to_dense(), torch.eye(3))
+
+
 same(
     D,
     "`.apply_(f)`, `.map_(y, f)`, `.map2_(y, z, f)`",
@@ -210,7 +218,7 @@ same(
 
 
 def _asserts(x: Tensor) -> Tensor:
-    assert (x < 100).all(), "too large"
+    assert x.sum() < 100, "too large"
     assert not x.isnan().any()
     return x * 2
 
@@ -221,6 +229,24 @@ same(
     _asserts,
     lambda c: torch.full((3,), [1.0, 200.0, float("nan"), 2.0][c % 4]),
     torch="graph break",
+)
+
+
+def _catches(x: Tensor) -> Tensor:
+    try:
+        assert x.sum() < 100, "too large"
+    except AssertionError:
+        return x * 3
+    return x * 2
+
+
+same(
+    D,
+    "such an `assert`, caught in the region",
+    _catches,
+    lambda c: torch.full((3,), [1.0, 200.0][c % 2]),
+    torch="another error",
+    refused="NeedsEager",
 )
 
 
@@ -280,9 +306,13 @@ def _number_of_a_size() -> None:
     _as_for_each_size(lambda x: x * {"4": 2, "5": 3}.get(str(x.shape[0]), {6: 4}.get(x.shape[0], 5)), 3)
 
 
+_type = type
+
+
 @fact(D, "`isinstance(x.shape[0], int)`, `type(x.shape[0]) is int` (one specialization for all sizes)")
 def _class_of_a_size() -> None:
     _as_for_each_size(lambda x: x * (2 if isinstance(x.shape[0], int) and type(x.shape[0]) is int else 3), 1)
+    _as_for_each_size(lambda x: x * (2 if _type(x.shape[0]) is int else 3), 1)
 
 
 @fact(D, "a size as an index (one specialization for all sizes)")

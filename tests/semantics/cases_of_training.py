@@ -19,7 +19,7 @@ def _written_between(fn: Callable[[Tensor], Tensor], write: Callable[[Tensor, Te
     """The gradient, eager's and ours, where something is written between forward and backward."""
     found: list[Tensor | str] = []
     for call in (fn, st.compile(fn)):
-        x = dense(3, 3, seed=0).abs().requires_grad_()
+        x = dense(200, 200, seed=0).abs().requires_grad_()
         y = call(x)
         loss = (y * 1).sum()
         with torch.no_grad():
@@ -43,7 +43,7 @@ def _written_result() -> None:
 
 @fact(
     B,
-    "an input that eager's backward does not read, written before the backward",
+    "an input of over 64 KiB that eager's backward does not read, written before the backward",
     differs='values may be computed of it again, and autograd raises; `partitioner="default"` keeps what eager keeps',
     torch="differs in the same way",
 )
@@ -54,7 +54,7 @@ def _written_input() -> None:
 
 @fact(
     B,
-    "an input that is written before the backward behind autograd's back (`x.data.zero_()`)",
+    "an input of over 64 KiB that is written before the backward behind autograd's back (`x.data.zero_()`)",
     differs='values that are computed of it again see the new contents; `partitioner="default"` keeps what eager keeps',
     torch="differs in the same way",
 )
@@ -155,6 +155,28 @@ def _gradients_as_state() -> None:
         before, after = call(x, y)
         seen.append((before is first, after is x.grad, after.tolist(), y.grad))
     assert seen[0] == seen[1]
+
+
+@fact(
+    B,
+    "`requires_grad` of parameters changed between two `.backward()` inside the region (a GAN step)",
+    refused="NeedsEager",
+    torch="error (a second backward)",
+)
+def _frozen_between() -> None:
+    def step(x: Tensor, w: Tensor, v: Tensor) -> None:
+        y = (x * v).tanh()
+        (y.detach() * w).tanh().sum().backward()
+        w.requires_grad = False
+        (y * w).sum().backward()
+        w.requires_grad_(True)
+
+    found = []
+    for call in (step, st.compile(step)):
+        x, w, v = (dense(3, seed=k).requires_grad_(k > 1) for k in (1, 2, 3))
+        call(x, w, v)
+        found.append((w.requires_grad, w.grad.tolist(), v.grad.tolist()))
+    assert found[0] == found[1]
 
 
 @fact(

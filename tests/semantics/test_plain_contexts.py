@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from subclass_trace.runtime.emit import plain_context
+from subclass_trace.runtime.emit import plain_context, same_code
+from subclass_trace.runtime.source import Source
 from subclass_trace.subclass.context import same_context
 
 _VALUES: list[Any] = [
@@ -41,6 +42,15 @@ _VALUES: list[Any] = [
     [array.array("b", b"ab")],
     [torch.Size([1])],
     [torch.float32],
+    {"d": torch.float32, "b": [1, 64], "f": True, "n": None},
+    {"d": torch.float32, "b": [1, 64], "f": 1, "n": None},
+    {"d": torch.float32, "b": [1, 64.0], "f": True, "n": None},
+    {"b": [1, 64], "d": torch.float32, "f": True, "n": None},
+    {"d": torch.float32, "b": (1, 64), "f": True, "n": ()},
+    (torch.device("cpu"), 2),
+    (torch.float32, -0.0, [torch.strided, {1: "a"}]),
+    (torch.float32, 0.0, [torch.strided, {1: "a"}]),
+    (torch.float32, -0.0, [torch.strided, {"1": "a"}]),
     [],
     {},
     {"a": {}},
@@ -53,6 +63,8 @@ def _again(value: Any) -> Any:
         return type(value)(map(_again, value))
     if isinstance(value, dict):
         return {_again(k): _again(v) for k, v in value.items()}
+    if isinstance(value, torch.device):
+        return torch.device(str(value))
     return "".join([*value]) if type(value) is str else type(value)(value) if type(value) in (int, float) else value
 
 
@@ -63,6 +75,19 @@ def test_bytes_tell_what_the_walk_tells(a: int) -> None:
         now = _again(value)
         written = plain_context(now)
         assert (written == known or same_context(_VALUES[a], now)) is same_context(_VALUES[a], now) is (a == b)
+
+
+@pytest.mark.parametrize("a", range(len(_VALUES)))
+def test_generated_code_tells_what_the_walk_tells(a: int) -> None:
+    source = Source("False")
+    source.line(f"def same(now): return {same_code(source, 'now', _VALUES[a])}")
+    same = source.build("same", "test")
+    for b, value in enumerate(_VALUES):
+        try:
+            found = same(_again(value))
+        except (TypeError, KeyError, IndexError, ValueError):  # where it is called, these are a miss
+            found = False
+        assert found is (a == b)
 
 
 def test_a_list_that_contains_itself_is_no_plain_one() -> None:

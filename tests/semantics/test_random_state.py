@@ -51,6 +51,14 @@ def test_setting_or_reading_the_state_is_refused(f) -> None:
     assert torch.initial_seed() == torch.default_generator.initial_seed()  # nothing stands in for it any more
 
 
+@pytest.mark.parametrize("seed", [torch.cuda.manual_seed, torch.xpu.manual_seed_all], ids=["cuda", "xpu"])
+def test_what_seeds_one_device_runs_eagerly(seed) -> None:
+    """Dynamo's graph seeds while it is traced, and not when it runs."""
+    with pytest.warns(UserWarning, match=r"the region calls torch\..*random\.manual_seed"):
+        region = st.compile(lambda x: (seed(3), x * 2)[1], frontend="auto")
+        assert region(X).equal(X * 2) and not region.specializations
+
+
 @pytest.mark.parametrize("where", ["cell", "hidden", "argument", "default"])
 def test_drawing_from_a_generator_made_outside_is_as_in_eager(where: str) -> None:
     g = torch.default_generator if where == "default" else torch.Generator()

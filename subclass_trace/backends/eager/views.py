@@ -5,6 +5,7 @@
 * A chain of views that nothing else reads is one call: a ``view``, if it consists of such, else an ``as_strided`` with the
   numbers of the trace. These are right for a contiguous tensor alone. The results of products are; any other one is asked: a
   hook on saved activations may give back the same values in another order in memory. Of what is not, the chain is made.
+* A sum that keeps its dimensions for the view right after it to drop them (autograd makes one for each bias) drops them itself.
 
 What the graph returns stays a tensor of its own, made as the graph says: its place in memory, its base and its history are
 other people's business. It may be a value that an operation of the graph made, and nothing else is returned as it.
@@ -74,6 +75,7 @@ def spare_views(
         given: nodes whose values are passed; what they were made of is not there.
     """
     program = _Program(body, results, merged, given)
+    program.drop_summed()
     program.merge_round_trips()
     program.shorten_chains()
     return program.live(), {n: final(other, program.known) for n, other in program.known.items()}, program.calls
@@ -83,7 +85,7 @@ class _Program:
     """A list of nodes: which are views, which stand for others, and how they are called."""
 
     def __init__(self, body: list[fx.Node], results: list[Any], merged: Merged, given: Collection[fx.Node]) -> None:
-        self.body, self.known, self.inside = body, dict(merged), set(body)
+        self.body, self.known, self.inside = [*body], dict(merged), set(body)
         self.kept = {final(r, merged) for r in results if isinstance(r, fx.Node)}
         self.views = {node for node in body if node not in given and is_view(node)}
         self.calls: dict[fx.Node, Call] = {}
@@ -93,6 +95,21 @@ class _Program:
         while node in self.views:
             node = final(node.args[0], self.known)  # type: ignore[arg-type]
             yield node
+
+    def drop_summed(self) -> None:
+        """Sums with the views that drop what they have summed over."""
+        for total, node in zip(self.body[:-1], self.body[1:], strict=True):
+            if total.target is not aten.sum.dim_IntList or [*total.users] != [node] or node.target not in _PURE_VIEWS:
+                continue
+            args: Any = total.args
+            if args[2:] != (True,) or total.kwargs or total in self.kept or not layout_of(total.meta.get("val")):
+                continue
+            shape = total.meta["val"].shape
+            over = {d % max(len(shape), 1) for d in args[1]}
+            if over and [n for d, n in enumerate(shape) if d not in over] == [*node.meta["val"].shape]:
+                self.calls[node] = Call(total.target, args[0], (args[1],))
+                self.views.discard(node)
+                self.body.remove(total)
 
     def merge_round_trips(self) -> None:
         """Views with the layout of what they are views of, for sizes that are plain numbers, are that."""

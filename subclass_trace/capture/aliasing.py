@@ -117,7 +117,7 @@ def alias_check(
         return lambda inputs, leaves: alias_pattern(inputs, leaves) == known
 
     def unrelated(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:
-        no_views = not any(map(torch.Tensor._is_view, inputs)) and (
+        no_views = not any(map(torch_api.is_autograd_view, inputs)) and (
             strided or all(t.layout is torch.strided for t in leaves)
         )
         if no_views and len({*map(_number, map(torch.Tensor.untyped_storage, leaves))}) == len(leaves):

@@ -98,6 +98,7 @@ set_versions: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = (
 )
 
 
+is_autograd_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
 #: move the version counters of some tensors by one, each after the other: two may share one
 move_versions: Callable[[list[torch.Tensor]], None] = torch.autograd.graph.increment_version
 

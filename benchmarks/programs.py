@@ -27,6 +27,7 @@ Wrap = Callable[[Any], Any]
 Step = Callable[[], Any]
 Program = Callable[[Wrap, str], Step]
 _FIRST, _STEADY = "time of the first call / torch.compile", "time of a step / eager mode"
+_PEAK = "peak of a step / eager mode"
 _COUNTS = "specializations - graphs of torch.compile"
 
 
@@ -161,6 +162,29 @@ def recurrent(wrap: Wrap, device: str) -> Step:
     return _training(model, lambda x: call(x)[0], (x,))
 
 
+class _Block(nn.Module):
+    """Attention and a gated MLP, each after a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 8 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (16, -1)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+        gate, up = self.up(self.norms[1](x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def blocks(wrap: Wrap, device: str) -> Step:
+    """Eight layers in bf16; of width 1,024 on a GPU, where kernels and memory count."""
+    width, shape = (1024, (8, 1024)) if device == "cuda" else (64, (1, 16))
+    model = nn.Sequential(*[_Block(width) for _ in range(8)]).to(device, torch.bfloat16)
+    return _training(model, wrap(model), (torch.randn(*shape, width, device=device, dtype=torch.bfloat16),))
+
+
 def adapters_on_int8(wrap: Wrap, device: str) -> Step:
     """A LLaMA whose weights torchao has quantised, with trainable norms and embedding."""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
@@ -181,6 +205,7 @@ PROGRAMS: dict[str, Program] = {
     "attention over a cache in buffers": cache_in_buffers,
     "mixture of experts, training": experts,
     "LSTM, training": recurrent,
+    "eight blocks in bf16, training": blocks,
 }
 #: of these the first call was slow once
 _FAST_FIRST = {
@@ -215,7 +240,8 @@ def check(name: str, device: str = "cpu") -> int:
         found[stack] = [step() for _ in range(3)]
     for value, expected in zip(found["ours"], found["eager"], strict=True):
         try:
-            torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-3)
+            near = 1e-2 if device == "cuda" else 1e-3  # fused kernels round elsewhere
+            torch.testing.assert_close(value, expected, rtol=near, atol=near)
         except AssertionError as error:
             raise WrongValues(f"{name}: {error}") from error
     return sum(len(r.specializations) for r in made) - counters["stats"]["unique_graphs"]
@@ -231,7 +257,7 @@ def run(quick: bool, say: Callable[[str], None], device: str = "cpu") -> Iterato
         yield Figure("programs", _COUNTS, name + where, more, Goal("<=", 0))
         # a first call by inductor takes many seconds, even where its kernels are in its cache
         for figure in _figures(name, device, 1 if quick or device == "cuda" else 3):
-            ratios[figure.what].append(figure.ours)
+            ratios.setdefault(figure.what, []).append(figure.ours)
             yield figure
     if not quick:
         yield Figure("programs", _FIRST, "median" + where, statistics.median(ratios[_FIRST]), Goal("<=", 0.2))
@@ -252,12 +278,25 @@ def _figures(name: str, device: str, rounds: int) -> Iterator[Figure]:
     steps = {stack: _start(program, wrap, device) for stack, wrap in wraps.items()}
     if device == "cuda":
         steps = {stack: _synchronized(step) for stack, step in steps.items()}
+        peaks = {stack: _peak(step) for stack, step in steps.items()}
+        others = {"torch.compile": peaks["torch.compile"] / peaks["eager"]}
+        yield Figure("programs", _PEAK, name + where, peaks["ours"] / peaks["eager"], None, others, peaks)
     clock = time.perf_counter_ns if device == "cuda" else time.thread_time_ns
     times = interleaved(steps, rounds=7 * rounds, warm_up=5, clock=clock)
     others = {"torch.compile": times.ratio("torch.compile", "eager")}
     yield Figure(
         "programs", _STEADY, name + where, times.ratio("ours", "eager"), Goal("<=", 1.15), others, times.medians()
     )
+
+
+def _peak(step: Step) -> int:
+    """Bytes on the GPU beyond those before a step."""
+    for _ in range(2):
+        step()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def _synchronized(step: Step) -> Step:

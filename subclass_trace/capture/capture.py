@@ -36,6 +36,7 @@ from .session import Session
 from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
 
 Tensor = torch.Tensor
+_OTHER_DTYPE = torch.ops.aten.view.dtype
 
 
 class Ran(NamedTuple):
@@ -105,10 +106,13 @@ class Captured:
     def graph_as_recorded(self) -> fx.GraphModule | None:
         """The forward graph with its writes in place; None where there are none, or where one changes more than data.
 
-        It is right for a back end that runs operation by operation: what it runs is what eager mode runs.
+        It is right for a back end that runs operation by operation: what it runs is what eager mode runs. (But in inference
+        mode a view of another dtype is an inference tensor: a write to it moves no version counter.)
         """
         recorder = self.session.recorder
         if not recorder.mutable or any(m.differentiable for m in self.mutations.rows):
+            return None
+        if torch.is_inference_mode_enabled() and recorder.graph.find_nodes(op="call_function", target=_OTHER_DTYPE):
             return None
         return finish_joint(recorder, self.forward_nodes, [], self.boundary, functional=False)
 
@@ -259,7 +263,7 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
         if not known.isdisjoint(map(id, taken)) or not known <= kept:
             raise NeedsEager("the region takes an inner tensor that requires grad out of its wrapper", fix="detach it")
     for value in values:
-        if any(t.requires_grad and id(t) not in known for _, t in inside.get(id(value), ())):
+        if any(id(t) not in known and torch_api.is_reached(t) for _, t in inside.get(id(value), ())):
             raise NeedsEager(
                 f"the region makes a {type(value).__qualname__} that keeps a tensor which requires grad inside",
                 fix="detach it in the constructor, or make the constructor an autograd.Function",

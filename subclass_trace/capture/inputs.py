@@ -107,21 +107,18 @@ class Inputs:
                     symbols.spec(a.value, spec, a.path, iter([self.originals[k] for k in own]))
                     for a, (spec, own) in zip(arguments, places, strict=True)
                 ]
-            self._bind_sizes(symbols.unbound(specs, self.originals))
+            self.bind_sizes(symbols.unbound(specs, self.originals))
             for argument, spec, (_, own) in zip(arguments, specs, places, strict=True):
                 self._add_row(argument, spec, own)
             self._refuse_joined(first)
         return [row.traced for row in self.rows[first:]]
 
-    def _bind_sizes(self, sizes: Sequence[Any]) -> None:
+    def bind_sizes(self, sizes: Sequence[Any]) -> None:
+        """Symbols that no leaf carries (sizes, numbers of the call) are graph inputs."""
         known = {torch_api.size_symbol(s) for s in self.sizes.values()}
         for size in sizes:
             if torch_api.size_symbol(size) not in known:
                 self.sizes[self.session.recorder.primal(size)] = size
-
-    def add_number(self, symbol: Any) -> None:
-        """A number of the call is a symbol, and with that a graph input, unless a leaf carries it."""
-        self._bind_sizes([symbol])
 
     def _leaves(self, argument: Argument, dynamic: DynamicDims) -> tuple[Spec, tuple[int, ...]]:
         """The spec of a real tensor, and the numbers of its dense leaves, each of which is a graph input."""

@@ -91,7 +91,10 @@ class OutputClassifier:
         base = o._base
         self._refuse_own_leaf(o)
         leaves, spec = flatten(o)
-        self._check_attributes(o, leaves, spec)
+        parameter = base is None and not o.requires_grad and vars(o).get("_is_param") is True
+        self._check_attributes(o, leaves, spec, "_is_param" if parameter else "")
+        if parameter:
+            return ValueOutput(self._emit_once(o), spec, parameter=True)
         if base is None or not self._is_made_of(o, base, leaves):
             return ValueOutput(self._emit_once(o), spec, protected=base is not None and o.grad_fn is not None)
         return self._view(o, base, spec)
@@ -206,16 +209,19 @@ class OutputClassifier:
         return self._emitted[id(t)]
 
     def _refuse_own_leaf(self, t: Tensor) -> None:
-        """(A view that was made under no_grad says that it requires grad as its base does; it gets no gradient.)"""
-        if t.requires_grad and t.grad_fn is None and torch_api.accumulates(t):
+        if not t.requires_grad or t.grad_fn is not None:
+            return
+        # A view that was made under no_grad may say so as its base does. (No operation is issued on a wrapper.)
+        as_base = t._base is not None and t._base.requires_grad
+        if not as_base if is_traceable(t) else torch_api.is_reached(t):
             raise (UnsupportedError if t._base is None else NeedsEager)(  # Dynamo's graph has the leaf of a view, too
                 "the region makes an autograd leaf, and returns it",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
                 fix="call requires_grad_() on the result",
             )
 
-    def _check_attributes(self, o: Tensor, leaves: Sequence[Tensor], spec: Spec) -> None:
-        """A call makes a value of its inner tensors and its context.
+    def _check_attributes(self, o: Tensor, leaves: Sequence[Tensor], spec: Spec, known_as: str = "") -> None:
+        """A call makes a value of its inner tensors and its context, but for one attribute.
 
         Raises:
             NeedsEager: the region has set other attributes of it, which a fresh one would not have.
@@ -228,10 +234,10 @@ class OutputClassifier:
 
         known = fresh()
         for name, value in attributes_of_wrapper(o, spec).items():
-            differs = name not in known or _is_another(value, known[name])
+            differs = name != known_as and (name not in known or _is_another(value, known[name]))
             if differs and (name not in known or not _is_another(known[name], fresh()[name])):
                 raise NeedsEager(
-                    "the region sets an attribute of a result, or makes an nn.Parameter",
+                    "the region sets an attribute of a result, or makes an nn.Parameter of what is shown elsewhere",
                     path=self._path.attr(name),
                     fix="set it on the result, outside of the region",
                 )

@@ -17,6 +17,7 @@ from ..subclass.paths import Path
 from ..torch_api import saved as _saved
 from ..torch_api import tape as _door
 from .recorder import Recorder
+from .skipped_steps import steps_that_are_left_out
 
 
 class Dim(enum.IntEnum):
@@ -94,6 +95,7 @@ class Session:
             enter(torch_api.sharding_as_eager(self.recorder.below))
             enter(torch_api.numbers_as_split_factors())
             enter(_saved.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
+            enter(steps_that_are_left_out(self.recorder))
             enter(self.recorder)
             yield
 

@@ -153,7 +153,7 @@ class _Maker:
         if not self.numbers or not self.history.is_symbol(source.path, value, floats=self.floats):
             return None
         symbol = self.session.number(len(self.flat), value, source.path)
-        self.inputs.add_number(symbol)
+        self.inputs.bind_sizes([symbol])
         self._add(source, value, symbol)
         return symbol
 

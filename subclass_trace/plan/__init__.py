@@ -167,11 +167,13 @@ class ValueOutput:
     """Forward value ``value``.
 
     ``protected``: eager has a view here of what the value does not know: autograd refuses to write to it.
+    ``parameter``: the region has made it an ``nn.Parameter``.
     """
 
     value: int
     spec: Spec
     protected: bool = False
+    parameter: bool = False
 
 
 @dataclass(frozen=True)

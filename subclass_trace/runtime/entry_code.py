@@ -266,6 +266,8 @@ class EntryEmitter:
             sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
             base = (inputs if o.of_input else values)[o.base]
             return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
+        if isinstance(o, ValueOutput) and o.parameter:
+            return f"{s.bind('as_parameter', torch_api.as_parameter)}({values[o.value]})"
         if isinstance(o, ValueOutput):
             return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
         assert isinstance(o, SizeOutput)

@@ -114,18 +114,12 @@ def build_program(
 def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tuple[Program, Graphs]:
     """Nothing is saved. Of a whole training step, a caller's backward raises what it does in eager."""
     recorded = captured.graph_as_recorded() if backend.inference is compile_eager else None
-    call = None
-    if recorded is not None:  # it writes as the region does
-        half = Half.of_module(recorded)
-        call = program_as_recorded(half)
-    in_program = call is not None
-    if call is None:
-        half = Half.of_module(captured.forward_graph())
+    in_program = recorded is not None  # it writes as the region does
+    half = Half.of_module(captured.forward_graph() if recorded is None else recorded)
     plan, backwards = make_plan(captured, recipes, half, (), in_program), None
     if verify.ENABLED:
         verify.verify_plan(half.module, plan, in_place=in_program)
-    if call is None:
-        call = compile_half(backend, backend.inference, half)
+    call = compile_half(backend, backend.inference, half)
     plan = with_conditions(plan, captured)
     if captured.tape is not None:
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
@@ -179,13 +173,6 @@ def copied_module(module: fx.GraphModule) -> fx.GraphModule:
 
 
 # ---------------------------------------------------------------------------------------------- programs
-def program_as_recorded(half: Half) -> Compiled | None:
-    """The program of a graph that writes to its inputs itself, as eager mode does; None where it has to be functional."""
-    if torch.is_inference_mode_enabled() and any(n.target is torch.ops.aten.view.dtype for n in half.body):
-        return None  # a view of another dtype is an inference tensor there: a write to it moves no version counter
-    return graph_code.compile_half(half, name="forward").function
-
-
 @stage("back end")
 def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:
     """Our own back end reads the list of nodes; any other gets a graph module."""

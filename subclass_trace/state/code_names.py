@@ -23,19 +23,16 @@ from typing import Any
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*$")
 #: names by which code may read variables that it does not name; and attributes
-OF_GLOBALS = frozenset(["eval", "exec", "locals", "globals"])
-COMPUTED = frozenset(
-    [
-        "getattr",
-        "vars",
-        "__dict__",
-        "__getattribute__",
-        "attrgetter",
-        "__getstate__",
-        "__reduce_ex__",
-        *OF_GLOBALS,
-    ]
-)
+OF_GLOBALS = frozenset(("eval", "exec", "locals", "globals"))
+COMPUTED = OF_GLOBALS | {
+    "getattr",
+    "vars",
+    "attrgetter",
+    "__dict__",
+    "__getattribute__",
+    "__getstate__",
+    "__reduce_ex__",
+}
 _ADDS = ("append", "add")
 #: of one value; 3.13 has instructions that load two
 _ONE_KEY = re.compile(r"LOAD_(CONST|SMALL_INT|GLOBAL|DEREF|FAST|FAST_BORROW|FAST_CHECK)$")

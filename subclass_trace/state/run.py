@@ -52,7 +52,7 @@ class StateRun:
         self.refusal: SubclassTraceError | None = None
         self.events: Events | None = None
         self._exchanged: list[tuple[Any, str, Any]] = []  # globals, names and what stood there, see `types`
-        self._printed: list[tuple[Printed, tuple[Any, ...]]] = []
+        self.printed: list[tuple[Printed, tuple[Any, ...]]] = []
         self._thread, self._stdout = threading.get_ident(), sys.stdout
         self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
@@ -102,7 +102,7 @@ class StateRun:
         of_c = file is None or (id(file) in self.walk.known and type(file).__module__ == "_io")
         if not plain or not of_c or sys.stdout is not self._stdout:
             self.world("print with something else than texts and numbers, or to another place", sys._getframe(1))
-        self._printed.append((Printed(options, "print"), values))
+        self.printed.append((Printed(options, "print"), values))
 
     @property
     def is_live(self) -> bool:
@@ -236,7 +236,7 @@ class StateRun:
             check_cache(*row)
         recipes = self.recipes = Recipes(self.walk, self.reals)
         recipes.result = recipes(result, "result")
-        rows = [(at, tuple(recipes(v, "print") for v in values)) for at, values in self._printed]
+        rows = [(at, tuple(recipes(v, "print") for v in values)) for at, values in self.printed]
         printed = [SideEffect(at, "extend", (), values) for at, values in rows]
         recipes.effects = (*side_effects(self.snapshot.changes(), recipes), *printed)
         changed = {id(e.holder.thing if e.holder.owner is None else e.holder.owner) for e in recipes.effects}
@@ -301,7 +301,7 @@ class BackwardState(StateRun):
         """
         changed = self.snapshot.changes()
         self.restore()
-        if self._printed:
+        if self.printed:
             raise _changed_in_backward("print")
         for holder, (now, was) in changed.items():
             other = [key for key in now.keys() | was.keys() if now.get(key) is not was.get(key)]

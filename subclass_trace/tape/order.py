@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..torch_api import node_sequence_number
 from ..torch_api import tape as _door
 
 LEAF = 2**64 - 1  # the sequence number of an AccumulateGrad
@@ -145,4 +146,4 @@ class _Queue:
 
 def priorities(nodes: Sequence[Any]) -> dict[int, int]:
     """Number -> sequence number of the nodes of a walk."""
-    return {k: 0 if n is None else _door.sequence_number_of(n) for k, n in enumerate(nodes)}
+    return {k: 0 if n is None else node_sequence_number(n) for k, n in enumerate(nodes)}

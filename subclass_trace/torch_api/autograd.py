@@ -24,7 +24,7 @@ def autograd_sequence_number() -> int:
 
 
 def node_sequence_number(node: Any) -> int:
-    """The sequence number of an autograd node."""
+    """The sequence number of an autograd node: the engine runs the highest one first."""
     return int(node._sequence_nr())
 
 
@@ -183,7 +183,15 @@ def says_no_derivative(error: BaseException) -> bool:
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
-def accumulates(t: torch.Tensor) -> bool:
-    """Would a backward leave a gradient at this leaf?"""
+def is_reached(t: torch.Tensor) -> bool:
+    """Would a backward come to this tensor? A view that is made under no_grad says that it requires grad, as its base does."""
+    if t.grad_fn is not None or not t.requires_grad:
+        return t.requires_grad
     with torch.enable_grad(), no_modes():
         return t.view_as(t).grad_fn.next_functions[0][0] is not None  # type: ignore[union-attr]
+
+
+def versions_kept(t: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Inside, writes to ``t`` do not move its version counter."""
+    kept: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+    return kept(t)  # type: ignore[no-any-return]

@@ -209,7 +209,7 @@ def numbers_in_backwards() -> Iterator[None]:
 def to_float(*args: Any) -> Any:
     """``float(n)``: of a symbolic int a symbol."""
     if len(args) == 1 and type(args[0]) is Int and not _is_from_inside(args[0]):
-        return as_python_number(torch.sym_float(as_torch_symbol(args[0])))  # type: ignore[no-untyped-call]
+        return as_python_number(as_torch_symbol(args[0]).__sym_float__())
     return float(*args)
 
 

@@ -101,11 +101,6 @@ def set_multithreading(enabled: bool) -> bool:
     return before
 
 
-def sequence_number_of(node: Any) -> int:
-    """The sequence number of an autograd node: the engine runs the highest one first."""
-    return int(node._sequence_nr())
-
-
 def gradient_node_of(root: Any) -> Any:
     """The autograd node that a backward from this tensor or gradient edge starts at."""
     node = getattr(root, "node", None)  # GradientEdge

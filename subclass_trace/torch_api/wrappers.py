@@ -40,3 +40,11 @@ def is_dtensor(cls: type) -> bool:
 def shortcut_constructor(cls: type) -> Callable[..., torch.Tensor] | None:
     """``make(cls, local tensor, spec, requires_grad=False)`` for DTensor."""
     return torch.Tensor._dtensor__new__ if is_dtensor(cls) else None
+
+
+def as_parameter(value: torch.Tensor) -> torch.nn.Parameter:
+    """``nn.Parameter(value, requires_grad=False)`` of a value that nobody else has; a wrapper is marked, as torch marks it."""
+    if type(value) is torch.Tensor:
+        return torch.nn.Parameter(value, requires_grad=False)
+    value._is_param = True
+    return value  # type: ignore[return-value]

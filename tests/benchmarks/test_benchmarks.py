@@ -13,7 +13,7 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import first_call, memory, stacks, steady, subjects
 from benchmarks.harness import Timings, interleaved, once, quiet
-from benchmarks.results import Figure, Goal, as_json, as_markdown, as_text
+from benchmarks.results import Figure, Goal, as_json, as_text
 from benchmarks.subjects import WrongValues, check, five_operations, ranks, transformer
 
 
@@ -90,17 +90,6 @@ def test_text() -> None:
         "memory: bytes / min_cut\n"
         "  case   ours\n"
         "  small  1.00"
-    )
-
-
-def test_markdown() -> None:
-    assert as_markdown(FIGURES[:2]) == (
-        "**steady: time / graph**\n"
-        "\n"
-        "| case | goal | ours | aot_function | eager |\n"
-        "|---|---|---|---|---|\n"
-        "| small | <= 1.4 | 1.30 | 2.80 |  |\n"
-        "| large | <= 1.4 | 1.50  (missed) | 2.00 | 24.0 |"
     )
 
 

@@ -35,6 +35,9 @@ INDEXED: dict[str, Callable[[Tensor], Any]] = {
     "before a slice": lambda x: x[x.shape[0] - 1, 1 : x.shape[1] - 1 : 2],
     "with places": lambda x: x[torch.tensor([0, 2]), x.shape[1] - 1],
     "with a number from inside": lambda x: x[torch.tensor(1), x.shape[1] - 1],
+    "half": lambda x: x[:, : x.shape[1] // 2],
+    "a chain of views": lambda x: x.unsqueeze(0).narrow(2, 1, x.shape[1] - 2).transpose(0, 2),
+    "expanded": lambda x: x[:1, :1].expand(2, x.shape[1] + 1),
     "written": _written,
     "an input written": _input_written,
     "out of bounds": lambda x: x[:, x.shape[1]],
@@ -96,15 +99,3 @@ def test_length_of_a_class_of_its_own() -> None:
     region = st.compile(lambda x: x * len(x), dynamic=True)
     for n in SIZES:
         assert str(region(Long(torch.ones(n), torch.zeros(n)))) == str(Long(torch.ones(n), torch.zeros(n)) * 17)
-
-
-def test_branch_that_makes_a_size_a_number() -> None:
-    """``n == 5``: this specialization is for 5 alone, the next one for all others."""
-
-    def f(x: Tensor) -> Tensor:
-        return x + 1 if x.shape[0] == 5 else x
-
-    region = st.compile(f, dynamic=True)
-    for n in (5, 6, 7, 8):
-        assert torch.equal(region(torch.ones(n)), f(torch.ones(n)))
-    assert len(region.specializations) == 2

@@ -61,7 +61,9 @@ INPLACE = (
     "{a}.sin_()",
     "{a}.view(-1)[1:].add_(2)",
 )
+INPLACE += ("{a}[{a} > 0.5] = 0.25", "{a}.masked_fill_({a} < 0, 9.0)", "{a}[...] = {a}.flip(0)", "{a}.add_({a})")
 INPLACE2 = ("{a}.copy_({b})", "{a}.add_({b})", "{a}.mul_({b})", "{a}[:1] = {b}[:1]", "{a}[0].copy_({b}[0])")
+INPLACE2 += ("{a}.index_copy_(0, torch.tensor([1]), {b}[:1].clone())", "{a}.index_add_(0, torch.tensor([0]), {b}[:1])")
 MASKED = ("{a} * 2", "{a} + 1", "{a}.sin()", "{a}.relu()", "-{a}", "{a}.clone()", "{a}.detach()", "{a}.sum()")
 
 

@@ -25,6 +25,7 @@ from spmd import (
 )
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import zeros as dtensor_zeros
+from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils.checkpoint import checkpoint
 
@@ -182,7 +183,16 @@ ROW_BY_ROW: dict[str, Row] = {
         ),
     ),
 }
+
+
+def _mapped(x: Any) -> Any:
+    kinds = {"out_placements": ROWS, "in_placements": (ROWS,), "device_mesh": x.device_mesh}
+    return local_map(lambda a: (a * 2).sin(), **kinds)(x)
+
+
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "local_map": _mapped,
+    "from_local of a value": lambda x: DTensor.from_local(x.to_local() + 2, x.device_mesh, ROWS, run_check=False),
     "softmax over a split dimension": lambda x: F.softmax(x.redistribute(placements=COLUMNS), -1),
     "layer_norm": lambda x: F.layer_norm(x, (8,)),
     "sum": lambda x: x.sum(),

@@ -231,13 +231,6 @@ def test_a_torch_size_among_the_arguments_stays_one() -> None:
     assert len(compiled.specializations) == 3  # a tuple is another structure
 
 
-def test_a_size_as_a_result_stays_one() -> None:
-    region = st.compile(lambda x: (x.shape, [x + 1, x.shape[1:]]))
-    for n in (2, 4, 5):
-        shape, (_, rest) = region(torch.ones(n, 3))
-        assert type(shape) is type(rest) is torch.Size and shape == (n, 3) and rest == (3,)
-
-
 def test_a_size_as_an_exponent() -> None:
     region = st.compile(lambda x: x.abs() ** x.shape[0])
     for n in (2, 3, 4):

@@ -112,49 +112,11 @@ def test_automatic_dynamic(make, grad: bool) -> None:
     assert len(region.specializations) == 2
 
 
-def test_dynamic_from_the_start() -> None:
-    region = st.compile(lambda x, y: x @ y, dynamic=True)
-    for n, m in ((4, 5), (6, 7), (3, 2)):
-        x, y = torch.randn(n, m, requires_grad=True), torch.randn(m, 3)
-        out = region(x, y)
-        torch.testing.assert_close(out, x @ y)
-        out.sum().backward()
-        torch.testing.assert_close(x.grad, torch.ones(n, 3) @ y.t())
-    assert len(region.specializations) == 1
-
-
-def test_marked_dimension() -> None:
-    region = st.compile(lambda x: x.sum(0))
-    for n in (4, 5, 9):
-        x = torch.ones(n, 2)
-        torch._dynamo.mark_dynamic(x, 0)
-        assert region(x).tolist() == [n, n]
-    assert len(region.specializations) == 1
-    region(torch.ones(4, 3))
-    assert len(region.specializations) == 2
-
-
 def test_sizes_0_and_1() -> None:
     region = st.compile(lambda x: x.sum(0) + x.shape[0])
     for n in (4, 5, 1, 0, 6, 1, 0):
         assert region(torch.ones(n, 2)).tolist() == [2.0 * n, 2.0 * n]
     assert len(region.specializations) <= 4
-
-
-def test_a_branch_on_a_size_is_guarded() -> None:
-    region = st.compile(lambda x: x + 1 if x.shape[0] > 5 else x - 1, dynamic=True)
-    for n in (3, 8, 4, 9, 5, 6):
-        assert region(torch.zeros(n))[0].item() == (1 if n > 5 else -1)
-    assert len(region.specializations) == 2
-
-
-def test_sizes_as_results() -> None:
-    region = st.compile(lambda x: (x.shape[0], x.numel(), x.shape, x.reshape(-1)), dynamic=True)
-    for n in (3, 4):
-        a, b, c, d = region(torch.ones(n, 2))
-        assert (a, b, tuple(c), d.shape[0]) == (n, 2 * n, (n, 2), 2 * n)
-        assert type(a) is int and type(b) is int
-    assert len(region.specializations) == 1
 
 
 def test_two_equal_sizes_that_become_different() -> None:

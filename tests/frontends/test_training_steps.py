@@ -13,7 +13,6 @@ import torch
 from torch import nn, optim
 
 import subclass_trace as st
-from subclass_trace.errors import UnsupportedError
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -82,9 +81,11 @@ def _leaves(t: Any) -> Any:
     return [t.a.tolist(), t.b.tolist()] if isinstance(t, TwoTensor) else t.tolist() if isinstance(t, Tensor) else t
 
 
-def _state(model: Any, optimizer: Any) -> Any:
+def _state(model: Any, optimizer: Any, versions: bool = True) -> Any:
     parameters = list(model.parameters())
-    rows = [(_leaves(p.detach()), p._version, None if p.grad is None else _leaves(p.grad)) for p in parameters]
+    rows = [
+        (_leaves(p.detach()), versions and p._version, None if p.grad is None else _leaves(p.grad)) for p in parameters
+    ]
     kept = [(k, _leaves(v)) for held in optimizer.state.values() for k, v in held.items()]
     return rows, kept
 
@@ -95,6 +96,7 @@ def _train(
     step: Callable[[Any, Any], Step] = _whole,
     between: Callable[[int, Any, Any], None] = lambda k, model, optimizer: None,
     steps: int = 4,
+    versions: bool = True,
 ) -> st.Region:
     """Trains a model in eager mode and one by a region, and compares after each step."""
     models, runs, regions = [], [], []
@@ -111,7 +113,8 @@ def _train(
         for run, (model, optimizer) in zip(runs, models, strict=True):
             torch.manual_seed(k)
             out = run(torch.randn(2, 3))
-            seen.append((None if out is None else (_leaves(out.detach()), out.requires_grad), _state(model, optimizer)))
+            told = None if out is None else (_leaves(out.detach()), out.requires_grad)
+            seen.append((told, _state(model, optimizer, versions)))
             between(k, model, optimizer)
         assert seen[1] == seen[0], f"step {k}"
     return regions[0]
@@ -396,14 +399,57 @@ def test_a_scaled_loss() -> None:
     assert run(st.compile) == run(lambda f: f)
 
 
-def test_what_a_scaler_decides_is_refused() -> None:
-    model = _model()
-    optimizer, scaler = optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+class _Drawing(OfMine):
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad * torch.rand_like(p))
 
-    def step(x: Tensor) -> None:
-        scaler.scale(model(x).mean()).backward()
+
+class _Elsewhere(OfMine):
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        self.param_groups[0]["params"][0].sub_(0.1)
+        _STEPS.add_(1)
+
+
+_STEPS = torch.zeros(())
+
+
+def _scaled(model: Any, optimizer: Any) -> Step:
+    """Every third loss is so large that its gradients are not finite."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    size = torch.ones(())
+
+    def scaled(x: Tensor) -> Tensor:
+        loss: Tensor = (model(x) * size).square().sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        size.copy_(torch.where(scaler._scale > 8, 1e30, 1.0))
+        return loss
 
-    with pytest.raises(UnsupportedError, match="depend on the values inside a tensor"):
-        st.compile(step, frontend="trace")(torch.ones(2, 3))
-    step(torch.ones(2, 3))  # nothing of the trace is left in it
+    return scaled
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD with momentum", "SGD of lists", "Adam", "Adam of lists", "AMSGrad"])
+def test_steps_that_a_scaler_leaves_out(name: str) -> None:
+    """But for the version counters, which a step moves that is put back."""
+    region = _train(_model, KINDS[name], _scaled, steps=8, versions=False)
+    assert 1 <= len(region.specializations) <= 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(_Drawing, "draws random numbers"), (_Elsewhere, "writes to tensors besides")]
+)
+def test_steps_that_cannot_be_taken_back_are_handed_over(kind: Any, why: str) -> None:
+    model = _model()
+    with pytest.raises(st.UnsupportedError, match=why):
+        st.compile(_scaled(model, kind(model.parameters())), frontend="trace")(torch.ones(2, 3))
+
+
+def test_a_step_that_counts_runs_eagerly() -> None:
+    assert not _train(_model, OfMine, _scaled).specializations

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from case_kit import M, P, fact, nonleaf, plain, root, same
+from case_kit import B, M, P, fact, nonleaf, plain, root, same
 from oracle import Inputs
 from wrappers import Scaled, dense, nested, scaled, two
 
@@ -52,6 +52,55 @@ same(
     back=(0,),
     torch="graph break",
     refused="NeedsEager",
+)
+same(
+    P,
+    "an `nn.Parameter` that the region makes (`requires_grad=False`), beside what it is made of",
+    lambda x: (v := x * 2, torch.nn.Parameter(v, requires_grad=False), torch.nn.Parameter(x + 1, requires_grad=False)),
+    plain(),
+    torch="not in the survey",
+)
+
+
+@fact(
+    P,
+    "offloading hooks, which put parameters into a module before its forward and take them out afterwards",
+    torch="not in the survey",
+)
+def _offloaded() -> None:
+    def made() -> Any:
+        module, stored = torch.nn.Linear(3, 3), dense(3, 3, seed=1)
+
+        def put(*_: Any) -> None:
+            module._parameters["weight"] = torch.nn.Parameter(stored.clone(), requires_grad=False)
+
+        def take(*_: Any) -> None:
+            nothing = torch.empty(3, 3, device="meta")
+            module._parameters["weight"] = torch.nn.Parameter(nothing, requires_grad=False)
+
+        module.register_forward_pre_hook(put)
+        module.register_forward_hook(take)
+        take()
+        module.bias.data.zero_()
+        return module
+
+    module = made()
+    region = st.compile(module, frontend="trace")
+    for seed in range(4):
+        with torch.no_grad():
+            assert torch.equal(region(dense(2, 3, seed=seed)), dense(2, 3, seed=seed) @ dense(3, 3, seed=1).t())
+        assert type(module.weight) is torch.nn.Parameter and module.weight.is_meta
+    assert len(region.specializations) == 1
+
+
+same(
+    B,
+    "`retain_grad()` of a result (inside of a region that runs its backward: right)",
+    lambda x: (h := x * 2, h.retain_grad(), h)[2],
+    root(dense),
+    back=(0,),
+    torch="not in the survey",
+    refused="UnsupportedError",
 )
 same(P, "`x.detach().requires_grad_()`", lambda x: x.detach().requires_grad_(), root(dense), refused="UnsupportedError")
 same(P, "members of a split of an intermediate", lambda x: (x * 2).split(1), root(dense), back=(0, 1, 2), torch="error")

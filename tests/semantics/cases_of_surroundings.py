@@ -13,7 +13,7 @@ import pytest
 import torch
 from case_kit import S, fact, plain, root, same
 from torch.utils.checkpoint import checkpoint
-from wrappers import dense, two
+from wrappers import Scaled, dense, two
 
 import subclass_trace as st
 from subclass_trace.zoo import TwoTensor
@@ -30,6 +30,28 @@ def _forward_ad() -> None:
         x = fwad.make_dual(torch.zeros(2), torch.ones(2))
         assert torch.equal(fwad.unpack_dual(region(x)).tangent, torch.ones(2))
     assert "forward-mode" in region.explain()
+
+
+@fact(S, "a class whose operations call a region of its own, or a function of `torch.compile`", torch="not in the survey")
+def _class_with_a_region() -> None:
+    for compile_it in (lambda f: f, st.compile, functools.partial(torch.compile, backend="eager")):
+        times = compile_it(lambda codes, scale: codes * scale)
+
+        class Coded(Scaled):
+            @classmethod
+            def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is torch.ops.aten.mm.default:
+                    return func(args[0], times(args[1].data_, args[1].scale))
+                return super().__torch_dispatch__(func, types, args, kwargs)
+
+        weight = Coded(dense(3, 3, seed=1), torch.tensor(0.5))
+        region = st.compile(lambda x: (x @ weight).relu(), frontend="trace")
+        for seed in range(3):
+            x = dense(2, 3, seed=seed).requires_grad_()
+            want = (x @ (dense(3, 3, seed=1) * 0.5)).relu()
+            assert torch.equal(region(x), want)
+            assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (region(x), want)))
+        assert len(region.specializations) == 1
 
 
 @fact(S, "vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")

@@ -239,9 +239,8 @@ def _steps(step: Callable[[Any, Any], Callable[[], object]]) -> None:
 
 @fact(
     B,
-    "a `GradScaler`'s step in the region, but for fused optimizers (it branches on what it finds in the gradients); in the "
-    "same way `RAdam`, `Adafactor`, `AveragedModel.update_parameters`",
-    refused="DataDependentError",
+    "a `GradScaler`'s step in the region, which it leaves out where a gradient is not finite (one that makes the optimizer's "
+    "state, or changes other Python state, runs eagerly; one that is left out moves the version counters)",
     torch="graph breaks",
 )
 def _scaled_step() -> None:
@@ -252,6 +251,27 @@ def _scaled_step() -> None:
             scaler.scale(weight.square().sum()).backward()
             scaler.step(optimizer)
             scaler.update()
+
+        return run
+
+    _steps(step)
+
+
+@fact(
+    B,
+    "`RAdam`, `Adafactor`, `ASGD`, `AveragedModel.update_parameters` in the region, which branch on numbers inside tensors",
+    refused="DataDependentError",
+    torch="graph breaks",
+)
+def _branching_step() -> None:
+    def step(weight: Any, _: Any) -> Callable[[], object]:
+        model = torch.nn.ParameterList([weight])
+        average = torch.optim.swa_utils.AveragedModel(model)
+
+        def run() -> None:
+            average.update_parameters(model)
+            with torch.no_grad():
+                weight.add_(average.module[0])
 
         return run
 

@@ -219,17 +219,6 @@ def test_what_eager_refuses_of_gradients() -> None:
         assert x.grad is None
 
 
-def test_histories_from_outside_are_refused() -> None:
-    x = torch.zeros(3, requires_grad=True)
-    with pytest.raises(UnsupportedError, match="history from outside"):
-        st.compile(_adds)(x * 2)
-    region = st.compile(_adds)
-    region(x)
-    x.register_hook(lambda g: g)
-    with pytest.raises(UnsupportedError, match="hooks on its gradient"):
-        region(x)
-
-
 def test_closed_over_leaves() -> None:
     weights = [torch.ones(2, requires_grad=True), torch.full((2,), 2.0, requires_grad=True)]
 
@@ -293,9 +282,3 @@ def test_hooks_of_the_caller_are_refused(kind: Any, is_leaf: bool, hook: Callabl
     for call in (region, st.compile(_slope)):
         with pytest.raises(UnsupportedError, match="hooks on its gradient"):
             call(x)
-
-
-def test_a_loss_from_outside() -> None:
-    x = torch.ones(3, requires_grad=True)
-    with pytest.raises(UnsupportedError, match="graph of a tensor from outside"):
-        st.compile(lambda loss, x: torch.autograd.grad(loss, x))((x * x).sum(), x)

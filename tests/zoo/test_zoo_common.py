@@ -107,3 +107,8 @@ def test_a_view_of_the_bits_is_refused(make) -> None:
         pytest.skip("each half has bits of its own")
     with pytest.raises(RuntimeError, match="bits"):
         make().view(torch.int32)
+
+
+def test_halves_must_agree() -> None:
+    with pytest.raises(ValueError, match=r"the halves of a TwoTensor must agree .* got \(2,\), \(1,\)"):
+        zoo.TwoTensor(torch.ones(2), torch.ones(3))

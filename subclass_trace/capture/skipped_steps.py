@@ -1,0 +1,93 @@
+"""`GradScaler.step`, which leaves an optimizer's step out where a gradient is not finite.
+
+The graph has the step in each call, and then puts back what it wrote if it was to be left out. So all that the step does must
+be writes to tensors that were there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+import torch
+
+from .. import torch_api
+from ..errors import NotYet, UnsupportedError
+from ..subclass.flatten import leaves_of
+from .aliasing import byte_range
+from .effects import is_kept
+from .writes import written_arguments
+
+Tensor = torch.Tensor
+
+
+def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[Any]:
+    """Inside, what a scaler decides is part of the graph."""
+
+    def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> None:
+        found: Any = sum(t.sum() for t in state["found_inf_per_device"].values()) != 0
+        last, before = next(reversed(recorder.graph.nodes)), _python_state(recorder)
+        if optimizer.step(*args, **kwargs) is not None:
+            raise _refused(recorder, "gives a result")
+        if _python_state(recorder) != before:
+            raise NotYet(
+                "an optimizer's step, which a GradScaler may leave out, changes Python state (its first one makes the state)",
+                path=recorder.user_line(),
+            )
+        nodes = list(itertools.takewhile(lambda n: n is not last, reversed(recorder.graph.nodes)))
+        if any(is_kept(n) or torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in nodes):
+            raise _refused(recorder, "draws random numbers, or has other effects")
+        writes = _writes(recorder, set(nodes))
+        tensors = [t for t in _tensors_of(optimizer) if torch_api.storage_ref(t) in writes]
+        if not all(any(_covers(t, w) for t in tensors) for written in writes.values() for _, w in written):
+            raise _refused(recorder, "writes to tensors besides parameters, gradients and the optimizer's state")
+        with torch.no_grad():
+            for t in tensors:
+                with recorder.graph.inserting_before(writes[torch_api.storage_ref(t)][0][0]):
+                    was = t.clone()
+                with torch_api.versions_kept(t):
+                    t.copy_(torch.where(found.to(t.device), was, t))
+
+    return torch_api.replaced_here(torch.amp.GradScaler, "_maybe_opt_step", step)
+
+
+def _tensors_of(optimizer: Any) -> list[Tensor]:
+    """The dense tensors that its step may write."""
+    groups = torch_api.pytree.tree_leaves([*optimizer.param_groups, *optimizer.state.values()])
+    tensors = [t for t in groups if isinstance(t, Tensor)]
+    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+    return [leaf for t in tensors for leaf in leaves_of(t)]
+
+
+def _writes(recorder: Any, nodes: set[Any]) -> dict[Any, list[tuple[Any, Tensor]]]:
+    """Storages that were there before these nodes -> (node, what it writes), in order."""
+    there, writes = set[Any](), dict[Any, list[tuple[Any, Tensor]]]()
+    for node in recorder.graph.nodes:
+        if node.op != "call_function" or node not in nodes:
+            values = torch_api.pytree.tree_leaves(node.meta.get("val"))
+            there |= {torch_api.storage_ref(t) for t in values if torch_api.is_fake(t)}
+        elif isinstance(node.target, torch_api.OpOverload) and torch_api.op_schema(node.target).is_mutable:
+            for t in written_arguments(node.target, node.args, node.kwargs, torch.fx.Node):
+                writes.setdefault(torch_api.storage_ref(t.meta["val"]), []).append((node, t.meta["val"]))
+    return {storage: written for storage, written in writes.items() if storage in there}
+
+
+def _covers(t: Tensor, written: Tensor) -> bool:
+    """Has ``t``, which has no holes, all the memory of another tensor?"""
+    if not torch_api.surely(t.numel() * t.element_size() == byte_range(t).stop - byte_range(t).start):
+        return False
+    mine, other = byte_range(t), byte_range(written)
+    inside = torch_api.surely(mine.start <= other.start) and torch_api.surely(other.stop <= mine.stop)
+    return inside and torch_api.storage_ref(t) == torch_api.storage_ref(written)
+
+
+def _python_state(recorder: Any) -> Any:
+    """Where Python state differs from that at the start, and what is there."""
+    state = recorder.state
+    changes = state.snapshot.changes()
+    return len(state.printed), {h: [(k, id(v)) for k, v in now.items()] for h, (now, _) in changes.items()}
+
+
+def _refused(recorder: Any, what: str) -> UnsupportedError:
+    return UnsupportedError(f"an optimizer's step, which a GradScaler may leave out, {what}", path=recorder.user_line())

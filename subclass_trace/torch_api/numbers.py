@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .symbols import is_known
+from .kinds import is_fake
+from .symbols import is_known, surely
 from .this_thread import replaced_here
 
 #: code below these does not take a symbol for a number
@@ -206,16 +207,27 @@ def numbers_in_backwards() -> Iterator[None]:
         yield
 
 
+def _is_number(t: Any) -> bool:
+    """Is it a traced tensor with one real number? (Eager raises another error for more of them than ``item()``.)"""
+    return is_fake(t) and t.dtype is not torch.bool and not t.is_complex() and surely(t.numel() == 1)
+
+
 def to_float(*args: Any) -> Any:
-    """``float(n)``: of a symbolic int a symbol."""
-    if len(args) == 1 and type(args[0]) is Int and not _is_from_inside(args[0]):
-        return as_python_number(as_torch_symbol(args[0]).__sym_float__())
-    return float(*args)
+    """``float(n)``: of a symbol a symbol, of a traced tensor of real numbers ``n.item()``."""
+    n: Any = args[0] if len(args) == 1 else None
+    if _is_number(n):
+        return to_float(n.item())
+    if type(n) is Int:
+        return as_python_number(as_torch_symbol(n).__sym_float__())
+    return n if type(n) is Float else float(*args)
 
 
 def to_int(*args: Any, **base: Any) -> Any:
-    """``int(n)``: a symbolic int is one already."""
-    return args[0] if len(args) == 1 and type(args[0]) is Int and not base else int(*args, **base)
+    """``int(n)``: a symbolic int is one already; of a traced tensor of whole numbers ``n.item()``."""
+    n: Any = args[0] if len(args) == 1 and not base else None
+    if _is_number(n) and not n.is_floating_point():
+        return n.item()
+    return n if type(n) is Int else int(*args, **base)
 
 
 #: functions of ``math`` of which torch has formulas, and that have a value for each number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -95,3 +96,18 @@ def test_gradients_of_such_a_product() -> None:
 def test_numbers_from_inside_tensors_are_refused(program: Callable[[Any], Any]) -> None:
     with pytest.raises(st.UnsupportedError, match="a wrapper keeps a number that is computed of others"):
         st.compile(program)(Gain(torch.ones(2, 3), 0.1))
+
+
+def _inside(x: Tensor, i: Tensor) -> Any:
+    return x * float(x.sum()), x[int(i)] + float(i) / 3, float(x.sum()) * 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code does not tell that float and int are only called")
+def test_numbers_inside_tensors_by_the_classes_of_python() -> None:
+    region = st.compile(_inside, frontend="trace")
+    for n in range(3):
+        x, i = torch.arange(3.0) * n - 1, torch.tensor(n)
+        assert _seen(region(x, i)[:2]) == _seen(_inside(x, i)[:2]) and region(x, i)[2] == _inside(x, i)[2]
+    assert len(region.specializations) == 1
+    with pytest.raises(ValueError, match="one element"):
+        st.compile(lambda x: x * float(x))(torch.ones(2))

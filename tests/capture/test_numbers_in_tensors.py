@@ -226,7 +226,6 @@ def _branches_on_a_comparison(x: Tensor) -> Any:
         _branches_on_a_comparison,
         lambda x: complex(x[0]),
         lambda x: int(x[0]),
-        lambda x: x * float(x[0]),
         lambda x: math.sqrt(x[0].item()),
         lambda x: x * 2 if x[0].item() != x[0].item() else x,
         lambda x: [10, 20, 30][int(x[0])],

@@ -32,11 +32,11 @@ def _forward_ad() -> None:
     assert "forward-mode" in region.explain()
 
 
-@fact(S, "a class whose operations call a region of its own, or a function of `torch.compile`", torch="not in the survey")
+@fact(
+    S, "a class whose operations call a region of its own, or a function of `torch.compile`", torch="not in the survey"
+)
 def _class_with_a_region() -> None:
-    for compile_it in (lambda f: f, st.compile, functools.partial(torch.compile, backend="eager")):
-        times = compile_it(lambda codes, scale: codes * scale)
-
+    def check(times: Any) -> None:
         class Coded(Scaled):
             @classmethod
             def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,6 +52,9 @@ def _class_with_a_region() -> None:
             assert torch.equal(region(x), want)
             assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (region(x), want)))
         assert len(region.specializations) == 1
+
+    for compile_it in (st.compile, functools.partial(torch.compile, backend="eager")):
+        check(compile_it(lambda codes, scale: codes * scale))
 
 
 @fact(S, "vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")

@@ -43,4 +43,5 @@ def share_fsdp_state(module: torch.nn.Module, region: torch.nn.Module) -> None:
     from torch.distributed import _composable_state
 
     states: Any = _composable_state._module_state_mapping
-    states[region] = states[module]
+    if module in states:
+        states[region] = states[module]

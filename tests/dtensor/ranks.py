@@ -250,17 +250,6 @@ def fsdp2_around_regions(mesh: DeviceMesh) -> None:
     three_ways(mlp, lambda m: fully_sharded(m, mesh), regions_inside)
 
 
-@on_each_rank
-def fsdp2_then_regions(mesh: DeviceMesh) -> None:
-    """Regions of layers that FSDP2 has sharded: its hooks are the region's own, around what is compiled."""
-
-    def regions(model: nn.Sequential) -> tuple[nn.Sequential, Any]:
-        model[0], model[2] = (st.compile(layer, frontend="trace") for layer in (model[0], model[2]))
-        return model, squares
-
-    three_ways(mlp, lambda m: fully_sharded(m, mesh), regions)
-
-
 def in_layers(model: nn.Sequential, change: Callable[[nn.Module], nn.Module]) -> nn.Sequential:
     model[0], model[2] = change(model[0]), change(model[2])
     return model
@@ -274,6 +263,7 @@ def with_tensor_parallel(mesh: DeviceMesh, compile_it: Any) -> nn.Sequential:
 
 LOW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 FSDP_WAYS: dict[str, Callable[[DeviceMesh, Any], nn.Module]] = {
+    "sharded, then compiled": lambda mesh, c: in_layers(fully_sharded(mlp(), mesh), c),
     "compiled, then sharded": lambda mesh, c: fully_sharded(in_layers(mlp(), c), mesh),
     "sharded whole": lambda mesh, c: c(fully_shard(mlp(), mesh=mesh)),
     "mixed precision": lambda mesh, c: in_layers(fully_sharded(mlp(), mesh, mp_policy=LOW), c),

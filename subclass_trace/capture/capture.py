@@ -99,22 +99,18 @@ class Captured:
         known = frozenset(names[n.name] for n in tape.served if n.name in names)
         return known | read_by_backward(graph.graph) if saves_out_of_sight(tape.outputs, tape.edges) else known
 
-    def forward_graph(self) -> fx.GraphModule:
-        """The functional forward graph, for a region without a backward."""
-        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary)
+    def forward_graph(self, in_place: bool) -> tuple[fx.GraphModule, bool]:
+        """The forward graph of a region without a backward, and whether its writes are in place, as they were recorded.
 
-    def graph_as_recorded(self) -> fx.GraphModule | None:
-        """The forward graph with its writes in place; None where there are none, or where one changes more than data.
-
-        It is right for a back end that runs operation by operation: what it runs is what eager mode runs. (But in inference
-        mode a view of another dtype is an inference tensor: a write to it moves no version counter.)
+        That is right for a back end that runs operation by operation (``in_place``), which does what eager mode does then, if
+        data alone is written. (But in inference mode a view of another dtype is an inference tensor: a write to it moves no
+        version counter.)
         """
         recorder = self.session.recorder
-        if not recorder.mutable or any(m.differentiable for m in self.mutations.rows):
-            return None
+        in_place = in_place and recorder.mutable and not any(m.differentiable for m in self.mutations.rows)
         if torch.is_inference_mode_enabled() and recorder.graph.find_nodes(op="call_function", target=_OTHER_DTYPE):
-            return None
-        return finish_joint(recorder, self.forward_nodes, [], self.boundary, functional=False)
+            in_place = False
+        return finish_joint(recorder, self.forward_nodes, [], self.boundary, functional=not in_place), in_place
 
 
 class Capture:

@@ -27,26 +27,6 @@ _KEEP_LAYOUT = frozenset({aten.copy_.default, aten.index_put_.default, aten._ind
 _COPIED = ("recompute", "ac_graph_id")
 
 
-def functionalize(
-    recorder: Any,
-    forward: Sequence[Any],
-    backward: Sequence[Any],
-    boundary: fx.Node | None,
-    also: Sequence[fx.Node] = (),
-) -> fx.GraphModule:
-    """Replay the recorder's graph functionally, with outputs ``[*forward, *backward]``.
-
-    Args:
-        boundary: last node of the forward; ``forward`` is read there, before the backward may write anything.
-        also: nodes whose values at the boundary are wanted; ``meta["names"]`` of the result says which nodes have them.
-
-    Raises:
-        NeedsEager, UnsupportedError: torch has no functional form of a write.
-    """
-    _refuse_views(recorder)
-    return _Replay(recorder).run(forward, backward, boundary, also)
-
-
 def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor that ``node`` is a view of, and the views on the way, last first."""
     chain = []
@@ -169,7 +149,9 @@ def _untouched(graph: fx.Graph) -> set[fx.Node]:
     return beside
 
 
-class _Replay:
+class Functionalization:
+    """One replay of the recorder's graph, as a functional one."""
+
     def __init__(self, recorder: Any) -> None:
         self.recorder, self.mode = recorder, recorder.mode
         self.functional = torch_api.FunctionalReplay(self.mode)
@@ -179,12 +161,18 @@ class _Replay:
         self.called: dict[fx.Node, str] = {}  # nodes of the forward, by their names in earlier joint graphs
 
     def run(
-        self,
-        forward: Sequence[Any],
-        backward: Sequence[Any],
-        boundary: fx.Node | None,
-        also: Sequence[fx.Node] = (),
+        self, forward: Sequence[Any], backward: Sequence[Any], boundary: fx.Node | None, also: Sequence[fx.Node]
     ) -> fx.GraphModule:
+        """The graph with outputs ``[*forward, *backward]``.
+
+        Args:
+            boundary: last node of the forward; ``forward`` is read there, before the backward may write anything.
+            also: nodes whose values at the boundary are wanted; ``meta["names"]`` of the result says which nodes have them.
+
+        Raises:
+            NeedsEager, UnsupportedError: torch has no functional form of a write.
+        """
+        _refuse_views(self.recorder)
         replay, graph, root = self.functional, self.recorder.graph, self.recorder.root
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
         beside = self.recorder.beside = _beside_writes(graph, self.recorder.beside)

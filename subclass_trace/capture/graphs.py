@@ -16,7 +16,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from .effects import is_kept
-from .functionalize import functionalize
+from .functionalize import Functionalization
 
 
 def output_args(graph: fx.Graph) -> list[Any]:
@@ -47,7 +47,7 @@ def finish_joint(
         also: forward nodes that stay in the graph, needed or not; ``meta["names"]`` says what each is called in it.
     """
     if recorder.mutable and functional:
-        module = functionalize(recorder, forward, backward, boundary, also)
+        module = Functionalization(recorder).run(forward, backward, boundary, also)
         _drop_dead(module.graph, set(module.meta["names"].values()))
     else:
         module = torch_api.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")

@@ -209,11 +209,10 @@ class OutputClassifier:
         return self._emitted[id(t)]
 
     def _refuse_own_leaf(self, t: Tensor) -> None:
-        if not t.requires_grad or t.grad_fn is not None:
-            return
         # A view that was made under no_grad may say so as its base does. (No operation is issued on a wrapper.)
         as_base = t._base is not None and t._base.requires_grad
-        if not as_base if is_traceable(t) else torch_api.is_reached(t):
+        own = t.requires_grad and t.grad_fn is None
+        if own and (not as_base if is_traceable(t) else torch_api.is_reached(t)):
             raise (UnsupportedError if t._base is None else NeedsEager)(  # Dynamo's graph has the leaf of a view, too
                 "the region makes an autograd leaf, and returns it",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",

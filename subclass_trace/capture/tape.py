@@ -157,7 +157,7 @@ class Tape:
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
         for k, g in enumerate(grads):
-            if g is not None and g.layout in _SPARSE:
+            if g is not None and g.layout not in (torch.strided, torch.jagged):
                 raise NeedsEager(
                     "the gradient of an input is a sparse tensor",
                     path=self.paths[k] if k < len(self.paths) else None,
@@ -203,9 +203,6 @@ class Tape:
                 expected="operations with a fake kernel, which wrappers implement",
                 fix="register one (torch.library.register_fake), or compile with dynamic=False",
             ) from error
-
-
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def _passed(grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]) -> tuple[tuple[str, int] | None, ...]:

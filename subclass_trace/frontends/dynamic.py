@@ -80,7 +80,8 @@ class SizeHistory:
 
     def is_symbol(self, path: str, value: float, *, floats: bool) -> bool:
         """May a symbol stand for a number? Not for 0.0, infinities and nan, nor for what 64 bits could not square."""
-        if not (self.all_numbers or path in self.varying_numbers) or path in self.fixed:
+        fixed = path in self.fixed or (self.all_numbers and SIZES in self.fixed)
+        if fixed or not (self.all_numbers or path in self.varying_numbers):
             return False
         if type(value) is int:
             return abs(value) < _LARGEST

@@ -29,6 +29,7 @@ from ..torch_api import text_of, warn_user
 from .compile import make_options
 from .dynamic import SizeHistory, each_tensor
 from .dynamo_graph import GraphOfDynamo
+from .hand_over import graphs_run
 from .region import Region
 
 Tensor = torch.Tensor
@@ -63,6 +64,7 @@ def subclass_trace(
     floats = {k for k, node in enumerate(inputs) if _is_float(node)}
 
     def call(*args: Any) -> Any:
+        graphs_run[0] += 1
         values = [a.item() if k in floats else a for k, a in enumerate(args)] if floats else args
         try:
             return region(*values, *function.held)

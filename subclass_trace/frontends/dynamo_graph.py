@@ -67,7 +67,7 @@ class Interpreter(fx.Interpreter):
 
     def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method; the number in an input that came as a number is itself."""
-        if target == "item" and isinstance(args[0], (int, float)):
+        if target == "item" and not isinstance(args[0], Tensor):
             return args[0]
         return super().call_method(target, args, kwargs)
 

@@ -18,6 +18,11 @@ from ..report.names import name_of
 from ..torch_api import warn_user
 from ..torch_api.dynamo import compile_alone, is_of_dynamo
 
+#: so many calls in which no graph of Dynamo's has run: there is none, as of ``nn.LSTM``, and what it does costs time alone
+_IDLE = 3
+#: how many have run
+graphs_run = [0]
+
 
 class HandOverWarning(UserWarning):
     """A region is served by Dynamo from now on, because our trace refuses it."""
@@ -46,27 +51,34 @@ class HandOver:
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
         self._compiled: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        self._function, self._idle = function, 0
         self.call: Callable[..., Any] = self._first
         if why is not None:
             warn_user(f"torch.compile serves {name_of(function)} from now on: {why}", HandOverWarning)
         handed_over(function, why)
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
-        """Serve a call, before one was served.
+        """Serve a call, before a graph has run.
 
         Raises:
             SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
         """
+        before = graphs_run[0]
         try:
             result = self._compiled(*args, **kwargs)
         except Exception as error:
             if self.why is None or not (is_of_dynamo(error) or isinstance(error, SubclassTraceError)):
                 raise
             raise self.why.with_traceback(None) from error
-        self.call = self._compiled
+        self._idle += 1
+        if graphs_run[0] != before:
+            self.call = self._compiled
+        elif self._idle == _IDLE and self.why is not None:
+            self.call = self._function
         return result
 
     def explain(self) -> str:
         """Who serves, and why."""
         because = 'as frontend="dynamo" asks' if self.why is None else f"because our trace is refused:\n{self.why}"
-        return f"served by torch.compile(backend='subclass_trace'), {because}"
+        eagerly = ", which compiles nothing of it: it runs eagerly" if self.call == self._function else ""
+        return f"served by torch.compile(backend='subclass_trace'){eagerly}, {because}"

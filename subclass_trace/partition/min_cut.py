@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.fx as fx
 
 from ..errors import OptionError, UnsupportedError
@@ -77,7 +78,10 @@ class MinCut:
                 banned[i] |= tags[i] not in RECOMPUTE
         small = facts.small if self.recompute else INF  # of what is kept, the backward computes what it needs
         sizes = [max([table.size[k] for k in (i, *ins)]) for i, ins in enumerate(table.ins)]
-        late = [tag == "is_backward" and size <= small for tag, size in zip(table.tag, sizes, strict=True)]
+        late = [
+            tag == "is_backward" and size <= small and isinstance(value, torch.Tensor)
+            for tag, size, value in zip(table.tag, sizes, table.val, strict=True)
+        ]
         recomputed = [table.in_backward[i] or late[i] or tags[i] in RECOMPUTE for i in range(len(late))]
         try:
             return cut(table.rows, table.ins, table.users, weights, banned, recomputed, table.needed_in_backward)

@@ -113,9 +113,8 @@ def build_program(
 
 def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tuple[Program, Graphs]:
     """Nothing is saved. Of a whole training step, a caller's backward raises what it does in eager."""
-    recorded = captured.graph_as_recorded() if backend.inference is compile_eager else None
-    in_program = recorded is not None  # it writes as the region does
-    half = Half.of_module(captured.forward_graph() if recorded is None else recorded)
+    graph, in_program = captured.forward_graph(in_place=backend.inference is compile_eager)
+    half = Half.of_module(graph)
     plan, backwards = make_plan(captured, recipes, half, (), in_program), None
     if verify.ENABLED:
         verify.verify_plan(half.module, plan, in_place=in_program)

@@ -61,15 +61,8 @@ OF_C = ("builtins", "_operator", "functools", "collections", "_collections", "it
 #: the objects of this package hold no state of a region
 OWN_PACKAGE = __name__.partition(".")[0] + "."
 #: torch's C++ code keeps the sizes of a traced tensor in these; and marks of sizes, which decide a trace and no call
-_KEPT_BY_TORCH = (
-    frozenset(
-        f"{sym}_{what}_capsule{length}"
-        for sym in ("", "_sym")
-        for what in ("sizes", "strides")
-        for length in ("", "_len")
-    )
-    | torch_api.MARKS
-)
+_CAPSULES = (f"{sym}_{what}_capsule" for sym in ("", "_sym") for what in ("sizes", "strides"))
+_KEPT_BY_TORCH = torch_api.MARKS | {name + length for name in _CAPSULES for length in ("", "_len")}
 
 
 def cannot_be_put_back(value: Any) -> str | None:

@@ -195,3 +195,33 @@ def test_dynamo_from_the_start() -> None:
     for x in (torch.ones(2), -torch.ones(2)):
         assert torch.equal(region(x), branch(x))
     assert not region.specializations and 'frontend="dynamo"' in region.explain()
+
+
+class Recurrent(torch.nn.Module):
+    """Dynamo compiles nothing of its call, or what stands around the reading of a value."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.lstm, self.reads, self.seen = torch.nn.LSTM(3, 4), reads, 0.0
+
+    def forward(self, x):
+        if self.reads:
+            self.seen = x.sum().item() if x.sum() > 0 else -1.0
+            return x.sin() + self.seen
+        return self.lstm(x)[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_dynamo_compiles_nothing_of_runs_eagerly(reads: bool) -> None:
+    model = Recurrent(reads=reads)
+    region = st.compile(model, frontend="auto")
+    for _ in range(5):
+        x = torch.randn(2, 5, 3)
+        assert torch.equal(region(x), model(x))
+    assert region.explain().startswith("served by torch.compile")
+    assert ("it runs eagerly" in region.explain()) is not reads
+    seen = []
+    model.lstm.register_forward_pre_hook(lambda *_: seen.append(1))
+    assert torch.equal(region(x), model(x))
+    assert len(seen) == (0 if reads else 2)

@@ -17,6 +17,7 @@ from subclass_trace.zoo import ScaledFP8, TwoTensor, convert_linears
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of SparseSemiStructuredTensor"),
     pytest.mark.filterwarnings("ignore:It seems like you did not set/select the default device"),
 ]
 BACKENDS = ["eager", "inductor"]

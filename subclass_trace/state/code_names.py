@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*$")
@@ -77,11 +78,35 @@ def uses_of(code: CodeType, of_globals: bool = True) -> Counter[tuple[str, str]]
     return uses
 
 
-def is_called_only(code: CodeType, name: str) -> bool:
-    """Is each load of a global the beginning of a call? Then it loads a NULL as well; Python 3.10 does not tell."""
-    loads = [s for s in dis.get_instructions(code) if s.argval == name and s.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    called = (s.opname == "LOAD_GLOBAL" and s.arg is not None and s.arg & 1 for s in loads)
-    return sys.version_info >= (3, 11) and bool(loads) and all(called)
+@functools.lru_cache(None)
+def is_called_only(module: ModuleType, name: str) -> bool:
+    """Does the code of a module do nothing with a global but call it? (Python 3.10 does not tell.)
+
+    What runs when it is imported is left out: its own code, and the bodies of its classes, in which annotations are.
+    """
+    if sys.version_info < (3, 11):
+        return False
+    try:
+        get_code = getattr(module.__loader__, "get_code", None)
+        code = get_code(module.__name__) if get_code else compile(inspect.getsource(module), "module", "exec")
+    except Exception:  # a loader of anyone's, or no source
+        return False
+    todo = [code]
+    for code in todo:
+        todo.extend(c for c in getattr(code, "co_consts", ()) if isinstance(c, CodeType))
+        if code is None or (code.co_flags & inspect.CO_OPTIMIZED and not _calls_only(code, name)):
+            return False
+    return True
+
+
+def _calls_only(code: CodeType, name: str) -> bool:
+    """Is each load of a global the beginning of a call? Then it loads a NULL as well."""
+    loads = (
+        [s for s in dis.get_instructions(code) if s.argval == name and "GLOBAL" in s.opname]
+        if name in code.co_names
+        else []
+    )
+    return all(s.opname == "LOAD_GLOBAL" and s.arg is not None and s.arg & 1 for s in loads)
 
 
 def _use(following: Sequence[dis.Instruction]) -> str:

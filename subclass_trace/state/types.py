@@ -7,6 +7,7 @@ returned: it answers otherwise of traced tensors alone, which other threads do n
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from typing import Any
 
@@ -41,31 +42,25 @@ TYPE: Any = None
 TYPE = _TypeOfTypes("type", (type,), {})
 
 
-#: what stands for classes of numbers, where code does nothing but call them
+#: what stands for classes of numbers, in modules that do nothing but call them: no thread can tell it from the class
 _CALLED = ((float, torch_api.to_float), (int, torch_api.to_int))
 
 
 def exchange(code: types.CodeType, space: dict[str, Any], *stand_ins: tuple[Any, Any]) -> list[tuple[Any, str, Any]]:
     """Code runs for the first time: names of its globals that lead to one of these builtins lead to its stand-in from now on.
 
-    A class of numbers that this code uses otherwise than by calling it is there again before its first instruction.
-
     Returns:
         the globals, a name, and what stood there, for each.
     """
+    module = sys.modules.get(space.get("__name__", ""))
     if not is_walked(space.get("__name__")):
         return []
     done = []
     for name in code.co_names:
-        before = space.get(name, MISSING)
-        value = getattr(builtins, name, MISSING) if before is MISSING else before
+        value = space.get(name, getattr(builtins, name, MISSING))
         for builtin, stand_in in (*stand_ins, *_CALLED):
-            if value is not builtin and value is not stand_in:
-                continue
-            fits = (builtin, stand_in) not in _CALLED or is_called_only(code, name)
-            if value is builtin and fits:
-                done.append((space, name, before))
+            called = (builtin, stand_in) in _CALLED
+            if value is builtin and (not called or (module is not None and is_called_only(module, name))):
+                done.append((space, name, space.get(name, MISSING)))
                 space[name] = stand_in
-            elif value is stand_in and not fits:
-                space[name] = builtin
     return done

@@ -189,7 +189,8 @@ def is_reached(t: torch.Tensor) -> bool:
     if t.grad_fn is not None or not t.requires_grad:
         return t.requires_grad
     with torch.enable_grad(), no_modes():
-        return t.view_as(t).grad_fn.next_functions[0][0] is not None  # type: ignore[union-attr]
+        node = t.view_as(t).grad_fn  # None from torch 2.15 on
+        return node is not None and node.next_functions[0][0] is not None
 
 
 def versions_kept(t: torch.Tensor) -> contextlib.AbstractContextManager[None]:

@@ -167,7 +167,7 @@ def test_tangents_of_another_kind_take_the_call(hooks: bool, backend: Any) -> No
             with compiled_autograd(backend=backend) if on else torch.enable_grad():
                 f(x, w, logs[-1]).backward()
             results.append([x.grad, w.grad])
-        assert len(logs[0]) == (6 if hooks else 0)
+        assert bool(logs[0]) == hooks
         assert logs[1] == logs[0]
         for a, b in zip(*results, strict=True):
             assert (a is None) == (b is None) and type(a) is type(b)

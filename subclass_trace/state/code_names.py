@@ -101,11 +101,8 @@ def is_called_only(module: ModuleType, name: str) -> bool:
 
 def _calls_only(code: CodeType, name: str) -> bool:
     """Is each load of a global the beginning of a call? Then it loads a NULL as well."""
-    loads = (
-        [s for s in dis.get_instructions(code) if s.argval == name and "GLOBAL" in s.opname]
-        if name in code.co_names
-        else []
-    )
+    steps = dis.get_instructions(code) if name in code.co_names else ()
+    loads = [s for s in steps if s.argval == name and "GLOBAL" in s.opname]
     return all(s.opname == "LOAD_GLOBAL" and s.arg is not None and s.arg & 1 for s in loads)
 
 

@@ -52,15 +52,16 @@ def exchange(code: types.CodeType, space: dict[str, Any], *stand_ins: tuple[Any,
     Returns:
         the globals, a name, and what stood there, for each.
     """
-    module = sys.modules.get(space.get("__name__", ""))
     if not is_walked(space.get("__name__")):
         return []
+    module = sys.modules.get(space.get("__name__", ""))
+    known = module is not None and vars(module) is space
     done = []
     for name in code.co_names:
         value = space.get(name, getattr(builtins, name, MISSING))
         for builtin, stand_in in (*stand_ins, *_CALLED):
             called = (builtin, stand_in) in _CALLED
-            if value is builtin and (not called or (module is not None and is_called_only(module, name))):
+            if value is builtin and (not called or (known and is_called_only(module, name))):
                 done.append((space, name, space.get(name, MISSING)))
                 space[name] = stand_in
     return done

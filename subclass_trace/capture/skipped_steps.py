@@ -27,7 +27,7 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
 
     def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> None:
         found: Any = sum(t.sum() for t in state["found_inf_per_device"].values()) != 0
-        last, before = next(reversed(recorder.graph.nodes)), _python_state(recorder)
+        last, before = next(iter(reversed(recorder.graph.nodes))), _python_state(recorder)
         if optimizer.step(*args, **kwargs) is not None:
             raise _refused(recorder, "gives a result")
         if _python_state(recorder) != before:

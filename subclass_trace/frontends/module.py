@@ -12,7 +12,10 @@ are the region's own, and run in eager around it (those of FSDP2 do).
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import inspect
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -116,7 +119,14 @@ def _class_of_regions(cls: type) -> type:
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
         }
-        _classes[cls] = type(cls.__name__, (ModuleRegion, cls), {**members, "forward": _forward})
+
+        @functools.wraps(cls.forward)  # type: ignore[attr-defined]
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return _forward(self, *args, **kwargs)
+
+        with contextlib.suppress(TypeError, ValueError):  # Transformers asks which arguments a model takes
+            forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+        _classes[cls] = type(cls.__name__, (ModuleRegion, cls), {**members, "forward": forward})
     return _classes[cls]
 
 

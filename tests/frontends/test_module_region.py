@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -285,3 +286,19 @@ def test_comparisons_of_the_module() -> None:
     region = compiled(first)
     assert region < second and region == first and region != second and hash(region) == 7 and str(region) == "rank 0"
     assert region(torch.ones(1, 1)).shape == (1, 1)
+
+
+def test_its_forward_takes_what_the_module_takes() -> None:
+    """Transformers' ``generate`` leaves out arguments that a model's forward does not name."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            """A product."""
+            return super().forward(x) * scale
+
+    module = Scaled(2, 2)
+    region = st.compile(module)
+    assert inspect.signature(region.forward) == inspect.signature(module.forward)
+    assert inspect.getfullargspec(region.forward).args == ["self", "x", "scale"]
+    assert region.forward.__doc__ == "A product."
+    assert torch.equal(region(torch.ones(1, 2), scale=2.0), module(torch.ones(1, 2), scale=2.0))

@@ -93,11 +93,12 @@ class _Choice(DynamicDims):
 
     def __init__(self, history: SizeHistory) -> None:
         self.history = history
-        self.chosen: dict[str, list[int]] = {}
+        #: by path, and number of dimensions: two keys of a dict may have one text, as Parameters have
+        self.chosen: dict[tuple[str, int], list[int]] = {}
 
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What the sizes of the value at a path become."""
-        return self.chosen.get(str(path)) or super().sizes(path, t)
+        return self.chosen.get((str(path), t.dim())) or super().sizes(path, t)
 
     def any(self) -> bool:
         """Is any size a symbol?"""
@@ -115,10 +116,10 @@ class _Choice(DynamicDims):
             varying = self.history.varying.get(name, frozenset()) if not whole else frozenset(range(t.dim()))
             dims = varying - marked(t, "static") | marked_dims(t)
             if value.is_nested:
-                self.chosen[name] = self._inside_jagged(t, dims)
+                self.chosen[name, t.dim()] = self._inside_jagged(t, dims)
             else:
                 rows = enumerate(t.shape)
-                self.chosen[name] = [Dim.ALIKE if d in dims or n in alike else Dim.STATIC for d, n in rows]
+                self.chosen[name, t.dim()] = [Dim.ALIKE if d in dims or n in alike else Dim.STATIC for d, n in rows]
 
         each_tensor(value, argument.path, note)
 

@@ -453,3 +453,24 @@ def test_steps_that_cannot_be_taken_back_are_handed_over(kind: Any, why: str) ->
 
 def test_a_step_that_counts_runs_eagerly() -> None:
     assert not _train(_model, OfMine, _scaled).specializations
+
+
+def test_all_sizes_dynamic() -> None:
+    """The state of an optimizer has keys that look alike, its values other dimensions."""
+    seen, regions = [], []
+    for compile_it in (lambda f: f, lambda f: st.compile(f, dynamic=True, frontend="trace")):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x: Tensor, model: Any = model, optimizer: Any = optimizer) -> Tensor:
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        call: Any = compile_it(step)
+        regions.append(call)
+        seen.append([call(torch.ones(n, 3)) for n in (4, 4, 5, 7)] + [p.detach() for p in model.parameters()])
+    assert all(map(torch.equal, *seen)) and len(regions[1].specializations) == 2

@@ -91,7 +91,9 @@ class OutputClassifier:
         base = o._base
         self._refuse_own_leaf(o)
         leaves, spec = flatten(o)
-        parameter = base is None and not o.requires_grad and vars(o).get("_is_param") is True
+        # (What a wrapper shares with another one moves their version counters alike: so such a Parameter runs eagerly.)
+        dense = base is None and not is_traceable(o)
+        parameter = dense and not o.requires_grad and vars(o).get("_is_param") is True
         self._check_attributes(o, leaves, spec, "_is_param" if parameter else "")
         if parameter:
             return ValueOutput(self._emit_once(o), spec, parameter=True)

@@ -28,13 +28,13 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
     def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> None:
         found: Any = sum(t.sum() for t in state["found_inf_per_device"].values()) != 0
         last, before = next(iter(reversed(recorder.graph.nodes))), _python_state(recorder)
+        rows = sum(map(len, optimizer.state.values()))
         if optimizer.step(*args, **kwargs) is not None:
             raise _refused(recorder, "gives a result")
         if _python_state(recorder) != before:
-            raise NotYet(
-                "an optimizer's step, which a GradScaler may leave out, changes Python state (its first one makes the state)",
-                path=recorder.user_line(),
-            )
+            if sum(map(len, optimizer.state.values())) == rows:
+                raise _refused(recorder, "changes Python state")
+            raise NotYet("the first step of an optimizer, which makes its state", path=recorder.user_line())
         nodes = list(itertools.takewhile(lambda n: n is not last, reversed(recorder.graph.nodes)))
         if any(is_kept(n) or torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in nodes):
             raise _refused(recorder, "draws random numbers, or has other effects")

@@ -49,8 +49,8 @@ class EagerCalls:
 
 def _kind(args: Any, kwargs: Any) -> Any:
     """What is alike in calls that are refused alike: nothing hangs on it but how often one is tried."""
-    state = torch_api.grad_enabled(), torch.is_inference_mode_enabled(), torch_api.any_autocast()
-    return state, _of_value(args), _of_value(kwargs)
+    modes = torch_api.grad_enabled(), torch.is_inference_mode_enabled(), torch_api.any_autocast()
+    return modes, torch.get_default_dtype(), _of_value(args), _of_value(kwargs)
 
 
 def _of_value(value: Any) -> Any:
@@ -58,4 +58,9 @@ def _of_value(value: Any) -> Any:
         return type(value), value.dim() if value.is_nested else value.shape, value.dtype, value.requires_grad
     if isinstance(value, (list, tuple)):
         return type(value), *map(_of_value, value)
-    return (type(value), *value, *map(_of_value, value.values())) if type(value) is dict else type(value)
+    if value is None or type(value) in (int, float, bool, str):
+        return type(value)
+    if type(value) is dict:
+        return dict, *value, *map(_of_value, value.values())
+    leaves, tree = torch_api.pytree.tree_flatten(value)
+    return type(value) if leaves and leaves[0] is value else (type(value), tree, *map(_of_value, leaves))

@@ -18,8 +18,9 @@ from ..report.names import name_of
 from ..torch_api import warn_user
 from ..torch_api.dynamo import compile_alone, is_of_dynamo
 
-#: so many calls in which no graph of Dynamo's has run: there is none, as of ``nn.LSTM``, and what it does costs time alone
-_IDLE = 3
+#: so many calls in which no graph of Dynamo's has run: there is none, as of ``nn.LSTM``, and what it does costs time alone;
+#: after so many more it is asked again, since other calls may have graphs
+_IDLE, _AGAIN = 3, 64
 #: how many have run
 graphs_run = [0]
 
@@ -73,12 +74,19 @@ class HandOver:
         self._idle += 1
         if graphs_run[0] != before:
             self.call = self._compiled
-        elif self._idle == _IDLE and self.why is not None:
-            self.call = self._function
+        elif self._idle >= _IDLE and self.why is not None:
+            self.call = self._eagerly
         return result
+
+    def _eagerly(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve a call where Dynamo has compiled nothing."""
+        self._idle += 1
+        if self._idle % _AGAIN == 0:
+            return self._first(*args, **kwargs)
+        return self._function(*args, **kwargs)
 
     def explain(self) -> str:
         """Who serves, and why."""
         because = 'as frontend="dynamo" asks' if self.why is None else f"because our trace is refused:\n{self.why}"
-        eagerly = ", which compiles nothing of it: it runs eagerly" if self.call == self._function else ""
+        eagerly = ", which compiles nothing of it: it runs eagerly" if self.call == self._eagerly else ""
         return f"served by torch.compile(backend='subclass_trace'){eagerly}, {because}"

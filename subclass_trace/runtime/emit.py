@@ -64,7 +64,7 @@ def same_code(source: Source, now: str, known: Any) -> str:
     """The condition that the context ``now`` is the same as the known one, as source: identity, then `same_context`."""
     constant = source.constant(known, "context")
     if isinstance(known, torch.device):  # torch makes another object each time
-        return f"{now} == {constant}"
+        return f"(type({now}) is {source.bind('device', torch.device)} and {now} == {constant})"
     if isinstance(known, _IDENTITY):
         return f"{now} is {constant}"
     if type(known) in (int, str, bytes):

@@ -284,10 +284,16 @@ def is_write_only(walk: Walk, holder: Holder) -> bool:
     return all(0 < walk.uses[name, "all"] == walk.uses[name, use] for name in names)
 
 
+#: names by which code comes to the variables of other code
+_REFLECTIVE = frozenset(("__globals__", "__closure__", "cell_contents", "__import__", "f_globals", "f_locals"))
+
+
 def _is_in_reach(walk: Walk, source: Source | None) -> bool:
     """May code that computes names (``getattr``) read a place? No variable that is closed over, and no global, unless the walk
     has met its module, or code of that asks for ``globals()``."""
     holder = None if source is None else source.holder
+    if any(not _REFLECTIVE.isdisjoint(names_of(code)) for code in walk.entered):
+        return True
     if type(holder) is not Names or holder.owner is not None:
         return type(holder) is not Cell
     codes = [code for code, space in walk.entered.items() if space is holder.thing]

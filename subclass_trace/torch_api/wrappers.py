@@ -43,8 +43,5 @@ def shortcut_constructor(cls: type) -> Callable[..., torch.Tensor] | None:
 
 
 def as_parameter(value: torch.Tensor) -> torch.nn.Parameter:
-    """``nn.Parameter(value, requires_grad=False)`` of a value that nobody else has; a wrapper is marked, as torch marks it."""
-    if type(value) is torch.Tensor:
-        return torch.nn.Parameter(value, requires_grad=False)
-    value._is_param = True
-    return value  # type: ignore[return-value]
+    """The Parameter of a dense value that nobody else has."""
+    return torch.nn.Parameter(value, requires_grad=False)

@@ -240,7 +240,7 @@ def _steps(step: Callable[[Any, Any], Callable[[], object]]) -> None:
 @fact(
     B,
     "a `GradScaler`'s step in the region, which it leaves out where a gradient is not finite (one that makes the optimizer's "
-    "state, or changes other Python state, runs eagerly; one that is left out moves the version counters)",
+    "state runs eagerly, one that changes other Python state is handed over; one that is left out moves version counters)",
     torch="graph breaks",
 )
 def _scaled_step() -> None:

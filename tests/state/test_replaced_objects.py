@@ -16,6 +16,8 @@ import torch
 
 import subclass_trace as st
 
+Tensor = torch.Tensor
+
 
 class Holder:
     held: Any = None
@@ -66,3 +68,45 @@ def test_print_goes_where_it_would() -> None:
     for _ in range(2):
         region(torch.ones(1))
     assert OUT.getvalue() == "here\n" * 2
+
+
+LOG_OF_SUMS: list[Any] = []
+
+
+def test_lists_that_code_reads_by_names_it_computes() -> None:
+    name = "LOG_OF_SUMS"
+
+    def by_globals(x: Tensor) -> Tensor:
+        LOG_OF_SUMS.append(x.sum())
+        space = getattr(by_globals, "__globals__")  # noqa: B009
+        return x * len(space[name])
+
+    log: list[Any] = []
+
+    def peek() -> Any:
+        return log
+
+    def by_cell(x: Tensor) -> Tensor:
+        log.append(x.sum())
+        return x * len(getattr(peek, "__closure__")[0].cell_contents)  # noqa: B009
+
+    for f, kept in ((by_globals, LOG_OF_SUMS), (by_cell, log)):
+        region = st.compile(f)
+        kept.clear()
+        assert [region(torch.ones(1)).item() for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_calls_that_differ_inside_of_containers() -> None:
+    """What made one call run eagerly says nothing of calls with other sizes."""
+
+    def f(d: Any) -> Tensor:
+        x = d["x"]
+        if x.dim() == 2:
+            x.data = x.data * 2
+        return x * 2
+
+    region = st.compile(f)
+    for shape in ((2, 2), (3,), (3,)):
+        x = torch.ones(shape)
+        assert torch.equal(region(collections.OrderedDict(x=x)), torch.ones(shape) * (4 if len(shape) == 2 else 2))
+    assert len(region.specializations) == 1

@@ -57,6 +57,17 @@ def _class_with_a_region() -> None:
         check(compile_it(lambda codes, scale: codes * scale))
 
 
+@fact(
+    S,
+    "`nn.LSTM`, `nn.GRU`, `nn.RNN`, which keep weak references to their weights (eagerly once Dynamo has compiled nothing in three calls)",
+    torch="runs them eagerly",
+    refused="SideEffectError",
+)
+def _recurrent() -> None:
+    for layer in (torch.nn.LSTM(3, 4), torch.nn.GRU(3, 4), torch.nn.RNN(3, 4)):
+        assert torch.equal(st.compile(layer)(x := dense(2, 2, 3, seed=0))[0], layer(x)[0])
+
+
 @fact(S, "vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")
 def _functorch() -> None:
     region = st.compile(lambda x: x.sin().sum())

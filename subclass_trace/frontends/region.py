@@ -34,7 +34,7 @@ from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
 from .specialization import Specialization, compile_call, remember
 
-#: so many misses in a row at which no earlier value returns hand a region over
+#: so many misses in a row at which no earlier value returns hand a region over, and twice as many of any kind
 _MISSES = 8
 
 
@@ -198,10 +198,11 @@ class Region:
         limit = self.__options.max_specializations
         row = self.__row = [*self.__row, *misses[-1:]] if misses else []
         over = len(self.__entries) >= limit
-        if over or (self.__options.frontend == "auto" and len(row) >= _MISSES and len(set(row)) == len(row)):
+        new = len(row) >= (_MISSES if len(set(row)) == len(row) else 2 * _MISSES)
+        if over or (self.__options.frontend == "auto" and new):
             raise LimitError(
                 f"the region has {len(self.__entries)} specializations already; each call seems to need another",
-                expected=f"at most max_specializations={limit}" if over else f"fewer than {_MISSES} misses in a row",
+                expected=f"at most max_specializations={limit}" if over else f"fewer than {len(row)} misses in a row",
                 got="; ".join(f"[{k}] {why}" for k, why in [*enumerate(misses)][-3:]),
                 fix="make what changes a tensor instead of a Python value, pad tensors to a few sizes, or raise the limit",
             )

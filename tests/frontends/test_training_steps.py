@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import sys
@@ -477,3 +478,28 @@ def test_all_sizes_dynamic() -> None:
         regions.append(call)
         seen.append([call(torch.ones(n, 3)) for n in (4, 4, 5, 7)] + [p.detach() for p in model.parameters()])
     assert all(map(torch.equal, *seen)) and len(regions[1].specializations) == 2
+
+
+def test_misses_that_go_on_are_handed_over() -> None:
+    """Each learning rate of a fused optimizer is a guard; every second miss has the reason of an earlier one."""
+    seen = []
+    for compile_it in (lambda f: f, lambda f: st.compile(f, frontend="auto")):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = optim.SGD(model.parameters(), lr=0.05, fused=True)
+        schedule = _SCHEDULES.StepLR(optimizer, 2, 0.5)
+
+        def step(x: Tensor, model: Any = model, optimizer: Any = optimizer, schedule: Any = schedule) -> Tensor:
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        call: Any = compile_it(step)
+        told = pytest.warns(st.HandOverWarning) if call is not step else contextlib.nullcontext()
+        with told:
+            seen.append([call(torch.ones(4, 3)) for _ in range(20)])
+    torch.testing.assert_close(*seen)
+    assert len(call.specializations) == 16

@@ -64,7 +64,7 @@ def names_of(code: CodeType) -> frozenset[str]:
 @functools.lru_cache(None)
 def uses_of(code: CodeType, of_globals: bool = True) -> Counter[tuple[str, str]]:
     """How often names are used, (name, "all"), and how often so: (name, "append"), ``name.append(`` or ``name.add(``;
-    (name, "inside"), ``name[key].append(`` or ``name[key] = ``.
+    (name, "inside"), ``name[key].append(`` or ``name[key] = ``; (name, "item 'key'"), what else is done with a text as the key.
 
     An instruction that is not known counts as a use of another kind: then a list is compared, which is never wrong.
     """
@@ -114,4 +114,8 @@ def _use(following: Sequence[dis.Instruction]) -> str:
     if len(following) < 2 or not _ONE_KEY.match(following[0].opname):
         return ""
     is_item = following[1].opname == "BINARY_SUBSCR" or following[1].argrepr == "[]"
-    return "inside" if following[1].opname == "STORE_SUBSCR" or (is_item and adds[2:] == [True]) else ""
+    if following[1].opname == "STORE_SUBSCR" or (is_item and adds[2:] == [True]):
+        return "inside"
+    both = following[1].opname in ("COPY", "DUP_TOP_TWO")  # ``name[key] += 1``
+    key = following[0].argval if following[0].opname == "LOAD_CONST" else None
+    return f"item {key!r}" if type(key) is str and (is_item or both) else ""

@@ -281,7 +281,14 @@ def is_write_only(walk: Walk, holder: Holder) -> bool:
     if walk.computed and any(_is_in_reach(walk, source) for source in paths.values()):
         return False
     names = [path.rpartition(".")[2] for path in paths]
-    return all(0 < walk.uses[name, "all"] == walk.uses[name, use] for name in names)
+    fits = {name: walk.uses[name, use] for name in names}
+    if (
+        use == "inside" and place is not None and type(place.holder) is Mapping
+    ):  # other items are no concern of this one
+        for (name, what), count in walk.uses.items():
+            if name in fits and what.startswith("item ") and what != f"item {place.key!r}":
+                fits[name] += count
+    return all(0 < walk.uses[name, "all"] == fits[name] for name in names)
 
 
 #: names by which code comes to the variables of other code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import fractions
 import io
 import math
@@ -110,3 +111,29 @@ def test_calls_that_differ_inside_of_containers() -> None:
         x = torch.ones(shape)
         assert torch.equal(region(collections.OrderedDict(x=x)), torch.ones(shape) * (4 if len(shape) == 2 else 2))
     assert len(region.specializations) == 1
+
+
+@pytest.mark.parametrize(
+    ("d", "body", "specializations"),
+    [
+        ({"a": [], "b": 3}, "d['a'].append(x.mean()); d['b'] += 1; return x * d['b']", 2),
+        ({"a": [], "b": 3}, "d['a'].append(x.mean()); y = d['b']; return x * y", 1),
+        ({"a": [], "b": 3}, "d['a'].append(x.mean()); d['b'] += len(d['a']); return x * d['b']", 5),
+        ({"a": [], "b": []}, "d['a'].append(x.mean()); d['b'].append(2); return x * len(d['b'])", 5),
+        ({"a": [], "b": 3}, "d['a'].append(x.mean()); d['b'] = d['a']; return x * len(d['b'])", 5),
+        ({"a": []}, "d['a'].append(x.mean()); return x * sum(map(len, d.values()))", 5),
+        ({1: []}, "d[1].append(x.mean()); return x * len(d[True])", 5),
+        ([[]], "d[0].append(x.mean()); return x * len(d[-1])", 5),
+    ],
+)
+def test_other_items_of_the_dict_of_a_list(d: Any, body: str, specializations: int) -> None:
+    """A counter beside a list that code only appends to makes no specialization of each length."""
+
+    def run(compile_it: Callable[..., Any]) -> tuple[list[float], Any]:
+        space = {"d": copy.deepcopy(d)}
+        exec(f"def f(x):\n    {body}\n", space)
+        call = compile_it(space["f"])
+        return [call(torch.ones(1) * k).item() for k in range(5)], call
+
+    found, region = run(st.compile)
+    assert found == run(lambda f: f)[0] and len(region.specializations) == specializations

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_features import VERSION
 
 import subclass_trace as st
 
@@ -125,6 +126,9 @@ WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("dense", [True, False])
 def test_a_step_in_which_an_operation_writes(name: str, dense: bool) -> None:
+    if name == "one" and VERSION < (2, 13):
+        pytest.skip("torch itself fails where an argument that may be written is left out")
+
     def step(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
         result = WRITES[name](x, a, b)
         return (x.sin() * (a + b)).sum() + (0 if result is None else result.sum())

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch_features import VERSION
 
 import subclass_trace as st
 from subclass_trace.zoo import TwoTensor
@@ -220,6 +221,8 @@ def test_what_dynamo_compiles_nothing_of_runs_eagerly(reads: bool) -> None:
         x = torch.randn(2, 5, 3)
         assert torch.equal(region(x), model(x))
     assert region.explain().startswith("served by torch.compile")
+    if VERSION < (2, 13):  # Dynamo leaves out the whole frame
+        return
     assert ("it runs eagerly" in region.explain()) is not reads
     seen = []
     model.lstm.register_forward_pre_hook(lambda *_: seen.append(1))

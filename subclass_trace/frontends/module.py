@@ -110,7 +110,7 @@ _PUBLIC = [name for name in vars(Region) if not name.startswith("_")]
 _classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 
 
-def _class_of_regions(cls: type) -> type:
+def _class_of_regions(cls: type[torch.nn.Module]) -> type:
     if cls not in _classes:
         members: dict[str, Any] = {name: _Shown(name) for name in _PUBLIC if not hasattr(cls, name)}
         members |= {name: _own_table(name) for name in _OWN}
@@ -120,12 +120,12 @@ def _class_of_regions(cls: type) -> type:
             "__qualname__": cls.__qualname__,
         }
 
-        @functools.wraps(cls.forward)  # type: ignore[attr-defined]
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def _taken(self: Any, *args: Any, **kwargs: Any) -> Any:
             return _forward(self, *args, **kwargs)
 
+        forward: Any = functools.wraps(cls.forward)(_taken)
         with contextlib.suppress(TypeError, ValueError):  # Transformers asks which arguments a model takes
-            forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+            forward.__signature__ = inspect.signature(cls.forward)
         _classes[cls] = type(cls.__name__, (ModuleRegion, cls), {**members, "forward": forward})
     return _classes[cls]
 

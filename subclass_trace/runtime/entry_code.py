@@ -267,7 +267,7 @@ class EntryEmitter:
             base = (inputs if o.of_input else values)[o.base]
             return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
         if isinstance(o, ValueOutput) and o.parameter:
-            return f"{s.bind('as_parameter', torch_api.as_parameter)}({values[o.value]})"
+            return f"{s.bind('Parameter', torch.nn.Parameter)}({values[o.value]}, False)"
         if isinstance(o, ValueOutput):
             return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
         assert isinstance(o, SizeOutput)

@@ -40,8 +40,3 @@ def is_dtensor(cls: type) -> bool:
 def shortcut_constructor(cls: type) -> Callable[..., torch.Tensor] | None:
     """``make(cls, local tensor, spec, requires_grad=False)`` for DTensor."""
     return torch.Tensor._dtensor__new__ if is_dtensor(cls) else None
-
-
-def as_parameter(value: torch.Tensor) -> torch.nn.Parameter:
-    """The Parameter of a dense value that nobody else has."""
-    return torch.nn.Parameter(value, requires_grad=False)

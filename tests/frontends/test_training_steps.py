@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -459,47 +459,29 @@ def test_steps_that_cannot_be_taken_back_are_handed_over(kind: Any, why: str) ->
             region(torch.ones(2, 3))
 
 
+def _both(
+    build: Callable[[Any, Any], Step], sizes: Sequence[int], *, momentum: float = 0.0, fused: bool = False, **how: Any
+) -> Any:
+    """Steps with batches of these sizes have eager's losses and leave eager's parameters; the region."""
+    seen: list[list[Tensor]] = []
+    for compile_it in (lambda f: f, functools.partial(st.compile, **how)):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        call = compile_it(build(model, optim.SGD(model.parameters(), lr=0.05, momentum=momentum, fused=fused)))
+        seen.append([call(torch.ones(n, 3)).detach() for n in sizes] + [p.detach() for p in model.parameters()])
+    torch.testing.assert_close(*seen, rtol=0, atol=0)
+    return call
+
+
 def test_all_sizes_dynamic() -> None:
     """The state of an optimizer has keys that look alike, its values other dimensions."""
-    seen, regions = [], []
-    for compile_it in (lambda f: f, lambda f: st.compile(f, dynamic=True, frontend="trace")):
-        torch.manual_seed(0)
-        model = nn.Linear(3, 3)
-        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-        def step(x: Tensor, model: Any = model, optimizer: Any = optimizer) -> Tensor:
-            loss: Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        call: Any = compile_it(step)
-        regions.append(call)
-        seen.append([call(torch.ones(n, 3)) for n in (4, 4, 5, 7)] + [p.detach() for p in model.parameters()])
-    assert all(map(torch.equal, *seen)) and len(regions[1].specializations) == 2
+    region = _both(_whole, (4, 4, 5, 7), momentum=0.9, dynamic=True, frontend="trace")
+    assert len(region.specializations) == 2
 
 
 def test_misses_that_go_on_are_handed_over() -> None:
     """Each learning rate of a fused optimizer is a guard; every second miss has the reason of an earlier one."""
-    seen = []
-    for compile_it in (lambda f: f, lambda f: st.compile(f, frontend="auto")):
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-        optimizer = optim.SGD(model.parameters(), lr=0.05, fused=True)
-        schedule = _SCHEDULES.StepLR(optimizer, 2, 0.5)
-
-        def step(x: Tensor, model: Any = model, optimizer: Any = optimizer, schedule: Any = schedule) -> Tensor:
-            loss: Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        call: Any = compile_it(step)
-        told = pytest.warns(st.HandOverWarning) if call is not step else contextlib.nullcontext()
-        with told:
-            seen.append([call(torch.ones(4, 3)) for _ in range(20)])
-    torch.testing.assert_close(*seen)
-    assert len(call.specializations) == 16
+    build = _with_schedule(lambda optimizer: _SCHEDULES.StepLR(optimizer, 2, 0.5))
+    with pytest.warns(st.HandOverWarning):
+        region = _both(build, [4] * 20, fused=True, frontend="auto")
+    assert len(region.specializations) == 16

@@ -75,10 +75,7 @@ def _run(f: Callable[[Tensor], Any], columns: int, kind: str, grad: bool) -> Any
     return shown, str(x.detach()), str(x.grad)
 
 
-@pytest.mark.parametrize(
-    ("kind", "dynamic"),
-    [("wrapper", False), ("dense", True)],
-)
+@pytest.mark.parametrize(("kind", "dynamic"), [("wrapper", False), ("dense", True)])
 @pytest.mark.parametrize("f", [pytest.param(f, id=name) for name, f in INDEXED.items()])
 def test_as_in_eager_for_all_sizes(f: Callable[[Tensor], Any], kind: str, dynamic: bool) -> None:
     """With and without gradients: at most two specializations each."""

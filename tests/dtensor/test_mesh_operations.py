@@ -7,10 +7,7 @@ import torch
 from spmd import ROWS, column, values, whole
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.distributed.tensor.parallel import (
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import subclass_trace as st
 

@@ -445,11 +445,7 @@ def test_steps_that_a_scaler_leaves_out(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [
-        (_Drawing, "draws random numbers"),
-        (_Elsewhere, "writes to tensors besides"),
-        (OfMine, "changes Python state"),
-    ],
+    [(_Drawing, "draws random numbers"), (_Elsewhere, "writes to tensors besides"), (OfMine, "changes Python state")],
 )
 def test_steps_that_cannot_be_taken_back_are_handed_over(kind: Any, why: str) -> None:
     model = _model()

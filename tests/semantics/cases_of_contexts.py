@@ -300,9 +300,7 @@ def _is_that_of_another_input() -> None:
 
 
 @fact(
-    C,
-    "lists, sets and objects that the region makes, as results or attributes: each call its own",
-    torch="not checked",
+    C, "lists, sets and objects that the region makes, as results or attributes: each call its own", torch="not checked"
 )
 def _made() -> None:
     def f(x: Any) -> Any:

@@ -185,13 +185,7 @@ same(
     back=(0,),
     refused="NeedsEager",
 )
-same(
-    B,
-    "gradient that depends on nothing (`sgn`)",
-    lambda x: x.sgn(),
-    root(),
-    back=(0,),
-)
+same(B, "gradient that depends on nothing (`sgn`)", lambda x: x.sgn(), root(), back=(0,))
 same(
     B,
     "gradient whose size depends on the data, dense",

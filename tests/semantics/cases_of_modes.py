@@ -154,11 +154,7 @@ def _unsafe_members() -> None:
     assert members[0][0]._is_view() == members[1][0]._is_view()
 
 
-@fact(
-    N,
-    "all Python attributes of an input at once (`vars(x)`)",
-    torch="not in the survey",
-)
+@fact(N, "all Python attributes of an input at once (`vars(x)`)", torch="not in the survey")
 def _all_attributes() -> None:
     assert "tag" in st.compile(lambda x: list(vars(x)))(tagged(0))
 

@@ -107,12 +107,7 @@ same(P, "members of a split of an intermediate", lambda x: (x * 2).split(1), roo
 same(P, "value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")
 same(P, "another wrapper type than came in", lambda x: Scaled(x.a.detach(), torch.tensor(2.0)), plain())
 same(P, "an inner tensor taken out of the wrapper", lambda x: (x.a, x * 2), plain())
-same(
-    P,
-    "a view of an inner tensor beside that tensor",
-    lambda x: (x.a, x.a.view(-1)[1:]),
-    plain(),
-)
+same(P, "a view of an inner tensor beside that tensor", lambda x: (x.a, x.a.view(-1)[1:]), plain())
 same(
     P,
     "a view of an input whose own shape was changed",
@@ -211,11 +206,7 @@ def _parts_of_a_split_dimension() -> None:
             assert eager == ours
 
 
-@fact(
-    P,
-    "such a part, with a history, of an argument that the region writes",
-    torch="not in the survey",
-)
+@fact(P, "such a part, with a history, of an argument that the region writes", torch="not in the survey")
 def _parts_of_a_written_dtensor() -> None:
     def written(x: Any) -> Any:
         y = x[:2]

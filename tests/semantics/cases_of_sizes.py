@@ -325,12 +325,7 @@ def _size_in_use() -> None:
     _as_for_each_size(lambda x: x * len(x) + x.shape.numel() + sum(range(x.shape[0])), 3)
 
 
-same(
-    D,
-    "a constant, asked for",
-    lambda x: x * torch.tensor(3).item() if torch.tensor(2.0) > 1 else x,
-    plain(),
-)
+same(D, "a constant, asked for", lambda x: x * torch.tensor(3).item() if torch.tensor(2.0) > 1 else x, plain())
 same(
     D, "torch.cond, dense", lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)), plain(dense)
 )

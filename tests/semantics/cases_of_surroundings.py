@@ -298,11 +298,7 @@ same(
 )
 
 
-@fact(
-    S,
-    "Python side effects: what is counted, appended and assigned",
-    torch="supported (graph break where needed)",
-)
+@fact(S, "Python side effects: what is counted, appended and assigned", torch="supported (graph break where needed)")
 def _side_effects() -> None:
     counts = []
     for call in (lambda f: f, st.compile):
@@ -341,11 +337,7 @@ def _kept_objects() -> None:
     assert seen[0] == seen[1]
 
 
-@fact(
-    S,
-    "a module that has two names, one of which is given to another module",
-    torch="not in the survey",
-)
+@fact(S, "a module that has two names, one of which is given to another module", torch="not in the survey")
 def _names_of_modules() -> None:
     net = torch.nn.Module()
     net.first, net.second = torch.nn.ReLU(), torch.nn.Sigmoid()
@@ -378,12 +370,7 @@ def _written_array() -> None:
     assert numbers[0] == 1
 
 
-@fact(
-    S,
-    "`id()` of a tensor, as in `names[id(p)]`",
-    torch="not in the survey",
-    refused="SideEffectError",
-)
+@fact(S, "`id()` of a tensor, as in `names[id(p)]`", torch="not in the survey", refused="SideEffectError")
 def _tables_by_tensor() -> None:
     layer, other = torch.nn.Linear(2, 2), two(2, seed=0)
     names = {id(p): n for n, p in layer.named_parameters()} | {id(other): "other"}

@@ -372,11 +372,7 @@ same(
 _NAMED = dense(3, seed=5)
 
 
-@fact(
-    M,
-    "a Python attribute of a tensor that the function names is set",
-    torch="not in the survey",
-)
+@fact(M, "a Python attribute of a tensor that the function names is set", torch="not in the survey")
 def _attribute_of_a_named_tensor() -> None:
     def f(x: Tensor) -> Tensor:
         _NAMED.tag = 5  # type: ignore[attr-defined]

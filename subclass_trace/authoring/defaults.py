@@ -103,8 +103,4 @@ def _rewritten(cls: type[Any], func: Any) -> Run:
 
 
 #: the names that a class may choose from
-DEFAULTS: dict[str, Callable[[type, Any], Run]] = {
-    "refuse": refused,
-    "dequantize": dequantized,
-    "per_inner": per_inner,
-}
+DEFAULTS: dict[str, Callable[[type, Any], Run]] = {"refuse": refused, "dequantize": dequantized, "per_inner": per_inner}

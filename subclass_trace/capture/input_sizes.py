@@ -87,12 +87,7 @@ class SizeSymbols:
 
 
 def traced_value(
-    session: Session,
-    spec: Spec,
-    leaves: list[Tensor],
-    path: Path,
-    inference: bool,
-    grad_dtype: torch.dtype | None,
+    session: Session, spec: Spec, leaves: list[Tensor], path: Path, inference: bool, grad_dtype: torch.dtype | None
 ) -> Tensor:
     """An input as the user function sees it: made of traced leaves, and no autograd leaf, unless it asks for gradients of
     another dtype, as leaves alone do.

@@ -35,9 +35,7 @@ class Dim(enum.IntEnum):
 
 def _refuse_hooks(recorder: Recorder) -> None:
     raise UnsupportedError(
-        "the region sets saved-tensor hooks",
-        path=recorder.user_line(),
-        fix="set them around the call of the region",
+        "the region sets saved-tensor hooks", path=recorder.user_line(), fix="set them around the call of the region"
     )
 
 

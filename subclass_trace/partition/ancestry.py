@@ -75,11 +75,7 @@ def also_saved(
 
 
 def missing_without(
-    table: Ancestry,
-    want: Collection[str],
-    have: set[str],
-    written: set[str],
-    available: Collection[str],
+    table: Ancestry, want: Collection[str], have: set[str], written: set[str], available: Collection[str]
 ) -> set[str]:
     """Like `missing_for`, but a wanted value is saved itself where it would need the old contents of a written input."""
     extra: set[str] = set()

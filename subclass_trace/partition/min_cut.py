@@ -20,15 +20,7 @@ from ..errors import OptionError, UnsupportedError
 from ..torch_api import text_of
 from .budget import Hull
 from .flow import Infeasible, cut
-from .rules import (
-    INF,
-    RECOMPUTE,
-    Facts,
-    bans,
-    kept_rows,
-    recompute_tags,
-    storage_weights,
-)
+from .rules import INF, RECOMPUTE, Facts, bans, kept_rows, recompute_tags, storage_weights
 from .split import halves, make_split
 from .table import Table
 

@@ -25,21 +25,9 @@ from ..torch_api import partition as _private
 aten = torch.ops.aten
 
 # ---------------------------------------------------------------------------------------------- classes of operations
-(
-    VIEW,
-    RANDOM,
-    CHEAP,
-    MUTABLE,
-    IMPURE,
-    COLLECTIVE,
-    GETITEM,
-    LIFT,
-    SEEDED,
-    HIDDEN,
-    BUILTIN,
-    MERGEABLE,
-    LOUD,
-) = (1 << k for k in range(13))
+(VIEW, RANDOM, CHEAP, MUTABLE, IMPURE, COLLECTIVE, GETITEM, LIFT, SEEDED, HIDDEN, BUILTIN, MERGEABLE, LOUD) = (
+    1 << k for k in range(13)
+)
 #: LOUD: called for what it does; BUILTIN: what the operation does is known; MERGEABLE: and two equal calls give equal results
 #: rows that run although nobody reads them
 EFFECTS = MUTABLE | IMPURE | SEEDED

@@ -41,11 +41,7 @@ _ABSOLUTE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatte
 
 
 def make_plan(
-    captured: Captured,
-    recipes: Recipes,
-    forward: Half,
-    saved: tuple[SavedValue, ...],
-    in_program: bool = False,
+    captured: Captured, recipes: Recipes, forward: Half, saved: tuple[SavedValue, ...], in_program: bool = False
 ) -> Plan:
     """The plan; sizes are expressions over the symbols that a call binds. `with_conditions` has still to be called.
 

@@ -11,6 +11,7 @@ autograd graph itself, which gives each captured node its sequence number, and t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,16 +53,7 @@ def walk(roots: Sequence[Any], only: Sequence[Any] | None) -> Walked:
         wanted = _leading_to(edges, [_door.gradient_node_of(t) for t in only])
         edges = {n: [f for f in following if f in wanted] for n, following in edges.items() if n in wanted}
         starts = [s for s in starts if s in wanted]
-    missing: dict[Any, int] = {}
-    for node in (*starts, *(f for following in edges.values() for f in following)):
-        missing[node] = missing.get(node, 0) + 1
-    order: list[Any] = [None]
-    stack: list[Any] = []
-    _release(starts, missing, stack)
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        _release(edges[node], missing, stack)
+    order = _played({None: starts, **edges}, [None])
     number = {node: k for k, node in enumerate(order)}
     following = {0: [number[s] for s in starts]}
     following |= {number[n]: [number[f] for f in edges[n]] for n in order[1:]}
@@ -84,41 +76,42 @@ def _leading_to(edges: Mapping[Any, Sequence[Any]], targets: Sequence[Any]) -> s
     return found
 
 
-def _release(nodes: Sequence[Any], missing: dict[Any, int], ready: list[Any]) -> None:
-    for node in nodes:
-        missing[node] -= 1
-        if not missing[node]:
-            ready.append(node)
+def _played(following: Mapping[Any, Sequence[Any]], ready: Any) -> list[Any]:
+    """The nodes in the order in which ``ready``, a stack or a queue with the first node, gives them back: a node comes to it
+    when all that lead to it have run.
+    """
+    missing = Counter(node for targets in following.values() for node in targets)
+    order: list[Any] = []
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for after in following[node]:
+            missing[after] -= 1
+            if not missing[after]:
+                ready.append(after)
+    return order
 
 
 def engine_order(following: Mapping[int, Sequence[int]], priority: Mapping[int, int]) -> list[int]:
     """The numbers of all nodes in the order in which the engine runs them; node 0 is the root."""
-    missing: dict[int, int] = {}
-    for targets in following.values():
-        for t in targets:
-            missing[t] = missing.get(t, 0) + 1
-    queue = _Queue()
-    queue.push(priority.get(0, 0), 0)
-    order = []
-    while queue.heap:
-        node = queue.pop()
-        order.append(node)
-        for t in following[node]:
-            missing[t] -= 1
-            if not missing[t]:
-                queue.push(priority[t], t)
-    return order
+    queue = _Queue(priority)
+    queue.append(0)
+    return _played(following, queue)
 
 
 class _Queue:
     """``std::priority_queue`` of libstdc++, because its order among equals shows: all leaves have one priority."""
 
-    def __init__(self) -> None:
-        self.heap: list[tuple[int, int]] = []
+    def __init__(self, priority: Mapping[int, int]) -> None:
+        self.priority, self.heap = priority, list[tuple[int, int]]()
 
-    def push(self, priority: int, value: int) -> None:
-        self.heap.append((priority, value))
-        self._up(len(self.heap) - 1, (priority, value))
+    def __len__(self) -> int:
+        return len(self.heap)
+
+    def append(self, value: int) -> None:
+        item = self.priority[value], value
+        self.heap.append(item)
+        self._up(len(self.heap) - 1, item)
 
     def _up(self, hole: int, item: tuple[int, int]) -> None:
         heap = self.heap

@@ -14,7 +14,6 @@ import torch.fx.traceback
 from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.paths import Path
-from ..torch_api import saved as _saved
 from ..torch_api import tape as _door
 from .recorder import Recorder
 from .skipped_steps import steps_that_are_left_out
@@ -92,7 +91,7 @@ class Session:
                 enter(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
             enter(torch_api.sharding_as_eager(self.recorder.below))
             enter(torch_api.numbers_as_split_factors())
-            enter(_saved.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
+            enter(torch_api.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
             enter(steps_that_are_left_out(self.recorder))
             enter(self.recorder)
             yield

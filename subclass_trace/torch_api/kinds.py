@@ -82,6 +82,12 @@ def storage_ref(t: torch.Tensor | torch.UntypedStorage) -> StorageWeakRef:
     return StorageWeakRef(t if isinstance(t, torch.UntypedStorage) else t.untyped_storage())  # type: ignore[no-untyped-call]
 
 
+def storage_key(value: object) -> int | None:
+    """A number that live tensors share which share a storage; None for what has no single one."""
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return int(value.untyped_storage()._cdata) if strided else None  # type: ignore[attr-defined]
+
+
 SYM_TYPES = (torch.SymInt, SymFloat, SymBool)
 
 

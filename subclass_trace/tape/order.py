@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..capture.tape import nodes_behind
 from ..torch_api import node_sequence_number
 from ..torch_api import tape as _door
 
@@ -42,15 +43,12 @@ def walk(roots: Sequence[Any], only: Sequence[Any] | None) -> Walked:
         only: the tensors or edges whose gradients were asked for; None for all leaves.
     """
     starts = [_door.gradient_node_of(r) for r in roots]
-    edges: dict[Any, list[Any]] = {}
-    todo = list(starts)
-    while todo:
-        node = todo.pop()
-        if node not in edges:
-            edges[node] = list(_door.walk_next(node))
-            todo.extend(edges[node])
+    edges = {node: [*_door.walk_next(node)] for node in nodes_behind(starts, [])}
     if only is not None:
-        wanted = _leading_to(edges, [_door.gradient_node_of(t) for t in only])
+        wanted = {_door.gradient_node_of(t) for t in only}
+        for node in reversed(_played({None: starts, **edges}, [None])[1:]):
+            if not wanted.isdisjoint(edges[node]):
+                wanted.add(node)
         edges = {n: [f for f in following if f in wanted] for n, following in edges.items() if n in wanted}
         starts = [s for s in starts if s in wanted]
     order = _played({None: starts, **edges}, [None])
@@ -58,22 +56,6 @@ def walk(roots: Sequence[Any], only: Sequence[Any] | None) -> Walked:
     following = {0: [number[s] for s in starts]}
     following |= {number[n]: [number[f] for f in edges[n]] for n in order[1:]}
     return Walked(tuple(order), following)
-
-
-def _leading_to(edges: Mapping[Any, Sequence[Any]], targets: Sequence[Any]) -> set[Any]:
-    """The nodes from which a target can be reached, targets included."""
-    back: dict[Any, list[Any]] = {}
-    for node, following in edges.items():
-        for f in following:
-            back.setdefault(f, []).append(node)
-    found: set[Any] = set()
-    todo = list(targets)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(back.get(node, ()))
-    return found
 
 
 def _played(following: Mapping[Any, Sequence[Any]], ready: Any) -> list[Any]:

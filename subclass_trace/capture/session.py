@@ -135,8 +135,7 @@ class Session:
 
     def number(self, position: int, n: float, name: str) -> Any:
         """A number of the call becomes a symbol, of which nothing is assumed."""
-        make: Any = torch_api.new_number if type(n) is int else torch_api.new_float
-        made = torch_api.as_python_number(make(self.shape_env, n, name))
+        made = torch_api.as_python_number(torch_api.new_number(self.shape_env, n, name))
         self.arguments[position] = made
         if isinstance(made, torch.SymFloat) and made.node.expr.is_Symbol:
             self.recorder.symbols.floats.add(made.node.expr)

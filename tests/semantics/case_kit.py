@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,19 +49,9 @@ class Case:
 
 CASES: list[Case] = []
 YES = "supported"
-#: groups of the table
-A = "Aliasing of inputs"
-M = "Mutation"
-P = "Outputs"
-B = "Backward"
-R = "Random numbers"
-N = "Modes and numbers"
-D = "Sizes and data"
-C = "Contexts of wrappers"
-S = "Around a region"
 
 
-def same(
+def _same(
     group: str,
     name: str,
     fn: Callable[..., Any],
@@ -86,7 +77,7 @@ def same(
     CASES.append(Case(group, name, run, torch, refused, differs, fault, handed))
 
 
-def fact(
+def _fact(
     group: str, name: str, *, torch: str = YES, refused: str = "", differs: str = "", handed: bool = True
 ) -> Callable[[Callable[[], Any]], Any]:
     """A case with a program of its own."""
@@ -96,6 +87,11 @@ def fact(
         return run
 
     return add
+
+
+def cases(group: str) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """``same`` and ``fact``, which add cases to a group of the table."""
+    return functools.partial(_same, group), functools.partial(_fact, group)
 
 
 def root(make: Callable[..., Tensor] = two, *size: int) -> Callable[[int], Inputs]:

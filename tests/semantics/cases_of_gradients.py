@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case_kit import B, fact, no_grad, nonleaf, plain, root, same
+from case_kit import cases, no_grad, nonleaf, plain, root
 from oracle import Inputs
 from wrappers import Scaled, dense, scaled, two
 
@@ -18,8 +18,8 @@ Tensor = torch.Tensor
 
 
 # ---------------------------------------------------------------------------------------------- backward
+same, fact = cases("Backward")
 same(
-    B,
     "only some outputs get a gradient",
     lambda x: (x * 2, x.sin()),
     root(),
@@ -28,7 +28,7 @@ same(
 )
 
 
-@fact(B, "tangents of other strides than the result (expanded, transposed, sliced)")
+@fact("tangents of other strides than the result (expanded, transposed, sliced)")
 def _strides_of_tangents() -> None:
     region = st.compile(lambda x: x.sin() * 2)
     for make in (lambda y: y.sum(), lambda y: y.t().contiguous().t(), lambda y: y[:, :1].expand(3, 4)):
@@ -42,7 +42,6 @@ def _strides_of_tangents() -> None:
 
 
 @fact(
-    B,
     "outer strides of a wrapper in dimensions of size 1, and strides of results without elements",
     differs="they are those of fake kernels, which are not always those of the real ones; the inner tensors' are eager's",
     torch="differs in the same way",
@@ -59,7 +58,6 @@ def _strides_of_size_one() -> None:
 
 
 @fact(
-    B,
     "strides in dimensions of size 1 of a gradient penalty's gradients, where the loss is computed outside of the region",
     differs="eager adds the parts of a gradient up inside of the layers; a region hands each part over",
     torch="not in the survey",
@@ -75,7 +73,6 @@ def _strides_of_a_penalty() -> None:
 
 
 @fact(
-    B,
     "the version of a gradient that is a sum (`x.grad._version`)",
     differs="eager's engine counts each addition; a region's backward hands over the sum",
     torch="not in the survey",
@@ -90,7 +87,7 @@ def _version_of_a_sum() -> None:
     assert versions[0] == versions[1]
 
 
-@fact(B, "with `create_graph`, gradients of tangents alone require grad where the tangents do")
+@fact("with `create_graph`, gradients of tangents alone require grad where the tangents do")
 def _gradients_of_tangents_alone() -> None:
     region = st.compile(lambda x, w: x * 2 + w)
     for tracked in (True, False):
@@ -101,28 +98,24 @@ def _gradients_of_tangents_alone() -> None:
 
 
 same(
-    B,
     "a view of an input that is written by an operation whose backward needs values",
     lambda x: (v := x.narrow(0, 0, 1), x.clamp_(-1, 1), v)[2],
     nonleaf(scaled),
     back=(0,),
 )
 same(
-    B,
     "`requires_grad_()` of a value, after its input was given one",
     lambda x: (v := x.sigmoid(), x.requires_grad_(), v.requires_grad_(), v)[3],
     plain(dense),
     refused="NeedsEager",
 )
 same(
-    B,
     "`requires_grad_()` of a member of a split",
     lambda x: (v := x.split(1)[0], v.requires_grad_(), v)[2],
     plain(),
     refused="NeedsEager",
 )
 same(
-    B,
     "a value that is made a leaf in the region, and a view of it",
     lambda x: (v := x + x, v.requires_grad_(), v.split(1)[2], v)[2:],
     plain(dense),
@@ -132,27 +125,23 @@ same(
 
 
 same(
-    B,
     "a view of a leaf made under no_grad, which says that it requires grad and gets none",
     lambda x: [no_grad(x.view)(-1), x * 2],
     root(dense),
 )
 same(
-    B,
     "a view made under no_grad, of a leaf or of a value, that is made a leaf in the region",
     lambda x: [no_grad(t.view)(-1).requires_grad_() for t in (x, x * 2)],
     root(dense),
     refused="NeedsEager",
 )
 same(
-    B,
     "`.grad` of a tensor that the region makes, and returns, is set",
     lambda x: (y := torch.ones(3), setattr(y, "grad", x * 2), y)[2],
     plain(dense, 3),
     refused="UnsupportedError",
 )
 same(
-    B,
     "a hook on the node of a view (`v.grad_fn.register_hook`)",
     lambda x: (v := x.view(-1), v.grad_fn.register_hook(lambda new, old: (new[0] * 3,)), v)[2],
     root(dense),
@@ -161,7 +150,7 @@ same(
 )
 
 
-@fact(B, "a view, returned alone, of a value that is made a leaf in the region", refused="UnsupportedError")
+@fact("a view, returned alone, of a value that is made a leaf in the region", refused="UnsupportedError")
 def _view_of_a_leaf() -> None:
     for make in (dense, two):
         out = st.compile(lambda x: (x.detach() * 2).requires_grad_().view(-1))(make(3, 3, seed=1))
@@ -170,7 +159,6 @@ def _view_of_a_leaf() -> None:
 
 
 same(
-    B,
     "a value that is made a leaf in the region and is computed with",
     lambda x: (v := x + x, v.requires_grad_(), v.sin(), v)[2:],
     plain(),
@@ -178,16 +166,14 @@ same(
     refused="UnsupportedError",
 )
 same(
-    B,
     "view of a view that was made under no_grad",
     lambda x: no_grad(lambda: x.view(-1))().view(-1),
     root(),
     back=(0,),
     refused="NeedsEager",
 )
-same(B, "gradient that depends on nothing (`sgn`)", lambda x: x.sgn(), root(), back=(0,))
+same("gradient that depends on nothing (`sgn`)", lambda x: x.sgn(), root(), back=(0,))
 same(
-    B,
     "gradient whose size depends on the data, dense",
     lambda x, v: torch.index_put(x, (x > 0,), v),
     lambda c: (lambda x, v: Inputs((x, v), (x, v)))(
@@ -196,7 +182,6 @@ same(
     back=(0,),
 )
 same(
-    B,
     "gradient whose size depends on the data, wrapper: runs eagerly",
     lambda x, v: x.index_fill(0, TwoTensor(torch.tensor([0, 1]), torch.tensor([0, 1])), v),
     lambda c: (lambda x, v: Inputs((x, v), (x, v)))(
@@ -206,7 +191,6 @@ same(
     torch="graph break",
 )
 same(
-    B,
     "eager refuses the backward, and it is not asked for",
     lambda x: (v := x.index_select(0, torch.tensor([1, 0])), w := v.amax(0), v[:1].copy_(x[:1]), x.copy_(w), w.sum())[
         4
@@ -214,7 +198,6 @@ same(
     nonleaf(dense),
 )
 same(
-    B,
     "gradient of another type than the output",
     lambda x: x * 2,
     root(scaled),
@@ -223,7 +206,7 @@ same(
 )
 
 
-@fact(B, "plain gradient for a wrapper output", torch="error (wrong guess of the gradient's type)")
+@fact("plain gradient for a wrapper output", torch="error (wrong guess of the gradient's type)")
 def _plain_tangent() -> None:
     grads = []
     for call in (lambda f: f, st.compile):
@@ -235,7 +218,7 @@ def _plain_tangent() -> None:
     )
 
 
-@fact(B, "two backwards with `retain_graph`")
+@fact("two backwards with `retain_graph`")
 def _retain() -> None:
     x = two(3, seed=1).requires_grad_()
     y = st.compile(lambda x: x.sin())(x)
@@ -257,17 +240,17 @@ def _penalised(function: Callable[[Tensor], Tensor], start: Callable[[Tensor], T
     assert torch.allclose(*found)
 
 
-@fact(B, "double backward, gradient penalty", torch="refused")
+@fact("double backward, gradient penalty", torch="refused")
 def _double() -> None:
     _penalised(lambda x: x.sin() * x, lambda x: x)
 
 
-@fact(B, "double backward of an argument that the region writes (`x.sin_()`)", torch="refused")
+@fact("double backward of an argument that the region writes (`x.sin_()`)", torch="refused")
 def _double_of_written() -> None:
     _penalised(lambda x: x.sin_() * 2, lambda x: x * 3)
 
 
-@fact(B, "double backward that leads to an argument which is written after the call")
+@fact("double backward that leads to an argument which is written after the call")
 def _double_of_written_later() -> None:
     region = st.compile(lambda x: x.exp(), partitioner="default")
     x = torch.ones(3, requires_grad=True)
@@ -280,7 +263,6 @@ def _double_of_written_later() -> None:
 
 
 @fact(
-    B,
     'with `create_graph`, products of several zeros in one place (`scatter_reduce("prod")`, `index_reduce`)',
     differs="the error that eager raises in the backward of the gradient comes in the backward of the value",
     torch="refused",
@@ -301,7 +283,7 @@ def _product_of_zeros() -> None:
     assert raised[0] == raised[1]
 
 
-@fact(B, "the caller's gradient object stays untouched", torch="silently wrong")
+@fact("the caller's gradient object stays untouched", torch="silently wrong")
 def _tangent_untouched() -> None:
     x = two(3, 3, seed=1).requires_grad_()
     a, b = torch.ones(3, 3).t(), torch.ones(3, 3).t()
@@ -310,7 +292,7 @@ def _tangent_untouched() -> None:
     assert g.a is a and g.b is b
 
 
-@fact(B, "gradients for other results than before", torch="error (wrong guess of the type)")
+@fact("gradients for other results than before", torch="error (wrong guess of the type)")
 def _released() -> None:
     def f(x: Tensor) -> Any:
         return x.sin(), (x * x).cos()
@@ -325,7 +307,7 @@ def _released() -> None:
         assert torch.equal(*grads)
 
 
-@fact(B, "vmapped gradients (`is_grads_batched`)")
+@fact("vmapped gradients (`is_grads_batched`)")
 def _batched() -> None:
     found = []
     for call in (lambda f: f, st.compile):
@@ -335,7 +317,7 @@ def _batched() -> None:
     assert torch.allclose(*found)
 
 
-@fact(B, "tensor hooks and post-accumulate-grad hooks")
+@fact("tensor hooks and post-accumulate-grad hooks")
 def _hooks() -> None:
     seen: list[Any] = []
     x = two(3, seed=1).requires_grad_()
@@ -347,7 +329,6 @@ def _hooks() -> None:
 
 
 @fact(
-    B,
     "gradients of `prod` of inputs without zeros (with `create_graph` of `cumprod` too), where the product overflows or "
     "underflows, or is not finite",
     torch="differs in the same way",
@@ -362,7 +343,6 @@ def _overflowing_product() -> None:
 
 
 @fact(
-    B,
     "the last bits of the gradient of a value that `masked_fill` puts in",
     torch="differs in the same way",
     differs="eager picks the masked elements and adds these up; a region adds up all, with zeros for the others",
@@ -378,7 +358,6 @@ def _gradient_of_a_filled_value() -> None:
 
 
 @fact(
-    B,
     "the order in which hooks of several leaves run",
     differs="all run when the backward of the region is done, in the order of the inputs; eager's run in the midst of it",
     torch="differs in the same way",
@@ -418,7 +397,6 @@ def _hooked(x: Tensor) -> Tensor:
 
 
 @fact(
-    B,
     "hooks and custom backwards that log, count, or keep gradients; numbers that they read and that change",
     refused="SideEffectError",
 )
@@ -438,14 +416,13 @@ def _late_effects() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-@fact(B, "the same in a backward that is differentiated again", refused="SideEffectError", torch="refused")
+@fact("the same in a backward that is differentiated again", refused="SideEffectError", torch="refused")
 def _late_effects_twice() -> None:
     x = dense(3, seed=1).requires_grad_()
     torch.autograd.grad(st.compile(_hooked)(x).sum(), x, create_graph=True)
 
 
 @fact(
-    B,
     "`register_hook` in the region, on an input or a closed-over tensor: stays there in each call",
     refused="UnsupportedError",
 )
@@ -468,7 +445,6 @@ def _hook_on_input() -> None:
 
 
 @fact(
-    B,
     "gradient of one result with respect to another result",
     torch="differs in the same way",
     differs="a region is one node of the autograd graph: what one result does to another inside of it is not part of it",

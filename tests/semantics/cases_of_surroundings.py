@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from case_kit import S, fact, plain, root, same
+from case_kit import cases, plain, root
 from torch.utils.checkpoint import checkpoint
 from wrappers import Scaled, dense, two
 
@@ -21,7 +21,10 @@ from subclass_trace.zoo import TwoTensor
 Tensor = torch.Tensor
 
 
-@fact(S, "forward-mode AD: runs eagerly, recorded in `explain()`", torch="silently wrong (tangent dropped)")
+same, fact = cases("Around a region")
+
+
+@fact("forward-mode AD: runs eagerly, recorded in `explain()`", torch="silently wrong (tangent dropped)")
 def _forward_ad() -> None:
     import torch.autograd.forward_ad as fwad
 
@@ -32,9 +35,7 @@ def _forward_ad() -> None:
     assert "forward-mode" in region.explain()
 
 
-@fact(
-    S, "a class whose operations call a region of its own, or a function of `torch.compile`", torch="not in the survey"
-)
+@fact("a class whose operations call a region of its own, or a function of `torch.compile`", torch="not in the survey")
 def _class_with_a_region() -> None:
     def check(times: Any) -> None:
         class Coded(Scaled):
@@ -58,7 +59,6 @@ def _class_with_a_region() -> None:
 
 
 @fact(
-    S,
     "`nn.LSTM`, `nn.GRU`, `nn.RNN`, which keep weak references to their weights (eagerly once Dynamo has compiled nothing in three calls)",
     torch="runs them eagerly",
     refused="SideEffectError",
@@ -68,7 +68,7 @@ def _recurrent() -> None:
         assert torch.equal(st.compile(layer)(x := dense(2, 2, 3, seed=0))[0], layer(x)[0])
 
 
-@fact(S, "vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")
+@fact("vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")
 def _functorch() -> None:
     region = st.compile(lambda x: x.sin().sum())
     x = dense(3, seed=0)
@@ -76,9 +76,8 @@ def _functorch() -> None:
     assert "functorch" in region.explain()
 
 
-same(S, "torch.func.grad inside the region", lambda x: torch.func.grad(lambda y: y.sin().sum())(x), plain(dense))
+same("torch.func.grad inside the region", lambda x: torch.func.grad(lambda y: y.sin().sum())(x), plain(dense))
 same(
-    S,
     "checkpoint inside the region",
     lambda x: checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False) * 2,
     root(),
@@ -86,7 +85,7 @@ same(
 )
 
 
-@fact(S, "checkpoint around the region")
+@fact("checkpoint around the region")
 def _checkpoint_around() -> None:
     found = []
     for call in (lambda f: f, st.compile):
@@ -108,7 +107,6 @@ def _statistics_in_a_checkpoint(**kinds: Any) -> list[torch.Tensor]:
 
 
 @fact(
-    S,
     "a checkpoint around the region that updates statistics of a batch norm",
     differs="once: the second run stops at the last saved tensor, before they are written back (`early_stop=False`: twice, "
     "as in eager)",
@@ -117,14 +115,12 @@ def _batch_norm_in_a_checkpoint() -> None:
     assert torch.equal(*_statistics_in_a_checkpoint())
 
 
-@fact(S, "a checkpoint with `early_stop=False` around the region that updates statistics of a batch norm")
+@fact("a checkpoint with `early_stop=False` around the region that updates statistics of a batch norm")
 def _batch_norm_in_a_whole_checkpoint() -> None:
     assert torch.equal(*_statistics_in_a_checkpoint(early_stop=False))
 
 
-@fact(
-    S, "backwards of several results, one after the other, without retain_graph: refused by autograd", torch="refused"
-)
+@fact("backwards of several results, one after the other, without retain_graph: refused by autograd", torch="refused")
 def _several_results() -> None:
     x = dense(3, seed=1).requires_grad_()
     first, second = st.compile(lambda x: (x.sin().exp(), x.cos()))(x)
@@ -133,7 +129,7 @@ def _several_results() -> None:
         second.sum().backward()
 
 
-@fact(S, "saved_tensors_hooks inside the region: hooks that count", refused="UnsupportedError")
+@fact("saved_tensors_hooks inside the region: hooks that count", refused="UnsupportedError")
 def _unpack_hooks_inside() -> None:
     found = []
     for call in (lambda f: f, st.compile):
@@ -159,7 +155,6 @@ def _unpack_hooks_inside() -> None:
 
 
 @fact(
-    S,
     "saved_tensors_hooks around the region",
     torch="differs in the same way",
     differs="they see the dense saved activations, not wrappers",
@@ -174,7 +169,7 @@ def _saved_hooks() -> None:
     raise AssertionError("eager packs wrappers")
 
 
-@fact(S, "saved_tensors_hooks in the region", torch="graph break", refused="UnsupportedError")
+@fact("saved_tensors_hooks in the region", torch="graph break", refused="UnsupportedError")
 def _hooks_inside() -> None:
     def f(x: Tensor, seen: Any) -> Tensor:
         pack, unpack = lambda t: (seen(type(t)), t.to(torch.float16))[1], lambda t: t.to(torch.float32)
@@ -200,7 +195,7 @@ class Log:
         self.rows.append(value)
 
 
-@fact(S, "torch.func.functional_call of a module inside of a region")
+@fact("torch.func.functional_call of a module inside of a region")
 def _functional_call() -> None:
     module = torch.nn.Linear(2, 2)
     region = st.compile(lambda weights, x: torch.func.functional_call(module, weights, (x,)))
@@ -214,7 +209,7 @@ def _functional_call() -> None:
     assert module.weight.grad is None
 
 
-@fact(S, "deepcopy of a compiled module")
+@fact("deepcopy of a compiled module")
 def _deepcopy() -> None:
     region = st.compile(torch.nn.Linear(2, 2))
     other = copy.deepcopy(region)
@@ -222,14 +217,14 @@ def _deepcopy() -> None:
     assert torch.equal(region(x), other(x)) and other.function is not region.function
 
 
-@fact(S, "pickle of a compiled module")
+@fact("pickle of a compiled module")
 def _pickle() -> None:
     region = st.compile(torch.nn.Linear(2, 2))
     x = dense(1, 2, seed=0)
     assert torch.equal(region(x), pickle.loads(pickle.dumps(region))(x))
 
 
-@fact(S, "threads share a region")
+@fact("threads share a region")
 def _threads() -> None:
     region = st.compile(lambda x: x.sin() * 2)
     wrong: list[int] = []
@@ -248,7 +243,7 @@ def _threads() -> None:
     assert not wrong
 
 
-@fact(S, "an exception of the user's code passes unchanged, with what eager wrote before it")
+@fact("an exception of the user's code passes unchanged, with what eager wrote before it")
 def _exception() -> None:
     x = two(2, seed=0)
     before = x.a + 1
@@ -266,7 +261,6 @@ def _exception() -> None:
 
 
 @fact(
-    S,
     "an operation that is called for its effect (no result, or a registered effect): once, in order",
     torch="silently dropped without a registered effect",
 )
@@ -289,7 +283,6 @@ def _doubled(x: Tensor) -> Tensor:
 
 
 same(
-    S,
     "an operator of the user's without a kernel for fake tensors",
     lambda x: _doubled(x) + 1,
     lambda c: two(2, seed=c).a,
@@ -298,7 +291,7 @@ same(
 )
 
 
-@fact(S, "Python side effects: what is counted, appended and assigned", torch="supported (graph break where needed)")
+@fact("Python side effects: what is counted, appended and assigned", torch="supported (graph break where needed)")
 def _side_effects() -> None:
     counts = []
     for call in (lambda f: f, st.compile):
@@ -315,7 +308,6 @@ class _Record:
 
 
 @fact(
-    S,
     "Python side effects: objects that the function makes, in attributes, lists and dicts: each call puts its own there",
     torch="not in the survey",
 )
@@ -337,7 +329,7 @@ def _kept_objects() -> None:
     assert seen[0] == seen[1]
 
 
-@fact(S, "a module that has two names, one of which is given to another module", torch="not in the survey")
+@fact("a module that has two names, one of which is given to another module", torch="not in the survey")
 def _names_of_modules() -> None:
     net = torch.nn.Module()
     net.first, net.second = torch.nn.ReLU(), torch.nn.Sigmoid()
@@ -350,7 +342,6 @@ def _names_of_modules() -> None:
 
 
 @fact(
-    S,
     "a write to an array or a buffer from outside (numpy's, `bytearray`, `array.array`)",
     refused="SideEffectError",
     torch="not in the survey",
@@ -370,7 +361,7 @@ def _written_array() -> None:
     assert numbers[0] == 1
 
 
-@fact(S, "`id()` of a tensor, as in `names[id(p)]`", torch="not in the survey", refused="SideEffectError")
+@fact("`id()` of a tensor, as in `names[id(p)]`", torch="not in the survey", refused="SideEffectError")
 def _tables_by_tensor() -> None:
     layer, other = torch.nn.Linear(2, 2), two(2, seed=0)
     names = {id(p): n for n, p in layer.named_parameters()} | {id(other): "other"}
@@ -385,7 +376,6 @@ def _tables_by_tensor() -> None:
 
 
 @fact(
-    S,
     "Python side effects: a method of a list that is called through another object",
     torch="supported (graph break where needed)",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ _TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(_TESTS / "differential"), str(_TESTS)]
 from oracle import Inputs, backward_of, check  # noqa: E402
 from wrappers import two  # noqa: E402
+
+import subclass_trace as st  # noqa: E402
 
 Tensor = torch.Tensor
 
@@ -78,15 +81,33 @@ def _same(
 
 
 def _fact(
-    group: str, name: str, *, torch: str = YES, refused: str = "", differs: str = "", handed: bool = True
-) -> Callable[[Callable[[], Any]], Any]:
-    """A case with a program of its own."""
+    group: str,
+    name: str,
+    *,
+    torch: str = YES,
+    refused: str = "",
+    differs: str = "",
+    handed: bool = True,
+    close: bool = False,
+) -> Callable[[Callable[..., Any]], Any]:
+    """A case with a program of its own. One that takes ``compile`` gives the same with `st.compile` as without: tensors that
+    are equal (``close``: but for rounding), or what is ``==``.
+    """
 
-    def add(run: Callable[[], Any]) -> Any:
+    def add(program: Callable[..., Any]) -> Any:
+        run = functools.partial(_agrees, program, close) if inspect.signature(program).parameters else program
         CASES.append(Case(group, name, run, torch, refused, differs, handed=handed))
-        return run
+        return program
 
     return add
+
+
+def _agrees(program: Callable[..., Any], close: bool) -> None:
+    eager, ours = program(lambda f: f), program(st.compile)
+    if isinstance(eager, Tensor):
+        assert type(eager) is type(ours) and (torch.allclose if close else torch.equal)(eager, ours)
+    else:
+        assert eager == ours
 
 
 def cases(group: str) -> tuple[Callable[..., None], Callable[..., Any]]:

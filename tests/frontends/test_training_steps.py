@@ -24,14 +24,6 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def _twins() -> list[nn.Module]:
-    twins = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        twins.append(_model())
-    return twins
-
-
 def _whole(model: Any, optimizer: Any) -> Step:
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()

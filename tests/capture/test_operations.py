@@ -18,7 +18,7 @@ from subclass_trace.backends import Backend
 from subclass_trace.zoo import TwoTensor
 
 
-# ---------------------------------------------------------------------------------------------- operations that come again get their results without the fake kernel, and the same ones
+# ------------------------------ operations that come again get their results without the fake kernel, and the same ones
 def test_a_view_has_the_storage_of_its_own_argument():
     def f(x, y):
         a, b = x.t(), y.t()
@@ -71,7 +71,7 @@ def test_strides_of_single_elements_are_nobodys() -> None:
     assert torch.equal(out, f(x)) and out.stride() == f(x).stride()
 
 
-# ---------------------------------------------------------------------------------------------- decompositions reach operations that are mutable when they are recorded; keys are operations
+# ------------------------- decompositions reach operations that are mutable when they are recorded; keys are operations
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("train", [False, True])
 def test_batch_norm_is_decomposed(train: bool, dynamic: bool) -> None:
@@ -136,7 +136,7 @@ def test_a_key_that_is_no_operation(key: object) -> None:
         st.compile(function, decompositions={torch.ops.aten.sin: 3})
 
 
-# ---------------------------------------------------------------------------------------------- what torch takes apart in Python where sizes are symbols: values, gradients and random numbers of eager
+# -------------- what torch takes apart in Python where sizes are symbols: values, gradients and random numbers of eager
 def run(function, x, seed=7):
     """Results, gradient and the state of the random numbers behind them."""
     x = x.detach().clone().requires_grad_(x.is_floating_point())
@@ -204,7 +204,7 @@ def test_interpolation_of_a_wrapper_whose_size_changes(dims, mode):
             assert a.stride() == b.stride()
 
 
-# ---------------------------------------------------------------------------------------------- the native kernels that modules of torch take in inference are taken in a region too
+# --------------------------------- the native kernels that modules of torch take in inference are taken in a region too
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: nn.MultiheadAttention(16, 2, batch_first=True),
     "layer": lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),

@@ -15,7 +15,7 @@ import subclass_trace as st
 from subclass_trace.errors import DataDependentError, UnsupportedError
 from subclass_trace.zoo import TwoTensor
 
-# ---------------------------------------------------------------------------------------------- calls that eager refuses: the class of the error, its words, and nothing is written
+# ---------------------------------- calls that eager refuses: the class of the error, its words, and nothing is written
 #: fake kernels refuse these as well, with another class or text
 CASES: dict[str, Callable[[Any], Any]] = {
     "index by floats": lambda x: x[torch.tensor([0.0])],
@@ -69,7 +69,7 @@ def test_fake_kernel_is_wrong() -> None:
         assert found.tolist() == [1, 1]
 
 
-# ---------------------------------------------------------------------------------------------- backwards that eager refuses
+# ----------------------------------------------------------------------------------------- backwards that eager refuses
 Tensor = torch.Tensor
 MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation: "
 
@@ -166,7 +166,7 @@ def test_written_in_the_region(f: Any, wrapped: bool, dynamic: bool) -> None:
         assert type(error) is RuntimeError and str(error).startswith(MODIFIED)
 
 
-# ---------------------------------------------------------------------------------------------- methods that reach into a tensor's memory: a traced tensor has none
+# -------------------------------------------------- methods that reach into a tensor's memory: a traced tensor has none
 CLOSED_OVER = torch.ones(2)
 CALLS = {
     "apply_": (lambda x: x.apply_(lambda v: v + 1), "for each element"),
@@ -203,7 +203,7 @@ def test_what_needs_no_memory_still_works() -> None:
     assert torch.equal(st.compile(lambda x: x * len(x.tolist()))(x), x * 2)
 
 
-# ---------------------------------------------------------------------------------------------- composite operations that read values
+# -------------------------------------------------------------------------------- composite operations that read values
 X = torch.tensor([0, 1, 2])
 
 

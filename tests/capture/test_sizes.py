@@ -100,7 +100,7 @@ def test_length_of_a_class_of_its_own() -> None:
         assert str(region(Long(torch.ones(n), torch.zeros(n)))) == str(Long(torch.ones(n), torch.zeros(n)) * 17)
 
 
-# ---------------------------------------------------------------------------------------------- in contexts, and outer sizes that no inner tensor has
+# ---------------------------------------------------------------- in contexts, and outer sizes that no inner tensor has
 class Padded(Tensor):
     """The first ``count`` rows of a tensor. The context is the number; no inner tensor has it as a size."""
 
@@ -192,7 +192,7 @@ def test_a_class_that_takes_its_outer_size_from_the_context(cls: type[WithShape]
         assert y.shape == wanted.shape and y.a.equal(wanted.a) and k == m == n
 
 
-# ---------------------------------------------------------------------------------------------- shapes with numbers from inside tensors; those that do not fit are refused in the call
+# ------------------------------- shapes with numbers from inside tensors; those that do not fit are refused in the call
 SHAPES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "view": lambda x, k: x.view(k, -1),
     "reshape": lambda x, k: x.reshape(-1, k) * 2,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import subclass_trace as st
 from subclass_trace.zoo import TwoTensor
 
-# ---------------------------------------------------------------------------------------------- graphs with writes: what touches no written memory is copied, all else is made functional
+# ---------------------------- graphs with writes: what touches no written memory is copied, all else is made functional
 Tensor = torch.Tensor
 GENERATOR = torch.Generator()
 
@@ -113,7 +113,7 @@ def test_hooks_of_results(view: Callable[[Tensor], Tensor]) -> None:
     assert w.grad is not None and w.grad.unique().tolist() == [2]
 
 
-# ---------------------------------------------------------------------------------------------- to memory that another argument shows: the error or the numbers of eager, or a typed refusal
+# ------------------------- to memory that another argument shows: the error or the numbers of eager, or a typed refusal
 PLACES = torch.tensor([0, 1])
 
 #: eager refuses these, or gives numbers that depend on the order of reads and writes: they run eagerly
@@ -179,7 +179,7 @@ def test_memory_onto_itself_in_another_shape() -> None:
     assert region(torch.ones(1, 3)).sum() == 6 and region.specializations
 
 
-# ---------------------------------------------------------------------------------------------- in place on transposed tensors: the tensor stays laid out as it is, though functional forms are contiguous
+# ----------- in place on transposed tensors: the tensor stays laid out as it is, though functional forms are contiguous
 MASK = torch.arange(12).view(3, 4) % 3 == 0
 ROW = torch.zeros(1, 4, dtype=torch.long)
 #: writes to a tensor of shape (3, 4)
@@ -223,7 +223,7 @@ def test_strides_of_a_gradient(f: Callable[[Tensor], Tensor]) -> None:
     assert found[0].stride() == found[1].stride() and torch.allclose(*found)
 
 
-# ---------------------------------------------------------------------------------------------- ``out=`` with arguments of the right size, of another size and empty ones, which grow
+# -------------------------------- ``out=`` with arguments of the right size, of another size and empty ones, which grow
 Case = tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
 
 

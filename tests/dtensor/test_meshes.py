@@ -67,7 +67,7 @@ def test_index_by_a_dtensor_is_refused(mesh) -> None:
         st.compile(lambda x, i: x[i])(whole(mesh, 8, 4), distribute_tensor(torch.tensor(2), mesh, REPLICATE))
 
 
-# ---------------------------------------------------------------------------------------------- operations over a mesh, modes, nested wrappers, reports
+# -------------------------------------------------------------- operations over a mesh, modes, nested wrappers, reports
 def test_vocabulary_parallel_embedding(mesh) -> None:
     """Its mask is made of the tokens of each call: nothing of the first call's may stay."""
     torch.manual_seed(5)
@@ -118,7 +118,7 @@ def test_error_of_the_region_is_the_eager_one(mesh) -> None:
     assert w._local_tensor is local
 
 
-# ---------------------------------------------------------------------------------------------- uneven shards, two-dimensional meshes, sizes that change, and what is guarded
+# ---------------------------------------- uneven shards, two-dimensional meshes, sizes that change, and what is guarded
 def test_batch_sizes_that_change(mesh) -> None:
     """The second size makes a dynamic specialization, which serves the rest."""
 

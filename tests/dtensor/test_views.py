@@ -147,7 +147,7 @@ def test_values_and_gradients_are_as_in_eager(process_group, name, inputs, ranks
         assert len(region.specializations) == 1 or "ran eagerly" in region.explain(), region.explain()
 
 
-# ---------------------------------------------------------------------------------------------- ``x.view(b * s, h)`` of a DTensor that is split by ``s``: a ``_StridedShard``, as value, result, input and gradient
+# ---- ``x.view(b * s, h)`` of a DTensor that is split by ``s``: a ``_StridedShard``, as value, result, input and gradient
 #: eager mode itself refuses such views in torch 2.11, and two of these programs in 2.12
 pytestmark = pytest.mark.skipif(VERSION < (2, 12), reason="torch 2.11 has no such views")
 of_2_13 = pytest.mark.skipif(VERSION < (2, 13), reason="refused by torch 2.12 in eager mode")

@@ -183,7 +183,7 @@ def test_reentrant_checkpoint_in_the_region() -> None:
     assert not eager.requires_grad and not st.compile(f)(x.detach()).requires_grad
 
 
-# ---------------------------------------------------------------------------------------------- partitioners that return graphs which do not fit: typed errors with the node and its source line
+# --------------------- partitioners that return graphs which do not fit: typed errors with the node and its source line
 Change = Callable[[fx.GraphModule, fx.GraphModule, int], Any]
 
 

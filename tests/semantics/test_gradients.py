@@ -12,7 +12,7 @@ import subclass_trace as st
 from subclass_trace.subclass.flatten import leaves_of
 from subclass_trace.zoo import TwoTensor
 
-# ---------------------------------------------------------------------------------------------- which require grad with ``create_graph``, and which are the very tangent that came
+# ----------------------------------- which require grad with ``create_graph``, and which are the very tangent that came
 Tensor = torch.Tensor
 
 
@@ -98,7 +98,7 @@ def test_tangents_of_ever_other_strides_trace_so_many_backwards_and_no_more() ->
     assert backwards is not None and len(backwards.compiled) <= 16
 
 
-# ---------------------------------------------------------------------------------------------- custom Functions whose results are views, and whose backwards write to what they are given
+# --------------------------- custom Functions whose results are views, and whose backwards write to what they are given
 class Reverse(torch.autograd.Function):
     """The input itself; its gradient is turned round."""
 

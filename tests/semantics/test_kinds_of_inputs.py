@@ -93,7 +93,7 @@ def test_normal_tensors_pay_nothing() -> None:
     assert "is_inference" not in (region.specializations[0].source or "is_inference")
 
 
-# ---------------------------------------------------------------------------------------------- a conjugate or negative bit
+# ------------------------------------------------------------------------------------------ a conjugate or negative bit
 COMPLEX: dict[str, Callable[[Tensor], Any]] = {
     "real": lambda z: z.real,
     "imag, computed with": lambda z: z.imag + 1,

@@ -85,7 +85,7 @@ def test_drawing_from_a_generator_made_outside_is_as_in_eager(where: str) -> Non
     assert len(region.specializations) == 1
 
 
-# ---------------------------------------------------------------------------------------------- eager's numbers whatever the memory layout, and put where eager puts them
+# -------------------------------------------- eager's numbers whatever the memory layout, and put where eager puts them
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.5),
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5),

@@ -209,7 +209,7 @@ class Wrapper:
         if template is None:
             return False
         source = self.source
-        source.bind("make_wrapper", torch_api.WRAPPER_CONSTRUCTOR)
+        source.bind("make_wrapper", torch_api.make_wrapper_subclass)
         parts = [source.constant(v) for v in (template.dtype, template.layout, template.device)]
         outer = f"{source.constant(spec.size)}, {source.constant(spec.stride)}, {template.storage_offset}"
         meta = f"{outer}, None, {', '.join(parts)}"

@@ -12,6 +12,7 @@ empties, and the program of the tape deletes its own variables before the call.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -239,15 +240,11 @@ class Segmented:
         return program(values)
 
 
-_runners: dict[Any, Segmented] = {}
-
-
+@functools.cache
 def segmented(backend: Any) -> Segmented:
     """The runner for a back end: always the same one, since programs of tapes are kept by it.
 
     Raises:
         OptionError: an unknown back end.
     """
-    if backend not in _runners:
-        _runners[backend] = Segmented(backend)
-    return _runners[backend]
+    return Segmented(backend)

@@ -44,10 +44,12 @@ def is_opaque(value: object) -> bool:
 
 def is_opaque_class(cls: type) -> bool:
     """Are its instances such objects?"""
-    known = _OPAQUE_TYPES.get(cls)
-    if known is None:
-        known = _OPAQUE_TYPES[cls] = _is_opaque_type(cls)
-    return known
+    if cls not in _OPAQUE_TYPES:
+        import torch._library.opaque_object as objects
+
+        known: Any = getattr(objects, "is_custom_class", None) or objects.is_opaque_type  # until torch 2.14
+        _OPAQUE_TYPES[cls] = bool(known(cls))
+    return _OPAQUE_TYPES[cls]
 
 
 _OPAQUE_TYPES: dict[type, bool] = {}
@@ -66,15 +68,6 @@ def _stands_for_opaque(value: object) -> bool:
     from torch._opaque_base import OpaqueBase
 
     return isinstance(value, OpaqueBase)
-
-
-def _is_opaque_type(cls: type) -> bool:
-    import torch._library.opaque_object as objects
-
-    known: Callable[[type], bool] = (
-        getattr(objects, "is_custom_class", None) or objects.is_opaque_type
-    )  # until torch 2.14
-    return bool(known(cls))
 
 
 def storage_ref(t: torch.Tensor | torch.UntypedStorage) -> StorageWeakRef:

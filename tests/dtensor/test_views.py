@@ -149,7 +149,7 @@ def test_values_and_gradients_are_as_in_eager(process_group, name, inputs, ranks
 
 # ---- ``x.view(b * s, h)`` of a DTensor that is split by ``s``: a ``_StridedShard``, as value, result, input and gradient
 #: eager mode itself refuses such views in torch 2.11, and two of these programs in 2.12
-pytestmark = pytest.mark.skipif(VERSION < (2, 12), reason="torch 2.11 has no such views")
+of_2_12 = pytest.mark.skipif(VERSION < (2, 12), reason="torch 2.11 has no such views")
 of_2_13 = pytest.mark.skipif(VERSION < (2, 13), reason="refused by torch 2.12 in eager mode")
 
 
@@ -177,6 +177,7 @@ def test_as_an_input(mesh) -> None:
         assert got._spec == want._spec and torch.equal(got.to_local(), want.to_local())
 
 
+@of_2_12
 def test_a_changing_batch(mesh) -> None:
     region = st.compile(there_and_back)
     for batch in (8, 4, 6):

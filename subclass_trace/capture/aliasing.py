@@ -73,11 +73,6 @@ def _rows(t: torch.Tensor) -> list[Any]:
     return [size_key(t.storage_offset()), *(row for row in rows if row[0] != 1)]
 
 
-def storage_key(t: torch.Tensor) -> int:
-    """A number that two live tensors share exactly when they share a storage."""
-    return int(t.untyped_storage()._cdata)
-
-
 def family(t: torch.Tensor) -> torch.Tensor:
     """The base that autograd relates a view to, or the tensor itself."""
     base = t._base if t._is_view() else None
@@ -92,10 +87,10 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
     """
     families: dict[int, int] = {}
     pattern: list[Any] = [tuple(families.setdefault(id(family(t)), len(families)) for t in inputs)]
-    storages: dict[int, list[tuple[int, Any, Any]]] = {}
+    storages: dict[int | None, list[tuple[int, Any, Any]]] = {}
     for k, t in enumerate(leaves):
         if t.layout is torch.strided and t.numel():
-            storages.setdefault(storage_key(t), []).append((k, *byte_range(t)))
+            storages.setdefault(torch_api.storage_key(t), []).append((k, *byte_range(t)))
     for members in storages.values():
         if len(members) > 1:
             start = min(m[1] for m in members)

@@ -15,7 +15,6 @@ from ..subclass.context import same_context, with_outer, without_outer
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, sizes_in, spec_leaves
 from ..subclass.visit import inner_values, rebuild
-from .aliasing import storage_key
 from .session import Dim, Session
 
 Tensor = torch.Tensor
@@ -87,12 +86,7 @@ class SizeSymbols:
 
 
 def traced_value(
-    session: Session,
-    spec: Spec,
-    leaves: list[Tensor],
-    path: Path,
-    inference: bool,
-    grad_dtype: torch.dtype | None,
+    session: Session, spec: Spec, leaves: list[Tensor], path: Path, inference: bool, grad_dtype: torch.dtype | None
 ) -> Tensor:
     """An input as the user function sees it: made of traced leaves, and no autograd leaf, unless it asks for gradients of
     another dtype, as leaves alone do.
@@ -146,11 +140,10 @@ def _sized_by_context(spec: Spec, traced: Any) -> Spec:
 
 
 def _of_one_storage(leaves: Sequence[Tensor]) -> set[int]:
-    storages: dict[int, list[int]] = {}
+    storages: dict[int | None, list[int]] = {}
     for k, t in enumerate(leaves):
-        if t.layout is torch.strided:
-            storages.setdefault(storage_key(t), []).append(k)
-    return {k for members in storages.values() if len(members) > 1 for k in members}
+        storages.setdefault(torch_api.storage_key(t), []).append(k)
+    return {k for key, members in storages.items() if key is not None and len(members) > 1 for k in members}
 
 
 def _numbers_of(fake: Tensor) -> tuple[Any, ...]:

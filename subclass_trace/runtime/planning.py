@@ -41,11 +41,7 @@ _ABSOLUTE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatte
 
 
 def make_plan(
-    captured: Captured,
-    recipes: Recipes,
-    forward: Half,
-    saved: tuple[SavedValue, ...],
-    in_program: bool = False,
+    captured: Captured, recipes: Recipes, forward: Half, saved: tuple[SavedValue, ...], in_program: bool = False
 ) -> Plan:
     """The plan; sizes are expressions over the symbols that a call binds. `with_conditions` has still to be called.
 
@@ -162,25 +158,19 @@ def _detach(forward: Half, captured: Captured) -> frozenset[int]:
     kept = () if captured.tape is not None else captured.results.views
     rows = zip(values, leaf_spans(values), strict=True)
     plain = {span.start for k, (spec, span) in enumerate(rows) if not isinstance(spec, WrapperSpec) and k not in kept}
-    seen = {memory_of(n.meta["val"]) for n in forward.inputs if isinstance(n.meta["val"], Tensor)}
+    seen = {torch_api.storage_key(n.meta["val"]) for n in forward.inputs}
     out = set()
     for k, node in enumerate(forward.outputs[: sum(map(leaf_count, values))]):
-        value = node.meta.get("val")
-        if isinstance(value, Tensor) and value.layout is torch.strided:
-            if memory_of(value) in seen or (k in plain and _is_view(node)):
+        if (memory := torch_api.storage_key(node.meta.get("val"))) is not None:
+            if memory in seen or (k in plain and _is_view(node)):
                 out.add(k)
-            seen.add(memory_of(value))
+            seen.add(memory)
     return frozenset(out)
 
 
 def _is_view(node: fx.Node) -> bool:
     made: Any = node.args[0] if node.target is operator.getitem else node
     return isinstance(made.target, torch_api.OpOverload) and made.target.is_view
-
-
-def memory_of(value: Tensor) -> Any:
-    """Equal for values that share a storage."""
-    return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
 
 
 def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
@@ -236,10 +226,10 @@ def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, 
     backward would go unnoticed: the counter of the wrapper is compared as well.
     """
     outputs = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
-    kept = {memory_of(t) for t in outputs[len(outputs) - saved :] if isinstance(t, Tensor)} if saved else set[Any]()
+    kept = {*map(torch_api.storage_key, outputs[len(outputs) - saved :])} - {None}
     if not kept:
         return (), ()
-    there = {str(n.target) for n in forward.inputs if isinstance(t := n.meta["val"], Tensor) and memory_of(t) in kept}
+    there = {str(n.target) for n in forward.inputs if torch_api.storage_key(n.meta["val"]) in kept}
     changed = {m.input for m in captured.mutations.rows}
     inputs = [
         number
@@ -253,6 +243,6 @@ def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, 
         k
         for k, (spec, span) in enumerate(zip(specs, leaf_spans(specs), strict=True))
         if isinstance(spec, WrapperSpec) and k not in replaced
-        if any(isinstance(t, Tensor) and memory_of(t) in kept for t in outputs[span])
+        if not kept.isdisjoint(map(torch_api.storage_key, outputs[span]))
     ]
     return tuple(inputs), tuple(values)

@@ -8,19 +8,7 @@ from typing import Any, ClassVar, Optional
 
 import pytest
 import torch
-from authored import (
-    MAKERS,
-    Empty,
-    Grid,
-    Halves,
-    Pair,
-    Scaled,
-    Shifted,
-    Strict,
-    TaggedPair,
-    randn,
-    structure,
-)
+from authored import MAKERS, Empty, Grid, Halves, Pair, Scaled, Shifted, Strict, TaggedPair, randn, structure
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv

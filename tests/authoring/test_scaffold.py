@@ -26,10 +26,7 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_written_test_passes(tmp_path) -> None:
     files = write_scaffold("BlockFP8Weight", tmp_path / "new" / "package")
-    assert [f.name for f in files] == [
-        "block_fp8_weight.py",
-        "test_block_fp8_weight.py",
-    ]
+    assert [f.name for f in files] == ["block_fp8_weight.py", "test_block_fp8_weight.py"]
     for file in files:
         text = file.read_text()
         assert "MyTensor" not in text and "my_tensor" not in text and text.endswith("\n")

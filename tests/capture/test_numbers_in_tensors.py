@@ -177,10 +177,7 @@ def _truths(x: Tensor) -> Any:
 
 
 #: what Python computes with the values inside tensors
-AS_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
-    "sizes": _sizes,
-    "truths": _truths,
-}
+AS_NUMBERS: dict[str, Callable[[Tensor], Any]] = {"sizes": _sizes, "truths": _truths}
 
 
 @pytest.mark.parametrize("name", AS_NUMBERS)

@@ -37,12 +37,7 @@ def _two(*shape: int) -> TwoTensor:
 
 @pytest.mark.parametrize(
     ("make", "dynamic"),
-    [
-        (torch.ones, False),
-        (torch.ones, True),
-        (_two, True),
-        pytest.param(_two, False, marks=pytest.mark.slow),
-    ],
+    [(torch.ones, False), (torch.ones, True), (_two, True), pytest.param(_two, False, marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("function", [_square, _multiple, _constant])
 @pytest.mark.parametrize("backwards", [False, True])

@@ -20,11 +20,7 @@ from subclass_trace.partition.split import halves, make_split
 from subclass_trace.partition.table import Table
 
 aten = torch.ops.aten
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"activation_memory_budget": 0.0},
-    {"partitioner": "default"},
-]
+OPTIONS: list[dict[str, Any]] = [{}, {"activation_memory_budget": 0.0}, {"partitioner": "default"}]
 every_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
 
 

@@ -81,12 +81,7 @@ PROGRAMS: list[tuple[str, Callable[..., Any], tuple[Any, ...], list[tuple[Any, .
         "numbers",
         lambda x, n, s: x * n if s == "a" else x + n,
         (two(3), 2, "a"),
-        [
-            (two(3), 3, "a"),
-            (two(3), 2.0, "a"),
-            (two(3), True, "a"),
-            (two(3), 2, "b"),
-        ],
+        [(two(3), 3, "a"), (two(3), 2.0, "a"), (two(3), True, "a"), (two(3), 2, "b")],
     ),
     ("structure", lambda d, *, k: {"o": [d["x"] + k[0]]}, (), []),
     ("optional", lambda x: x.sin(), (OptionalBias(dense(3)),), [(OptionalBias(dense(3), dense(3, seed=1)),)]),
@@ -95,9 +90,7 @@ PROGRAMS: list[tuple[str, Callable[..., Any], tuple[Any, ...], list[tuple[Any, .
         "packed",
         lambda w, x: nn.functional.linear(x, w),
         (PackedInt4.quantize(dense(4, 6)), dense(2, 6)),
-        [
-            (PackedInt4.quantize(dense(4, 8)), dense(2, 8)),
-        ],
+        [(PackedInt4.quantize(dense(4, 8)), dense(2, 8))],
     ),
     (
         "mutated",

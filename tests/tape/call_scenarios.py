@@ -6,39 +6,27 @@ import warnings
 from typing import Any
 
 import torch
-from scenario import Log, Step, data, leaf, note, scenario
+from scenario import Log, Step, data, leaf, note, of_leaves, scenario
 
 
-@scenario
-def second_derivatives(log: Log) -> Step:
-    w = leaf(4)
-
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        y = (w * n).sin().exp().sum()
-        (g,) = torch.autograd.grad(y, w, create_graph=True)
-        assert g.requires_grad
-        (g * g).sum().backward()
-        return [g, w.grad]
-
-    return step
+@of_leaves((4,))
+def second_derivatives(log: Log, n: int, w: Any) -> list[Any]:
+    y = (w * n).sin().exp().sum()
+    (g,) = torch.autograd.grad(y, w, create_graph=True)
+    assert g.requires_grad
+    (g * g).sum().backward()
+    return [g]
 
 
-@scenario
-def backward_with_a_graph(log: Log) -> Step:
-    w = leaf(4)
-
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this makes a reference cycle
-            (w * n).sin().pow(3).sum().backward(create_graph=True)
-        first = w.grad
-        w.grad = None
-        (first * w).sum().backward()
-        return [first, w.grad]
-
-    return step
+@of_leaves((4,))
+def backward_with_a_graph(log: Log, n: int, w: Any) -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this makes a reference cycle
+        (w * n).sin().pow(3).sum().backward(create_graph=True)
+    first = w.grad
+    w.grad = None
+    (first * w).sum().backward()
+    return [first]
 
 
 @scenario

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from scenario import Log, Step, leaf, note, scenario
+from scenario import Log, Step, note, of_leaves, scenario
 
 
 class Scaled(torch.autograd.Function):
@@ -34,19 +34,11 @@ class Choosy(torch.autograd.Function):
         return None if grads[0] is None else grads[0] * 2, None
 
 
-@scenario
-def undefined_gradients(log: Log) -> Step:
-    w, v = leaf(3), leaf(3, seed=8)
-    v.register_hook(note(log, "v"))
-
-    def step(n: int) -> list[Any]:
-        w.grad = v.grad = None
-        a, b, c = Choosy.apply(w, v)
-        first, second = Scaled.apply(w * n, 2.0, v)
-        (a + second).sum().backward()
-        return [w.grad, v.grad]
-
-    return step
+@of_leaves((3,), (3,), hook=lambda log, v: v.register_hook(note(log, "v")))
+def undefined_gradients(log: Log, n: int, w: Any, v: Any) -> None:
+    a, b, c = Choosy.apply(w, v)
+    first, second = Scaled.apply(w * n, 2.0, v)
+    (a + second).sum().backward()
 
 
 class Twice(torch.autograd.Function):
@@ -62,18 +54,11 @@ class Twice(torch.autograd.Function):
         return g * 2, None
 
 
-@scenario
-def in_place_custom_function_on_view(log: Log) -> Step:
-    w = leaf(4, 4)
-
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        y = w * n
-        Twice.apply(y[1:3], log)
-        y.sin().sum().backward()
-        return [w.grad]
-
-    return step
+@of_leaves((4, 4))
+def in_place_custom_function_on_view(log: Log, n: int, w: Any) -> None:
+    y = w * n
+    Twice.apply(y[1:3], log)
+    y.sin().sum().backward()
 
 
 @scenario

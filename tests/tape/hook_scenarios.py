@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from scenario import Log, Step, checksum, data, leaf, note, scenario
+from scenario import Log, Step, checksum, data, leaf, note, of_leaves, scenario
 
 
 @scenario
@@ -25,27 +25,16 @@ def many_leaves_ready_at_once(log: Log) -> Step:
     return step
 
 
-@scenario
-def multi_gradient_hooks(log: Log) -> Step:
-    a, b, c = (leaf(3, seed=k) for k in range(3))
-
-    def step(n: int) -> list[Any]:
-        a.grad = b.grad = c.grad = None
-        x, y = a * b, b * c
-        handles = [
-            torch.autograd.graph.register_multi_grad_hook(
-                (x, y, a), lambda grads: log.append(("all", checksum(tuple(grads))))
-            ),
-            torch.autograd.graph.register_multi_grad_hook(
-                (x, y), lambda grad: log.append(("any", checksum(grad))), mode="any"
-            ),
-        ]
-        (x * y * n).sum().backward()
-        for handle in handles:
-            handle.remove()
-        return [a.grad, b.grad, c.grad]
-
-    return step
+@of_leaves((3,), (3,), (3,))
+def multi_gradient_hooks(log: Log, n: int, a: Any, b: Any, c: Any) -> None:
+    x, y, register = a * b, b * c, torch.autograd.graph.register_multi_grad_hook
+    handles = [
+        register((x, y, a), lambda grads: log.append(("all", checksum(tuple(grads))))),
+        register((x, y), lambda grad: log.append(("any", checksum(grad))), mode="any"),
+    ]
+    (x * y * n).sum().backward()
+    for handle in handles:
+        handle.remove()
 
 
 @scenario
@@ -84,46 +73,31 @@ def module_backward_hooks(log: Log) -> Step:
     return step
 
 
-@scenario
-def queued_callbacks(log: Log) -> Step:
-    w = leaf(3)
-    engine = torch.autograd.Variable
+@of_leaves((3,))
+def queued_callbacks(log: Log, n: int, w: Any) -> None:
+    y, engine = w * n, torch.autograd.Variable
 
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        y = w * n
+    def last() -> None:
+        log.append(("last", checksum(w.grad)))
+        engine._execution_engine.queue_callback(lambda: log.append("queued by a callback"))
 
-        def last() -> None:
-            log.append(("last", checksum(w.grad)))
-            engine._execution_engine.queue_callback(lambda: log.append("queued by a callback"))
+    def hook(grad: torch.Tensor) -> None:
+        log.append("hook")
+        engine._execution_engine.queue_callback(last)
 
-        def hook(grad: torch.Tensor) -> None:
-            log.append("hook")
-            engine._execution_engine.queue_callback(last)
-
-        y.register_hook(hook)
-        y.sum().backward()
-        log.append("after")
-        return [w.grad]
-
-    return step
+    y.register_hook(hook)
+    y.sum().backward()
+    log.append("after")
 
 
-@scenario
-def backward_inside_a_hook(log: Log) -> Step:
-    w, v = leaf(3), leaf(3, seed=9)
-
+@of_leaves((3,), (3,))
+def backward_inside_a_hook(log: Log, n: int, w: Any, v: Any) -> None:
     def hook(grad: torch.Tensor) -> None:
         with torch.enable_grad():
             inner = v * 2
             inner.register_hook(note(log, "inner"))
             (inner * grad.detach()).sum().backward()
 
-    def step(n: int) -> list[Any]:
-        w.grad = v.grad = None
-        y = w * n
-        y.register_hook(hook)
-        y.sin().sum().backward()
-        return [w.grad, v.grad]
-
-    return step
+    y = w * n
+    y.register_hook(hook)
+    y.sin().sum().backward()

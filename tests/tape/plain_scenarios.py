@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from scenario import Log, Step, data, leaf, scenario, trained
+from scenario import Log, Step, data, leaf, of_leaves, scenario, trained
 
 
 @scenario
@@ -55,31 +55,17 @@ def dropout(log: Log) -> Step:
     return step
 
 
-@scenario
-def views_joins_and_reductions(log: Log) -> Step:
-    w = leaf(4, 6)
-
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        a, b, c = (data(n, 4) @ w).split(2, dim=1)
-        y = torch.cat([a.t().reshape(-1), b.flip(0).flatten(), c.cumsum(0).contiguous().view(-1)])
-        (y.logsumexp(0) + y[::2].std() + c.amax()).backward()
-        return [w.grad]
-
-    return step
+@of_leaves((4, 6))
+def views_joins_and_reductions(log: Log, n: int, w: Any) -> None:
+    a, b, c = (data(n, 4) @ w).split(2, dim=1)
+    y = torch.cat([a.t().reshape(-1), b.flip(0).flatten(), c.cumsum(0).contiguous().view(-1)])
+    (y.logsumexp(0) + y[::2].std() + c.amax()).backward()
 
 
-@scenario
-def added_leaves_keep_own_gradients(log: Log) -> Step:
-    a, b = leaf(3), leaf(3, seed=5)
-
-    def step(n: int) -> list[Any]:
-        a.grad = b.grad = None
-        (a + b).backward(torch.full((3,), float(n)))
-        a.grad.mul_(2)
-        return [a.grad, b.grad]
-
-    return step
+@of_leaves((3,), (3,))
+def added_leaves_keep_own_gradients(log: Log, n: int, a: Any, b: Any) -> None:
+    (a + b).backward(torch.full((3,), float(n)))
+    a.grad.mul_(2)
 
 
 @scenario

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from scenario import Hooks, Log, Step, data, leaf, scenario, trained
+from scenario import Hooks, Log, Step, data, of_leaves, scenario, trained
 from torch.utils.checkpoint import checkpoint
 
 
@@ -66,22 +66,14 @@ def checkpoint_with_reentry(log: Log) -> Step:
     return step
 
 
-@scenario
-def nested_checkpoints(log: Log) -> Step:
-    w = leaf(4, 4)
+@of_leaves((4, 4))
+def nested_checkpoints(log: Log, n: int, w: Any) -> None:
+    def inner(t: torch.Tensor) -> torch.Tensor:
+        log.append("inner")
+        return (t @ w).tanh()
 
-    def step(n: int) -> list[Any]:
-        w.grad = None
+    def outer(t: torch.Tensor) -> torch.Tensor:
+        log.append("outer")
+        return checkpoint(inner, t, use_reentrant=False).sin()
 
-        def inner(t: torch.Tensor) -> torch.Tensor:
-            log.append("inner")
-            return (t @ w).tanh()
-
-        def outer(t: torch.Tensor) -> torch.Tensor:
-            log.append("outer")
-            return checkpoint(inner, t, use_reentrant=False).sin()
-
-        checkpoint(outer, data(n, 4), use_reentrant=False).sum().backward()
-        return [w.grad]
-
-    return step
+    checkpoint(outer, data(n, 4), use_reentrant=False).sum().backward()

@@ -77,8 +77,7 @@ def test_copy(dense) -> None:
     [lambda x: x, lambda x: x[1:], lambda x: x[::2], lambda x: x.t(), lambda x: x[::2].t(), lambda x: x.t()[:, ::3]],
 )
 @pytest.mark.parametrize(
-    "copy",
-    [torch.clone, torch.Tensor.contiguous, lambda x: x.to(x.dtype, copy=True), lambda x: x.double()],
+    "copy", [torch.clone, torch.Tensor.contiguous, lambda x: x.to(x.dtype, copy=True), lambda x: x.double()]
 )
 def test_copies_lie_like_dense_ones(dense, part, copy) -> None:
     w = PackedInt4.quantize(dense)

@@ -133,12 +133,18 @@ def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
     return (beside - of_forward) | (known & of_forward)
 
 
+def _memory(value: Any) -> set[Any]:
+    """The storages of a tensor, or of several."""
+    if isinstance(value, Tensor):
+        return {torch_api.storage_ref(value)}
+    return set().union(*map(_memory, value)) if isinstance(value, (tuple, list)) else set()
+
+
 def _untouched(graph: fx.Graph) -> set[fx.Node]:
     written: set[Any] = set()
     memory: dict[fx.Node, set[Any]] = {}
     for node in graph.nodes:
-        values = torch_api.pytree.tree_leaves(node.meta.get("val"))
-        memory[node] = {torch_api.storage_ref(v) for v in values if isinstance(v, Tensor)}
+        memory[node] = _memory(node.meta.get("val"))
         if isinstance(node.target, torch_api.OpOverload):
             written.update(*(memory[t] for t in written_arguments(node.target, node.args, node.kwargs, fx.Node)))
     beside: set[fx.Node] = set()

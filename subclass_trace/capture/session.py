@@ -51,6 +51,7 @@ class Session:
         self.recorder = Recorder(self.mode, decompositions)
         if not dynamic:
             torch_api.replace_cache(self.mode, self.recorder.results.remembered)
+            torch_api.replace_conversion(self.mode)
         self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts
         self.arguments = {}
         self._grad = True  # grad mode of the caller
@@ -113,7 +114,7 @@ class Session:
 
     def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
         """A fake dense leaf; those of one storage share a fake storage. Its sizes become `Dim`."""
-        source = torch_api.input_source(name)
+        source = torch_api.input_source(name) if self.dynamic else None
         if not any(dims):
             return self.mode.from_tensor(real, static_shapes=True, source=source)
         if Dim.NUMBER in dims:

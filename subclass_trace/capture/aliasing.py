@@ -51,8 +51,29 @@ def one_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """May an element of one lie in an element of the other?"""
-    return one_storage(a, b) and byte_range(a).overlaps(byte_range(b))
+    """May an element of one lie in an element of the other? (Two columns of a matrix do not meet.)"""
+    if not one_storage(a, b) or not byte_range(a).overlaps(byte_range(b)):
+        return False
+    distance: Any = b.storage_offset() - a.storage_offset()
+    if a.element_size() != b.element_size() or not all(
+        isinstance(n, int) for n in (distance, *a.stride(), *b.stride())
+    ):
+        return True
+    reach: dict[int, list[int]] = {}  # stride -> how far two elements may be apart along it, either way
+    for way, t in enumerate((a, b)):
+        for size, stride in zip(t.shape, t.stride(), strict=True):
+            reach.setdefault(stride, [0, 0])[way] += size - 1 if isinstance(size, int) else 1 << 62
+    return _meet(distance, [(s, -j, i) for s, (i, j) in sorted(reach.items(), reverse=True) if s])
+
+
+def _meet(distance: int, rows: Sequence[tuple[int, int, int]]) -> bool:
+    """May ``distance`` be a sum of strides, each of them so many times as its row of (stride, least, most) says?"""
+    if not rows:
+        return distance == 0
+    (stride, least, most), *rest = rows
+    low, high = (sum(s * ends[k] for s, *ends in rest) for k in (0, 1))
+    first, last = max(least, -((high - distance) // stride)), min(most, (distance - low) // stride)
+    return last - first > 3 or any(_meet(distance - k * stride, rest) for k in range(first, last + 1))
 
 
 def repeats(t: torch.Tensor) -> bool:

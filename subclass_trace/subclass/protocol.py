@@ -85,15 +85,8 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     cls = type(value)
     if issubclass(cls, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
         return NotYet("a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__)
-    if issubclass(cls, torch.nn.Parameter):
-        return NeedsEager(
-            "a parameter is of a class of its own",
-            path=path,
-            expected="torch.nn.Parameter",
-            got=f"an instance of {cls.__module__}.{cls.__qualname__}",
-            fix="keep what the class adds in the module",
-        )
-    return ProtocolError(
+    plain = issubclass(cls, torch.nn.Parameter) or len(problems(cls)) == 3  # the class has nothing of the protocol
+    return (NeedsEager if plain else ProtocolError)(
         f"{cls.__qualname__} is a tensor subclass that cannot be traced through: {why_not_traceable(cls)}",
         path=path,
         expected="torch.Tensor, or a subclass with __tensor_flatten__, __tensor_unflatten__ and __torch_dispatch__",

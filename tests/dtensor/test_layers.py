@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from spmd import REPLICATE, ROWS, check, difference, seen, whole
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 
 import subclass_trace as st
 
@@ -62,3 +62,15 @@ def test_placements_and_meshes_as_arguments(mesh, mesh_2d) -> None:
     for m in (mesh, mesh_2d, mesh):
         assert region(torch.ones(4), m).device_mesh is m
     assert len(region.specializations) == 2
+
+
+def test_hooks_of_a_distributed_module(mesh) -> None:
+    """Torch's hook calls the user's function, which closes over variables."""
+    factor = 3.0
+    model = distribute_module(nn.Linear(8, 8), mesh, output_fn=lambda module, out, mesh: (out * factor).to_local())
+
+    def make():
+        model.zero_grad()
+        return (whole(mesh, 8, 8, placements=REPLICATE),), list(model.parameters())
+
+    check(lambda x: model(x), make)

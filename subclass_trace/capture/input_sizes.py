@@ -43,10 +43,8 @@ class SizeSymbols:
             return spec
         if isinstance(spec, LeafSpec):
             fake = next(fakes)
-            strided = fake.layout is torch.strided
-            stride, offset = (tuple(fake.stride()), fake.storage_offset()) if strided else ((), 0)
-            meta = (tuple(fake.shape), stride, offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-            return LeafSpec(*meta, spec.lazy)
+            place = fake.storage_offset()
+            return replace(spec, size=tuple(fake.shape), stride=tuple(fake.stride()), storage_offset=place)
         inners = tuple(
             self.spec(getattr(value, n), s, path.attr(n), fakes) for n, s in zip(spec.names, spec.inners, strict=True)
         )
@@ -57,8 +55,7 @@ class SizeSymbols:
         if any(dims):
             size = self.session.outer_size(value, path, dims)
             stride = symbolic_strides(spec.size, spec.stride, size)
-        rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-        return WrapperSpec(spec.cls, spec.names, inners, spec.context, size, stride, *rest)
+        return replace(spec, inners=inners, size=size, stride=stride)
 
     def _jagged(self, spec: WrapperSpec) -> Spec:
         """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from its offsets."""
@@ -148,8 +145,7 @@ def _of_one_storage(leaves: Sequence[Tensor]) -> set[int]:
 
 def _numbers_of(fake: Tensor) -> tuple[Any, ...]:
     """Sizes, strides and offset."""
-    strided = fake.layout is torch.strided
-    return (*fake.shape, *((*fake.stride(), fake.storage_offset()) if strided else ()))
+    return (*fake.shape, *fake.stride(), fake.storage_offset())
 
 
 def _like(spec: LeafSpec) -> Tensor:

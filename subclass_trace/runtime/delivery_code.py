@@ -129,7 +129,7 @@ class Delivery:
         """Does the program make the new contents in memory of their own? One call may copy such in any order."""
         span = leaf_spans(self.plan.results.values)[m.value]
         specs = [*spec_leaves(self.plan.results.values[m.value]), *spec_leaves(self.plan.inputs.rows[m.input].spec)]
-        plain = all(leaf.layout is torch.strided and not leaf.dtype.is_complex for leaf in specs)
+        plain = not any(leaf.dtype.is_complex for leaf in specs)
         return plain and self.plan.results.detach_values.isdisjoint(range(span.start, span.stop))
 
     def _pairs(self, m: MutationPlan, values: Sequence[str]) -> list[tuple[str, str]]:

@@ -130,10 +130,9 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
         for d, n in enumerate(t.shape):
             note(torch_api.size_symbol(n), "leaf", k, f".shape[{d}]")
     for k, t in enumerate(captured.inputs.originals):  # a slice of something that grows
-        if t.layout is torch.strided:
-            for d, n in enumerate(t.stride()):
-                note(torch_api.size_symbol(n), "leaf", k, f".stride({d})")
-            note(torch_api.size_symbol(t.storage_offset()), "leaf", k, ".storage_offset()")
+        for d, n in enumerate(t.stride()):
+            note(torch_api.size_symbol(n), "leaf", k, f".stride({d})")
+        note(torch_api.size_symbol(t.storage_offset()), "leaf", k, ".storage_offset()")
     for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             note(torch_api.size_symbol(n), "input", number, f".shape[{d}]")
@@ -215,8 +214,7 @@ def _has_symbols(*tensors: Tensor) -> bool:
     """In a size, a stride, or the place of a leaf (``x[:, k]`` has symbols nowhere else)."""
     if any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride())):
         return True
-    leaves = (leaf for t in tensors for leaf in leaves_of(t))
-    return any(t.layout is torch.strided and isinstance(t.storage_offset(), torch.SymInt) for t in leaves)
+    return any(isinstance(leaf.storage_offset(), torch.SymInt) for t in tensors for leaf in leaves_of(t))
 
 
 def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

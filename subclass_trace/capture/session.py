@@ -50,6 +50,7 @@ class Session:
         self.mode = torch_api.fake_mode(self.shape_env)
         self.recorder = Recorder(self.mode, decompositions)
         if not dynamic:
+            self.recorder.results.share()
             torch_api.replace_cache(self.mode, self.recorder.results.remembered)
             torch_api.replace_conversion(self.mode)
         self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts

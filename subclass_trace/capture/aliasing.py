@@ -94,11 +94,6 @@ def _rows(t: torch.Tensor) -> list[Any]:
     return [size_key(t.storage_offset()), *(row for row in rows if row[0] != 1)]
 
 
-def storage_key(t: torch.Tensor) -> int:
-    """A number that two live tensors share exactly when they share a storage."""
-    return int(t.untyped_storage()._cdata)
-
-
 def family(t: torch.Tensor) -> torch.Tensor:
     """The base that autograd relates a view to, or the tensor itself."""
     base = t._base if t._is_view() else None
@@ -113,10 +108,10 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
     """
     families: dict[int, int] = {}
     pattern: list[Any] = [tuple(families.setdefault(id(family(t)), len(families)) for t in inputs)]
-    storages: dict[int, list[tuple[int, Any, Any]]] = {}
+    storages: dict[int | None, list[tuple[int, Any, Any]]] = {}
     for k, t in enumerate(leaves):
-        if t.layout is torch.strided and t.numel():
-            storages.setdefault(storage_key(t), []).append((k, *byte_range(t)))
+        if t.numel():
+            storages.setdefault(torch_api.storage_key(t), []).append((k, *byte_range(t)))
     for members in storages.values():
         if len(members) > 1:
             start = min(m[1] for m in members)
@@ -127,21 +122,14 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
 _number = operator.attrgetter("_cdata")
 
 
-def alias_check(
-    known: tuple[Any, ...], *, strided: bool = False
-) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], bool]:
-    """A test whether `alias_pattern` of a call equals ``known``, quick for the usual pattern: nothing is related.
-
-    ``strided``: other guards see to it that all leaves are.
-    """
+def alias_check(known: tuple[Any, ...]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], bool]:
+    """A test whether `alias_pattern` of a call equals ``known``, quick for the usual pattern: nothing is related."""
     if known != (tuple(range(len(known[0]))),):
         return lambda inputs, leaves: alias_pattern(inputs, leaves) == known
 
     def unrelated(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:
-        no_views = not any(map(torch_api.is_autograd_view, inputs)) and (
-            strided or all(t.layout is torch.strided for t in leaves)
-        )
-        if no_views and len({*map(_number, map(torch.Tensor.untyped_storage, leaves))}) == len(leaves):
+        storages = {*map(_number, map(torch.Tensor.untyped_storage, leaves))}
+        if len(storages) == len(leaves) and not any(map(torch_api.is_autograd_view, inputs)):
             return True
         return alias_pattern(inputs, leaves) == known
 

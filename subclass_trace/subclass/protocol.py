@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -33,15 +34,12 @@ class Kind(enum.Enum):
 #: the classes of real dense tensors
 REAL = frozenset({torch.Tensor, torch.nn.Parameter})
 _DENSE = {*REAL, *torch_api.FAKE_TYPES}
-_KINDS: dict[type, Kind] = dict.fromkeys(_DENSE, Kind.LEAF)
 
 
+@functools.cache
 def kind_of(cls: type) -> Kind:
     """Leaf (a dense tensor), wrapper, or refused; decided once per class."""
-    kind = _KINDS.get(cls)
-    if kind is None:
-        kind = _KINDS[cls] = Kind.REFUSED if problems(cls) else Kind.WRAPPER
-    return kind
+    return Kind.LEAF if cls in _DENSE else Kind.REFUSED if problems(cls) else Kind.WRAPPER
 
 
 def is_traceable(value: object) -> bool:
@@ -109,30 +107,20 @@ def refuse_layout(value: torch.Tensor, path: Path) -> NeedsEager:
     )
 
 
-_UNFLATTEN: dict[type, Callable[..., torch.Tensor]] = {}
-
-
+@functools.cache
 def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.Tensor]:
     """``cls.__tensor_unflatten__`` as a function of four arguments, whatever form the author gave it.
 
     Static methods, class methods and the old form of two arguments (inner tensors, context) are accepted.
     """
-    hit = _UNFLATTEN.get(cls)
-    if hit is not None:
-        return hit
     method: Callable[..., torch.Tensor] = torch_api.repaired_unflatten(cls) or cls.__tensor_unflatten__  # type: ignore[attr-defined]
     try:
         inspect.signature(method).bind({}, None, (), ())
-        call = method
     except TypeError:
-
-        def call(inner: dict[str, Any], context: Any, size: Any, stride: Any) -> torch.Tensor:
-            return method(inner, context)
-
+        return lambda inner, context, size, stride: method(inner, context)
     except ValueError:  # a builtin without a signature
-        call = method
-    _UNFLATTEN[cls] = call
-    return call
+        pass
+    return method
 
 
 def flattens_alike(cls: type) -> bool:

@@ -51,11 +51,7 @@ _VIEWS = frozenset(
         _aten._unsafe_view.default,
     }
 )
-_TAGS = {
-    torch.Tag.data_dependent_output,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.inplace_view,
-}
+_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 
 
 @dataclass(frozen=True)
@@ -194,10 +190,5 @@ def _describe_one(t: Any, args: tuple[Any, ...]) -> _Made | None:
     if t.dtype != args[sources[0]].dtype if sources else t.storage_offset() != 0:
         return None
     return _Made(
-        tuple(t.shape),
-        tuple(t.stride()),
-        t.storage_offset(),
-        t.dtype,
-        t.fake_device,
-        sources[0] if sources else None,
+        tuple(t.shape), tuple(t.stride()), t.storage_offset(), t.dtype, t.fake_device, sources[0] if sources else None
     )

@@ -3,8 +3,7 @@
 When a code object is entered for the first time, what its names reach (globals, cells, defaults, attributes) is walked and
 snapshotted (``before`` of each holder), before its first instruction. Nothing else is ever walked, so that snapshot,
 stand-ins and guards are one set, and the cost follows the code that ran. Objects are whole: all attributes of an instance,
-a class, a function, a module, but for containers that no code names (a ``losses`` that grows between the calls). Names decide
-which globals, attributes of Python modules and of a library's objects count.
+a class, a function, a module. Names decide which globals, attributes of Python modules and of a library's objects count.
 
 In: a function and its arguments, then code objects as they are entered. Out: `Walk.holders` and the lists besides it.
 """
@@ -57,7 +56,6 @@ _BUILTINS = frozenset(vars(builtins))
 _NOT_NAMESPACES = ("__builtins__", "__loader__", "__spec__")
 #: a list of more plain values than this is compared in one go
 _LONG = 64
-_OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 
 class Walk:
@@ -137,9 +135,8 @@ class Walk:
         self.uses.update(uses_of(code, followed))  # no global of torch's own is a list of the user's
         for name in names_of(code) - self.names:
             self._join(name)
-        if followed or space.get("__name__") == "copy":  # of objects of the user's
-            self.computed = self.computed or not COMPUTED.isdisjoint(code.co_names)
         if followed:
+            self.computed = self.computed or not COMPUTED.isdisjoint(code.co_names)
             self._globals(code, space)
         functions = self.by_code[code]
         if self.earlier is not None and not functions:
@@ -231,22 +228,19 @@ class Walk:
             or issubclass(kind, (types.FunctionType, torch.nn.Module))
             or kind in (torch.Tensor, torch.nn.Parameter)
         )
-        if (by_name or whole) and not holder.shallow:
+        if by_name and not holder.shallow:
             self._by_name.append(holder)
-        waits = not is_a(holder.owner, torch.Tensor) and not hasattr(kind, "__dataclass_fields__")
         for name, value in holder.before.items():
-            later = waits and type(value) in CONTAINERS and name not in _OF_MODULES
-            if name in self.names or (whole and not later and cannot_be_put_back(value) is None):
+            if name in self.names or (whole and cannot_be_put_back(value) is None):
                 self._todo.append((self._want, holder, name))
             else:
                 self._waiting[name].append(holder)
         return holder
 
     def _plain_values(self, holder: Names) -> None:
-        """Code reads attributes by computed names: plain values, and containers of objects, are sources."""
-        kinds = ATOMS if holder.owner is None or isinstance(holder, OfClass) else ATOMS | CONTAINERS
+        """Code reads attributes by names that it computes: the plain values of Python modules and classes are sources."""
         for name, value in holder.before.items():
-            if not name.startswith("__") and (type(value) in kinds or is_a(value, torch.Tensor)):
+            if not name.startswith("__") and (type(value) in ATOMS or is_a(value, torch.Tensor)):
                 self._todo.append((self._want, holder, name))
 
     def _want(self, holder: Names, name: str) -> None:

@@ -148,22 +148,6 @@ def test_other_items_of_the_dict_of_a_list(d: Any, body: str, specializations: i
     assert found == run(lambda f: f)[0] and len(region.specializations) == specializations
 
 
-def test_what_no_code_names_may_grow() -> None:
-    class Trainer:
-        def __init__(self) -> None:
-            self.weight, self.losses, self.log = torch.ones(3), list[float](), {"step": [0]}
-
-        def step(self, x: Tensor) -> Tensor:
-            return (x * self.weight).sum()
-
-    trainer = Trainer()
-    step = st.compile(trainer.step, frontend="trace")
-    for k in range(5):
-        trainer.losses.append(step(torch.full((3,), float(k))).item())
-        trainer.log["step"].append(k)
-    assert trainer.losses == [0.0, 3.0, 6.0, 9.0, 12.0] and len(step.specializations) == 1
-
-
 # ------------------------------------------------ another object of C never gets the code that was traced for the first
 class Colour(enum.Enum):
     RED = 1

@@ -23,6 +23,7 @@ from .code_names import OF_GLOBALS, names_of
 from .kinds import CONTAINERS
 from .source import Bag, Call, Cell, Holder, Mapping, Names, Source
 from .source import Sequence as ListLike
+from .unread import Unread
 from .values import ATOMS, MISSING, factory_of, is_a, is_told, same, short
 from .walk import Walk
 
@@ -191,9 +192,11 @@ class StateGuards:
             if h.fixed and (h.guarded or h in parents) and is_a(h.owner, torch.Tensor)
         }
         self._looked_up = {id(h.thing if h.owner is None else h.owner) for h in walk.holders.values() if not h.fixed}
+        unread = Unread(walk)
         for holder in (walk.arguments, *walk.holders.values()):
-            guards = [] if is_write_only(walk, holder) else list(self._of_holder(holder, call))
-            if holder.fixed and isinstance(holder, Mapping):
+            skipped = unread.skips(holder) or is_write_only(walk, holder)
+            guards = [] if skipped else list(self._of_holder(holder, call, unread))
+            if holder.fixed and isinstance(holder, Mapping) and not unread.skips(holder):
                 self.by_holder[holder] = guards
             else:
                 self.each += guards
@@ -227,7 +230,7 @@ class StateGuards:
         return itertools.chain(self.each, *self.by_holder.values())
 
     # ------------------------------------------------------------------------------------------ making
-    def _of_holder(self, holder: Holder, call: Call) -> Iterable[Guard]:
+    def _of_holder(self, holder: Holder, call: Call, unread: Unread) -> Iterable[Guard]:
         thing = holder.now(call)
         if holder.guarded is None or isinstance(holder, (ListLike, Bag)):
             rows = holder.table(thing).items()
@@ -239,6 +242,8 @@ class StateGuards:
             )
             return
         for key in holder.guarded:
+            if unread.skips(holder, key):
+                continue
             source = Source(holder, key)
             yield At(source, self._known(source, holder.get(thing, key)))
         if type(holder) is Mapping:

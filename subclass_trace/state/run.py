@@ -11,7 +11,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -292,6 +292,15 @@ class BackwardState(StateRun):
         for value in values:
             self.walk.value(value, getattr(values[0], "__qualname__", "a hook"))
         self.walk.drain()
+
+    def meets_kept(self, nodes: Iterable[Any]) -> None:
+        """The objects that custom functions keep (``ctx.config = config``): no name in the code of a backward leads there."""
+        for node in nodes:
+            for value in (namespace_of(node) or {}).values():
+                if not is_a(value, (torch.Tensor, *SYMBOLS)):
+                    with contextlib.suppress(SideEffectError):  # what it does with such an object is not known to us
+                        self.walk.value(value, f"{node.name()}.{type(value).__name__}")
+                        self.walk.drain()
 
     def finish(self) -> None:
         """Read off what the code did.

@@ -3,7 +3,8 @@
 When a code object is entered for the first time, what its names reach (globals, cells, defaults, attributes) is walked and
 snapshotted (``before`` of each holder), before its first instruction. Nothing else is ever walked, so that snapshot,
 stand-ins and guards are one set, and the cost follows the code that ran. Objects are whole: all attributes of an instance,
-a class, a function, a module. Names decide which globals, attributes of Python modules and of a library's objects count.
+a class, a function, a module; those that no code has named in the end are not compared (`unread`). Names decide which globals,
+attributes of Python modules and of a library's objects count.
 
 In: a function and its arguments, then code objects as they are entered. Out: `Walk.holders` and the lists besides it.
 """
@@ -90,6 +91,7 @@ class Walk:
         self.entered: dict[types.CodeType, dict[str, Any]] = {}
         self.names: set[str] = set()
         self.computed = False  # code reads attributes by computed names
+        self.getters = False  # there are objects that do
         self.replaced: Collection[str] = ()  # paths of what each call looks up, though a name leads there
         self.paths: dict[int, dict[str, Source | None]] = collections.defaultdict(dict)
         self.known: dict[int, Source | None] = {}  # id of each value that was met -> where
@@ -360,7 +362,10 @@ class Walk:
             self.value(item, f"{path}[{k}]", inside)
 
     def _is_new(self, value: Any, path: str, source: Source | None) -> bool:
-        self.paths[id(value)][path] = source
+        rows = self.paths[id(value)]
+        while rows.get(path, source) is not source:  # one path, two places
+            path += "'"
+        rows[path] = source
         if id(value) not in self.known:
             self.known[id(value)] = source
             self._alive.append(value)
@@ -422,7 +427,7 @@ class Walk:
             self.objects.append(value)
         self._class(kind)
         if kind in (operator.attrgetter, operator.methodcaller):  # names that no code has
-            self.computed = True
+            self.computed = self.getters = True
         if not is_heap_type(kind) and kind.__module__ in OF_C:
             self._of_c(value, path)
 

@@ -309,6 +309,16 @@ class Layer(nn.Module):
         return x + F.dropout(self.down(y), self.p, self.training)
 
 
+class Indexed(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.index
+
+
+class Tabled(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.t["scale"]
+
+
 class Scale(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Any) -> Tensor:
@@ -367,7 +377,7 @@ def hooked(layer: Layer, n: float) -> Layer:
 LISTS: dict[str, tuple[Callable[[], list[nn.Module]], str]] = {
     "equal layers": (lambda: [Layer() for _ in range(4)], "-sss"),
     "numbers that decide shapes": (lambda: [Layer(heads=n) for n in (2, 4, 4, 2)], "--ss"),
-    "an index, a symbol from the third on": (lambda: [Layer(index=n) for n in range(5)], "---ss"),
+    "an index, a symbol from the third on": (lambda: [Indexed(index=n) for n in range(5)], "---ss"),
     "functions": (lambda: [Layer(act=f) for f in (F.gelu, torch.sin, F.gelu)], "--s"),
     "floats": (lambda: [Layer(p=p) for p in (0.0, 0.5, 0.5, 0.1)], "--s-"),
     "training or not": (lambda: [Layer(p=0.5).train(n % 2 == 0) for n in range(4)], "--ss"),
@@ -375,9 +385,10 @@ LISTS: dict[str, tuple[Callable[[], list[nn.Module]], str]] = {
     "frozen parameters": (lambda: [Layer(), Layer().requires_grad_(False), Layer()], "--s"),
     "sizes": (lambda: [nn.Sequential(nn.Linear(8, n), nn.Linear(n, 8)) for n in (8, 4, 8)], "--s"),
     "hooks of their own": (lambda: [hooked(Layer(), n) for n in (2.0, 3.0)], "--"),
-    "one table, another table": (lambda: [Layer(t=t) for t in (TABLE, TABLE, {"scale": 2.0}, {"scale": 3.0})], "-ss-"),
+    "one table, another table": (lambda: [Tabled(t=t) for t in (TABLE, TABLE, {"scale": 2.0}, {"scale": 3.0})], "-ss-"),
+    "tables that nothing reads": (lambda: [Layer(t=t) for t in (TABLE, TABLE, {"scale": 2.0}, {"scale": 3.0})], "-sss"),
     "a global is one of them": (first, "--s"),
-    "a custom backward that reads the layer": (lambda: [Scaled(heads=n) for n in (2, 2, 3)], "-s-"),
+    "a custom backward that reads the layer": (lambda: [Scaled(heads=n) for n in (2, 2, 3)], "---"),
     "hooks that read the layer": (lambda: [Hooked(heads=n) for n in (2, 2, 3)], "---"),
     "side effects": (lambda: [Counts() for _ in range(2)], "--"),
     "wrappers": (lambda: [convert_linears(Layer()) for _ in range(3)], "-ss"),

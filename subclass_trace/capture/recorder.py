@@ -92,6 +92,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.mutable = False
         self.beside: set[fx.Node] | None = None  # see `functionalize`
         self.names_are_known = False  # a joint graph was made whose nodes are called as here
+        self.has_hooks = False  # on values of the region
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None

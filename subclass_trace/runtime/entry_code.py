@@ -234,7 +234,9 @@ class EntryEmitter:
             env = "call.env"
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.keep_versions()
-        values = self._train(inputs) if plan.trains else self._infer(symbols, env, leaves)
+        values = (
+            self._infer(symbols, env, leaves) if not plan.trains or plan.gradients.by_autograd else self._train(inputs)
+        )
         delivery.write(values, grad=self.ambient.grad, inference=self.ambient.inference)
         results: list[str] = []
         for o in plan.results.outputs:  # each is made once
@@ -282,6 +284,7 @@ class EntryEmitter:
         s, plan = self.source, self.plan
         s.bind("forward", self.program.forward)
         guarded = self.ambient.grad and any(row.requires_grad for row in plan.inputs.rows)
+        guarded = guarded and not plan.gradients.by_autograd
         if guarded:
             s.bind("set_grad", torch_api.set_grad)
             s.line("set_grad(False)")

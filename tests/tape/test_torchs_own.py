@@ -15,6 +15,7 @@ from subclass_trace.tape import compiled_autograd
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
+pytestmark = pytest.mark.usefixtures("own_backward")
 
 
 def torchs() -> Any:

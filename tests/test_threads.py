@@ -1,11 +1,17 @@
-"""First calls, later calls and backwards from several threads at once."""
+"""Calls and backwards from several threads at once; what another thread computes while a region is captured."""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.compiler import is_compiling
 
 import subclass_trace as st
 from subclass_trace.zoo import TwoTensor
@@ -105,3 +111,116 @@ def test_the_mode_of_one_thread_does_not_leak_into_another(flag: str) -> None:
 
     assert all(together(8, work))
     assert len(region.specializations) == 2
+
+
+# --------------------------------------------- another thread computes in eager mode what it would have computed anyway
+Tensor = torch.Tensor
+
+
+def elsewhere(work: Callable[[], Any]) -> Any:
+    """What ``work`` gives in another thread; what it raises is raised here."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append((work(), None))
+        except BaseException as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert found, "the other thread hangs"
+    out, error = found[0]
+    if error is not None:
+        raise error
+    return out
+
+
+def while_captured(work: Callable[[], Any]) -> Any:
+    """The same, in the middle of the capture of a region."""
+    found: list[Any] = []
+
+    def region(x: Tensor) -> Tensor:
+        y = x.sin()
+        found.append(elsewhere(work))
+        return y * 2
+
+    st.compile(region)(TwoTensor(torch.ones(3), torch.ones(3)))
+    return found[0]
+
+
+def steps_of(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        weight = nn.Parameter(torch.linspace(-1, 1, 7))
+        optimizer = make([weight], **options)
+        for k in range(3):
+            weight.grad = torch.linspace(0.1, 0.7, 7) * (k + 1)
+            optimizer.step()
+        return weight.detach()
+
+    return run
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adagrad"])
+def test_optimizers(name: str, foreach: bool) -> None:
+    work = steps_of(getattr(torch.optim, name), lr=0.1, foreach=foreach)
+    torch.testing.assert_close(while_captured(work), work(), rtol=0, atol=0)
+
+
+def test_a_step_meets_no_hooks_of_a_capture() -> None:
+    """It walks over a table of hooks: one that changes meanwhile would be an error."""
+    from torch.optim import optimizer
+
+    tables = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
+    assert while_captured(lambda: list(map(len, tables))) == list(map(len, tables))
+
+
+def test_who_asks_is_told_of_its_own_thread() -> None:
+    """By whatever name: this module holds the function itself."""
+    seen: list[Any] = []
+
+    def region(x: Tensor) -> Tensor:
+        seen.extend([is_compiling(), torch.compiler.is_compiling(), torch._dynamo.is_compiling()])
+        seen.append(elsewhere(lambda: (is_compiling(), torch.compiler.is_compiling())))
+        return x * 2
+
+    st.compile(region)(torch.ones(2))
+    assert seen == [True, True, True, (False, False)]
+    assert not is_compiling()
+
+
+def test_kernels_and_settings() -> None:
+    def look() -> list[Any]:
+        return [
+            torch._C._get_mkldnn_enabled(),
+            torch.is_anomaly_enabled(),
+            torch.is_anomaly_check_nan_enabled(),
+            logging.getLogger("torch._subclasses.fake_tensor").disabled,
+        ]
+
+    assert while_captured(look) == look()
+
+
+def _said_of_attribute(t: Tensor) -> str:
+    with pytest.raises(AttributeError) as caught:
+        _ = t.odd  # type: ignore[attr-defined]
+    return str(caught.value)
+
+
+WORK: dict[str, Callable[[], Any]] = {
+    "numbers": lambda: (math.sqrt(torch.tensor([2.0])), math.floor(torch.tensor(2.5)), float(torch.tensor(True))),
+    "types": lambda: type(torch._subclasses.FakeTensorMode().from_tensor(torch.ones(2))).__name__,
+    "text": lambda: repr(torch._subclasses.FakeTensorMode().from_tensor(torch.ones(2))),
+    "attribute": lambda: _said_of_attribute(TwoTensor(torch.ones(2), torch.ones(2))),
+    "address": lambda: torch.empty(2, device="meta").untyped_storage().data_ptr(),
+    "batch norm": lambda: nn.BatchNorm1d(3, momentum=None)(torch.arange(6.0).view(2, 3)).detach(),
+    "generator": lambda: torch.manual_seed(0).initial_seed(),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_python_and_torch(name: str) -> None:
+    got, expected = while_captured(WORK[name]), WORK[name]()
+    assert repr(got) == repr(expected)

@@ -124,10 +124,7 @@ def test_what_the_door_reads_exists(dotted: str) -> None:
 SINCE: dict[str, tuple[tuple[int, int], Callable[[], bool]]] = {
     "the dimensions of a Fourier transform in the order of the real kernel": ((2, 12), _fft_dims_are_sorted),
     "opaque objects among the inner values of a DTensor": ((2, 12), lambda: testing.is_opaque_object(_mesh())),
-    "ShapeEnv._replacements_version_counter": (
-        (2, 12),
-        lambda: hasattr(ShapeEnv(), "_replacements_version_counter"),
-    ),
+    "ShapeEnv._replacements_version_counter": ((2, 12), lambda: hasattr(ShapeEnv(), "_replacements_version_counter")),
     "a fake kernel of aten._unique": ((2, 13), lambda: torch.ops.aten._unique.default in op_implementations_dict),
     "ShardingPropagator runs unrecorded": (
         (2, 13),

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..errors import RuleError
 from .effects import Run, aten, changes_metadata, is_view, substitute, written, written_positions
 from .per_inner import per_inner, refuse
 
@@ -16,10 +15,9 @@ DENSE = "_wrapper_dense"  # the class attribute that holds the author's dequanti
 
 def refused(cls: type, func: Any, fix: str | None = None) -> Run:
     """``default="refuse"``: RuleError for everything."""
-    error = refuse(cls, func, fix)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise RuleError(error.what, got=error.got, fix=error.fix)
+        raise refuse(cls, func, fix)
 
     return run
 
@@ -103,8 +101,4 @@ def _rewritten(cls: type[Any], func: Any) -> Run:
 
 
 #: the names that a class may choose from
-DEFAULTS: dict[str, Callable[[type, Any], Run]] = {
-    "refuse": refused,
-    "dequantize": dequantized,
-    "per_inner": per_inner,
-}
+DEFAULTS: dict[str, Callable[[type, Any], Run]] = {"refuse": refused, "dequantize": dequantized, "per_inner": per_inner}

@@ -51,8 +51,29 @@ def one_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """May an element of one lie in an element of the other?"""
-    return one_storage(a, b) and byte_range(a).overlaps(byte_range(b))
+    """May an element of one lie in an element of the other? (Two columns of a matrix do not meet.)"""
+    if not one_storage(a, b) or not byte_range(a).overlaps(byte_range(b)):
+        return False
+    distance: Any = b.storage_offset() - a.storage_offset()
+    if a.element_size() != b.element_size() or not all(
+        isinstance(n, int) for n in (distance, *a.stride(), *b.stride())
+    ):
+        return True
+    reach: dict[int, list[int]] = {}  # stride -> how far two elements may be apart along it, either way
+    for way, t in enumerate((a, b)):
+        for size, stride in zip(t.shape, t.stride(), strict=True):
+            reach.setdefault(stride, [0, 0])[way] += size - 1 if isinstance(size, int) else 1 << 62
+    return _meet(distance, [(s, -j, i) for s, (i, j) in sorted(reach.items(), reverse=True) if s])
+
+
+def _meet(distance: int, rows: Sequence[tuple[int, int, int]]) -> bool:
+    """May ``distance`` be a sum of strides, each of them so many times as its row of (stride, least, most) says?"""
+    if not rows:
+        return distance == 0
+    (stride, least, most), *rest = rows
+    low, high = (sum(s * ends[k] for s, *ends in rest) for k in (0, 1))
+    first, last = max(least, -((high - distance) // stride)), min(most, (distance - low) // stride)
+    return last - first > 3 or any(_meet(distance - k * stride, rest) for k in range(first, last + 1))
 
 
 def repeats(t: torch.Tensor) -> bool:
@@ -73,11 +94,6 @@ def _rows(t: torch.Tensor) -> list[Any]:
     return [size_key(t.storage_offset()), *(row for row in rows if row[0] != 1)]
 
 
-def storage_key(t: torch.Tensor) -> int:
-    """A number that two live tensors share exactly when they share a storage."""
-    return int(t.untyped_storage()._cdata)
-
-
 def family(t: torch.Tensor) -> torch.Tensor:
     """The base that autograd relates a view to, or the tensor itself."""
     base = t._base if t._is_view() else None
@@ -92,10 +108,10 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
     """
     families: dict[int, int] = {}
     pattern: list[Any] = [tuple(families.setdefault(id(family(t)), len(families)) for t in inputs)]
-    storages: dict[int, list[tuple[int, Any, Any]]] = {}
+    storages: dict[int | None, list[tuple[int, Any, Any]]] = {}
     for k, t in enumerate(leaves):
-        if t.layout is torch.strided and t.numel():
-            storages.setdefault(storage_key(t), []).append((k, *byte_range(t)))
+        if t.numel():
+            storages.setdefault(torch_api.storage_key(t), []).append((k, *byte_range(t)))
     for members in storages.values():
         if len(members) > 1:
             start = min(m[1] for m in members)
@@ -106,21 +122,14 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
 _number = operator.attrgetter("_cdata")
 
 
-def alias_check(
-    known: tuple[Any, ...], *, strided: bool = False
-) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], bool]:
-    """A test whether `alias_pattern` of a call equals ``known``, quick for the usual pattern: nothing is related.
-
-    ``strided``: other guards see to it that all leaves are.
-    """
+def alias_check(known: tuple[Any, ...]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], bool]:
+    """A test whether `alias_pattern` of a call equals ``known``, quick for the usual pattern: nothing is related."""
     if known != (tuple(range(len(known[0]))),):
         return lambda inputs, leaves: alias_pattern(inputs, leaves) == known
 
     def unrelated(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:
-        no_views = not any(map(torch_api.is_autograd_view, inputs)) and (
-            strided or all(t.layout is torch.strided for t in leaves)
-        )
-        if no_views and len({*map(_number, map(torch.Tensor.untyped_storage, leaves))}) == len(leaves):
+        storages = {*map(_number, map(torch.Tensor.untyped_storage, leaves))}
+        if len(storages) == len(leaves) and not any(map(torch_api.is_autograd_view, inputs)):
             return True
         return alias_pattern(inputs, leaves) == known
 

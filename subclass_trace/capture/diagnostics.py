@@ -88,8 +88,8 @@ def _told(error: BaseException) -> str:
 
 
 def _has_no_fake_kernel(error: BaseException) -> UnsupportedError:
-    # of an operator that Dynamo refuses, too
-    cls = NeedsEager if _raised_by_torch(error, "_library") else UnsupportedError
+    # of what Dynamo refuses, too: an operator; efficient zeros under vmap, whose fakes get the device "meta"
+    cls = NeedsEager if _raised_by_torch(error, "_library") or "same device" in str(error) else UnsupportedError
     return cls(
         f"the region uses what has no kernel for fake tensors: {_told(error)}",
         path=user_line(error),

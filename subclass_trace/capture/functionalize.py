@@ -7,7 +7,8 @@ functional tensors; all else is copied. Neither the user function nor autograd r
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from .aliasing import repeats
 from .effects import has_effects
+from .symbols import READERS
+from .traced_graph import TracedGraph
 from .user_code import line_text
 from .writes import written_arguments
 
@@ -24,7 +27,6 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 #: their functional forms lay the result out as the tensor was, as those of pointwise operations do
 _KEEP_LAYOUT = frozenset({aten.copy_.default, aten.index_put_.default, aten._index_put_impl_.default})
-_COPIED = ("recompute", "ac_graph_id")
 
 
 def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
@@ -112,9 +114,10 @@ def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
 
 
 def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
-    """Nodes that touch no memory that an operation writes. None where sizes are symbols, whose nodes the replay finds again.
+    """Nodes that touch no memory that an operation writes.
 
-    ``known``: those of an earlier replay. The nodes of the forward stay among them: what it has saved is found by their names.
+    ``known``: those of an earlier replay; all, if an earlier graph was made without one. The nodes of the forward stay among
+    them: what it has saved is found by their names.
 
     Raises:
         NeedsEager: a later backward writes what a node of the forward made, or reads.
@@ -123,21 +126,25 @@ def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
     if known is None:
         return beside
     of_forward = {n for n in graph.nodes if n.op == "placeholder" or n.meta.get("partitioner_tag") == "is_forward"}
-    if beside and (touched := (known & of_forward) - beside):
+    if touched := (known & of_forward) - beside:
         raise NeedsEager(
             "a later backward writes memory of the forward", path=line_text(touched.pop().meta.get("frames"))
         )
     return (beside - of_forward) | (known & of_forward)
 
 
+def _memory(value: Any) -> set[Any]:
+    """The storages of a tensor, or of several."""
+    if isinstance(value, Tensor):
+        return {torch_api.storage_ref(value)}
+    return set().union(*map(_memory, value)) if isinstance(value, (tuple, list)) else set()
+
+
 def _untouched(graph: fx.Graph) -> set[fx.Node]:
     written: set[Any] = set()
     memory: dict[fx.Node, set[Any]] = {}
     for node in graph.nodes:
-        values = torch_api.pytree.tree_leaves(node.meta.get("val"))
-        if any(isinstance(n, torch_api.SYM_TYPES) for v in values for n in (v.shape if isinstance(v, Tensor) else [v])):
-            return set()
-        memory[node] = {torch_api.storage_ref(v) for v in values if isinstance(v, Tensor)}
+        memory[node] = _memory(node.meta.get("val"))
         if isinstance(node.target, torch_api.OpOverload):
             written.update(*(memory[t] for t in written_arguments(node.target, node.args, node.kwargs, fx.Node)))
     beside: set[fx.Node] = set()
@@ -149,16 +156,43 @@ def _untouched(graph: fx.Graph) -> set[fx.Node]:
     return beside
 
 
+class _Writer(TracedGraph):
+    """Below functional tensors: writes what they issue, which changes nothing in place, into a graph."""
+
+    meta: Mapping[str, Any] = MappingProxyType({})  # of the nodes that are written
+
+    def node_of_real(self, value: Tensor) -> fx.Node:
+        """The node of a constant that a decomposition makes."""
+        return self.node_of(self.constant(value))  # type: ignore[no-any-return]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
+        # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
+        if func in self.decompositions:
+            with self:
+                out = self.decompositions[func](*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        higher = isinstance(func, torch_api.HigherOrderOperator)
+        out = func(*args, **kwargs) if higher else self.results.run(func, args, kwargs)
+        node = self.call(func, args, kwargs)
+        node.meta.update(self.meta)
+        self.note_results(node, out, args)
+        return out
+
+
 class Functionalization:
     """One replay of the recorder's graph, as a functional one."""
 
     def __init__(self, recorder: Any) -> None:
         self.recorder, self.mode = recorder, recorder.mode
-        self.functional = torch_api.FunctionalReplay(self.mode)
+        self.writer = _Writer(recorder.mode, recorder.decompositions, recorder.results)
+        self.writer.root, self.writer.numbers = recorder.root, recorder.numbers  # names of constants
         self.env: dict[fx.Node, Any] = {}
-        self.copies: dict[fx.Node, fx.Node] = {}  # of nodes that touch nothing that is written
+        self.copies: dict[fx.Node, fx.Node] = {}  # of nodes that are no operation on memory that is written
         self.kernels = torch_api.fake_kernels()
-        self.called: dict[fx.Node, str] = {}  # nodes of the forward, by their names in earlier joint graphs
 
     def run(
         self, forward: Sequence[Any], backward: Sequence[Any], boundary: fx.Node | None, also: Sequence[fx.Node]
@@ -173,134 +207,117 @@ class Functionalization:
             NeedsEager, UnsupportedError: torch has no functional form of a write.
         """
         _refuse_views(self.recorder)
-        replay, graph, root = self.functional, self.recorder.graph, self.recorder.root
-        replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
+        graph = self.recorder.graph
         beside = self.recorder.beside = _beside_writes(graph, self.recorder.beside)
         for node in graph.find_nodes(op="placeholder"):
             value = node.meta["val"]
-            value = torch_api.detached(self.mode, value) if isinstance(value, Tensor) else value
-            placed = replay.place(str(node.target), value, node.meta)
-            if node in beside:
-                self.copies[node] = placed
-            else:
-                self.env[node] = value
+            value = self.writer.bare(value) if isinstance(value, Tensor) else value
+            self.copies[node] = self.writer.placeholder(str(node.target), value, node.meta.get("path"))
         forward_nodes: list[Any] = []
         kept: dict[str, Any] = {}
-        # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
-        with replay.active(self.recorder.decompositions) as meta:
+        with torch_api.functionalizing(self.mode, self.writer):
             for node in graph.nodes:
-                if node in self.copies:
-                    pass
-                elif node in beside or self._stays(node):
-                    self._copy(node)
-                elif node.op == "placeholder":
-                    value = self.env[node]
-                    self.env[node] = replay.wrap(value) if isinstance(value, Tensor) else value
-                elif node.op == "get_attr":
-                    value = getattr(root, node.target)
-                    self.env[node] = (
-                        value if isinstance(value, torch.nn.Module) else replay.constant(node.target, value)
-                    )
-                elif node.op == "call_function":
-                    self._set_meta(meta, node)
-                    last = next(iter(reversed(replay.graph.nodes)), None)
-                    self.env[node] = self._call(node)
-                    self._copy_frames(node, last)
-                    if self.recorder.names_are_known and node.meta.get("partitioner_tag") == "is_forward":
-                        self._keep_name(node)
+                if node not in self.copies:
+                    if node in beside or self._stays(node):
+                        self._copy(node)
+                    else:
+                        self.writer.meta = {k: v for k, v in node.meta.items() if k not in ("val", "unbacked_bindings")}
+                        self.writer.tag = node.meta["partitioner_tag"]
+                        self.env[node] = self._call(node)
                 if node is boundary:
                     forward_nodes = [self._node(x) for x in forward]
                     kept = {n.name: self._node(n) for n in also}
             nodes = [*forward_nodes, *[self._node(x) for x in backward]]
-        self._rename()
-        names = {name: node.name for name, node in kept.items()}
-        module = replay.finish(nodes)
-        module.meta["names"] = names
+        self.writer.graph.output(nodes)
+        module = torch_api.graph_module(self.recorder.root, self.writer.graph, "joint")
+        module.meta["names"] = {name: node.name for name, node in kept.items()}
         return module
 
     def _stays(self, node: fx.Node) -> bool:
-        """An operation with effects, for which torch would ask for a token, or without a fake kernel; or a higher order
-        operator, whose branches are functional."""
-        target = node.target
+        """A constant, a number, or what makes a size; an operation with effects, for which torch would ask for a token,
+        or without a fake kernel; a higher order operator, whose branches are functional."""
+        target, value = node.target, node.meta.get("val")
+        sizes = "unbacked_bindings" in node.meta and not getattr(target, "is_view", False)
+        if node.op == "get_attr" or isinstance(value, torch_api.SYM_TYPES) or sizes:
+            return True
         return isinstance(target, torch_api.HigherOrderOperator) or has_effects(target) or target in self.kernels
 
     def _copy(self, node: fx.Node) -> None:
-        copy = self.functional.graph.create_node(
-            node.op, node.target, fx.map_arg(node.args, self._node), fx.map_arg(node.kwargs, self._node), name=node.name
-        )
+        # a size is that of the input, whatever was written to it since
+        look_up = (lambda n: self.copies.get(n) or self._node(n)) if node.target in READERS.values() else self._node
+        args, kwargs = fx.map_arg(node.args, look_up), fx.map_arg(node.kwargs, look_up)
+        copy = self.writer.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         copy.meta.update(node.meta)
         self.copies[node] = copy
-        if self.recorder.names_are_known and node.meta.get("partitioner_tag") == "is_forward":
-            self.called[copy] = node.name
+        self.writer.symbols.adopt(node.meta.get("val"), copy)
 
     def _value(self, node: fx.Node) -> Any:
         """What a node is in the replay; a copied one is taken up where it is needed."""
+        if isinstance(value := node.meta.get("val"), torch_api.SYM_TYPES):
+            return value
         if node not in self.env:
-            self.env[node] = self._adopt(self.copies[node], node.meta["val"])
+            self.env[node] = self._adopt(self.copies[node], value)
         return self.env[node]
 
-    def _keep_name(self, node: fx.Node) -> None:
-        """An earlier joint graph was made without a replay: what it calls this node, and has saved by that name."""
-        value = self.env[node]
-        if isinstance(value, (Tensor, *torch_api.SYM_TYPES)):
-            made = self._node(node)
-            if isinstance(made, fx.Node) and made.target is node.target:
-                self.called.setdefault(made, node.name)
-
-    def _rename(self) -> None:
-        taken = set(self.called.values())
-        for made in self.functional.graph.nodes if self.called else ():
-            if made in self.called:
-                made.name = self.called[made]
-            elif made.op == "call_function" and made.name in taken:
-                made.name = f"{made.name}_late"
-
     # ---------------------------------------------------------------- operations
-    def _set_meta(self, meta: dict[str, Any], node: fx.Node) -> None:
-        meta["partitioner_tag"] = node.meta.get("partitioner_tag")
-        for key in _COPIED:
-            meta.pop(key, None)
-            if key in node.meta:
-                meta[key] = node.meta[key]
-
-    def _copy_frames(self, node: fx.Node, last: fx.Node | None) -> None:
-        """fx copies only the meta keys that it knows to the nodes that a call makes."""
-        frames = node.meta.get("frames")
-        for made in reversed(self.functional.graph.nodes) if frames is not None else ():
-            if made is last:
-                return
-            made.meta.setdefault("frames", frames)
-
     def _call(self, node: fx.Node) -> Any:
-        if node.target is aten._local_scalar_dense.default and not torch_api.is_data_dependent(node.meta["val"]):
-            # The fake tensor of the replay does not know the symbol that stands for the number inside.
-            read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
-            read.meta.update(node.meta)
-            return self.functional.adopt_number(node.meta["val"], read)
+        target: Any = node.target
         args: Any = fx.node.map_arg(node.args, self._value)
         kwargs: Any = fx.node.map_arg(node.kwargs, self._value)
         try:
-            if node.target is aten.bernoulli_.float:
+            if target is aten.bernoulli_.float:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
                 return args[0]
             if _loses_layout(node):  # the new value is copied to where the old one was, as that is laid out
                 new = args[0].clone()
-                node.target(new, *args[1:], **kwargs)  # type: ignore[operator]
-                args[0].copy_(new)
-                return args[0]
-            outs = [name for name in _out_arguments(node.target) if isinstance(kwargs.get(name), Tensor)]
+                target(new, *args[1:], **kwargs)
+                return args[0].copy_(new)
+            outs = [name for name in _out_arguments(target) if isinstance(kwargs.get(name), Tensor)]
             if outs:  # laid out as they are, and not as the functional form has it
                 new = {name: kwargs[name].clone() for name in outs}
-                node.target(*args, **{**kwargs, **new})  # type: ignore[operator]
+                target(*args, **{**kwargs, **new})
                 done = [kwargs[name].copy_(new[name]) for name in outs]
                 return done[0] if len(done) == 1 else tuple(done)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            if torch_api.is_custom_write(target):
+                return self._on_copies(target, args, kwargs)
+            return target(*args, **kwargs)
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
 
+    def _on_copies(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """A custom operation that writes to arguments: as torch's ``auto_functionalized_v2``, for copies of what is written."""
+        given = {a.name: v for a, v in zip(op._schema.arguments, args, strict=False)} | kwargs
+        bases: list[Any] = []
+
+        def base(name: str, value: Any) -> None:
+            encoded[f"_{name}_base_index"] = None if value is None else len(bases)
+            bases.extend([] if value is None else [value])
+
+        encoded: dict[str, Any] = {}
+        for a in op._schema.arguments:
+            value = given.get(a.name, a.default_value)
+            if a.alias_info is None or not a.alias_info.is_write:
+                encoded[a.name] = value
+            elif isinstance(value, list):
+                encoded[f"_{a.name}_length"] = len(value)
+                for i, v in enumerate(value):
+                    base(f"{a.name}_{i}", v)
+            else:
+                base(a.name, value)
+        encoded["_all_bases"] = bases
+        inner = torch_api.tree_map_only(Tensor, torch_api.contents, encoded)
+        with torch_api.exclude_functionalize():
+            found = torch_api.auto_functionalized(op, **inner)
+        for t, new in zip(bases, found[len(found) - len(bases) :], strict=True):
+            torch_api.replace_contents(t, new)
+        results = torch_api.tree_map_only(Tensor, torch_api.to_functional, found[: len(found) - len(bases)])
+        return results[0] if len(results) == 1 else results
+
     def _adopt(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self.functional.adopt_value(torch_api.detached(self.mode, value), node)
+            value = self.writer.bare(value)
+            self.writer.track(value, node)
+            return torch_api.to_functional(value)
         if not isinstance(value, (tuple, list)):
             return value
         out = []
@@ -308,7 +325,7 @@ class Functionalization:
             if not isinstance(v, (Tensor, tuple, list)):
                 out.append(v)
                 continue
-            item = self.functional.graph.call_function(operator.getitem, (node, i))
+            item = self.writer.graph.call_function(operator.getitem, (node, i))
             item.meta.update({**node.meta, "val": v})
             out.append(self._adopt(item, v))
         return out
@@ -316,8 +333,7 @@ class Functionalization:
     def _node(self, x: Any) -> Any:
         if not isinstance(x, fx.Node):
             return x
-        if isinstance(self.env.get(x), torch.nn.Module):
-            return self.functional.graph.get_attr(str(x.target))
-        if x in self.copies and x not in self.env:
+        if x not in self.env:
             return self.copies[x]
-        return self.functional.node_of(self.env[x])  # of a copy that was taken up since, and perhaps written
+        value = self.env[x]  # of a copy that was taken up since, and perhaps written
+        return self.writer.node_of(torch_api.contents(value) if isinstance(value, Tensor) else value)

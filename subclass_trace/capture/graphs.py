@@ -52,7 +52,7 @@ def finish_joint(
     else:
         module = torch_api.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
         module.meta["names"] = {n.name: n.name for n in also}
-        recorder.names_are_known = True
+        recorder.beside = None if recorder.mutable else set(recorder.graph.nodes)
     module.meta["draws"] = _keep_draws(module.graph, len(forward)) if backward else 0
     _write_stack_traces(module.graph)
     return module

@@ -77,23 +77,29 @@ class InnerBackward:
         """Run a backward that adds to ``.grad``; False where nothing of it is the trace's.
 
         Raises:
-            UnsupportedError: it leads out of the region, or to a leaf with hooks from outside.
+            UnsupportedError: it leads out of the region, or to a leaf with hooks.
         """
         if not any(isinstance(t, Tensor) and self._is_traced(t) for t in roots):
             return False
         roots = list(map(self.stand_ins.known, roots))
         outside = {number: row for number, row in enumerate(self.inputs.rows) if row.edge is not None}
         edges: list[Any] = [row.edge for row in outside.values()]
-        own = [*leaves_behind(roots, edges), *(t for t in roots if t.is_leaf and t.requires_grad)]
-        if create or inputs or own:
+        roots_alone = [t for t in roots if t.is_leaf and t.requires_grad]
+        own = list({id(t): t for t in (*leaves_behind(roots, edges), *roots_alone)}.values())
+        hooked = any(getattr(t, torch_api.ACCUMULATION_HOOKS) or self.inputs.number_of(t) is not None for t in own)
+        if create or inputs or hooked:
             raise UnsupportedError(
-                "the region calls .backward() with create_graph=True or inputs=, or it leads to a leaf that the region made",
+                "the region calls .backward() with create_graph=True or inputs=, or to a leaf with a hook, or of an input",
                 path=self.recorder.user_line(),
                 fix="use torch.autograd.grad",
             )
+        edges += own
         found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
         held = [id(t) for t in (*found, *tangents) if t is not None]
-        for number, gradient in zip(outside, found, strict=True):
+        for leaf, gradient in zip(own, found[len(outside) :], strict=True):
+            if gradient is not None:
+                leaf.grad = _accumulated(leaf.grad, gradient, leaf, held.count(id(gradient)) == 1)
+        for number, gradient in zip(outside, found, strict=False):
             if gradient is not None:
                 self._check_owner(number)
                 self._meet(number)

@@ -15,7 +15,6 @@ from ..subclass.context import same_context, with_outer, without_outer
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, sizes_in, spec_leaves
 from ..subclass.visit import inner_values, rebuild
-from .aliasing import storage_key
 from .session import Dim, Session
 
 Tensor = torch.Tensor
@@ -44,10 +43,8 @@ class SizeSymbols:
             return spec
         if isinstance(spec, LeafSpec):
             fake = next(fakes)
-            strided = fake.layout is torch.strided
-            stride, offset = (tuple(fake.stride()), fake.storage_offset()) if strided else ((), 0)
-            meta = (tuple(fake.shape), stride, offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-            return LeafSpec(*meta, spec.lazy)
+            place = fake.storage_offset()
+            return replace(spec, size=tuple(fake.shape), stride=tuple(fake.stride()), storage_offset=place)
         inners = tuple(
             self.spec(getattr(value, n), s, path.attr(n), fakes) for n, s in zip(spec.names, spec.inners, strict=True)
         )
@@ -58,8 +55,7 @@ class SizeSymbols:
         if any(dims):
             size = self.session.outer_size(value, path, dims)
             stride = symbolic_strides(spec.size, spec.stride, size)
-        rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-        return WrapperSpec(spec.cls, spec.names, inners, spec.context, size, stride, *rest)
+        return replace(spec, inners=inners, size=size, stride=stride)
 
     def _jagged(self, spec: WrapperSpec) -> Spec:
         """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from its offsets."""
@@ -87,12 +83,7 @@ class SizeSymbols:
 
 
 def traced_value(
-    session: Session,
-    spec: Spec,
-    leaves: list[Tensor],
-    path: Path,
-    inference: bool,
-    grad_dtype: torch.dtype | None,
+    session: Session, spec: Spec, leaves: list[Tensor], path: Path, inference: bool, grad_dtype: torch.dtype | None
 ) -> Tensor:
     """An input as the user function sees it: made of traced leaves, and no autograd leaf, unless it asks for gradients of
     another dtype, as leaves alone do.
@@ -146,17 +137,15 @@ def _sized_by_context(spec: Spec, traced: Any) -> Spec:
 
 
 def _of_one_storage(leaves: Sequence[Tensor]) -> set[int]:
-    storages: dict[int, list[int]] = {}
+    storages: dict[int | None, list[int]] = {}
     for k, t in enumerate(leaves):
-        if t.layout is torch.strided:
-            storages.setdefault(storage_key(t), []).append(k)
-    return {k for members in storages.values() if len(members) > 1 for k in members}
+        storages.setdefault(torch_api.storage_key(t), []).append(k)
+    return {k for key, members in storages.items() if key is not None and len(members) > 1 for k in members}
 
 
 def _numbers_of(fake: Tensor) -> tuple[Any, ...]:
     """Sizes, strides and offset."""
-    strided = fake.layout is torch.strided
-    return (*fake.shape, *((*fake.stride(), fake.storage_offset()) if strided else ()))
+    return (*fake.shape, *fake.stride(), fake.storage_offset())
 
 
 def _like(spec: LeafSpec) -> Tensor:

@@ -126,7 +126,7 @@ class Inputs:
             leaves, spec = flatten(argument.value, argument.path)
             guarded_spec(spec, argument.path)  # refuses contexts that no guard could compare
             paths = map(Path, leaf_paths(spec, str(argument.path)))
-            aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
+            aliases = [t.detach() for t in leaves]
         places = []
         for leaf, alias, path in zip(leaves, aliases, paths, strict=True):
             if torch_api.is_fake(leaf):

@@ -41,11 +41,7 @@ class OutputClassifier:
     """Classifies outputs one by one; ``emit`` adds a live tensor to the forward values and returns its number."""
 
     def __init__(
-        self,
-        inputs: Inputs,
-        handed: Sequence[Any],
-        recorder: Recorder,
-        emit: Callable[[Tensor], int],
+        self, inputs: Inputs, handed: Sequence[Any], recorder: Recorder, emit: Callable[[Tensor], int]
     ) -> None:
         self.inputs, self.recorder, self.emit = inputs, recorder, emit
         self.sizes: list[Any] = []

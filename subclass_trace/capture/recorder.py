@@ -41,7 +41,6 @@ from .writes import check_write, collective, late_write, refused_write, written_
 aten = torch.ops.aten
 Tensor = torch.Tensor
 _DENSE = (*torch_api.FAKE_TYPES, Tensor, torch.nn.Parameter)
-_VALUES = (Tensor, *torch_api.SYM_TYPES)
 _DEVICE = torch.ops.prim.device.default
 #: what C++ asks a tensor for whose sizes are symbols: numbers, for which no class is asked in eager
 _LAYOUT: dict[Any, Callable[[Tensor], Any]] = {
@@ -61,20 +60,8 @@ class CheckpointTag:
     graph_id: int
 
 
-class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TracedGraph):
     """Writes the graph. One instance per capture; it is entered again to trace further backwards into the same graph."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Dynamo does not see a capture anyway: do not pay for hiding each operation from it."""
-        return False
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """User modes run above it."""
-        return True
 
     #: does Python state around the traces count? (Another tracer has looked into it itself.)
     follows_state = True
@@ -82,16 +69,10 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
     functions: Mapping[Any, Sequence[Any]] = MappingProxyType({})
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]]) -> None:
-        TracedGraph.__init__(self, mode)
-        torch_api.TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
-        # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.
-        self._mode_key = torch_api.PROXY_MODE_KEY
-        self.decompositions = decompositions
-        self.results = torch_api.FakeResults(mode)
+        super().__init__(mode, decompositions, torch_api.FakeResults(mode))
         self.default_dtype = torch.get_default_dtype()
         self.mutable = False
         self.beside: set[fx.Node] | None = None  # see `functionalize`
-        self.names_are_known = False  # a joint graph was made whose nodes are called as here
         self.has_hooks = False  # on values of the region
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.backward_seq: int | None = None
@@ -108,15 +89,12 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.stop_frame: Any = None  # it, and those above, do not belong to the user function
 
     # ------------------------------------------------------------------ values and their nodes
-    def node_of(self, value: Any) -> Any:
-        """The node of a tensor or symbolic number; other values stand for themselves."""
-        hit = self._nodes.get(id(value))
-        if hit is not None:
-            return hit[0]
-        if isinstance(value, torch_api.SYM_TYPES):
-            return self.symbols.node_of(value, self.tag)
-        if not isinstance(value, Tensor):
-            return value
+    def node_of_real(self, value: Tensor) -> fx.Node:
+        """The node of a tensor that no operation of the trace has given.
+
+        Raises:
+            UnsupportedError: it is a fake tensor of another trace.
+        """
         if not torch_api.is_fake(value):
             return self._nodes[id(self.lift(value))][0]
         raise UnsupportedError(
@@ -147,9 +125,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         return made
 
     # ------------------------------------------------------------------ the dispatch
-    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **kwargs)  # nothing to write: see `symbols`
-
     @contextlib.contextmanager
     def below(self) -> Iterator[None]:
         """What runs inside is not the user's; no ``except Exception`` of the user's can swallow a refusal of it."""
@@ -272,11 +247,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             )
         # lift_fresh's result would alias the constant: a region that writes to it must not change the constant.
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
-        arguments = tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}
-        node = self.graph.create_node("call_function", target)
-        node.args = arguments[0]  # given to create_node, they would be walked through once more
-        if kwargs:
-            node.kwargs = arguments[1]
+        node = self.call(target, args, kwargs)
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
             raise NeedsEager(
@@ -286,9 +257,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             )
         if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # a backward may run under another default dtype
-        self.track_result(node, out, args)
-        if self.mode.shape_env.pending_fresh_unbacked_symbols:
-            self.symbols.bind_data_dependent(node, out, self.tag)
+        self.note_results(node, out, args)
         return out
 
     def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
@@ -336,13 +305,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         storage = torch_api.storage_ref(leaf)
         mine = byte_range(leaf)
         return any(s == storage and mine.overlaps(r) for s, r in self.writes)
-
-    def _argument(self, a: Any) -> Any:
-        if isinstance(a, _VALUES):
-            return self.node_of(a)
-        if type(a) in (list, tuple):
-            return [self._argument(x) for x in a]
-        return a
 
     # ------------------------------------------------------------------ where the user is
     def user_frames(self) -> tuple[tuple[Any, int], ...]:

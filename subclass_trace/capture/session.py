@@ -14,7 +14,6 @@ import torch.fx.traceback
 from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.paths import Path
-from ..torch_api import saved as _saved
 from ..torch_api import tape as _door
 from .recorder import Recorder
 from .skipped_steps import steps_that_are_left_out
@@ -35,9 +34,7 @@ class Dim(enum.IntEnum):
 
 def _refuse_hooks(recorder: Recorder) -> None:
     raise UnsupportedError(
-        "the region sets saved-tensor hooks",
-        path=recorder.user_line(),
-        fix="set them around the call of the region",
+        "the region sets saved-tensor hooks", path=recorder.user_line(), fix="set them around the call of the region"
     )
 
 
@@ -53,7 +50,9 @@ class Session:
         self.mode = torch_api.fake_mode(self.shape_env)
         self.recorder = Recorder(self.mode, decompositions)
         if not dynamic:
+            self.recorder.results.share()
             torch_api.replace_cache(self.mode, self.recorder.results.remembered)
+            torch_api.replace_conversion(self.mode)
         self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts
         self.arguments = {}
         self._grad = True  # grad mode of the caller
@@ -94,7 +93,7 @@ class Session:
                 enter(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
             enter(torch_api.sharding_as_eager(self.recorder.below))
             enter(torch_api.numbers_as_split_factors())
-            enter(_saved.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
+            enter(torch_api.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
             enter(steps_that_are_left_out(self.recorder))
             enter(self.recorder)
             yield
@@ -116,7 +115,7 @@ class Session:
 
     def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
         """A fake dense leaf; those of one storage share a fake storage. Its sizes become `Dim`."""
-        source = torch_api.input_source(name)
+        source = torch_api.input_source(name) if self.dynamic else None
         if not any(dims):
             return self.mode.from_tensor(real, static_shapes=True, source=source)
         if Dim.NUMBER in dims:
@@ -138,8 +137,7 @@ class Session:
 
     def number(self, position: int, n: float, name: str) -> Any:
         """A number of the call becomes a symbol, of which nothing is assumed."""
-        make: Any = torch_api.new_number if type(n) is int else torch_api.new_float
-        made = torch_api.as_python_number(make(self.shape_env, n, name))
+        made = torch_api.as_python_number(torch_api.new_number(self.shape_env, n, name))
         self.arguments[position] = made
         if isinstance(made, torch.SymFloat) and made.node.expr.is_Symbol:
             self.recorder.symbols.floats.add(made.node.expr)

@@ -15,7 +15,7 @@ import torch
 from .. import torch_api
 from ..errors import NotYet, UnsupportedError
 from ..subclass.flatten import leaves_of
-from .aliasing import byte_range
+from .aliasing import same_elements
 from .effects import is_kept
 from .writes import written_arguments
 
@@ -40,7 +40,7 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
             raise _refused(recorder, "draws random numbers, or has other effects")
         writes = _writes(recorder, set(nodes))
         tensors = [t for t in _tensors_of(optimizer) if torch_api.storage_ref(t) in writes]
-        if not all(any(_covers(t, w) for t in tensors) for written in writes.values() for _, w in written):
+        if not all(any(same_elements(t, w) for t in tensors) for written in writes.values() for _, w in written):
             raise _refused(recorder, "writes to tensors besides parameters, gradients and the optimizer's state")
         with torch.no_grad():
             for t in tensors:
@@ -71,15 +71,6 @@ def _writes(recorder: Any, nodes: set[Any]) -> dict[Any, list[tuple[Any, Tensor]
             for t in written_arguments(node.target, node.args, node.kwargs, torch.fx.Node):
                 writes.setdefault(torch_api.storage_ref(t.meta["val"]), []).append((node, t.meta["val"]))
     return {storage: written for storage, written in writes.items() if storage in there}
-
-
-def _covers(t: Tensor, written: Tensor) -> bool:
-    """Has ``t``, which has no holes, all the memory of another tensor?"""
-    if not torch_api.surely(t.numel() * t.element_size() == byte_range(t).stop - byte_range(t).start):
-        return False
-    mine, other = byte_range(t), byte_range(written)
-    inside = torch_api.surely(mine.start <= other.start) and torch_api.surely(other.stop <= mine.stop)
-    return inside and torch_api.storage_ref(t) == torch_api.storage_ref(written)
 
 
 def _python_state(recorder: Any) -> Any:

@@ -20,7 +20,7 @@ from ..subclass.spec import is_ragged
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-_READERS = {"size": aten.sym_size.int, "stride": aten.sym_stride.int, "storage_offset": aten.sym_storage_offset.default}
+READERS = {"size": aten.sym_size.int, "stride": aten.sym_stride.int, "storage_offset": aten.sym_storage_offset.default}
 
 
 class Symbols:
@@ -70,7 +70,7 @@ class Symbols:
         for key in keypath:
             name = type(key).__name__
             if name == "CallMethodKey" and key.name in ("size", "stride"):
-                pending = _READERS[key.name]
+                pending = READERS[key.name]
             elif name == "CallMethodKey":
                 made = self.graph.call_function(aten.sym_storage_offset.default, (made,))
             elif name == "SequenceKey" and pending is not None:
@@ -89,6 +89,11 @@ class Symbols:
         return tuple(self._ragged[torch_api.nested_int_id(n)] if is_ragged(n) else n for n in sizes)
 
     # ------------------------------------------------------------------ their nodes
+    def adopt(self, value: Any, node: fx.Node) -> None:
+        """If ``value`` is a symbolic number: ``node`` computes it."""
+        if isinstance(value, torch_api.SYM_TYPES) and not is_ragged(value):
+            self._nodes.setdefault(value.node.expr, node)
+
     def node_of(self, value: Any, tag: str) -> Any:
         """The node of a SymInt (SymFloat, SymBool), built on demand; a number if its expression is one.
 
@@ -118,7 +123,7 @@ class Symbols:
         node, kind, dim = found
         if kind == "self":
             return node
-        return self.graph.call_function(_READERS[kind], (node,) if kind == "storage_offset" else (node, dim))
+        return self.graph.call_function(READERS[kind], (node,) if kind == "storage_offset" else (node, dim))
 
     def _expression_node(self, expr: Any, tag: str) -> fx.Node:
         for symbol in sorted(expr.free_symbols, key=str):

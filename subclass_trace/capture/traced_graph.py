@@ -1,10 +1,10 @@
-"""The graph that is recorded, and which traced tensor or number is which of its nodes."""
+"""The graph that a mode writes, and which traced tensor or number is which of its nodes."""
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,19 +14,39 @@ from .. import torch_api
 from .symbols import Symbols
 
 Tensor = torch.Tensor
+_VALUES = (Tensor, *torch_api.SYM_TYPES)
 
 
-class TracedGraph:
-    """Inputs, constants and results of one graph, by the tensors that stand for them.
+class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
+    """Inputs, constants and results of one graph, by the tensors that stand for them, and the mode that writes it.
 
     Attributes:
         mode: the FakeTensorMode of the trace.
+        decompositions: operation -> what runs in its place.
+        results: the results of operations on fake tensors.
         tag: the part of the graph that is being written, "is_forward" or "is_backward".
         primals, tangents: how many inputs of each kind there are.
     """
 
-    def __init__(self, mode: Any) -> None:
-        self.mode = mode
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo does not see a capture anyway: do not pay for hiding each operation from it."""
+        return False
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """User modes run above it."""
+        return True
+
+    def __init__(
+        self, mode: Any, decompositions: dict[Any, Callable[..., Any]], results: torch_api.FakeResults
+    ) -> None:
+        super().__init__()
+        # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.
+        self._mode_key = torch_api.PROXY_MODE_KEY
+        self.mode, self.decompositions, self.results = mode, decompositions, results
         self.graph, self.root = fx.Graph(), torch.nn.Module()
         self.symbols = Symbols(self.graph, mode)
         self.tracer = self.symbols.tracer
@@ -40,9 +60,38 @@ class TracedGraph:
         self.primals = 0
         self.tangents = 0
 
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)  # nothing to write: see `symbols`
+
     def node_of(self, value: Any) -> Any:
-        """The node of a tensor or symbolic number."""
+        """The node of a tensor or symbolic number; other values stand for themselves."""
+        hit = self._nodes.get(id(value))
+        if hit is not None:
+            return hit[0]
+        if isinstance(value, torch_api.SYM_TYPES):
+            return self.symbols.node_of(value, self.tag)
+        return self.node_of_real(value) if isinstance(value, Tensor) else value
+
+    def node_of_real(self, value: Tensor) -> fx.Node:
+        """The node of a tensor that no operation of the trace has given."""
         raise NotImplementedError
+
+    def argument(self, a: Any) -> Any:
+        """An argument of an operation, as its node has it."""
+        if isinstance(a, _VALUES):
+            return self.node_of(a)
+        if type(a) in (list, tuple):
+            return [self.argument(x) for x in a]
+        return a
+
+    def call(self, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        """A node for an operation."""
+        given = tuple(map(self.argument, args)), {k: self.argument(v) for k, v in kwargs.items()}
+        node = self.graph.create_node("call_function", target)
+        node.args = given[0]  # given to create_node, they would be walked through once more
+        if kwargs:
+            node.kwargs = given[1]
+        return node
 
     def placeholder(self, name: str, value: Any, path: str | None = None) -> fx.Node:
         """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node.
@@ -130,6 +179,12 @@ class TracedGraph:
         self._lifted = {k: row for k, row in self._lifted.items() if self._nodes[id(row[0])][0] not in nodes}
         for node in nodes:
             self.graph.erase_node(node)
+
+    def note_results(self, node: fx.Node, out: Any, args: Any) -> None:
+        """``out`` is what an operation with these arguments has just given."""
+        self.track_result(node, out, args)
+        if self.mode.shape_env.pending_fresh_unbacked_symbols:
+            self.symbols.bind_data_dependent(node, out, self.tag)
 
     def track_result(self, node: fx.Node, out: Any, args: Any = ()) -> None:
         """``out`` is what a call with these arguments gives."""

@@ -65,14 +65,10 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
             fix="write st.compile(function, backend=...) or @st.compile(backend=...)",
         )
     made = make_options(options)
-    return function if made.disable else region_of(function, made)
-
-
-def region_of(function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> Any:
-    """The region of a function; of a module one that is the module."""
-    if isinstance(function, torch.nn.Module) and not isinstance(function, torch.jit.ScriptModule):
-        return region_of_module(function, options, keep_joint=keep_joint)
-    return Region(function, options, keep_joint=keep_joint)
+    if made.disable:
+        return function
+    is_module = isinstance(function, torch.nn.Module) and not isinstance(function, torch.jit.ScriptModule)
+    return region_of_module(function, made) if is_module else Region(function, made)
 
 
 def make_options(options: dict[str, Any]) -> Options:

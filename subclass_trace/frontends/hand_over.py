@@ -49,10 +49,7 @@ class HandOver:
             why.with_traceback(None)  # which would hold the fakes of the trace
             why.__cause__ = why.__context__ = None
         compiled = compile_alone(
-            function,
-            fullgraph=options.fullgraph,
-            dynamic=options.dynamic,
-            options=options.changed() or None,
+            function, fullgraph=options.fullgraph, dynamic=options.dynamic, options=options.changed() or None
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
         self._compiled: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled

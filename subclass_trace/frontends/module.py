@@ -143,7 +143,7 @@ def _class_of_regions(cls: type[torch.nn.Module]) -> type:
     return _classes[cls]
 
 
-def region_of_module(module: torch.nn.Module, options: Options, *, keep_joint: bool = False) -> Any:
+def region_of_module(module: torch.nn.Module, options: Options) -> Any:
     """The region of a module; of a region the region of what that compiles.
 
     Of a module of FSDP2 the ``forward`` is compiled: its hooks, which move memory in each call, are the region's own.
@@ -153,9 +153,7 @@ def region_of_module(module: torch.nn.Module, options: Options, *, keep_joint: b
     managed = torch_api.is_of_fsdp(module)
     region: Any = object.__new__(_class_of_regions(type(module)))
     object.__setattr__(region, "__dict__", vars(module))
-    object.__setattr__(
-        region, "_subclass_trace", Region(module.forward if managed else module, options, keep_joint=keep_joint)
-    )
+    object.__setattr__(region, "_subclass_trace", Region(module.forward if managed else module, options))
     tables = {name: getattr(module, name) if managed else OrderedDict() for name in _HOOK_TABLES}
     object.__setattr__(region, "_own_tables", tables)
     if managed:

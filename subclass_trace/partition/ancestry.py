@@ -9,7 +9,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..capture.graphs import is_drawn
-from .table import storage_bytes, storage_key
+from .table import storage_bytes
 
 #: name -> (it cannot be recomputed, names of its inputs)
 Ancestry = Mapping[str, tuple[bool, tuple[str, ...]]]
@@ -64,22 +64,19 @@ def also_saved(
     instead = missing_without(table, serve, set(have), set(written), nodes)
     if not all(n in nodes and torch_api.is_dense(nodes[n].meta["val"]) for n in overwritten):
         return instead  # views of the old contents would not fit a clone
-    given = {storage_key(n.meta.get("val")) for n in nodes.values() if n.op == "placeholder" and n.name not in written}
+    unchanged = [n.meta.get("val") for n in nodes.values() if n.op == "placeholder" and n.name not in written]
+    given = {*map(torch_api.storage_key, unchanged)}
 
     def size(names: Collection[str]) -> int:
         values = [v for n in names if isinstance(v := nodes[n].meta.get("val"), torch.Tensor)]
-        memory = {storage_key(v): storage_bytes(v) for v in values}
+        memory = {torch_api.storage_key(v): storage_bytes(v) for v in values}
         return sum([count for key, count in memory.items() if key not in given])
 
     return extra if size(extra) < size(instead) else instead
 
 
 def missing_without(
-    table: Ancestry,
-    want: Collection[str],
-    have: set[str],
-    written: set[str],
-    available: Collection[str],
+    table: Ancestry, want: Collection[str], have: set[str], written: set[str], available: Collection[str]
 ) -> set[str]:
     """Like `missing_for`, but a wanted value is saved itself where it would need the old contents of a written input."""
     extra: set[str] = set()

@@ -65,9 +65,7 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | int | None) -
             )
         return replace(found, budget=budget)
     raise OptionError(
-        "activation_memory_budget needs the min_cut partitioner",
-        expected="min_cut, or a MinCut",
-        got=text_of(choice),
+        "activation_memory_budget needs the min_cut partitioner", expected="min_cut, or a MinCut", got=text_of(choice)
     )
 
 

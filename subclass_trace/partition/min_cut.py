@@ -20,15 +20,7 @@ from ..errors import OptionError, UnsupportedError
 from ..torch_api import text_of
 from .budget import Hull
 from .flow import Infeasible, cut
-from .rules import (
-    INF,
-    RECOMPUTE,
-    Facts,
-    bans,
-    kept_rows,
-    recompute_tags,
-    storage_weights,
-)
+from .rules import INF, RECOMPUTE, Facts, bans, kept_rows, recompute_tags, storage_weights
 from .split import halves, make_split
 from .table import Table
 
@@ -61,15 +53,18 @@ class MinCut:
             UnsupportedError: the tags of checkpointing contradict each other.
         """
         tags, weights = recompute_tags(table), storage_weights(table, facts)
-        if self.budget is None or self.budget == 1:
-            return self._unlimited(table, facts, tags, weights)
         try:
+            if self.budget is None or self.budget == 1:
+                return self._unlimited(table, facts, tags, weights)
             hull = Hull(table, tags, weights)
+            full = hull.bytes(self._unlimited(table, facts, tags, weights)) if self.budget < 1 else 0
+            return list(hull.within(self._limit(full, hull.ends[1].bytes)).saved)
         except Infeasible:
-            raise _contradiction() from None
-        least = hull.ends[1].bytes
-        full = hull.bytes(self._unlimited(table, facts, tags, weights)) if self.budget < 1 else 0
-        return list(hull.within(self._limit(full, least)).saved)
+            raise UnsupportedError(
+                "what the backward needs can be neither saved nor recomputed",
+                expected="on each way from a value that is computed once to the backward, one value that can be saved",
+                fix="let the checkpoint policy save one of these (MUST_SAVE), or leave it out of the checkpointed part",
+            ) from None
 
     def _unlimited(self, table: Table, facts: Facts, tags: Sequence[Any], weights: Sequence[float]) -> list[int]:
         banned = bans(table, tags, cheap_too=not self.recompute)
@@ -83,10 +78,7 @@ class MinCut:
             for tag, size, value in zip(table.tag, sizes, table.val, strict=True)
         ]
         recomputed = [table.in_backward[i] or late[i] or tags[i] in RECOMPUTE for i in range(len(late))]
-        try:
-            return cut(table.rows, table.ins, table.users, weights, banned, recomputed, table.needed_in_backward)
-        except Infeasible:
-            raise _contradiction() from None
+        return cut(table.rows, table.ins, table.users, weights, banned, recomputed, table.needed_in_backward)
 
     def _limit(self, full: int, least: int) -> int:
         """The budget in bytes, when so much is saved without one, and at least so much is necessary.
@@ -131,12 +123,4 @@ def check_budget(budget: object) -> None:
         "activation_memory_budget is out of range",
         expected="a number from 0 to 1 (a share), or a whole number of bytes",
         got=text_of(budget),
-    )
-
-
-def _contradiction() -> UnsupportedError:
-    return UnsupportedError(
-        "what the backward needs can be neither saved nor recomputed",
-        expected="on each way from a value that is computed once to the backward, one value that can be saved",
-        fix="let the checkpoint policy save one of these (MUST_SAVE), or leave it out of the checkpointed part",
     )

@@ -107,21 +107,18 @@ def _protected(forward: fx.GraphModule, saved: Sequence[fx.Node], written: Colle
     """Saved values, with a clone for each that shares memory with a written graph input."""
     if not written:
         return list(saved)
-    storages = {_storage(n) for n in placeholders(forward.graph) if str(n.target) in written}
+    given = [n.meta["val"] for n in placeholders(forward.graph) if str(n.target) in written]
+    storages = {*map(torch_api.storage_key, given)} - {None}
     end = next(iter(reversed(forward.graph.nodes)))
     out = []
     for node in saved:
-        if isinstance(node.meta.get("val"), Tensor) and _storage(node) in storages:
+        if torch_api.storage_key(node.meta.get("val")) in storages:
             with forward.graph.inserting_before(end):
                 clone = clone_of(forward.graph, node)
             out.append(clone)
         else:
             out.append(node)
     return out
-
-
-def _storage(node: fx.Node) -> Any:
-    return torch_api.storage_ref(node.meta["val"])
 
 
 def _set_outputs(module: fx.GraphModule, outputs: Sequence[Any]) -> None:

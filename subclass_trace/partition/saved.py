@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 import torch.fx as fx
 
+from .. import torch_api
 from ..capture.graphs import where
 from ..plan import SavedValue
 from .interface import Partitioned
@@ -20,13 +21,12 @@ def saved_table(parts: Partitioned, copied: Collection[str] = ()) -> tuple[Saved
     caller holds them anyway. ``copied`` are results that no caller gets.
     """
     rows = []
-    seen: set[int] = set()
+    seen: set[int | None] = set()
     half = parts.first
     given = [n.meta.get("val") for n in half.inputs]
-    inputs = {v.untyped_storage()._cdata for v in given if isinstance(v, torch.Tensor)}
     results = half.outputs[: len(half.outputs) - len(parts.saved)]
     held = [n.meta.get("val") for n in results if isinstance(n, fx.Node) and n.name not in copied]
-    inputs |= {v.untyped_storage()._cdata for v in held if isinstance(v, torch.Tensor)}
+    inputs = {*map(torch_api.storage_key, (*given, *held))}
     nodes = {n.name: n for n in (*half.inputs, *half.body)}
     values = half.results[-len(parts.saved) :] if parts.saved else []
     for name, value in zip(parts.saved, values, strict=True):
@@ -34,7 +34,7 @@ def saved_table(parts: Partitioned, copied: Collection[str] = ()) -> tuple[Saved
         tensor = isinstance(val, torch.Tensor)
         size = 0
         if tensor and value.op != "placeholder":
-            key = val.untyped_storage()._cdata
+            key = torch_api.storage_key(val)
             size = 0 if key in seen or key in inputs else _hint(val.untyped_storage().nbytes())
             seen.add(key)
         reason = "other tangents" if name in parts.extra else "partition"

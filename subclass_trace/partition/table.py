@@ -25,21 +25,9 @@ from ..torch_api import partition as _private
 aten = torch.ops.aten
 
 # ---------------------------------------------------------------------------------------------- classes of operations
-(
-    VIEW,
-    RANDOM,
-    CHEAP,
-    MUTABLE,
-    IMPURE,
-    COLLECTIVE,
-    GETITEM,
-    LIFT,
-    SEEDED,
-    HIDDEN,
-    BUILTIN,
-    MERGEABLE,
-    LOUD,
-) = (1 << k for k in range(13))
+(VIEW, RANDOM, CHEAP, MUTABLE, IMPURE, COLLECTIVE, GETITEM, LIFT, SEEDED, HIDDEN, BUILTIN, MERGEABLE, LOUD) = (
+    1 << k for k in range(13)
+)
 #: LOUD: called for what it does; BUILTIN: what the operation does is known; MERGEABLE: and two equal calls give equal results
 #: rows that run although nobody reads them
 EFFECTS = MUTABLE | IMPURE | SEEDED
@@ -115,13 +103,6 @@ def storage_bytes(value: torch.Tensor) -> int:
     return max(hint(whole), 1)
 
 
-def storage_key(value: Any) -> int | None:
-    """Equal for values that share memory; None for what has no single storage."""
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return int(value.untyped_storage()._cdata)
-    return None
-
-
 # ---------------------------------------------------------------------------------------------- the table
 @dataclass(frozen=True, eq=False)
 class Constant:
@@ -164,7 +145,7 @@ class Table:
         self.tag: list[str | None] = [m.get("partitioner_tag") for m in metas]
         self.recompute: list[Any] = [m.get("recompute") for m in metas]
         self.bits = [classify(n.target) if n.op == "call_function" else 0 for n in self.nodes]
-        self.storage = [storage_key(v) for v in self.val]
+        self.storage = [torch_api.storage_key(v) for v in self.val]
         outs: list[Output] = [self.row[o] if isinstance(o, fx.Node) else Constant(o) for o in output_args(joint.graph)]
         self.same = list(range(len(self.nodes)))
         self.ins: list[tuple[int, ...]] = [()] * len(self.nodes)
@@ -291,7 +272,8 @@ class Table:
         if storage[i] is None:
             parts = self.val[i]
             memory = {storage[x] for x in source} - {None}
-            return isinstance(parts, (list, tuple)) and bool(parts) and all(storage_key(p) in memory for p in parts)
+            several = isinstance(parts, (list, tuple)) and bool(parts)
+            return several and all(torch_api.storage_key(p) in memory for p in parts)
         if bits[i] & GETITEM:  # a part of split(), unbind(), ...
             if bits[source[0]] & (MUTABLE | COLLECTIVE):
                 return False

@@ -22,15 +22,7 @@ from typing import Any
 from ..plan import InputOutput, Plan, SizeOutput, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from ..torch_api import text_of
-from .names import (
-    input_names,
-    operation_text,
-    result_paths,
-    saved_where,
-    seconds_text,
-    type_text,
-    value_names,
-)
+from .names import input_names, operation_text, result_paths, saved_where, seconds_text, type_text, value_names
 
 _ROWS = 40
 _WIDEST = 72

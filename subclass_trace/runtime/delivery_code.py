@@ -16,7 +16,7 @@ from ..plan import MutationPlan, Plan
 from ..subclass import flatten
 from ..subclass.flatten import leaves_of, map_leaves
 from ..subclass.spec import LeafSpec, WrapperSpec, leaf_spans, spec_leaves
-from .emit import tuple_code
+from .emit import gradients_off, tuple_code
 from .source import Source
 
 Tensor = torch.Tensor
@@ -106,24 +106,16 @@ class Delivery:
 
     def _copy(self, copies: Sequence[MutationPlan], values: Sequence[str], grad: bool) -> None:
         s = self.source
-        guarded = grad and any(map(self._is_watched, copies))
-        if guarded:
-            s.bind("set_grad", torch_api.set_grad)
-            s.line("set_grad(False)")
-            s.line("try:")
-            s.depth += 1
-        rows = [(m, *pair) for m in copies for pair in self._pairs(m, values)]
-        own = [(to, new) for m, to, new in rows if self._is_apart(m)]
-        together = own if len(own) > 1 else []
-        for _, to, new in rows:  # those first that may read what others overwrite
-            if (to, new) not in together:
-                s.line(f"{to}.copy_({new})")
-        if together:
-            s.bind("copy_all", torch_api.copy_all)
-            s.line(f"copy_all([{', '.join(to for to, _ in together)}], [{', '.join(new for _, new in together)}])")
-        if guarded:
-            s.depth -= 1
-            s.line("finally: set_grad(True)")
+        with gradients_off(s, grad and any(map(self._is_watched, copies))):
+            rows = [(m, *pair) for m in copies for pair in self._pairs(m, values)]
+            own = [(to, new) for m, to, new in rows if self._is_apart(m)]
+            together = own if len(own) > 1 else []
+            for _, to, new in rows:  # those first that may read what others overwrite
+                if (to, new) not in together:
+                    s.line(f"{to}.copy_({new})")
+            if together:
+                s.bind("copy_all", torch_api.copy_all)
+                s.line(f"copy_all([{', '.join(to for to, _ in together)}], [{', '.join(new for _, new in together)}])")
 
     def _is_dense(self, m: MutationPlan) -> bool:
         return isinstance(self.plan.inputs.rows[m.input].spec, LeafSpec)
@@ -137,7 +129,7 @@ class Delivery:
         """Does the program make the new contents in memory of their own? One call may copy such in any order."""
         span = leaf_spans(self.plan.results.values)[m.value]
         specs = [*spec_leaves(self.plan.results.values[m.value]), *spec_leaves(self.plan.inputs.rows[m.input].spec)]
-        plain = all(leaf.layout is torch.strided and not leaf.dtype.is_complex for leaf in specs)
+        plain = not any(leaf.dtype.is_complex for leaf in specs)
         return plain and self.plan.results.detach_values.isdisjoint(range(span.start, span.stop))
 
     def _pairs(self, m: MutationPlan, values: Sequence[str]) -> list[tuple[str, str]]:

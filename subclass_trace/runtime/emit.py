@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -135,7 +136,7 @@ class Unwrapper:
             return
         shortcut = torch_api.context_shortcut(spec.cls)
         dynamic = spec.has_dynamic_size
-        value = None if shortcut is None or dynamic else self.shortcut_value(variable)
+        value = None if shortcut is None or dynamic else getattr(self.examples.get(variable), shortcut, None)
         known = text_of(spec.context if value is None else value)
         other = f"{f'{path}: expected the context {known}, got '!r} + {source.bind('text_of', text_of)}(c)"
         alike = f"{path}.{shortcut or '__tensor_flatten__()[1]'} == {known}"
@@ -165,12 +166,6 @@ class Unwrapper:
             value, found = source.constant(was, "opaque"), attribute_code(variable, name)
             failed = f"{found} is not {value} and not {source.bind('same_context', same_context)}({value}, {found})"
             source.check(f"if {failed}", repr(f"{path}.{name}: expected {text_of(was)}"), f"{path}.{name} is the same")
-
-    def shortcut_value(self, variable: str) -> Any:
-        """What the shortcut attribute of the value with this local name is; None where that is not known."""
-        value = self.examples.get(variable)
-        attribute = None if value is None else torch_api.context_shortcut(type(value))
-        return None if attribute is None else getattr(value, attribute)
 
 
 class Wrapper:
@@ -214,7 +209,7 @@ class Wrapper:
         if template is None:
             return False
         source = self.source
-        source.bind("make_wrapper", torch_api.WRAPPER_CONSTRUCTOR)
+        source.bind("make_wrapper", torch_api.make_wrapper_subclass)
         parts = [source.constant(v) for v in (template.dtype, template.layout, template.device)]
         outer = f"{source.constant(spec.size)}, {source.constant(spec.stride)}, {template.storage_offset}"
         meta = f"{outer}, None, {', '.join(parts)}"
@@ -239,6 +234,21 @@ class Wrapper:
                 context = f"with_outer({context}, {size}, {stride})"
         unflatten = source.constant(unflatten_of(spec.cls), "unflatten")
         source.line(f"{out} = {unflatten}({{{parts}}}, {context}, Size({size}), {stride})")
+
+
+@contextlib.contextmanager
+def gradients_off(source: Source, is_needed: bool) -> Iterator[None]:
+    """Inside, the lines run without gradients, if that is needed."""
+    if is_needed:
+        source.bind("set_grad", torch_api.set_grad)
+        source.line("set_grad(False)")
+        source.line("try:")
+        source.depth += 1
+    yield
+    if is_needed:
+        source.line("pass")
+        source.depth -= 1
+        source.line("finally: set_grad(True)")
 
 
 def graph_call(source: Source, call: str, autocast: Any) -> str:

@@ -33,6 +33,7 @@ from .emit import (
     Unwrapper,
     Wrapper,
     detached_outputs,
+    gradients_off,
     graph_call,
     metadata_checks,
     same_code,
@@ -211,9 +212,7 @@ class EntryEmitter:
                     f"storage_offset() == {n}",
                 )
         if self.alias is not None:
-            specs = [leaf for row in plan.inputs.rows for leaf in spec_leaves(row.spec)]
-            strided = all(leaf.layout is torch.strided for leaf in specs)
-            check = s.bind("alias_check", alias_check(self.alias, strided=strided))
+            check = s.bind("alias_check", alias_check(self.alias))
             failed = f"if not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))"
             s.check(failed, "'the inputs share memory in another way'", "the inputs share memory as they did")
 
@@ -283,23 +282,12 @@ class EntryEmitter:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
         s.bind("forward", self.program.forward)
-        guarded = self.ambient.grad and any(row.requires_grad for row in plan.inputs.rows)
-        guarded = guarded and not plan.gradients.by_autograd
-        if guarded:
-            s.bind("set_grad", torch_api.set_grad)
-            s.line("set_grad(False)")
-            s.line("try:")
-            s.depth += 1
-        s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))
-        symbols = symbols | sizes_of_outputs(s, plan)
-        flat = detached_outputs(s, plan, leaves)
-        wrapper = Wrapper(s, self.examples, symbols, env)
-        values = wrapped(wrapper, plan, iter(flat))
-        if guarded:
-            s.line("pass")
-            s.depth -= 1
-            s.line("finally: set_grad(True)")
-        return values
+        tracked = self.ambient.grad and not plan.gradients.by_autograd
+        with gradients_off(s, tracked and any(row.requires_grad for row in plan.inputs.rows)):
+            s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))
+            symbols = symbols | sizes_of_outputs(s, plan)
+            flat = detached_outputs(s, plan, leaves)
+            return wrapped(Wrapper(s, self.examples, symbols, env), plan, iter(flat))
 
     def _train(self, inputs: Sequence[str]) -> list[str]:
         """Apply the generated autograd.Function."""

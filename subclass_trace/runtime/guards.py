@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -46,18 +47,17 @@ class Ambient:
         return Reason(f"the state of the thread: {why}", " and ".join(f"{name} == {was}" for name, was, _ in changed))
 
 
+#: what would not see, or would not be served by, a compiled graph
+_AROUND: tuple[tuple[Callable[[], object], str], ...] = (
+    (torch_api.eager_is_forced, "torch.compiler.set_stance('force_eager') is active"),
+    (torch_api.functorch_active, "a functorch transform (vmap, grad, jvp) is active around the call"),
+    (torch_api.forward_ad_active, "a forward-mode AD level is active around the call"),
+    (torch_api.dispatch_stack_length, "a __torch_dispatch__ mode is active around the call"),
+    (torch_api.function_modes_active, "a __torch_function__ mode is active around the call"),
+    (torch_api.jit_tracing, "torch.jit.trace records the call"),
+)
+
+
 def eager_reason() -> str | None:
-    """Why this call must run eagerly: something around it would not see, or would not be served by, a compiled graph."""
-    if torch_api.eager_is_forced():
-        return "torch.compiler.set_stance('force_eager') is active"
-    if torch_api.functorch_active():
-        return "a functorch transform (vmap, grad, jvp) is active around the call"
-    if torch_api.forward_ad_level() >= 0:
-        return "a forward-mode AD level is active around the call"
-    if torch_api.dispatch_modes_active():
-        return "a __torch_dispatch__ mode is active around the call"
-    if torch_api.function_modes_active():
-        return "a __torch_function__ mode is active around the call"
-    if torch_api.jit_tracing():
-        return "torch.jit.trace records the call"
-    return None
+    """Why this call must run eagerly: what is active around it."""
+    return next((reason for is_active, reason in _AROUND if is_active()), None)

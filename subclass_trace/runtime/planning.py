@@ -41,11 +41,7 @@ _ABSOLUTE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatte
 
 
 def make_plan(
-    captured: Captured,
-    recipes: Recipes,
-    forward: Half,
-    saved: tuple[SavedValue, ...],
-    in_program: bool = False,
+    captured: Captured, recipes: Recipes, forward: Half, saved: tuple[SavedValue, ...], in_program: bool = False
 ) -> Plan:
     """The plan; sizes are expressions over the symbols that a call binds. `with_conditions` has still to be called.
 
@@ -134,10 +130,9 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
         for d, n in enumerate(t.shape):
             note(torch_api.size_symbol(n), "leaf", k, f".shape[{d}]")
     for k, t in enumerate(captured.inputs.originals):  # a slice of something that grows
-        if t.layout is torch.strided:
-            for d, n in enumerate(t.stride()):
-                note(torch_api.size_symbol(n), "leaf", k, f".stride({d})")
-            note(torch_api.size_symbol(t.storage_offset()), "leaf", k, ".storage_offset()")
+        for d, n in enumerate(t.stride()):
+            note(torch_api.size_symbol(n), "leaf", k, f".stride({d})")
+        note(torch_api.size_symbol(t.storage_offset()), "leaf", k, ".storage_offset()")
     for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             note(torch_api.size_symbol(n), "input", number, f".shape[{d}]")
@@ -162,25 +157,19 @@ def _detach(forward: Half, captured: Captured) -> frozenset[int]:
     kept = () if captured.tape is not None else captured.results.views
     rows = zip(values, leaf_spans(values), strict=True)
     plain = {span.start for k, (spec, span) in enumerate(rows) if not isinstance(spec, WrapperSpec) and k not in kept}
-    seen = {memory_of(n.meta["val"]) for n in forward.inputs if isinstance(n.meta["val"], Tensor)}
+    seen = {torch_api.storage_key(n.meta["val"]) for n in forward.inputs}
     out = set()
     for k, node in enumerate(forward.outputs[: sum(map(leaf_count, values))]):
-        value = node.meta.get("val")
-        if isinstance(value, Tensor) and value.layout is torch.strided:
-            if memory_of(value) in seen or (k in plain and _is_view(node)):
+        if (memory := torch_api.storage_key(node.meta.get("val"))) is not None:
+            if memory in seen or (k in plain and _is_view(node)):
                 out.add(k)
-            seen.add(memory_of(value))
+            seen.add(memory)
     return frozenset(out)
 
 
 def _is_view(node: fx.Node) -> bool:
     made: Any = node.args[0] if node.target is operator.getitem else node
     return isinstance(made.target, torch_api.OpOverload) and made.target.is_view
-
-
-def memory_of(value: Tensor) -> Any:
-    """Equal for values that share a storage."""
-    return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
 
 
 def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
@@ -225,8 +214,7 @@ def _has_symbols(*tensors: Tensor) -> bool:
     """In a size, a stride, or the place of a leaf (``x[:, k]`` has symbols nowhere else)."""
     if any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride())):
         return True
-    leaves = (leaf for t in tensors for leaf in leaves_of(t))
-    return any(t.layout is torch.strided and isinstance(t.storage_offset(), torch.SymInt) for t in leaves)
+    return any(isinstance(leaf.storage_offset(), torch.SymInt) for t in tensors for leaf in leaves_of(t))
 
 
 def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -236,10 +224,10 @@ def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, 
     backward would go unnoticed: the counter of the wrapper is compared as well.
     """
     outputs = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
-    kept = {memory_of(t) for t in outputs[len(outputs) - saved :] if isinstance(t, Tensor)} if saved else set[Any]()
+    kept = {*map(torch_api.storage_key, outputs[len(outputs) - saved :])} - {None}
     if not kept:
         return (), ()
-    there = {str(n.target) for n in forward.inputs if isinstance(t := n.meta["val"], Tensor) and memory_of(t) in kept}
+    there = {str(n.target) for n in forward.inputs if torch_api.storage_key(n.meta["val"]) in kept}
     changed = {m.input for m in captured.mutations.rows}
     inputs = [
         number
@@ -253,6 +241,6 @@ def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, 
         k
         for k, (spec, span) in enumerate(zip(specs, leaf_spans(specs), strict=True))
         if isinstance(spec, WrapperSpec) and k not in replaced
-        if any(isinstance(t, Tensor) and memory_of(t) in kept for t in outputs[span])
+        if not kept.isdisjoint(map(torch_api.storage_key, outputs[span]))
     ]
     return tuple(inputs), tuple(values)

@@ -57,11 +57,7 @@ class Graphs:
 
 
 def build_program(
-    captured: Captured,
-    recipes: Recipes,
-    backend: Backend,
-    partitioner: Partitioner,
-    keep_joint: bool = False,
+    captured: Captured, recipes: Recipes, backend: Backend, partitioner: Partitioner, keep_joint: bool = False
 ) -> tuple[Program, Graphs]:
     """Partition and compile a capture.
 

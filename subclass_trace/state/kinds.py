@@ -24,15 +24,7 @@ from .values import ATOMS, is_a, is_walked
 _ENDINGS = ("_with_kwargs", "_always_called", "_dict_hooks", "_dict_pre_hooks", "_post_hooks", "_buffers_set")
 #: tables of a module that say nothing that others do not
 MODULE_TABLES = frozenset(name for name in vars(torch.nn.Module()) if name.endswith(_ENDINGS))
-CONTAINERS = {
-    list,
-    dict,
-    set,
-    collections.OrderedDict,
-    collections.defaultdict,
-    collections.deque,
-    collections.Counter,
-}
+CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter}
 _ITERABLE: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1))
 _ITERATORS: tuple[type, ...] = (
     types.GeneratorType,

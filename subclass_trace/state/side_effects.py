@@ -95,9 +95,7 @@ class Snapshot:
         for holder in self.walk.holders.values():
             if _has_moved(holder):
                 raise SideEffectError(
-                    "the region gives an object another __dict__",
-                    path=holder.path,
-                    fix="change the attributes instead",
+                    "the region gives an object another __dict__", path=holder.path, fix="change the attributes instead"
                 )
             if type(holder.live) is ThreadTable and not _identical(holder.thing, holder.before):
                 raise SideEffectError(

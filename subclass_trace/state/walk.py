@@ -181,6 +181,9 @@ class Walk:
 
     def _function(self, function: types.FunctionType, path: str) -> None:
         if not is_walked(function.__module__) and not is_walked(function.__globals__.get("__name__")):
+            for cell in function.__closure__ or ():  # a hook of torch's that calls one of the user's
+                if types.FunctionType in map(type, held := gc.get_referents(cell)):
+                    self.value(held[0], path)
             return
         self.by_code[function.__code__].append((function, path))
         self._opened(self._namespace(function.__dict__, path, owner=function))

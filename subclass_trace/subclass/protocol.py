@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -33,15 +34,12 @@ class Kind(enum.Enum):
 #: the classes of real dense tensors
 REAL = frozenset({torch.Tensor, torch.nn.Parameter})
 _DENSE = {*REAL, *torch_api.FAKE_TYPES}
-_KINDS: dict[type, Kind] = dict.fromkeys(_DENSE, Kind.LEAF)
 
 
+@functools.cache
 def kind_of(cls: type) -> Kind:
     """Leaf (a dense tensor), wrapper, or refused; decided once per class."""
-    kind = _KINDS.get(cls)
-    if kind is None:
-        kind = _KINDS[cls] = Kind.REFUSED if problems(cls) else Kind.WRAPPER
-    return kind
+    return Kind.LEAF if cls in _DENSE else Kind.REFUSED if problems(cls) else Kind.WRAPPER
 
 
 def is_traceable(value: object) -> bool:
@@ -87,15 +85,8 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     cls = type(value)
     if issubclass(cls, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
         return NotYet("a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__)
-    if issubclass(cls, torch.nn.Parameter):
-        return NeedsEager(
-            "a parameter is of a class of its own",
-            path=path,
-            expected="torch.nn.Parameter",
-            got=f"an instance of {cls.__module__}.{cls.__qualname__}",
-            fix="keep what the class adds in the module",
-        )
-    return ProtocolError(
+    plain = issubclass(cls, torch.nn.Parameter) or len(problems(cls)) == 3  # the class has nothing of the protocol
+    return (NeedsEager if plain else ProtocolError)(
         f"{cls.__qualname__} is a tensor subclass that cannot be traced through: {why_not_traceable(cls)}",
         path=path,
         expected="torch.Tensor, or a subclass with __tensor_flatten__, __tensor_unflatten__ and __torch_dispatch__",
@@ -116,30 +107,20 @@ def refuse_layout(value: torch.Tensor, path: Path) -> NeedsEager:
     )
 
 
-_UNFLATTEN: dict[type, Callable[..., torch.Tensor]] = {}
-
-
+@functools.cache
 def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.Tensor]:
     """``cls.__tensor_unflatten__`` as a function of four arguments, whatever form the author gave it.
 
     Static methods, class methods and the old form of two arguments (inner tensors, context) are accepted.
     """
-    hit = _UNFLATTEN.get(cls)
-    if hit is not None:
-        return hit
     method: Callable[..., torch.Tensor] = torch_api.repaired_unflatten(cls) or cls.__tensor_unflatten__  # type: ignore[attr-defined]
     try:
         inspect.signature(method).bind({}, None, (), ())
-        call = method
     except TypeError:
-
-        def call(inner: dict[str, Any], context: Any, size: Any, stride: Any) -> torch.Tensor:
-            return method(inner, context)
-
+        return lambda inner, context, size, stride: method(inner, context)
     except ValueError:  # a builtin without a signature
-        call = method
-    _UNFLATTEN[cls] = call
-    return call
+        pass
+    return method
 
 
 def flattens_alike(cls: type) -> bool:

@@ -20,7 +20,6 @@ import torch
 from .. import torch_api
 from ..torch_api import tape as _door
 from . import operations, runtime
-from .functions import call_function_backward
 from .graph import Layout, finish
 from .steps import Kind, SizeNode, Step
 
@@ -204,17 +203,18 @@ class TapeCapture:
         maybe_backward_state_idx: int | None,
         opaque_object_indices: list[int] | None = None,
     ) -> tuple[Tensor | None, ...]:
-        """A Python autograd.Function."""
-        results = call_function_backward(
-            self,
-            ctx,
-            self.given("hooks", backward_idx),
-            self.steps_of(list(saved_tensors)),
-            self.steps_of(list(inputs)),
-            len(output_metadatas),
-        )
-        rows = zip(output_metadatas, results, strict=True)
-        return tuple(None if m is None or r is None else self.token(r) for m, r in rows)
+        """A Python autograd.Function: one call of ``backward``."""
+        cls, saved, grads = _door.forward_class(ctx), self.steps_of(list(saved_tensors)), self.steps_of(list(inputs))
+        # `BackwardContext` unpacks these, when the backward asks for them
+        deferred = {place: step for place, step in enumerate(saved) if step is not None and step.kind == "unpack"}
+        plain = [None if place in deferred else step for place, step in enumerate(saved)]
+        packed = [(place, *step.args) for place, step in deferred.items()]
+        fill = all(g is not None for g in grads) and _materializes(cls)
+        args = (self.given("hooks", backward_idx), plain, packed, len(output_metadatas), fill, *grads)
+        meta = {"deferred": [*deferred.values()]}
+        step = self.write("backward", operations.run_backward, args, note=cls.__name__, meta=meta)
+        results = [self.part(step, i) for i in range(len(output_metadatas))]
+        return tuple(None if m is None else self.token(r) for m, r in zip(output_metadatas, results, strict=True))
 
     def bind_backward_state(self, index: int) -> Any:
         """State that a Dynamo-compiled forward hands to its backward."""
@@ -258,3 +258,16 @@ class TapeCapture:
         args = (self.given("hooks", hook_id), self.steps_of(param))
         self.write("post_accumulate", operations.run_post_accumulate_hook, args, note="post-accumulate-grad hook")
         return [param]
+
+
+def _materializes(cls: Any) -> bool:
+    """Does the engine hand zeros to this Function where a gradient is undefined?
+
+    It does when the capture knows of it; that another Function returned None is known in the run only. There is no way
+    to ask a ctx: the forward's code is looked at.
+    """
+    return not any(
+        "set_materialize_grads" in code.co_names
+        for f in (cls.forward, getattr(cls, "setup_context", None))
+        if (code := getattr(f, "__code__", None)) is not None
+    )

@@ -13,7 +13,7 @@ runs, with its node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,12 +57,10 @@ class TapeNode:
 
     Attributes:
         name: as autograd calls it: ``MulBackward0``.
-        number: its place in the capture, by which a walk over the live autograd graph finds it again.
         seq_nr: the number that autograd gave it in the forward; None for leaves, the root, and where it is unknown.
     """
 
     name: str
-    number: int
     seq_nr: int | None
 
 
@@ -116,17 +114,12 @@ def finish(
         outputs: the steps whose values the engine wants back.
         roots, only: of the backward call; ``roots`` is empty when it did not come from Python.
     """
-    following: Mapping[int, Sequence[int]]
     walked = _matching_walk(names, roots, only)
-    if walked is None:  # a backward that C++ began: what depends on what is known, the forward's order is not
-        following = _following(steps, len(names))
-        numbers = {k: _LEAF if name.endswith("AccumulateGrad") else len(names) - k for k, name in enumerate(names)}
-        rows = [TapeNode(_short(name), k, None) for k, name in enumerate(names)]
-    else:
-        following, numbers = walked.following, priorities(walked.nodes)
-        known = [n if walked.nodes[k] is not None and n != _LEAF else None for k, n in sorted(numbers.items())]
-        rows = [TapeNode(_short(name), k, known[k]) for k, name in enumerate(names)]
-    order = engine_order(following, numbers)
+    numbers = {} if walked is None else priorities(walked.nodes)
+    known = {k: n for k, n in numbers.items() if k and n != _LEAF}
+    rows = [TapeNode(name.removeprefix("torch::autograd::"), known.get(k)) for k, name in enumerate(names)]
+    # A backward that C++ began stays in the order of its capture: that of the forward is not known.
+    order = [*range(len(names))] if walked is None else engine_order(walked.following, numbers)
     position = {call: k for k, call in enumerate(order)}
     position[-1] = -1
     by_call: dict[int, list[Step]] = {call: [] for call in (-1, *order)}
@@ -139,28 +132,12 @@ def finish(
     return Tape(graph, tuple(rows[call] for call in order), tuple(layout.rows()))
 
 
-def _short(name: str) -> str:
-    return name.removeprefix("torch::autograd::")
-
-
 def _matching_walk(names: Sequence[str], roots: Sequence[Any], only: Sequence[Any] | None) -> Walked | None:
     if not roots:
         return None
     walked = walk(roots, only)
     found = [n.name() for n in walked.nodes[1:]]
     return walked if found == list(names[1:]) else None
-
-
-def _following(steps: Sequence[Step], count: int) -> dict[int, list[int]]:
-    """Which nodes read what a node wrote."""
-    found: dict[int, dict[int, None]] = {k: {} for k in range(count)}
-    for step in steps:
-        for read in step.reads():
-            if 0 <= read.call < step.call:
-                found[read.call][step.call] = None
-    fed = {t for targets in found.values() for t in targets}
-    found[0].update(dict.fromkeys(k for k in range(1, count) if k not in fed))
-    return {k: list(targets) for k, targets in found.items()}
 
 
 def _associate(steps: Sequence[Step], position: dict[int, int], by_call: dict[int, list[Step]]) -> dict[Step, Step]:

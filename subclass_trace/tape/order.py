@@ -11,10 +11,12 @@ autograd graph itself, which gives each captured node its sequence number, and t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..capture.tape import nodes_behind
 from ..torch_api import node_sequence_number
 from ..torch_api import tape as _door
 
@@ -41,84 +43,57 @@ def walk(roots: Sequence[Any], only: Sequence[Any] | None) -> Walked:
         only: the tensors or edges whose gradients were asked for; None for all leaves.
     """
     starts = [_door.gradient_node_of(r) for r in roots]
-    edges: dict[Any, list[Any]] = {}
-    todo = list(starts)
-    while todo:
-        node = todo.pop()
-        if node not in edges:
-            edges[node] = list(_door.walk_next(node))
-            todo.extend(edges[node])
+    edges = {node: [*_door.walk_next(node)] for node in nodes_behind(starts, [])}
     if only is not None:
-        wanted = _leading_to(edges, [_door.gradient_node_of(t) for t in only])
+        wanted = {_door.gradient_node_of(t) for t in only}
+        for node in reversed(_played({None: starts, **edges}, [None])[1:]):
+            if not wanted.isdisjoint(edges[node]):
+                wanted.add(node)
         edges = {n: [f for f in following if f in wanted] for n, following in edges.items() if n in wanted}
         starts = [s for s in starts if s in wanted]
-    missing: dict[Any, int] = {}
-    for node in (*starts, *(f for following in edges.values() for f in following)):
-        missing[node] = missing.get(node, 0) + 1
-    order: list[Any] = [None]
-    stack: list[Any] = []
-    _release(starts, missing, stack)
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        _release(edges[node], missing, stack)
+    order = _played({None: starts, **edges}, [None])
     number = {node: k for k, node in enumerate(order)}
     following = {0: [number[s] for s in starts]}
     following |= {number[n]: [number[f] for f in edges[n]] for n in order[1:]}
     return Walked(tuple(order), following)
 
 
-def _leading_to(edges: Mapping[Any, Sequence[Any]], targets: Sequence[Any]) -> set[Any]:
-    """The nodes from which a target can be reached, targets included."""
-    back: dict[Any, list[Any]] = {}
-    for node, following in edges.items():
-        for f in following:
-            back.setdefault(f, []).append(node)
-    found: set[Any] = set()
-    todo = list(targets)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(back.get(node, ()))
-    return found
-
-
-def _release(nodes: Sequence[Any], missing: dict[Any, int], ready: list[Any]) -> None:
-    for node in nodes:
-        missing[node] -= 1
-        if not missing[node]:
-            ready.append(node)
+def _played(following: Mapping[Any, Sequence[Any]], ready: Any) -> list[Any]:
+    """The nodes in the order in which ``ready``, a stack or a queue with the first node, gives them back: a node comes to it
+    when all that lead to it have run.
+    """
+    missing = Counter(node for targets in following.values() for node in targets)
+    order: list[Any] = []
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for after in following[node]:
+            missing[after] -= 1
+            if not missing[after]:
+                ready.append(after)
+    return order
 
 
 def engine_order(following: Mapping[int, Sequence[int]], priority: Mapping[int, int]) -> list[int]:
     """The numbers of all nodes in the order in which the engine runs them; node 0 is the root."""
-    missing: dict[int, int] = {}
-    for targets in following.values():
-        for t in targets:
-            missing[t] = missing.get(t, 0) + 1
-    queue = _Queue()
-    queue.push(priority.get(0, 0), 0)
-    order = []
-    while queue.heap:
-        node = queue.pop()
-        order.append(node)
-        for t in following[node]:
-            missing[t] -= 1
-            if not missing[t]:
-                queue.push(priority[t], t)
-    return order
+    queue = _Queue(priority)
+    queue.append(0)
+    return _played(following, queue)
 
 
 class _Queue:
     """``std::priority_queue`` of libstdc++, because its order among equals shows: all leaves have one priority."""
 
-    def __init__(self) -> None:
-        self.heap: list[tuple[int, int]] = []
+    def __init__(self, priority: Mapping[int, int]) -> None:
+        self.priority, self.heap = priority, list[tuple[int, int]]()
 
-    def push(self, priority: int, value: int) -> None:
-        self.heap.append((priority, value))
-        self._up(len(self.heap) - 1, (priority, value))
+    def __len__(self) -> int:
+        return len(self.heap)
+
+    def append(self, value: int) -> None:
+        item = self.priority[value], value
+        self.heap.append(item)
+        self._up(len(self.heap) - 1, item)
 
     def _up(self, hole: int, item: tuple[int, int]) -> None:
         heap = self.heap

@@ -12,6 +12,7 @@ empties, and the program of the tape deletes its own variables before the call.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from .. import torch_api
 from ..frontends.region import Region
 from ..frontends.specialization import Specialization
 from ..options import Options
-from ..plan import LeafPrimal, Plan, ValueOutput
+from ..plan import LeafPrimal, Plan, Primal, ValueOutput
 from ..plan.values import New, Output
 from ..subclass.spec import LeafSpec
 from ..torch_api import tape as _door
@@ -100,50 +101,28 @@ class Segment:
 
     def _arm(self, made: Specialization, values: list[Any]) -> None:
         """The short way for this specialization, if its arguments and results are plain tensors."""
-        plan = made.plan
-        plain = all(type(v) in (Tensor, torch.nn.Parameter) for v in values)
-        primals = [p.leaf for p in plan.inputs.primals if isinstance(p, LeafPrimal)]
-        if (
-            not plain
-            or plan.inputs.symbols
-            or plan.mutations.rows
-            or plan.side_effects
-            or plan.trains
-            or any(self.is_size)
-        ):
+        plan, order, forward = made.plan, _order(made.plan), made.program.forward
+        if order is None or plan.inputs.symbols or plan.mutations.rows or plan.side_effects or plan.trains:
             return
-        if (
-            len(plan.inputs.rows) != len(values)
-            or primals != list(range(len(values)))
-            or len(primals) != len(plan.inputs.primals)
-        ):
-            return
-        if [row.position for row in plan.inputs.rows] != list(range(len(values))):
-            return
-        if not all(isinstance(o, ValueOutput) and isinstance(o.spec, LeafSpec) for o in plan.results.outputs):
-            return
-        order = _order(plan)
-        if order is None:
+        numbers = [*range(len(values))]
+        as_given = [row.position for row in plan.inputs.rows] == numbers == [*map(_leaf_of, plan.inputs.primals)]
+        if not as_given or any(self.is_size) or any(type(v) not in (Tensor, torch.nn.Parameter) for v in values):
             return
         guard = torch_api.tensor_guard(values, [list(v.shape) for v in values], [list(v.stride()) for v in values])
-        if not guard(*values):
-            return
-        forward = made.program.forward
-        if order == list(range(len(order))):
-            self.fast.append((guard, forward))
-        else:
-            self.fast.append(
-                (guard, lambda given: [r for flat in (forward(given),) for r in map(flat.__getitem__, order)])
-            )
+        self.fast.append((guard, lambda given: [*map(forward(given).__getitem__, order)]))
+
+
+def _leaf_of(primal: Primal) -> int:
+    return primal.leaf if isinstance(primal, LeafPrimal) else -1
 
 
 def _order(plan: Plan) -> list[int] | None:
-    """The forward values that are the results, if these are a list of such."""
+    """The forward values that are the results, if these are a list of dense ones."""
     made = plan.results.recipe
     if not isinstance(made, New) or made.cls is not list or made.items is None:
         return None
     outputs = [plan.results.outputs[item.index] for item in made.items if isinstance(item, Output)]
-    order = [o.value for o in outputs if isinstance(o, ValueOutput)]
+    order = [o.value for o in outputs if isinstance(o, ValueOutput) and isinstance(o.spec, LeafSpec)]
     return order if len(order) == len(made.items) else None
 
 
@@ -261,15 +240,11 @@ class Segmented:
         return program(values)
 
 
-_runners: dict[Any, Segmented] = {}
-
-
+@functools.cache
 def segmented(backend: Any) -> Segmented:
     """The runner for a back end: always the same one, since programs of tapes are kept by it.
 
     Raises:
         OptionError: an unknown back end.
     """
-    if backend not in _runners:
-        _runners[backend] = Segmented(backend)
-    return _runners[backend]
+    return Segmented(backend)

@@ -140,11 +140,7 @@ _RULES: dict[str, Rule] = {}
 
 
 def rule(
-    id: str,
-    title: str,
-    *,
-    severity: Severity = Severity.ERROR,
-    cost: Cost = Cost.CHEAP,
+    id: str, title: str, *, severity: Severity = Severity.ERROR, cost: Cost = Cost.CHEAP
 ) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
     """Register the decorated function as the check of a rule; its docstring is the rule's text.
 

@@ -209,7 +209,6 @@ def _arguments(factory: Callable[..., Any]) -> int:
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not needed:
         raise OptionError(
-            f"cannot see how many dense tensors {factory!r} takes",
-            fix="give an expression such as 'Cls({0})'",
+            f"cannot see how many dense tensors {factory!r} takes", fix="give an expression such as 'Cls({0})'"
         )
     return len(needed)

@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 from .assertions import *
 from .attention import *
 from .autograd import *
-from .batched import *
 from .compiled_inside import *
 from .compiling import *
 from .dtensor_modes import *

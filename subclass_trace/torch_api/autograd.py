@@ -211,3 +211,40 @@ def versions_kept(t: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """Inside, writes to ``t`` do not move its version counter."""
     kept: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
     return kept(t)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def saved_hooks_refused(refuse: Callable[[], None]) -> Iterator[None]:
+    """Inside, ``refuse`` is called where this thread sets default saved-tensor hooks."""
+
+    def push(*hooks: Any) -> None:
+        refuse()
+
+    with replaced_here(torch._C._autograd, "_push_saved_tensors_default_hooks", push):
+        yield
+
+
+# Tangents may stand for several ones at once. With ``is_grads_batched`` the engine runs once, inside of a vmap of torch's
+# older kind, whose tensors hide a dimension.
+def is_batched(grad: torch.Tensor | None) -> bool:
+    """Does a gradient stand for several ones at once (``is_grads_batched``, ``torch.vmap``)?"""
+    asks = (torch._C._functorch.is_legacy_batchedtensor, torch._C._functorch.is_functorch_wrapped_tensor)
+    return grad is not None and any(ask(grad) for ask in asks)
+
+
+@contextlib.contextmanager
+def outside_of_vmap(batched: bool) -> Iterator[None]:
+    """Inside, the innermost vmap of the older kind around is none."""
+    if not batched:
+        yield
+        return
+    torch._C._vmapmode_decrement_nesting()
+    try:
+        yield
+    finally:
+        torch._C._vmapmode_increment_nesting()
+
+
+def is_legacy_batched(grad: torch.Tensor | None) -> bool:
+    """Is it a tensor of the vmap of ``is_grads_batched``?"""
+    return grad is not None and bool(torch._C._functorch.is_legacy_batchedtensor(grad))

@@ -1,4 +1,4 @@
-"""Results of operations on fake tensors that a capture has seen before, made without running the fake kernel again.
+"""Results of operations on fake tensors that have been seen before, made without running the fake kernel again.
 
 A model repeats its layers, so nine operations of ten have come before with the same sizes. FakeTensorMode has a cache of
 its own (PyTorch PR 111310 and later), which serves every kind of operation and so spends most of its time on the key.
@@ -51,11 +51,7 @@ _VIEWS = frozenset(
         _aten._unsafe_view.default,
     }
 )
-_TAGS = {
-    torch.Tag.data_dependent_output,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.inplace_view,
-}
+_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 
 
 @dataclass(frozen=True)
@@ -70,6 +66,12 @@ class _Made:
     source: int | None  # position among the arguments of the tensor that it is a view of
 
 
+#: what captures of static sizes have found, by the settings that may lay results out otherwise
+_FOUND: dict[Any, dict[Any, tuple[type | None, tuple[_Made | None, ...]]]] = {}
+#: so many results are kept
+_MOST = 20_000
+
+
 class FakeResults:
     """The results of one capture. Not used from several threads: a capture runs under its lock."""
 
@@ -79,6 +81,18 @@ class FakeResults:
         self._known: dict[Any, tuple[type | None, tuple[_Made | None, ...]]] = {}
         self._taken: dict[Any, bool] = {}
         self._composite: dict[Any, bool] = {}
+
+    def share(self) -> None:
+        """Also take what earlier captures have found, and let later ones take it: metadata, and no tensors."""
+        settings = (
+            torch.is_inference_mode_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.backends.mkldnn.enabled,
+            torch.backends.cudnn.enabled,
+        )
+        self._known = _FOUND.setdefault(settings, {})
+        if len(self._known) > _MOST:
+            self._known.clear()
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``func(*args, **kwargs)`` on fake tensors."""
@@ -194,10 +208,5 @@ def _describe_one(t: Any, args: tuple[Any, ...]) -> _Made | None:
     if t.dtype != args[sources[0]].dtype if sources else t.storage_offset() != 0:
         return None
     return _Made(
-        tuple(t.shape),
-        tuple(t.stride()),
-        t.storage_offset(),
-        t.dtype,
-        t.fake_device,
-        sources[0] if sources else None,
+        tuple(t.shape), tuple(t.stride()), t.storage_offset(), t.dtype, t.fake_device, sources[0] if sources else None
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
 from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
@@ -19,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
@@ -44,6 +47,35 @@ def replace_cache(mode: FakeTensorMode, remember: Remember) -> None:
 
     # Not a class of its own: higher order operators look up the rule for the type of the mode.
     mode._cached_dispatch_impl = dispatch  # type: ignore[method-assign]
+
+
+def replace_conversion(mode: FakeTensorMode) -> None:
+    """Dense strided tensors become fake ones of static sizes in a twentieth of the time; those of one storage share one.
+
+    All else, such as sparse and conjugated tensors, goes to the mode.
+    """
+    slow, storages = mode.from_tensor, dict[StorageWeakRef, torch.UntypedStorage]()
+
+    def from_tensor(real: torch.Tensor, **options: Any) -> torch.Tensor:
+        plain = type(real) is torch.Tensor and real.layout is torch.strided and not real.requires_grad
+        if not plain or real.is_conj() or real.is_neg() or real.is_inference() or real.is_quantized or _wrapped(real):
+            return slow(real, **options)
+        of_real = real.untyped_storage()
+        key = StorageWeakRef(of_real)  # type: ignore[no-untyped-call]
+        with torch._C._DisableTorchDispatch(), torch.inference_mode(False), _NO_VERSIONS():
+            storage = storages.get(key)
+            if storage is None:
+                storage = storages[key] = torch.UntypedStorage(of_real.nbytes(), device="meta")  # type: ignore[no-untyped-call]
+            data = torch.empty(0, dtype=real.dtype, device="meta")
+            data.set_(storage, real.storage_offset(), real.shape, real.stride())
+            torch._C._set_throw_on_mutable_data_ptr(data)
+            return _faked(mode, data, real.device)
+
+    mode.from_tensor = from_tensor  # type: ignore[assignment,method-assign]
+
+
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_NO_VERSIONS = functools.partial(torch._C._ExcludeDispatchKeyGuard, DispatchKeySet(DispatchKey.ADInplaceOrView))
 
 
 @contextlib.contextmanager

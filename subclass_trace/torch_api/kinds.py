@@ -44,10 +44,12 @@ def is_opaque(value: object) -> bool:
 
 def is_opaque_class(cls: type) -> bool:
     """Are its instances such objects?"""
-    known = _OPAQUE_TYPES.get(cls)
-    if known is None:
-        known = _OPAQUE_TYPES[cls] = _is_opaque_type(cls)
-    return known
+    if cls not in _OPAQUE_TYPES:
+        import torch._library.opaque_object as objects
+
+        known: Any = getattr(objects, "is_custom_class", None) or objects.is_opaque_type  # until torch 2.14
+        _OPAQUE_TYPES[cls] = bool(known(cls))
+    return _OPAQUE_TYPES[cls]
 
 
 _OPAQUE_TYPES: dict[type, bool] = {}
@@ -68,18 +70,15 @@ def _stands_for_opaque(value: object) -> bool:
     return isinstance(value, OpaqueBase)
 
 
-def _is_opaque_type(cls: type) -> bool:
-    import torch._library.opaque_object as objects
-
-    known: Callable[[type], bool] = (
-        getattr(objects, "is_custom_class", None) or objects.is_opaque_type
-    )  # until torch 2.14
-    return bool(known(cls))
-
-
 def storage_ref(t: torch.Tensor | torch.UntypedStorage) -> StorageWeakRef:
     """Equal for tensors that share a storage, and for that storage; does not keep it alive."""
     return StorageWeakRef(t if isinstance(t, torch.UntypedStorage) else t.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def storage_key(value: object) -> int | None:
+    """A number that live tensors share which share a storage; None for what has no single one."""
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return int(value.untyped_storage()._cdata) if strided else None  # type: ignore[attr-defined]
 
 
 SYM_TYPES = (torch.SymInt, SymFloat, SymBool)

@@ -130,16 +130,9 @@ def functorch_active() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def forward_ad_level() -> int:
-    """Level of forward-mode AD; -1 when there is none."""
-    return int(torch.autograd.forward_ad._current_level)
-
-
-def dispatch_modes_active() -> bool:
-    """Is a ``__torch_dispatch__`` mode active?"""
-    from torch._C import _len_torch_dispatch_stack
-
-    return _len_torch_dispatch_stack() > 0
+def forward_ad_active() -> bool:
+    """Is a level of forward-mode AD around the call?"""
+    return bool(torch.autograd.forward_ad._current_level >= 0)
 
 
 def default_devices() -> tuple[torch.device, ...] | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.utils import is_builtin
 from torch._ops import OperatorBase, OpOverload, OpOverloadPacket
 
 from .wrappers import disabled_torch_function
@@ -47,6 +48,17 @@ def op_name(op: OpOverload) -> str:
 def op_schema(op: OpOverload) -> Any:
     """The schema of ``op``: its arguments (name, type, default, alias information) and returns."""
     return op._schema
+
+
+#: ``(op, **arguments)``: what ``op`` gives, and what copies of ``_all_bases`` are after it has written to them
+auto_functionalized: Any = torch.ops.higher_order.auto_functionalized_v2
+
+
+def is_custom_write(op: Any) -> bool:
+    """Does ``op`` write to arguments, by a schema that somebody else than torch has written, so that torch knows no
+    functional form of it?"""
+    known = not isinstance(op, OpOverload) or is_builtin(op) or not op._schema.is_mutable
+    return not known and not _core._dispatch_has_kernel_for_dispatch_key(op.name(), "Functionalize")
 
 
 class StandIn(torch.Tensor):

@@ -35,20 +35,13 @@ def new_symbol(env: ShapeEnv, hint: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=hint, source=source)
 
 
-def new_number(env: ShapeEnv, hint: int, name: str) -> Any:
-    """A fresh SymInt of which nothing is assumed, not even that it is neither 0 nor 1."""
+def new_number(env: ShapeEnv, hint: Any, name: str) -> Any:
+    """A fresh SymInt or SymFloat of which nothing is assumed, not even that it is neither 0 nor 1."""
     source = input_source(name)
     how: dict[str, Any] = {"positive": None, "do_not_specialize_zero_one": True}
     symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, **how)
-    return env.create_symintnode(symbol, hint=hint, source=source)
-
-
-def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
-    """A fresh SymFloat of which nothing is assumed."""
-    source = input_source(name)
-    how: dict[str, Any] = {"positive": None, "do_not_specialize_zero_one": True}
-    symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, **how)
-    return env.create_symfloatnode(symbol, hint=hint, source=source)
+    make: Any = env.create_symintnode if type(hint) is int else env.create_symfloatnode
+    return make(symbol, hint=hint, source=source)
 
 
 def dynamic_context(sizes: Sequence[bool], alike: Sequence[bool]) -> StatelessSymbolicContext[Any, Any]:

@@ -52,35 +52,30 @@ call_cpp_tensor_pre_hooks: Callable[[int, Any], Any] = _compiler_slot.call_cpp_t
 # ---------------------------------------------------------------------------------------------- operations
 def bind_tape_op(name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
     """Keep the functional form of a node type under a name. See Note [One operation namespace per process]."""
-    from torch._dynamo.compiled_autograd import ops
-
-    return ops.add(name, function, is_custom, is_traceable)
+    return import_tape_ops().ops.add(name, function, is_custom, is_traceable)  # type: ignore[no-any-return]
 
 
 def tape_op(name: str) -> Callable[..., Any]:
     """The functional form of a node type, ``f(grads, *packed arguments)``."""
-    from torch._dynamo.compiled_autograd import ops
-
-    return ops.get(name)  # type: ignore[no-any-return]
+    return import_tape_ops().ops.get(name)  # type: ignore[no-any-return]
 
 
 def without_layer(operation: Any) -> Any:
     """The C++ function in what `tape_op` returns; anything else as it is."""
-    from torch._dynamo.compiled_autograd import Op
-
-    return operation.fn if isinstance(operation, Op) else operation
+    return operation.fn if isinstance(operation, import_tape_ops().Op) else operation
 
 
-def import_tape_ops() -> None:
-    """Import torch's namespace of operations, outside of any capture."""
-    import torch._dynamo.compiled_autograd  # noqa: F401
+def import_tape_ops() -> Any:
+    """The module with torch's namespace of operations; imported first outside of any capture."""
+    import torch._dynamo.compiled_autograd as module
+
+    return module
 
 
 def copy_slices_steps() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What C++'s ``CopySlices`` (in-place operations on views) does before and after the operation's own backward."""
-    from torch._dynamo.compiled_autograd import copy_slices_epilogue, copy_slices_prologue
-
-    return copy_slices_prologue, copy_slices_epilogue
+    module = import_tape_ops()
+    return module.copy_slices_prologue, module.copy_slices_epilogue
 
 
 # ---------------------------------------------------------------------------------------------- the engine

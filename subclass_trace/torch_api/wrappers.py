@@ -10,17 +10,14 @@ from torch.utils import _python_dispatch
 
 return_and_correct_aliasing: Callable[..., Any] = _python_dispatch.return_and_correct_aliasing
 
-make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+make_wrapper_subclass: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
 
 disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 
 
 def build_wrapper(cls: type, size: Any, stride: Any, offset: int, dtype: Any, layout: Any, device: Any) -> torch.Tensor:
     """``Tensor._make_wrapper_subclass`` with positional arguments (a quarter faster than by keyword)."""
-    return WRAPPER_CONSTRUCTOR(cls, size, stride, offset, None, dtype, layout, device, False, False)
-
-
-WRAPPER_CONSTRUCTOR: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
+    return make_wrapper_subclass(cls, size, stride, offset, None, dtype, layout, device, False, False)
 
 
 def context_shortcut(cls: type) -> str | None:

@@ -19,6 +19,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
+from ..capture.graphs import output_args, placeholders
 from ..errors import VerificationError
 from ..plan import Plan
 
@@ -52,7 +53,7 @@ def verify_joint(joint: fx.GraphModule, num_forward: int) -> None:
     for node in joint.graph.nodes:
         own = str(node.target).startswith("tangents") if node.op == "placeholder" else False
         late[node] = own or any(late[i] for i in node.all_input_nodes)
-    found = [o for o in _outputs(joint)[:num_forward] if isinstance(o, fx.Node) and late[o]]
+    found = [o for o in output_args(joint.graph)[:num_forward] if isinstance(o, fx.Node) and late[o]]
     _require(not found, "an output of the forward needs a tangent", "joint.outputs", "none", found)
 
 
@@ -61,8 +62,8 @@ def verify_partition(
 ) -> None:
     """Two programs that fit each other; what is saved must not lie in the memory of inputs that the region writes."""
     _graph(parts.backward, "backward")
-    values = dict(zip(parts.saved, _outputs(parts.forward)[num_forward:], strict=False))
-    inputs = _placeholders(parts.backward)
+    values = dict(zip(parts.saved, output_args(parts.forward.graph)[num_forward:], strict=False))
+    inputs = placeholders(parts.backward.graph)
     known = len(inputs) == len(parts.backward_inputs) and set(parts.backward_inputs) <= {*values, *tangents}
     what = "an input of the backward is neither saved nor a tangent"
     _require(known, what, "backward.inputs", [*values, *tangents], parts.backward_inputs)
@@ -71,20 +72,21 @@ def verify_partition(
             made, taken = _shape(values[name]), _shape(node)
             what = "the forward saves something else than the backward takes"
             _require(made == taken, what, f"saved.{name}", taken, made)
-    memory = {_storage(n): n.name for n in _placeholders(parts.forward) if str(n.target) in written}
+    given = [n for n in placeholders(parts.forward.graph) if str(n.target) in written]
+    memory = {torch_api.storage_key(n.meta["val"]): n.name for n in given}
     for name, node in values.items():
-        owner = memory.get(_storage(node))
+        owner = memory.get(torch_api.storage_key(node.meta["val"]))
         _require(owner is None, "a saved value lies in a written input", f"saved.{name}", "memory of its own", owner)
 
 
 def verify_plan(forward: fx.GraphModule, plan: Plan, in_place: bool = False) -> None:
     """The forward graph (``in_place``: as recorded) takes what the plan's primals give, and returns what the plan reads."""
     _graph(forward, "forward", in_place)
-    taken, given = len(_placeholders(forward)), len(plan.inputs.primals)
+    taken, given = len(placeholders(forward.graph)), len(plan.inputs.primals)
     what = "the graph takes another number of inputs than the plan gives"
     _require(taken == given, what, "forward.inputs", given, taken)
     count = plan.results.forward_leaves + plan.results.size_outputs + len(plan.gradients.saved)
-    made = len(_outputs(forward))
+    made = len(output_args(forward.graph))
     _require(made == count, "the graph returns another number of values", "forward.outputs", count, made)
 
 
@@ -110,24 +112,11 @@ def _graph(module: fx.GraphModule, where: str, in_place: bool = False, branch: b
             _require(not mutable, what, path, "functional operations", node.target)
 
 
-def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
-    return list(module.graph.find_nodes(op="placeholder"))
-
-
-def _outputs(module: fx.GraphModule) -> list[Any]:
-    return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
-
-
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     for part in value if isinstance(value, (list, tuple)) else ():
         yield from _tensors(part)
-
-
-def _storage(node: fx.Node) -> int:
-    value = node.meta["val"]
-    return int(value.untyped_storage()._cdata) if getattr(value, "layout", None) is torch.strided else id(node)
 
 
 def _shape(node: fx.Node) -> str:

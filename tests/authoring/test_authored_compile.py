@@ -6,19 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from authored import (
-    MAKERS,
-    Grid,
-    Halves,
-    Pair,
-    Rounding,
-    Scaled,
-    Shifted,
-    assert_equal,
-    leaves,
-    randn,
-    structure,
-)
+from authored import MAKERS, Grid, Halves, Pair, Rounding, Scaled, Shifted, assert_equal, leaves, randn, structure
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_features import compiled_wrappers_have_strides_of_symbols

@@ -13,12 +13,7 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import subclass_trace as st
-from subclass_trace.backends import (
-    Backend,
-    compile_with,
-    register_backend,
-    resolve_backend,
-)
+from subclass_trace.backends import Backend, compile_with, register_backend, resolve_backend
 from subclass_trace.backends.eager.graph_code import BoxedGraph
 from subclass_trace.errors import BackendError, OptionError, UnsupportedError
 

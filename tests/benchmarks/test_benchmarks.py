@@ -101,8 +101,7 @@ def test_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "goal, value, met",
-    [(Goal("<=", 1.4), 1.404, True), (Goal("<=", 1.4), 1.41, False), (Goal(">=", 2.2), 2.196, True)],
+    "goal, value, met", [(Goal("<=", 1.4), 1.404, True), (Goal("<=", 1.4), 1.41, False), (Goal(">=", 2.2), 2.196, True)]
 )
 def test_a_goal_is_compared_with_the_printed_number(goal: Goal, value: float, met: bool) -> None:
     assert goal.met(value) is met

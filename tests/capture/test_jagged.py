@@ -66,10 +66,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make]] = {
         lambda n: (jagged(n), dense(4, 4), dense(4)),
     ),
     "softmax": (lambda x, w: F.softmax(F.linear(x, w), -1), lambda n: (jagged(n), dense(4, 4))),
-    "mean over the width": (
-        lambda x, w: F.linear(x, w).mean(-1, keepdim=True) * x,
-        lambda n: (jagged(n), dense(4, 4)),
-    ),
+    "mean over the width": (lambda x, w: F.linear(x, w).mean(-1, keepdim=True) * x, lambda n: (jagged(n), dense(4, 4))),
     "values": (lambda x, w: x.values() @ w, lambda n: (jagged(n), dense(4, 4))),
     "other offsets": (lambda x, y: (x * 2, y.sin()), two),
     "offsets too": (lambda x: (x * 2, x.offsets()), ONE),
@@ -82,7 +79,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make]] = {
 }
 #: sizes of two dense arguments, which change independently
 DENSE_IN: dict[str, tuple[Callable[..., Any], Make]] = {
-    "made here": (lambda v, o: from_jagged(v, o).sin(), lambda n: (dense(sum(n), 4), offsets(n))),
+    "made here": (lambda v, o: from_jagged(v, o).sin(), lambda n: (dense(sum(n), 4), offsets(n)))
 }
 
 
@@ -239,12 +236,7 @@ def test_a_differentiated_backward_for_the_rows_of_another_call_is_refused() -> 
 
 @pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize(
-    ("beside", "dynamic"),
-    [
-        (torch.sgn, False),
-        (lambda h: h.sum(-1), False),
-        (lambda h: h.sum(1), True),
-    ],
+    ("beside", "dynamic"), [(torch.sgn, False), (lambda h: h.sum(-1), False), (lambda h: h.sum(1), True)]
 )
 def test_beside_a_result_whose_backward_cannot_be_traced(beside: Callable[[Tensor], Tensor], dynamic: bool) -> None:
     """The backward of a product with a weight has an operation for each row, also where no guess tells."""

@@ -148,10 +148,7 @@ def test_the_number_in_a_tensor_of_the_user(dtype: torch.dtype) -> None:
         agree(function, compiled, lambda n=n: (dense(9), torch.tensor(n, dtype=dtype)))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda x: (x.abs() + 1) ** x.shape[0], lambda x: x.clamp(max=x.shape[0] / 3.0)],
-)
+@pytest.mark.parametrize("function", [lambda x: (x.abs() + 1) ** x.shape[0], lambda x: x.clamp(max=x.shape[0] / 3.0)])
 def test_numbers_computed_of_sizes(function) -> None:
     compiled = torch.compile(function, backend="subclass_trace", dynamic=True)
     for n in (2, 3, 5, 2):

@@ -151,10 +151,7 @@ def test_a_region_that_torch_records(called_before: bool) -> None:
     [
         (lambda: torch.autocast("cpu", torch.bfloat16), "autocast: expected (), got (('cpu', torch.bfloat16), True)"),
         (torch.no_grad, "grad: expected True, got False"),
-        (
-            torch.inference_mode,
-            "grad: expected True, got False, inference: expected False, got True",
-        ),
+        (torch.inference_mode, "grad: expected True, got False, inference: expected False, got True"),
     ],
 )
 def test_a_miss_names_what_differs_of_the_threads_state_and_nothing_else(state: Any, text: str) -> None:

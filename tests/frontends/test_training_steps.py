@@ -24,14 +24,6 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def _twins() -> list[nn.Module]:
-    twins = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        twins.append(_model())
-    return twins
-
-
 def _whole(model: Any, optimizer: Any) -> Step:
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -445,11 +437,7 @@ def test_steps_that_a_scaler_leaves_out(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [
-        (_Drawing, "draws random numbers"),
-        (_Elsewhere, "writes to tensors besides"),
-        (OfMine, "changes Python state"),
-    ],
+    [(_Drawing, "draws random numbers"), (_Elsewhere, "writes to tensors besides"), (OfMine, "changes Python state")],
 )
 def test_steps_that_cannot_be_taken_back_are_handed_over(kind: Any, why: str) -> None:
     model = _model()

@@ -15,7 +15,8 @@ from subclass_trace.capture.graphs import output_args
 from subclass_trace.partition.min_cut import MinCut
 from subclass_trace.partition.rules import Facts
 from subclass_trace.partition.split import Split, make_split
-from subclass_trace.partition.table import Table, storage_key
+from subclass_trace.partition.table import Table
+from subclass_trace.torch_api import storage_key
 
 
 def split_of(joint: Joint, cut: MinCut) -> Split:
@@ -55,8 +56,7 @@ _SLOW = ("gpt2", "gpt2+dec", "tf6", "tf6_dropout", "tf6_dropout+dec", "llama+dec
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n in _SLOW or "12" in n or "two" in n else []) for n in NAMES],
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in _SLOW or "12" in n or "two" in n else []) for n in NAMES]
 )
 def test_model_graphs(name: str) -> None:
     joint = load(name)

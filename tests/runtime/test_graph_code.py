@@ -200,13 +200,7 @@ def test_every_value_is_dropped_after_its_last_use() -> None:
         probe.watched[name] = weakref.ref(tensor)  # type: ignore[attr-defined]
     del tensor
     out = compile_graph(build(body, "a", "b", "unused"))(inputs)
-    assert log == [
-        ("c", ["a", "b"]),
-        ("d", ["b", "c"]),
-        ("unused result", ["c", "d"]),
-        ("e", ["d"]),
-        ("f", ["e"]),
-    ]
+    assert log == [("c", ["a", "b"]), ("d", ["b", "c"]), ("unused result", ["c", "d"]), ("e", ["d"]), ("f", ["e"])]
     assert inputs == [] and len(out) == 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ _TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(_TESTS / "differential"), str(_TESTS)]
 from oracle import Inputs, backward_of, check  # noqa: E402
 from wrappers import two  # noqa: E402
+
+import subclass_trace as st  # noqa: E402
 
 Tensor = torch.Tensor
 
@@ -48,19 +52,9 @@ class Case:
 
 CASES: list[Case] = []
 YES = "supported"
-#: groups of the table
-A = "Aliasing of inputs"
-M = "Mutation"
-P = "Outputs"
-B = "Backward"
-R = "Random numbers"
-N = "Modes and numbers"
-D = "Sizes and data"
-C = "Contexts of wrappers"
-S = "Around a region"
 
 
-def same(
+def _same(
     group: str,
     name: str,
     fn: Callable[..., Any],
@@ -86,16 +80,39 @@ def same(
     CASES.append(Case(group, name, run, torch, refused, differs, fault, handed))
 
 
-def fact(
-    group: str, name: str, *, torch: str = YES, refused: str = "", differs: str = "", handed: bool = True
-) -> Callable[[Callable[[], Any]], Any]:
-    """A case with a program of its own."""
+def _fact(
+    group: str,
+    name: str,
+    *,
+    torch: str = YES,
+    refused: str = "",
+    differs: str = "",
+    handed: bool = True,
+    close: bool = False,
+) -> Callable[[Callable[..., Any]], Any]:
+    """A case with a program of its own. One that takes ``compile`` gives the same with `st.compile` as without: tensors that
+    are equal (``close``: but for rounding), or what is ``==``.
+    """
 
-    def add(run: Callable[[], Any]) -> Any:
+    def add(program: Callable[..., Any]) -> Any:
+        run = functools.partial(_agrees, program, close) if inspect.signature(program).parameters else program
         CASES.append(Case(group, name, run, torch, refused, differs, handed=handed))
-        return run
+        return program
 
     return add
+
+
+def _agrees(program: Callable[..., Any], close: bool) -> None:
+    eager, ours = program(lambda f: f), program(st.compile)
+    if isinstance(eager, Tensor):
+        assert type(eager) is type(ours) and (torch.allclose if close else torch.equal)(eager, ours)
+    else:
+        assert eager == ours
+
+
+def cases(group: str) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """``same`` and ``fact``, which add cases to a group of the table."""
+    return functools.partial(_same, group), functools.partial(_fact, group)
 
 
 def root(make: Callable[..., Tensor] = two, *size: int) -> Callable[[int], Inputs]:

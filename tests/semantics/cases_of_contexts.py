@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from case_kit import A, C, fact, same
+from case_kit import cases
 from torch._library.opaque_object import is_opaque_type, register_opaque_type
 from torch._opaque_base import OpaqueBase
 from wrappers import Scaled, dense, masked
@@ -18,7 +18,10 @@ import subclass_trace as st
 Tensor = torch.Tensor
 
 
-@fact(A, "a global that is bound to another tensor is an input like others", torch="a specialization each")
+same, fact = cases("Aliasing of inputs")
+
+
+@fact("a global that is bound to another tensor is an input like others", torch="a specialization each")
 def _rebound() -> None:
     region = st.compile(lambda x: x * _SCALE)
     for seed in range(3):
@@ -33,7 +36,10 @@ def _rebound() -> None:
 _SCALE = torch.zeros(3)
 
 
-@fact(C, "equal contexts hit, other contexts specialize")
+same, fact = cases("Contexts of wrappers")
+
+
+@fact("equal contexts hit, other contexts specialize")
 def _context() -> None:
     region = st.compile(lambda x: x * 2)
     for tag in ("a", "a", "b", "b"):
@@ -41,7 +47,7 @@ def _context() -> None:
     assert len(region.specializations) == 2
 
 
-@fact(C, "NaN equals itself", torch="error (guard)")
+@fact("NaN equals itself", torch="error (guard)")
 def _nan() -> None:
     region = st.compile(lambda x: x * 2)
     for _ in range(2):
@@ -49,7 +55,7 @@ def _nan() -> None:
     assert len(region.specializations) == 1
 
 
-@fact(C, "objects compared by identity", torch="error (guard)")
+@fact("objects compared by identity", torch="error (guard)")
 def _identity() -> None:
     region = st.compile(lambda x: x * 2)
     for tag in (one := object(), one, object()):
@@ -58,7 +64,6 @@ def _identity() -> None:
 
 
 @fact(
-    C,
     "a plain tensor, an iterator, or a list that contains itself in a context",
     torch="silently wrong",
     refused="NeedsEager",
@@ -70,7 +75,7 @@ def _arrays() -> None:
         assert out.tag.tolist() == values
 
 
-@fact(C, "a dict that is changed in place between calls")
+@fact("a dict that is changed in place between calls")
 def _dict() -> None:
     for function, count in ((lambda x: x.data_ * 2, 2), (lambda x: x.data_ * x.tag["k"], 2)):
         region = st.compile(function)
@@ -82,19 +87,19 @@ def _dict() -> None:
         assert len(region.specializations) == count
 
 
-@fact(C, "an object of a class that is no dataclass", torch="error (guard)", refused="NeedsEager")
+@fact("an object of a class that is no dataclass", torch="error (guard)", refused="NeedsEager")
 def _changed() -> None:
     box = types.SimpleNamespace(v=2.0)
     st.compile(lambda x: x.data_ * x.tag.v)(Scaled(dense(2, seed=0), torch.tensor(1.0), box))
 
 
-@fact(C, "a closure in a context, which the region calls", torch="error (guard)", refused="NeedsEager")
+@fact("a closure in a context, which the region calls", torch="error (guard)", refused="NeedsEager")
 def _closure() -> None:
     box = types.SimpleNamespace(v=2.0)
     st.compile(lambda x: x.data_ * x.tag())(Scaled(dense(2, seed=0), torch.tensor(1.0), lambda: box.v))
 
 
-@fact(C, "fields of a dataclass (a step counter): a specialization each", torch="not checked")
+@fact("fields of a dataclass (a step counter): a specialization each", torch="not checked")
 def _of_object() -> None:
     held, region = Counted(), st.compile(lambda x: x.data_ * x.tag.scale)
     for held.scale, step, count in ((2.0, 0, 1), (2.0, 0, 1), (3.0, 0, 2), (3.0, 1, 3), (2.0, 0, 3)):
@@ -138,16 +143,13 @@ class _Configured(torch.autograd.Function):
 
 
 @fact(
-    C,
-    "a result that has the very list, dict, array or dataclass of its input",
-    torch="not checked",
-    refused="NeedsEager",
+    "a result that has the very list, dict, array or dataclass of its input", torch="not checked", refused="NeedsEager"
 )
 def _handed_on() -> None:
     st.compile(lambda x: x * 2)(Scaled(dense(2, seed=0), torch.tensor(1.0), np.ones(2)))
 
 
-@fact(C, "an opaque attribute beside inner tensors: a result has an equal one (a mesh in, a mesh out)")
+@fact("an opaque attribute beside inner tensors: a result has an equal one (a mesh in, a mesh out)")
 def _opaque() -> None:
     if not is_opaque_type(Mesh):
         register_opaque_type(Mesh, typ="reference")
@@ -202,7 +204,7 @@ class _OnMesh(torch.Tensor):
         return cls(func(*args, **(kwargs or {})), mesh)
 
 
-@fact(C, "contexts of results keep the types of their values", torch="not checked")
+@fact("contexts of results keep the types of their values", torch="not checked")
 def _types() -> None:
     region = st.compile(lambda x, y, z: (x * 2, y * 2, z * 2))
     for _ in range(2):
@@ -212,7 +214,6 @@ def _types() -> None:
 
 
 @fact(
-    C,
     "a context that is changed between forward and backward",
     torch="not checked",
     refused="UnsupportedError",
@@ -229,7 +230,7 @@ def _between() -> None:
     assert len(region.specializations) == 1
 
 
-@fact(C, "a dataclass that the operations of the class change", torch="not checked", refused="NeedsEager")
+@fact("a dataclass that the operations of the class change", torch="not checked", refused="NeedsEager")
 def _counted() -> None:
     def f(x: Any) -> Any:
         x.tag.step += 1
@@ -250,14 +251,13 @@ class _Logs(torch.autograd.Function):
         return grad * len(ctx.x.tag), None
 
 
-@fact(C, "a context that a custom backward or a hook changes: runs eagerly", torch="not checked")
+@fact("a context that a custom backward or a hook changes: runs eagerly", torch="not checked")
 def _changed_in_backward() -> None:
     x = Scaled(dense(2, seed=0), torch.tensor(1.0), [])
     st.compile(_Logs.apply)(torch.ones(2, requires_grad=True), x).sum().backward()
 
 
 @fact(
-    C,
     "an object of a context that the region changes by another name (a list that a module logs into)",
     torch="not checked",
     refused="UnsupportedError",
@@ -274,7 +274,6 @@ def _by_another_name() -> None:
 
 
 @fact(
-    C,
     "a list or dict of a context is asked whether it is one from elsewhere (`x.tag is TABLE`)",
     torch="not checked",
     differs="False: a traced wrapper has a copy",
@@ -286,7 +285,6 @@ def _is_another() -> None:
 
 
 @fact(
-    C,
     "two inputs are asked whether their contexts hold one object (`x.tag is y.tag`)",
     torch="not checked",
     differs="as in the first call: contexts are compared by value",
@@ -299,11 +297,7 @@ def _is_that_of_another_input() -> None:
         assert region(x, y)[1] is (x.tag is y.tag)
 
 
-@fact(
-    C,
-    "lists, sets and objects that the region makes, as results or attributes: each call its own",
-    torch="not checked",
-)
+@fact("lists, sets and objects that the region makes, as results or attributes: each call its own", torch="not checked")
 def _made() -> None:
     def f(x: Any) -> Any:
         x.note = [1]
@@ -319,4 +313,4 @@ def _made() -> None:
     assert len(region.specializations) == 1
 
 
-same(C, "optional inner tensors that come and go", lambda x: x * 2, lambda c: masked(3, seed=c))
+same("optional inner tensors that come and go", lambda x: x * 2, lambda c: masked(3, seed=c))

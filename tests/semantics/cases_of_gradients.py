@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case_kit import B, fact, no_grad, nonleaf, plain, root, same
+from case_kit import cases, no_grad, nonleaf, plain, root
 from oracle import Inputs
 from wrappers import Scaled, dense, scaled, two
 
@@ -18,8 +18,8 @@ Tensor = torch.Tensor
 
 
 # ---------------------------------------------------------------------------------------------- backward
+same, fact = cases("Backward")
 same(
-    B,
     "only some outputs get a gradient",
     lambda x: (x * 2, x.sin()),
     root(),
@@ -28,7 +28,7 @@ same(
 )
 
 
-@fact(B, "tangents of other strides than the result (expanded, transposed, sliced)")
+@fact("tangents of other strides than the result (expanded, transposed, sliced)")
 def _strides_of_tangents() -> None:
     region = st.compile(lambda x: x.sin() * 2, partitioner="default")
     for make in (lambda y: y.sum(), lambda y: y.t().contiguous().t(), lambda y: y[:, :1].expand(3, 4)):
@@ -42,55 +42,42 @@ def _strides_of_tangents() -> None:
 
 
 @fact(
-    B,
     "outer strides of a wrapper in dimensions of size 1, and strides of results without elements",
     differs="they are those of fake kernels, which are not always those of the real ones; the inner tensors' are eager's",
     torch="differs in the same way",
 )
-def _strides_of_size_one() -> None:
-    strides = []
-    for call in (torch.relu, st.compile(torch.relu)):
-        x = TwoTensor(*(dense(2, 1, 4, 4, seed=k).to(memory_format=torch.channels_last) for k in (1, 2)))
-        x = (x * 1).requires_grad_()
-        strides.append(
-            torch.autograd.grad(call(x), x, TwoTensor(*(dense(2, 1, 4, 4, seed=k) for k in (1, 2))))[0].stride()
-        )
-    assert strides[0] == strides[1]
+def _strides_of_size_one(compile: Any) -> Any:
+    call = compile(torch.relu)
+    x = TwoTensor(*(dense(2, 1, 4, 4, seed=k).to(memory_format=torch.channels_last) for k in (1, 2)))
+    x = (x * 1).requires_grad_()
+    return torch.autograd.grad(call(x), x, TwoTensor(*(dense(2, 1, 4, 4, seed=k) for k in (1, 2))))[0].stride()
 
 
 @fact(
-    B,
     "strides in dimensions of size 1 of a gradient penalty's gradients, where the loss is computed outside of the region",
     differs="eager adds the parts of a gradient up inside of the layers; a region hands each part over",
     torch="not in the survey",
 )
-def _strides_of_a_penalty() -> None:
-    strides = []
-    for call in (lambda f: f, st.compile):
-        w, x = dense(1, 8, seed=1).requires_grad_(), dense(4, 8, seed=2).requires_grad_()
-        y = call(lambda x, w: F.linear(x, w).tanh())(x, w)
-        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        strides.append(torch.autograd.grad(y.sum() + g.pow(2).sum(), w)[0].stride())
-    assert strides[0] == strides[1]
+def _strides_of_a_penalty(call: Any) -> Any:
+    w, x = dense(1, 8, seed=1).requires_grad_(), dense(4, 8, seed=2).requires_grad_()
+    y = call(lambda x, w: F.linear(x, w).tanh())(x, w)
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return torch.autograd.grad(y.sum() + g.pow(2).sum(), w)[0].stride()
 
 
 @fact(
-    B,
     "the version of a gradient that is a sum (`x.grad._version`)",
     differs="eager's engine counts each addition; a region's backward hands over the sum",
     torch="not in the survey",
 )
-def _version_of_a_sum() -> None:
-    versions = []
-    for call in (lambda f: f, st.compile):
-        x = dense(3, seed=1).requires_grad_()
-        call(lambda x: (x * x).sum())(x).backward()
-        assert x.grad is not None
-        versions.append(x.grad._version)
-    assert versions[0] == versions[1]
+def _version_of_a_sum(call: Any) -> Any:
+    x = dense(3, seed=1).requires_grad_()
+    call(lambda x: (x * x).sum())(x).backward()
+    assert x.grad is not None
+    return x.grad._version
 
 
-@fact(B, "with `create_graph`, gradients of tangents alone require grad where the tangents do")
+@fact("with `create_graph`, gradients of tangents alone require grad where the tangents do")
 def _gradients_of_tangents_alone() -> None:
     region = st.compile(lambda x, w: x * 2 + w)
     for tracked in (True, False):
@@ -101,28 +88,24 @@ def _gradients_of_tangents_alone() -> None:
 
 
 same(
-    B,
     "a view of an input that is written by an operation whose backward needs values",
     lambda x: (v := x.narrow(0, 0, 1), x.clamp_(-1, 1), v)[2],
     nonleaf(scaled),
     back=(0,),
 )
 same(
-    B,
     "`requires_grad_()` of a value, after its input was given one",
     lambda x: (v := x.sigmoid(), x.requires_grad_(), v.requires_grad_(), v)[3],
     plain(dense),
     refused="NeedsEager",
 )
 same(
-    B,
     "`requires_grad_()` of a member of a split",
     lambda x: (v := x.split(1)[0], v.requires_grad_(), v)[2],
     plain(),
     refused="NeedsEager",
 )
 same(
-    B,
     "a value that is made a leaf in the region, and a view of it",
     lambda x: (v := x + x, v.requires_grad_(), v.split(1)[2], v)[2:],
     plain(dense),
@@ -132,27 +115,23 @@ same(
 
 
 same(
-    B,
     "a view of a leaf made under no_grad, which says that it requires grad and gets none",
     lambda x: [no_grad(x.view)(-1), x * 2],
     root(dense),
 )
 same(
-    B,
     "a view made under no_grad, of a leaf or of a value, that is made a leaf in the region",
     lambda x: [no_grad(t.view)(-1).requires_grad_() for t in (x, x * 2)],
     root(dense),
     refused="NeedsEager",
 )
 same(
-    B,
     "`.grad` of a tensor that the region makes, and returns, is set",
     lambda x: (y := torch.ones(3), setattr(y, "grad", x * 2), y)[2],
     plain(dense, 3),
     refused="UnsupportedError",
 )
 same(
-    B,
     "a hook on the node of a view (`v.grad_fn.register_hook`)",
     lambda x: (v := x.view(-1), v.grad_fn.register_hook(lambda new, old: (new[0] * 3,)), v)[2],
     root(dense),
@@ -161,7 +140,7 @@ same(
 )
 
 
-@fact(B, "a view, returned alone, of a value that is made a leaf in the region", refused="UnsupportedError")
+@fact("a view, returned alone, of a value that is made a leaf in the region", refused="UnsupportedError")
 def _view_of_a_leaf() -> None:
     for make in (dense, two):
         out = st.compile(lambda x: (x.detach() * 2).requires_grad_().view(-1))(make(3, 3, seed=1))
@@ -170,7 +149,6 @@ def _view_of_a_leaf() -> None:
 
 
 same(
-    B,
     "a value that is made a leaf in the region and is computed with",
     lambda x: (v := x + x, v.requires_grad_(), v.sin(), v)[2:],
     plain(),
@@ -178,22 +156,14 @@ same(
     refused="UnsupportedError",
 )
 same(
-    B,
     "view of a view that was made under no_grad",
     lambda x: no_grad(lambda: x.view(-1))().view(-1),
     root(),
     back=(0,),
     refused="NeedsEager",
 )
+same("gradient that depends on nothing (`sgn`)", lambda x: x.sgn(), root(), back=(0,))
 same(
-    B,
-    "gradient that depends on nothing (`sgn`)",
-    lambda x: x.sgn(),
-    root(),
-    back=(0,),
-)
-same(
-    B,
     "gradient whose size depends on the data, dense",
     lambda x, v: torch.index_put(x, (x > 0,), v),
     lambda c: (lambda x, v: Inputs((x, v), (x, v)))(
@@ -202,7 +172,6 @@ same(
     back=(0,),
 )
 same(
-    B,
     "gradient whose size depends on the data, wrapper: runs eagerly",
     lambda x, v: x.index_fill(0, TwoTensor(torch.tensor([0, 1]), torch.tensor([0, 1])), v),
     lambda c: (lambda x, v: Inputs((x, v), (x, v)))(
@@ -212,7 +181,6 @@ same(
     torch="graph break",
 )
 same(
-    B,
     "eager refuses the backward, and it is not asked for",
     lambda x: (v := x.index_select(0, torch.tensor([1, 0])), w := v.amax(0), v[:1].copy_(x[:1]), x.copy_(w), w.sum())[
         4
@@ -220,7 +188,6 @@ same(
     nonleaf(dense),
 )
 same(
-    B,
     "gradient of another type than the output",
     lambda x: x * 2,
     root(scaled),
@@ -229,19 +196,15 @@ same(
 )
 
 
-@fact(B, "plain gradient for a wrapper output", torch="error (wrong guess of the gradient's type)")
-def _plain_tangent() -> None:
-    grads = []
-    for call in (lambda f: f, st.compile):
-        x = scaled(3, seed=1).requires_grad_()
-        call(lambda x: x * 2)(x).sum().backward()
-        grads.append(x.grad)
-    assert type(grads[0]) is type(grads[1]) and torch.equal(
-        *(g.data_ * g.scale if isinstance(g, Scaled) else g for g in grads)
-    )
+@fact("plain gradient for a wrapper output", torch="error (wrong guess of the gradient's type)")
+def _plain_tangent(compile: Any) -> Any:
+    x = scaled(3, seed=1).requires_grad_()
+    compile(lambda x: x * 2)(x).sum().backward()
+    g = x.grad
+    return type(g), (g.data_ * g.scale if isinstance(g, Scaled) else g).tolist()
 
 
-@fact(B, "two backwards with `retain_graph`")
+@fact("two backwards with `retain_graph`")
 def _retain() -> None:
     x = two(3, seed=1).requires_grad_()
     y = st.compile(lambda x: x.sin())(x)
@@ -263,17 +226,17 @@ def _penalised(function: Callable[[Tensor], Tensor], start: Callable[[Tensor], T
     assert torch.allclose(*found)
 
 
-@fact(B, "double backward, gradient penalty", torch="refused")
+@fact("double backward, gradient penalty", torch="refused")
 def _double() -> None:
     _penalised(lambda x: x.sin() * x, lambda x: x)
 
 
-@fact(B, "double backward of an argument that the region writes (`x.sin_()`)", torch="refused")
+@fact("double backward of an argument that the region writes (`x.sin_()`)", torch="refused")
 def _double_of_written() -> None:
     _penalised(lambda x: x.sin_() * 2, lambda x: x * 3)
 
 
-@fact(B, "double backward that leads to an argument which is written after the call")
+@fact("double backward that leads to an argument which is written after the call")
 def _double_of_written_later() -> None:
     region = st.compile(lambda x: x.exp(), partitioner="default")
     x = torch.ones(3, requires_grad=True)
@@ -286,7 +249,6 @@ def _double_of_written_later() -> None:
 
 
 @fact(
-    B,
     'with `create_graph`, products of several zeros in one place (`scatter_reduce("prod")`, `index_reduce`)',
     differs="the error that eager raises in the backward of the gradient comes in the backward of the value",
     torch="refused",
@@ -307,7 +269,7 @@ def _product_of_zeros() -> None:
     assert raised[0] == raised[1]
 
 
-@fact(B, "the caller's gradient object stays untouched", torch="silently wrong")
+@fact("the caller's gradient object stays untouched", torch="silently wrong")
 def _tangent_untouched() -> None:
     x = two(3, 3, seed=1).requires_grad_()
     a, b = torch.ones(3, 3).t(), torch.ones(3, 3).t()
@@ -316,7 +278,7 @@ def _tangent_untouched() -> None:
     assert g.a is a and g.b is b
 
 
-@fact(B, "gradients for other results than before", torch="error (wrong guess of the type)")
+@fact("gradients for other results than before", torch="error (wrong guess of the type)")
 def _released() -> None:
     def f(x: Tensor) -> Any:
         return x.sin(), (x * x).cos()
@@ -331,17 +293,14 @@ def _released() -> None:
         assert torch.equal(*grads)
 
 
-@fact(B, "vmapped gradients (`is_grads_batched`)")
-def _batched() -> None:
-    found = []
-    for call in (lambda f: f, st.compile):
-        x = dense(3, seed=1).requires_grad_()
-        y = call(lambda x: x.sin())(x)
-        found.append(torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)[0])
-    assert torch.allclose(*found)
+@fact("vmapped gradients (`is_grads_batched`)", close=True)
+def _batched(call: Any) -> Any:
+    x = dense(3, seed=1).requires_grad_()
+    y = call(lambda x: x.sin())(x)
+    return torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)[0]
 
 
-@fact(B, "tensor hooks and post-accumulate-grad hooks")
+@fact("tensor hooks and post-accumulate-grad hooks")
 def _hooks() -> None:
     seen: list[Any] = []
     x = two(3, seed=1).requires_grad_()
@@ -353,52 +312,42 @@ def _hooks() -> None:
 
 
 @fact(
-    B,
     "gradients of `prod` of inputs without zeros (with `create_graph` of `cumprod` too), where the product overflows or "
     "underflows, or is not finite",
     torch="differs in the same way",
     differs="eager divides the product by each input; a region multiplies the others, as eager does if there are zeros",
+    close=True,
 )
-def _overflowing_product() -> None:
-    found = []
-    for call in (torch.prod, st.compile(torch.prod)):
-        x = torch.tensor([1e30, 1e30], requires_grad=True)
-        found.append(torch.autograd.grad(call(x), x)[0])
-    assert torch.allclose(*found)
+def _overflowing_product(compile: Any) -> Any:
+    call = compile(torch.prod)
+    x = torch.tensor([1e30, 1e30], requires_grad=True)
+    return torch.autograd.grad(call(x), x)[0]
 
 
 @fact(
-    B,
     "the last bits of the gradient of a value that `masked_fill` puts in",
     torch="differs in the same way",
     differs="eager picks the masked elements and adds these up; a region adds up all, with zeros for the others",
 )
-def _gradient_of_a_filled_value() -> None:
-    found = []
+def _gradient_of_a_filled_value(call: Any) -> Any:
     values = torch.linspace(0.1, 0.7, 1001)
-    for call in (lambda f: f, st.compile):
-        value = torch.ones((), requires_grad=True)
-        out = call(lambda x, v: x.masked_fill(x > 0.3, v))(values, value)
-        found.append(torch.autograd.grad((out * values).sum(), value)[0])
-    assert torch.equal(*found)
+    value = torch.ones((), requires_grad=True)
+    out = call(lambda x, v: x.masked_fill(x > 0.3, v))(values, value)
+    return torch.autograd.grad((out * values).sum(), value)[0]
 
 
 @fact(
-    B,
     "the order in which hooks of several leaves run",
     differs="all run when the backward of the region is done, in the order of the inputs; eager's run in the midst of it",
     torch="differs in the same way",
 )
-def _order_of_hooks() -> None:
-    seen = []
-    for call in (lambda f: f, st.compile):
-        leaves = [dense(3, seed=k).requires_grad_() for k in (1, 2, 3)]
-        order: list[int] = []
-        for k, leaf in enumerate(leaves):
-            leaf.register_hook(lambda g, k=k, order=order: order.append(k))
-        call(lambda x, y, z: ((x * y).sin() * z).exp())(*leaves).sum().backward()
-        seen.append(order)
-    assert seen[0] == seen[1]
+def _order_of_hooks(call: Any) -> Any:
+    leaves = [dense(3, seed=k).requires_grad_() for k in (1, 2, 3)]
+    order: list[int] = []
+    for k, leaf in enumerate(leaves):
+        leaf.register_hook(lambda g, k=k, order=order: order.append(k))
+    call(lambda x, y, z: ((x * y).sin() * z).exp())(*leaves).sum().backward()
+    return order
 
 
 class _Logged(torch.autograd.Function):
@@ -424,7 +373,6 @@ def _hooked(x: Tensor) -> Tensor:
 
 
 @fact(
-    B,
     "hooks and custom backwards that log, count, or keep gradients; numbers that they read and that change",
     refused="SideEffectError",
 )
@@ -444,14 +392,13 @@ def _late_effects() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-@fact(B, "the same in a backward that is differentiated again", refused="SideEffectError", torch="refused")
+@fact("the same in a backward that is differentiated again", refused="SideEffectError", torch="refused")
 def _late_effects_twice() -> None:
     x = dense(3, seed=1).requires_grad_()
     torch.autograd.grad(st.compile(_hooked)(x).sum(), x, create_graph=True)
 
 
 @fact(
-    B,
     "`register_hook` in the region, on an input or a closed-over tensor: stays there in each call",
     refused="UnsupportedError",
 )
@@ -474,7 +421,6 @@ def _hook_on_input() -> None:
 
 
 @fact(
-    B,
     "gradient of one result with respect to another result",
     torch="differs in the same way",
     differs="a region is one node of the autograd graph: what one result does to another inside of it is not part of it",

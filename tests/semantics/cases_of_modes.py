@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case_kit import B, N, R, fact, plain, root, same, tagged
+from case_kit import cases, plain, root, tagged
 from runs import Runs
 from torch.utils.checkpoint import checkpoint
 from wrappers import dense, two
@@ -22,24 +22,19 @@ Tensor = torch.Tensor
 
 
 # ---------------------------------------------------------------------------------------------- random numbers
+same, fact = cases("Random numbers")
 same(
-    R,
-    "dropout: the random stream of eager, also after the call",
-    lambda x: F.dropout(x, 0.5, True) * 2,
-    root(),
-    back=(0,),
+    "dropout: the random stream of eager, also after the call", lambda x: F.dropout(x, 0.5, True) * 2, root(), back=(0,)
 )
-same(R, "two equal random operations are not merged", lambda x: torch.randn_like(x) - torch.randn_like(x), plain())
+same("two equal random operations are not merged", lambda x: torch.randn_like(x) - torch.randn_like(x), plain())
 same(
-    R,
     "dropout in a checkpoint is not drawn again",
     lambda x: checkpoint(lambda y: F.dropout(y.sin(), 0.5, True), x, use_reentrant=False),
     root(),
     back=(0,),
 )
-same(R, "rrelu, gumbel_softmax", lambda x: F.gumbel_softmax(F.rrelu(x, training=True)), root(), back=(0,))
+same("rrelu, gumbel_softmax", lambda x: F.gumbel_softmax(F.rrelu(x, training=True)), root(), back=(0,))
 same(
-    R,
     "`torch.manual_seed` in the region",
     lambda x: (torch.manual_seed(3), torch.rand(2) + x)[1],
     plain(dense, 2),
@@ -67,14 +62,11 @@ def _double_by_default() -> Any:
         torch.set_default_dtype(before)
 
 
+same, fact = cases("Modes and numbers")
 same(
-    N,
-    "autocast in the region",
-    _mode(lambda: torch.autocast("cpu", torch.bfloat16), lambda x: x @ x.sin()),
-    plain(dense),
+    "autocast in the region", _mode(lambda: torch.autocast("cpu", torch.bfloat16), lambda x: x @ x.sin()), plain(dense)
 )
 same(
-    N,
     "one leaf used twice under autocast",
     _mode(lambda: torch.autocast("cpu", torch.bfloat16), lambda x: x @ x),
     root(dense),
@@ -83,15 +75,13 @@ same(
     differs="each use is cast anew, so gradients add up in float32; eager's cache casts once and adds up in bfloat16",
 )
 same(
-    N,
     "default dtype set in the region",
     _mode(_double_by_default, lambda x: x + torch.ones(3)),
     plain(dense),
     refused="NeedsEager",
 )
-same(N, "channels_last", lambda x: x.to(memory_format=torch.channels_last) * 2, plain(two, 2, 3, 4, 4))
+same("channels_last", lambda x: x.to(memory_format=torch.channels_last) * 2, plain(two, 2, 3, 4, 4))
 same(
-    N,
     "zero-sized and 0-dim",
     lambda x, y: (x.sum(), y * 2),
     lambda c: (two(0, 3, seed=c), TwoTensor(torch.tensor(1.0), torch.tensor(2.0))),
@@ -105,7 +95,6 @@ def _computed_in_inference_mode(x: Tensor) -> Any:
 
 
 same(
-    N,
     "a result that is computed in inference mode is an inference tensor",
     _computed_in_inference_mode,
     root(),
@@ -113,13 +102,12 @@ same(
 )
 
 
-@fact(N, "the address of an input's memory (`data_ptr()`, also of its storage)", refused="UnsupportedError")
+@fact("the address of an input's memory (`data_ptr()`, also of its storage)", refused="UnsupportedError")
 def _address() -> None:
     st.compile(lambda x: x * (x.untyped_storage().data_ptr() % 2 + 1))(dense(3, seed=1))
 
 
 same(
-    N,
     "the very class of a dense input (`type(x) is torch.Tensor`)",
     lambda x: (x * 2 if type(x) is torch.Tensor else x, type(x)),
     plain(dense),
@@ -132,7 +120,6 @@ class _Scale(torch.nn.Parameter):
 
 
 same(
-    N,
     "a subclass of `nn.Parameter`, its methods and attributes: runs eagerly",
     lambda p: (p.doubled() if isinstance(p, _Scale) else p, type(p)),
     lambda call: _Scale(torch.ones(3) * call),
@@ -141,7 +128,6 @@ same(
 
 
 @fact(
-    N,
     "`unsafe_split` and `unsafe_chunk` of a normal tensor in inference mode: are the members views?",
     differs="they share the memory, and are no views, as outside of inference mode",
     torch="not in the survey",
@@ -154,17 +140,12 @@ def _unsafe_members() -> None:
     assert members[0][0]._is_view() == members[1][0]._is_view()
 
 
-@fact(
-    N,
-    "all Python attributes of an input at once (`vars(x)`)",
-    torch="not in the survey",
-)
+@fact("all Python attributes of an input at once (`vars(x)`)", torch="not in the survey")
 def _all_attributes() -> None:
     assert "tag" in st.compile(lambda x: list(vars(x)))(tagged(0))
 
 
 @fact(
-    N,
     "a differentiable result, made with inference mode turned off inside of it",
     torch="graph break",
     refused="NeedsEager",
@@ -179,14 +160,13 @@ def _out_of_inference_mode() -> None:
 
 
 same(
-    N,
     "batch norm updates its statistics once",
     lambda x, m, v: F.batch_norm(x, m, v, training=True),
     lambda c: (two(4, 3, seed=c), two(3, seed=1), TwoTensor(torch.ones(3), torch.ones(3))),
 )
 
 
-@fact(N, "grad mode, inference mode, autocast around the call are guards")
+@fact("grad mode, inference mode, autocast around the call are guards")
 def _ambient() -> None:
     region = st.compile(lambda x: x @ x)
     x = dense(2, 2, seed=0)
@@ -197,7 +177,10 @@ def _ambient() -> None:
     assert region(x).dtype is torch.float32 and len(region.specializations) == 3
 
 
-@fact(B, "inputs that the backward does not read die with their last user")
+same, fact = cases("Backward")
+
+
+@fact("inputs that the backward does not read die with their last user")
 def _inputs_die() -> None:
     region, x = st.compile(lambda x: x + 1), torch.ones(16, requires_grad=True) * 1
     for _ in range(3):
@@ -206,7 +189,7 @@ def _inputs_die() -> None:
         assert before() is None
 
 
-@fact(B, "vmap over a gradient, along any dimension of the tangents")
+@fact("vmap over a gradient, along any dimension of the tangents")
 def _batched_along_the_last() -> None:
     v, found = torch.randn(4, 4, 5), []
     for call in (lambda f: f, st.compile):
@@ -227,7 +210,7 @@ class _Widened(torch.autograd.Function):
         return g
 
 
-@fact(B, "a leaf that asks for gradients of another dtype (`grad_dtype`), also between calls", torch="silently wrong")
+@fact("a leaf that asks for gradients of another dtype (`grad_dtype`), also between calls", torch="silently wrong")
 def _grad_dtype() -> None:
     w = torch.zeros(3, dtype=torch.bfloat16, requires_grad=True)
     region = st.compile(lambda w: _Widened.apply(w) * 1.001)
@@ -237,7 +220,7 @@ def _grad_dtype() -> None:
         assert w.grad.dtype is dtype and w.grad[0] == torch.tensor(1.001, dtype=dtype)
 
 
-@fact(B, "autocast that is on while the backward runs", torch="silently wrong")
+@fact("autocast that is on while the backward runs", torch="silently wrong")
 def _autocast_around_the_backward() -> None:
     for call in (lambda f: f, st.compile):
         w, x = torch.full((4, 4), 0.01, requires_grad=True), torch.ones(1, 4)
@@ -247,7 +230,7 @@ def _autocast_around_the_backward() -> None:
         assert w.grad[0, 0].item() == 257.0
 
 
-@fact(B, "a custom operation whose backward writes to an input: runs eagerly")
+@fact("a custom operation whose backward writes to an input: runs eagerly")
 def _backward_that_writes() -> None:
     for backend in ("eager", lambda graph, examples: graph):
         x, y, z = torch.ones(3, requires_grad=True), torch.ones(3), torch.ones(3)
@@ -257,7 +240,7 @@ def _backward_that_writes() -> None:
         assert y.tolist() == [0, 0, 0] and x.grad.tolist() == [2, 2, 2]
 
 
-@fact(B, "an inner tensor that requires grad, taken out of its wrapper: runs eagerly", torch="silently wrong")
+@fact("an inner tensor that requires grad, taken out of its wrapper: runs eagerly", torch="silently wrong")
 def _gradient_of_an_inner_tensor() -> None:
     for outer in (False, True):
         inner = torch.ones(3, requires_grad=True)
@@ -270,7 +253,7 @@ def _gradient_of_an_inner_tensor() -> None:
 _SEEN = torch.zeros(())
 
 
-@fact(B, "a custom backward that writes to a tensor of which it alone knows (a global statistic): runs eagerly")
+@fact("a custom backward that writes to a tensor of which it alone knows (a global statistic): runs eagerly")
 def _backward_that_writes_to_a_global() -> None:
     for backend in ("eager", lambda graph, examples: graph):
         x = torch.ones(3, requires_grad=True)
@@ -304,7 +287,10 @@ class _WritesLate(torch.autograd.Function):
         return g * 2, None
 
 
-@fact(R, "the function runs once, while another thread draws random numbers")
+same, fact = cases("Random numbers")
+
+
+@fact("the function runs once, while another thread draws random numbers")
 def _runs_once() -> None:
     stop, runs = threading.Event(), Runs()
     thread = threading.Thread(target=lambda: [torch.rand(2) for _ in iter(stop.is_set, True)])
@@ -324,8 +310,8 @@ def _runs_once() -> None:
     assert len(runs) == 1
 
 
+same, fact = cases("Modes and numbers")
 same(
-    N,
     "a number out of a tensor, NaN in a later call, times the constant 0.0",
     lambda x: torch.full((2,), x.item() * 0.0),
     lambda call: torch.tensor(float("nan") if call else 1.0),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from case_kit import B, M, P, fact, nonleaf, plain, root, same
+from case_kit import cases, nonleaf, plain, root
 from oracle import Inputs
 from wrappers import Scaled, dense, nested, scaled, two
 
@@ -17,35 +17,33 @@ Tensor = torch.Tensor
 
 
 # ---------------------------------------------------------------------------------------------- outputs
-same(P, "the input itself, twice", lambda x: (x, x), root(), back=(0,))
-same(P, "view of an input", lambda x: x.view(-1)[1:], root(), back=(0,))
-same(P, "view of a wrapper whose inner shape is another", lambda x: x[1:], plain(scaled), torch="silently wrong")
+same, fact = cases("Outputs")
+same("the input itself, twice", lambda x: (x, x), root(), back=(0,))
+same("view of an input", lambda x: x.view(-1)[1:], root(), back=(0,))
+same("view of a wrapper whose inner shape is another", lambda x: x[1:], plain(scaled), torch="silently wrong")
 same(
-    P,
     "two views of one intermediate, differentiable",
     lambda x: (v := x * 2, v[0], v[1:])[1:],
     root(),
     back=(0, 1),
     torch="error",
 )
-same(P, "the one view of an intermediate: its `_base`", lambda x: (x * 2)[1:].t(), root(), back=(0,))
-same(P, "a result that was written in place", lambda x: (x * 2).add_(1).mul_(3), root(), back=(0,))
+same("the one view of an intermediate: its `_base`", lambda x: (x * 2)[1:].t(), root(), back=(0,))
+same("a result that was written in place", lambda x: (x * 2).add_(1).mul_(3), root(), back=(0,))
 same(
-    P,
     "a view through which its base was written",
     lambda x: (y := x * 2, v := y.view(-1), v.mul_(3), (v, y))[3],
     root(dense),
     back=(0,),
 )
 same(
-    P,
     "`detach()` of an input and of a result, and views of both: they share version counters",
     lambda x: (y := (x * 2).exp_(), d := y.detach(), (x.detach(), x.detach()[0], y, d))[2],
     root(),
     back=(2,),
 )
+same, fact = cases("Mutation")
 same(
-    M,
     "`buffer.data = new` after the backward's values were computed from it",
     lambda x, b: (y := x * b, setattr(b, "data", b.data * 2), y.sin())[2],
     lambda c: (w := dense(3, seed=c).requires_grad_(), Inputs((w, dense(3, seed=9)), (w,)))[1],
@@ -53,8 +51,8 @@ same(
     torch="graph break",
     refused="NeedsEager",
 )
+same, fact = cases("Outputs")
 same(
-    P,
     "an `nn.Parameter` that the region makes (`requires_grad=False`), beside what it is made of",
     lambda x: (v := x * 2, torch.nn.Parameter(v, requires_grad=False), torch.nn.Parameter(x + 1, requires_grad=False)),
     plain(),
@@ -63,7 +61,6 @@ same(
 
 
 @fact(
-    P,
     "offloading hooks, which put parameters into a module before its forward and take them out afterwards",
     torch="not in the survey",
 )
@@ -93,8 +90,8 @@ def _offloaded() -> None:
     assert len(region.specializations) == 1
 
 
+same, fact = cases("Backward")
 same(
-    B,
     "`retain_grad()` of a result (inside of a region that runs its backward: right)",
     lambda x: (h := x * 2, h.retain_grad(), h)[2],
     root(dense),
@@ -102,50 +99,40 @@ same(
     torch="not in the survey",
     refused="UnsupportedError",
 )
-same(P, "`x.detach().requires_grad_()`", lambda x: x.detach().requires_grad_(), root(dense), refused="UnsupportedError")
-same(P, "members of a split of an intermediate", lambda x: (x * 2).split(1), root(dense), back=(0, 1, 2), torch="error")
-same(P, "value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")
-same(P, "another wrapper type than came in", lambda x: Scaled(x.a.detach(), torch.tensor(2.0)), plain())
-same(P, "an inner tensor taken out of the wrapper", lambda x: (x.a, x * 2), plain())
+same, fact = cases("Outputs")
+same("`x.detach().requires_grad_()`", lambda x: x.detach().requires_grad_(), root(dense), refused="UnsupportedError")
+same("members of a split of an intermediate", lambda x: (x * 2).split(1), root(dense), back=(0, 1, 2), torch="error")
+same("value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")
+same("another wrapper type than came in", lambda x: Scaled(x.a.detach(), torch.tensor(2.0)), plain())
+same("an inner tensor taken out of the wrapper", lambda x: (x.a, x * 2), plain())
+same("a view of an inner tensor beside that tensor", lambda x: (x.a, x.a.view(-1)[1:]), plain())
 same(
-    P,
-    "a view of an inner tensor beside that tensor",
-    lambda x: (x.a, x.a.view(-1)[1:]),
-    plain(),
-)
-same(
-    P,
     "a view of an input whose own shape was changed",
     lambda x: x.unsqueeze(0).unsqueeze_(0),
     plain(dense),
     refused="NeedsEager",
 )
 same(
-    P,
     "a wrapper made of the detached input, and a written view of it",
     lambda x: (v := TwoTensor(x.detach(), x.detach()), w := v[0], w.mul_(2), (v, w))[3],
     nonleaf(),
 )
-same(P, "torch.Size", lambda x: x.shape, plain())
-same(P, "None, numbers, nested containers", lambda x: {"a": [x * 2, None], "b": (x.dim(), "text")}, plain())
-same(P, "wrapper without inner tensors", lambda x: x + 1, lambda c: Constant(2.0, (3, 3)), torch="error (internal)")
-same(P, "wrapper of wrappers", lambda x: (x @ x.t()).relu(), root(nested), back=(0,))
+same("torch.Size", lambda x: x.shape, plain())
+same("None, numbers, nested containers", lambda x: {"a": [x * 2, None], "b": (x.dim(), "text")}, plain())
+same("wrapper without inner tensors", lambda x: x + 1, lambda c: Constant(2.0, (3, 3)), torch="error (internal)")
+same("wrapper of wrappers", lambda x: (x @ x.t()).relu(), root(nested), back=(0,))
 
 
 @fact(
-    P,
     "inner tensors of a result that are views of those of an input (`TwoTensor(x.a.t(), x.b.t())`): are they views?",
     differs="they share memory and version counters, but `_is_view()` is False and they have no base",
     torch="not in the survey",
 )
-def _views_inside() -> None:
-    seen = []
-    for call in (lambda f: f, st.compile):
-        x = two(3, seed=0)
-        y = call(lambda x: TwoTensor(x.a.t(), x.b.t()))(x)
-        assert y.a.untyped_storage().data_ptr() == x.a.untyped_storage().data_ptr()
-        seen.append(y.a._is_view())
-    assert seen[0] == seen[1]
+def _views_inside(call: Any) -> Any:
+    x = two(3, seed=0)
+    y = call(lambda x: TwoTensor(x.a.t(), x.b.t()))(x)
+    assert y.a.untyped_storage().data_ptr() == x.a.untyped_storage().data_ptr()
+    return y.a._is_view()
 
 
 def _views_of_dtensors(
@@ -180,9 +167,7 @@ def _views_of_dtensors(
 
 
 @fact(
-    P,
-    "`chunk`, `split`, `unbind` of a DTensor that requires grad, one or all members returned",
-    torch="not in the survey",
+    "`chunk`, `split`, `unbind` of a DTensor that requires grad, one or all members returned", torch="not in the survey"
 )
 def _members_of_dtensors() -> None:
     every = (lambda x: x.chunk(2, 1), lambda x: x.split(2, 1), lambda x: x.unbind(1))
@@ -199,7 +184,6 @@ _GATHERED = (lambda x: [x[:2]], lambda x: [x[0]], lambda x: x.chunk(2))
 
 
 @fact(
-    P,
     "a part of a DTensor along the dimension that is split (`x[:2]`, `x[0]`, `x.chunk(2)`), which its class gathers: values and "
     "gradients",
     torch="not in the survey",
@@ -211,11 +195,7 @@ def _parts_of_a_split_dimension() -> None:
             assert eager == ours
 
 
-@fact(
-    P,
-    "such a part, with a history, of an argument that the region writes",
-    torch="not in the survey",
-)
+@fact("such a part, with a history, of an argument that the region writes", torch="not in the survey")
 def _parts_of_a_written_dtensor() -> None:
     def written(x: Any) -> Any:
         y = x[:2]
@@ -226,7 +206,7 @@ def _parts_of_a_written_dtensor() -> None:
     assert eager == ours
 
 
-@fact(P, "an unregistered container with tensors", torch="graph break")
+@fact("an unregistered container with tensors", torch="graph break")
 def _container() -> None:
     class Box:
         def __init__(self, value: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case_kit import D, fact, plain, root, same
+from case_kit import cases, plain, root
 from oracle import Inputs
 from wrappers import dense, two
 
@@ -17,7 +17,10 @@ from subclass_trace.zoo import TwoTensor
 Tensor = torch.Tensor
 
 
-@fact(D, "a changing size costs one more specialization")
+same, fact = cases("Sizes and data")
+
+
+@fact("a changing size costs one more specialization")
 def _sizes() -> None:
     region = st.compile(lambda x: (x * 2).sum(0))
     for n in (3, 4, 7, 9):
@@ -25,7 +28,7 @@ def _sizes() -> None:
     assert len(region.specializations) == 2
 
 
-@fact(D, "`dynamic=True` needs one")
+@fact("`dynamic=True` needs one")
 def _dynamic() -> None:
     region = st.compile(lambda x: x.view(-1) * x.shape[0], dynamic=True)
     for n in (3, 4, 7):
@@ -34,7 +37,6 @@ def _dynamic() -> None:
 
 
 @fact(
-    D,
     "a size where torch takes a number: `torch.linspace(0, 1, n)`, `torch.hann_window(n)` (each size has a specialization)",
     torch="not in the survey",
 )
@@ -48,7 +50,7 @@ def _sizes_as_numbers() -> None:
     assert len(region.specializations) == 3
 
 
-@fact(D, "sizes as outputs")
+@fact("sizes as outputs")
 def _size_outputs() -> None:
     region = st.compile(lambda x: (x.shape[0] + 1, x * 2), dynamic=True)
     assert region(two(3, seed=0))[0] == 4 and region(two(5, seed=0))[0] == 6
@@ -59,7 +61,7 @@ def _jagged(lengths: tuple[int, ...], seed: int = 0) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]))
 
 
-@fact(D, "jagged tensors: other lengths and another batch cost one more specialization")
+@fact("jagged tensors: other lengths and another batch cost one more specialization")
 def _jagged_sizes() -> None:
     region = st.compile(lambda x: x.unflatten(-1, (2, 2)).transpose(1, 2) * 2)
     for lengths in ((2, 1, 3), (4, 2), (1, 5, 3), (6, 1, 2, 2)):
@@ -71,7 +73,7 @@ def _jagged_sizes() -> None:
     assert len(region.specializations) == 2
 
 
-@fact(D, "jagged tensors: a result has the offsets of its input, so that they go together", refused="NeedsEager")
+@fact("jagged tensors: a result has the offsets of its input, so that they go together", refused="NeedsEager")
 def _jagged_offsets() -> None:
     region = st.compile(lambda x: (x.sin(), x.size(1)))
     for lengths in ((2, 1, 3), (1, 5, 3)):
@@ -81,7 +83,6 @@ def _jagged_offsets() -> None:
 
 
 @fact(
-    D,
     "a jagged tensor made of a dense argument, returned",
     differs="it shares the memory and is no view to autograd: a write to one that requires grad is refused",
 )
@@ -92,7 +93,7 @@ def _jagged_of_dense() -> None:
     assert out._is_view()
 
 
-@fact(D, "attention of jagged tensors on a CPU", torch="graph break", refused="UnsupportedError")
+@fact("attention of jagged tensors on a CPU", torch="graph break", refused="UnsupportedError")
 def _jagged_attention() -> None:
     def attend(x: Tensor) -> Tensor:
         h = x.unflatten(-1, (2, 2)).transpose(1, 2)
@@ -102,7 +103,6 @@ def _jagged_attention() -> None:
 
 
 same(
-    D,
     "a 0-dim tensor as an index, or as a start of `narrow`",
     lambda x, i: (x[i] * 1, x[:, i].sin(), x.narrow(0, i, 1) * 3),
     lambda c: Inputs((x := two(4, 3, seed=c).requires_grad_(), torch.tensor(c - 1)), (x,)),
@@ -110,15 +110,13 @@ same(
     torch="graph break",
 )
 same(
-    D,
     "a 0-dim tensor as an index that is written to",
     lambda x, i: x.__setitem__(i, 5.0),
     lambda c: (two(4, 3, seed=c), torch.tensor(c + 1)),
     torch="graph break",
 )
-same(D, "output size from the data, dense (`nonzero`)", lambda x: (x > 0).nonzero() * 2, plain(dense))
+same("output size from the data, dense (`nonzero`)", lambda x: (x > 0).nonzero() * 2, plain(dense))
 same(
-    D,
     "output size from the data, wrapper",
     lambda x: (x > 0).nonzero(),
     lambda c: (lambda t: TwoTensor(t, t.clone()))(dense(3, seed=c)),
@@ -126,7 +124,6 @@ same(
     refused="DataDependentError",
 )
 same(
-    D,
     "`if` on a value",
     lambda x: x * 2 if x.sum() > 0 else x,
     plain(dense),
@@ -134,16 +131,14 @@ same(
     refused="DataDependentError",
 )
 same(
-    D,
     "`.item()` of a plain tensor, used as a number or as a size",
     lambda x: (x * x.sum().item(), x.new_zeros((x > 0).sum().item()).sum()),
     root(dense),
     back=(0,),
     torch="graph break",
 )
-same(D, "`.tolist()`", lambda x: x.tolist(), plain(dense), torch="graph break")
+same("`.tolist()`", lambda x: x.tolist(), plain(dense), torch="graph break")
 same(
-    D,
     "`torch.allclose(x, y)`, `torch.equal(x, y)`: returned",
     lambda x: (torch.allclose(x, x), torch.equal(x, x + 1)),
     plain(dense),
@@ -151,7 +146,6 @@ same(
     refused="DataDependentError",
 )
 same(
-    D,
     "`int(x)` of a tensor of floats, `bool(x)` (`.item()` is a symbol, and so are `float(x)` and `int(i)` from Python 3.11 on)",
     lambda x: x * int(x.sum()),
     plain(dense),
@@ -159,7 +153,6 @@ same(
     refused="DataDependentError",
 )
 same(
-    D,
     "`torch.tensor([x[0], n])` of tensors and numbers inside tensors",
     lambda x: torch.tensor([x.sum(), x.sum().item(), 2]),
     plain(dense),
@@ -167,7 +160,6 @@ same(
     refused="UnsupportedError",
 )
 same(
-    D,
     "a view or a copy, by a number inside a tensor (`x[:, :n].contiguous()`, `reshape`), returned where eager has a view",
     lambda x, n: x[:, : n.item()].contiguous(),
     lambda c: (dense(3, 3, seed=c), torch.tensor(3)),
@@ -175,26 +167,22 @@ same(
     differs="it is a copy in each call",
 )
 same(
-    D,
     "the same, written while the other one is used afterwards",
     lambda x, n: x[:, : n.item()].contiguous().add_(1),
     lambda c: (dense(3, 3, seed=c), torch.tensor(3)),
     torch="not in the survey",
     refused="NeedsEager",
 )
-same(
-    D, "`.numpy()`", lambda x: x.numpy(), plain(dense), torch="graph break", refused="DataDependentError", handed=False
-)
+same("`.numpy()`", lambda x: x.numpy(), plain(dense), torch="graph break", refused="DataDependentError", handed=False)
 
 
-@fact(D, "`torch.sparse` layouts: arguments, buffers, results", torch="not in the survey", refused="NeedsEager")
+@fact("`torch.sparse` layouts: arguments, buffers, results", torch="not in the survey", refused="NeedsEager")
 def _sparse() -> None:
     assert torch.equal(st.compile(lambda m, x: m @ x)(torch.eye(3).to_sparse(), x := dense(3, 3, seed=1)), x)
     assert torch.equal(st.compile(lambda x: x.to_sparse())(torch.eye(3)).to_dense(), torch.eye(3))
 
 
 same(
-    D,
     "`.apply_(f)`, `.map_(y, f)`, `.map2_(y, z, f)`",
     lambda x: x.apply_(lambda v: v + 1),
     plain(dense),
@@ -202,7 +190,6 @@ same(
     refused="UnsupportedError",
 )
 same(
-    D,
     "the memory of a tensor lent: DLPack, `share_memory_`, `pin_memory`, pickle",
     lambda x: torch.from_dlpack(x),
     plain(dense),
@@ -210,7 +197,6 @@ same(
     refused="UnsupportedError",
 )
 same(
-    D,
     "a check that raises (a singular matrix)",
     lambda x: torch.linalg.inv(x) + 1,
     lambda c: torch.zeros(3, 3) if c else torch.eye(3),
@@ -224,7 +210,6 @@ def _asserts(x: Tensor) -> Tensor:
 
 
 same(
-    D,
     "`assert` of a value with a constant message, where no code of the region could see the error (`except`, `finally`, `with`): the call raises the same",
     _asserts,
     lambda c: torch.full((3,), [1.0, 200.0, float("nan"), 2.0][c % 4]),
@@ -241,7 +226,6 @@ def _catches(x: Tensor) -> Tensor:
 
 
 same(
-    D,
     "such an `assert`, caught in the region",
     _catches,
     lambda c: torch.full((3,), [1.0, 200.0][c % 2]),
@@ -251,7 +235,6 @@ same(
 
 
 @fact(
-    D,
     "such a check, caught in the region (`try: torch.linalg.inv(x)`, `except RuntimeError:`)",
     torch="differs in the same way",
     differs="the values are looked at in the call, when the function has long run: the error leaves the region; "
@@ -271,9 +254,7 @@ def _caught_check() -> None:
     assert got is not None and torch.equal(got, f(torch.zeros(2, 2)))
 
 
-@fact(
-    D, "a call that eager refuses by dtypes or shapes (`x.mul_(1j)` of a real `x`): the same error, also where caught"
-)
+@fact("a call that eager refuses by dtypes or shapes (`x.mul_(1j)` of a real `x`): the same error, also where caught")
 def _refused_call() -> None:
     def f(x: Tensor) -> Tensor:
         try:
@@ -285,7 +266,6 @@ def _refused_call() -> None:
 
 
 same(
-    D,
     "the text of a tensor, or of a number inside of it",
     lambda x: f"{x.sum()} {x.sum().item():.2f}",
     plain(dense),
@@ -301,7 +281,7 @@ def _as_for_each_size(f: Callable[[Tensor], Any], specializations: int) -> None:
     assert len(region.specializations) == specializations
 
 
-@fact(D, "the text or hash of a size, a size as a key (each size has a specialization)")
+@fact("the text or hash of a size, a size as a key (each size has a specialization)")
 def _number_of_a_size() -> None:
     _as_for_each_size(lambda x: x * {"4": 2, "5": 3}.get(str(x.shape[0]), {6: 4}.get(x.shape[0], 5)), 3)
 
@@ -309,28 +289,21 @@ def _number_of_a_size() -> None:
 _type = type
 
 
-@fact(D, "`isinstance(x.shape[0], int)`, `type(x.shape[0]) is int` (one specialization for all sizes)")
+@fact("`isinstance(x.shape[0], int)`, `type(x.shape[0]) is int` (one specialization for all sizes)")
 def _class_of_a_size() -> None:
     _as_for_each_size(lambda x: x * (2 if isinstance(x.shape[0], int) and type(x.shape[0]) is int else 3), 1)
     _as_for_each_size(lambda x: x * (2 if _type(x.shape[0]) is int else 3), 1)
 
 
-@fact(D, "a size as an index (one specialization for all sizes)")
+@fact("a size as an index (one specialization for all sizes)")
 def _size_as_index() -> None:
     _as_for_each_size(lambda x: x[x.shape[0] - 1] * x.shape[0], 1)
 
 
-@fact(D, "`len(x)`, `x.shape.numel()`, `range(n)` (each size has a specialization)")
+@fact("`len(x)`, `x.shape.numel()`, `range(n)` (each size has a specialization)")
 def _size_in_use() -> None:
     _as_for_each_size(lambda x: x * len(x) + x.shape.numel() + sum(range(x.shape[0])), 3)
 
 
-same(
-    D,
-    "a constant, asked for",
-    lambda x: x * torch.tensor(3).item() if torch.tensor(2.0) > 1 else x,
-    plain(),
-)
-same(
-    D, "torch.cond, dense", lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)), plain(dense)
-)
+same("a constant, asked for", lambda x: x * torch.tensor(3).item() if torch.tensor(2.0) > 1 else x, plain())
+same("torch.cond, dense", lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)), plain(dense))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from case_kit import S, fact, plain, root, same
+from case_kit import cases, plain, root
 from torch.utils.checkpoint import checkpoint
 from wrappers import Scaled, dense, two
 
@@ -21,7 +21,10 @@ from subclass_trace.zoo import TwoTensor
 Tensor = torch.Tensor
 
 
-@fact(S, "forward-mode AD: runs eagerly, recorded in `explain()`", torch="silently wrong (tangent dropped)")
+same, fact = cases("Around a region")
+
+
+@fact("forward-mode AD: runs eagerly, recorded in `explain()`", torch="silently wrong (tangent dropped)")
 def _forward_ad() -> None:
     import torch.autograd.forward_ad as fwad
 
@@ -32,9 +35,7 @@ def _forward_ad() -> None:
     assert "forward-mode" in region.explain()
 
 
-@fact(
-    S, "a class whose operations call a region of its own, or a function of `torch.compile`", torch="not in the survey"
-)
+@fact("a class whose operations call a region of its own, or a function of `torch.compile`", torch="not in the survey")
 def _class_with_a_region() -> None:
     def check(times: Any) -> None:
         class Coded(Scaled):
@@ -58,7 +59,6 @@ def _class_with_a_region() -> None:
 
 
 @fact(
-    S,
     "`nn.LSTM`, `nn.GRU`, `nn.RNN`, which keep weak references to their weights (eagerly once Dynamo has compiled nothing in three calls)",
     torch="runs them eagerly",
     refused="SideEffectError",
@@ -68,7 +68,7 @@ def _recurrent() -> None:
         assert torch.equal(st.compile(layer)(x := dense(2, 2, 3, seed=0))[0], layer(x)[0])
 
 
-@fact(S, "vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")
+@fact("vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")
 def _functorch() -> None:
     region = st.compile(lambda x: x.sin().sum())
     x = dense(3, seed=0)
@@ -76,9 +76,8 @@ def _functorch() -> None:
     assert "functorch" in region.explain()
 
 
-same(S, "torch.func.grad inside the region", lambda x: torch.func.grad(lambda y: y.sin().sum())(x), plain(dense))
+same("torch.func.grad inside the region", lambda x: torch.func.grad(lambda y: y.sin().sum())(x), plain(dense))
 same(
-    S,
     "checkpoint inside the region",
     lambda x: checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False) * 2,
     root(),
@@ -86,15 +85,12 @@ same(
 )
 
 
-@fact(S, "checkpoint around the region")
-def _checkpoint_around() -> None:
-    found = []
-    for call in (lambda f: f, st.compile):
-        x = two(3, seed=1).requires_grad_()
-        y = checkpoint(call(lambda x: x.sin() * 2), x, use_reentrant=False)
-        y.backward(y.detach())
-        found.append(x.grad.a)
-    assert torch.allclose(*found)
+@fact("checkpoint around the region", close=True)
+def _checkpoint_around(call: Any) -> Any:
+    x = two(3, seed=1).requires_grad_()
+    y = checkpoint(call(lambda x: x.sin() * 2), x, use_reentrant=False)
+    y.backward(y.detach())
+    return x.grad.a
 
 
 def _statistics_in_a_checkpoint(**kinds: Any) -> list[torch.Tensor]:
@@ -108,7 +104,6 @@ def _statistics_in_a_checkpoint(**kinds: Any) -> list[torch.Tensor]:
 
 
 @fact(
-    S,
     "a checkpoint around the region that updates statistics of a batch norm",
     differs="once: the second run stops at the last saved tensor, before they are written back (`early_stop=False`: twice, "
     "as in eager)",
@@ -117,14 +112,12 @@ def _batch_norm_in_a_checkpoint() -> None:
     assert torch.equal(*_statistics_in_a_checkpoint())
 
 
-@fact(S, "a checkpoint with `early_stop=False` around the region that updates statistics of a batch norm")
+@fact("a checkpoint with `early_stop=False` around the region that updates statistics of a batch norm")
 def _batch_norm_in_a_whole_checkpoint() -> None:
     assert torch.equal(*_statistics_in_a_checkpoint(early_stop=False))
 
 
-@fact(
-    S, "backwards of several results, one after the other, without retain_graph: refused by autograd", torch="refused"
-)
+@fact("backwards of several results, one after the other, without retain_graph: refused by autograd", torch="refused")
 def _several_results() -> None:
     x = dense(3, seed=1).requires_grad_()
     first, second = st.compile(lambda x: (x.sin().exp(), x.cos()), partitioner="default")(x)
@@ -133,33 +126,29 @@ def _several_results() -> None:
         second.sum().backward()
 
 
-@fact(S, "saved_tensors_hooks inside the region: hooks that count", refused="UnsupportedError")
-def _unpack_hooks_inside() -> None:
-    found = []
-    for call in (lambda f: f, st.compile):
-        seen = [0, 0]
+@fact("saved_tensors_hooks inside the region: hooks that count", refused="UnsupportedError")
+def _unpack_hooks_inside(compile: Any) -> Any:
+    seen = [0, 0]
 
-        def pack(t: torch.Tensor, seen: list[int] = seen) -> torch.Tensor:
-            seen[0] += 1
-            return t
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        seen[0] += 1
+        return t
 
-        def unpack(t: torch.Tensor, seen: list[int] = seen) -> torch.Tensor:
-            seen[1] += 1
-            return t
+    def unpack(t: torch.Tensor) -> torch.Tensor:
+        seen[1] += 1
+        return t
 
-        def function(x: torch.Tensor, pack: Any = pack, unpack: Any = unpack) -> torch.Tensor:
-            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-                return x.sin().exp()
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return x.sin().exp()
 
-        region = call(function)
-        for k in range(3):
-            region(dense(3, seed=k).requires_grad_()).sum().backward()
-        found.append(seen)
-    assert found[0] == found[1] == [6, 6]
+    region = compile(function)
+    for k in range(3):
+        region(dense(3, seed=k).requires_grad_()).sum().backward()
+    return seen
 
 
 @fact(
-    S,
     "saved_tensors_hooks around the region",
     torch="differs in the same way",
     differs="they see the dense saved activations, not wrappers",
@@ -174,20 +163,18 @@ def _saved_hooks() -> None:
     raise AssertionError("eager packs wrappers")
 
 
-@fact(S, "saved_tensors_hooks in the region", torch="graph break", refused="UnsupportedError")
-def _hooks_inside() -> None:
+@fact("saved_tensors_hooks in the region", torch="graph break", refused="UnsupportedError")
+def _hooks_inside(compile: Any) -> Any:
     def f(x: Tensor, seen: Any) -> Tensor:
         pack, unpack = lambda t: (seen(type(t)), t.to(torch.float16))[1], lambda t: t.to(torch.float32)
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return (x.sin() * x).exp()
 
-    rows = []
-    for call in (lambda f: f, st.compile):
-        x, seen = two(3, seed=1).requires_grad_(), Log()
-        y = call(f)(x, seen)
-        y.backward(y.detach())
-        rows.append((x.grad.a, seen.rows))
-    assert torch.equal(rows[0][0], rows[1][0]) and rows[0][1] == rows[1][1] and TwoTensor in rows[0][1]
+    x, seen = two(3, seed=1).requires_grad_(), Log()
+    y = compile(f)(x, seen)
+    y.backward(y.detach())
+    assert TwoTensor in seen.rows
+    return x.grad.a.tolist(), seen.rows
 
 
 class Log:
@@ -200,7 +187,7 @@ class Log:
         self.rows.append(value)
 
 
-@fact(S, "torch.func.functional_call of a module inside of a region")
+@fact("torch.func.functional_call of a module inside of a region")
 def _functional_call() -> None:
     module = torch.nn.Linear(2, 2)
     region = st.compile(lambda weights, x: torch.func.functional_call(module, weights, (x,)))
@@ -214,7 +201,7 @@ def _functional_call() -> None:
     assert module.weight.grad is None
 
 
-@fact(S, "deepcopy of a compiled module")
+@fact("deepcopy of a compiled module")
 def _deepcopy() -> None:
     region = st.compile(torch.nn.Linear(2, 2))
     other = copy.deepcopy(region)
@@ -222,14 +209,14 @@ def _deepcopy() -> None:
     assert torch.equal(region(x), other(x)) and other.function is not region.function
 
 
-@fact(S, "pickle of a compiled module")
+@fact("pickle of a compiled module")
 def _pickle() -> None:
     region = st.compile(torch.nn.Linear(2, 2))
     x = dense(1, 2, seed=0)
     assert torch.equal(region(x), pickle.loads(pickle.dumps(region))(x))
 
 
-@fact(S, "threads share a region")
+@fact("threads share a region")
 def _threads() -> None:
     region = st.compile(lambda x: x.sin() * 2)
     wrong: list[int] = []
@@ -248,7 +235,7 @@ def _threads() -> None:
     assert not wrong
 
 
-@fact(S, "an exception of the user's code passes unchanged, with what eager wrote before it")
+@fact("an exception of the user's code passes unchanged, with what eager wrote before it")
 def _exception() -> None:
     x = two(2, seed=0)
     before = x.a + 1
@@ -266,7 +253,6 @@ def _exception() -> None:
 
 
 @fact(
-    S,
     "an operation that is called for its effect (no result, or a registered effect): once, in order",
     torch="silently dropped without a registered effect",
 )
@@ -289,7 +275,6 @@ def _doubled(x: Tensor) -> Tensor:
 
 
 same(
-    S,
     "an operator of the user's without a kernel for fake tensors",
     lambda x: _doubled(x) + 1,
     lambda c: two(2, seed=c).a,
@@ -298,19 +283,12 @@ same(
 )
 
 
-@fact(
-    S,
-    "Python side effects: what is counted, appended and assigned",
-    torch="supported (graph break where needed)",
-)
-def _side_effects() -> None:
-    counts = []
-    for call in (lambda f: f, st.compile):
-        log: list[int] = []
-        f = call(lambda x, log=log: (log.append(1), x * 2)[1])
-        f(two(2, seed=0)), f(two(2, seed=1))
-        counts.append(len(log))
-    assert counts[0] == counts[1]
+@fact("Python side effects: what is counted, appended and assigned", torch="supported (graph break where needed)")
+def _side_effects(call: Any) -> Any:
+    log: list[int] = []
+    f = call(lambda x, log=log: (log.append(1), x * 2)[1])
+    f(two(2, seed=0)), f(two(2, seed=1))
+    return len(log)
 
 
 class _Record:
@@ -319,33 +297,25 @@ class _Record:
 
 
 @fact(
-    S,
     "Python side effects: objects that the function makes, in attributes, lists and dicts: each call puts its own there",
     torch="not in the survey",
 )
-def _kept_objects() -> None:
-    seen = []
-    for call in (lambda f: f, st.compile):
-        state: dict[str, Any] = {"last": _Record(0), "log": []}
+def _kept_objects(call: Any) -> Any:
+    state: dict[str, Any] = {"last": _Record(0), "log": []}
 
-        def f(x: Tensor, state: dict[str, Any] = state) -> Tensor:
-            state["last"] = made = _Record(state["last"].n + x.shape[0])
-            state["log"].insert(0, made)
-            return x * 2
+    def f(x: Tensor, state: dict[str, Any] = state) -> Tensor:
+        state["last"] = made = _Record(state["last"].n + x.shape[0])
+        state["log"].insert(0, made)
+        return x * 2
 
-        region = call(f)
-        for n in (2, 2, 3):
-            region(two(n, seed=0))
-        assert state["last"] is state["log"][0] and len(set(map(id, state["log"]))) == 3
-        seen.append([made.n for made in state["log"]])
-    assert seen[0] == seen[1]
+    region = call(f)
+    for n in (2, 2, 3):
+        region(two(n, seed=0))
+    assert state["last"] is state["log"][0] and len(set(map(id, state["log"]))) == 3
+    return [made.n for made in state["log"]]
 
 
-@fact(
-    S,
-    "a module that has two names, one of which is given to another module",
-    torch="not in the survey",
-)
+@fact("a module that has two names, one of which is given to another module", torch="not in the survey")
 def _names_of_modules() -> None:
     net = torch.nn.Module()
     net.first, net.second = torch.nn.ReLU(), torch.nn.Sigmoid()
@@ -358,7 +328,6 @@ def _names_of_modules() -> None:
 
 
 @fact(
-    S,
     "a write to an array or a buffer from outside (numpy's, `bytearray`, `array.array`)",
     refused="SideEffectError",
     torch="not in the survey",
@@ -378,12 +347,7 @@ def _written_array() -> None:
     assert numbers[0] == 1
 
 
-@fact(
-    S,
-    "`id()` of a tensor, as in `names[id(p)]`",
-    torch="not in the survey",
-    refused="SideEffectError",
-)
+@fact("`id()` of a tensor, as in `names[id(p)]`", torch="not in the survey", refused="SideEffectError")
 def _tables_by_tensor() -> None:
     layer, other = torch.nn.Linear(2, 2), two(2, seed=0)
     names = {id(p): n for n, p in layer.named_parameters()} | {id(other): "other"}
@@ -398,16 +362,12 @@ def _tables_by_tensor() -> None:
 
 
 @fact(
-    S,
     "Python side effects: a method of a list that is called through another object",
     torch="supported (graph break where needed)",
 )
-def _calls_for_effect() -> None:
-    counts = []
-    for call in (lambda f: f, st.compile):
-        log: list[int] = []
-        note = functools.partial(log.insert, 0)
-        f = call(lambda x, note=note: (note(1), x * 2)[1])
-        f(two(2, seed=0)), f(two(2, seed=1))
-        counts.append(len(log))
-    assert counts[0] == counts[1]
+def _calls_for_effect(call: Any) -> Any:
+    log: list[int] = []
+    note = functools.partial(log.insert, 0)
+    f = call(lambda x, note=note: (note(1), x * 2)[1])
+    f(two(2, seed=0)), f(two(2, seed=1))
+    return len(log)

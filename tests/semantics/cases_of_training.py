@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from case_kit import B, fact
+from case_kit import cases
 from wrappers import dense, two
 
 import subclass_trace as st
@@ -34,15 +34,15 @@ def _written_between(fn: Callable[[Tensor], Tensor], write: Callable[[Tensor, Te
     return found
 
 
-@fact(
-    B, "a result that eager's backward reads, written before the backward: eager refuses too", torch="not in the survey"
-)
+same, fact = cases("Backward")
+
+
+@fact("a result that eager's backward reads, written before the backward: eager refuses too", torch="not in the survey")
 def _written_result() -> None:
     assert _written_between(torch.exp, lambda x, y: y.mul_(2)) == ["raises", "raises"]
 
 
 @fact(
-    B,
     "an input of over 64 KiB that eager's backward does not read, written before the backward",
     differs='values may be computed of it again, and autograd raises; `partitioner="default"` keeps what eager keeps',
     torch="differs in the same way",
@@ -53,7 +53,6 @@ def _written_input() -> None:
 
 
 @fact(
-    B,
     "an input of over 64 KiB that is written before the backward behind autograd's back (`x.data.zero_()`)",
     differs='values that are computed of it again see the new contents; `partitioner="default"` keeps what eager keeps',
     torch="differs in the same way",
@@ -64,25 +63,20 @@ def _written_data() -> None:
 
 
 @fact(
-    B,
     "an input that the region has written (`x.exp_()`), written again before the backward",
     differs="the gradient is that of the forward's values; eager refuses",
     torch="differs in the same way",
 )
-def _written_again() -> None:
-    found = []
-    for call in (torch.exp_, st.compile(torch.exp_)):
-        w = dense(3, seed=0).requires_grad_()
-        x = w * 1
-        loss = (call(x) * 1).sum()
-        with torch.no_grad():
-            x.mul_(2)
-        try:
-            loss.backward()
-            found.append("a number")
-        except RuntimeError:
-            found.append("raises")
-    assert found[0] == found[1]
+def _written_again(compile: Any) -> Any:
+    x = dense(3, seed=0).requires_grad_() * 1
+    loss = (compile(torch.exp_)(x) * 1).sum()
+    with torch.no_grad():
+        x.mul_(2)
+    try:
+        loss.backward()
+        return "a number"
+    except RuntimeError:
+        return "raises"
 
 
 def _trained(compile: Callable[[Any], Any], make: Callable[[], Tensor]) -> Any:
@@ -101,7 +95,7 @@ def _trained(compile: Callable[[Any], Any], make: Callable[[], Tensor]) -> Any:
     return [*(run(dense(2, 3, seed=k)) for k in range(3)), weight.detach(), *optimizer.state[weight].values()]
 
 
-@fact(B, "`.backward()` and an optimizer's step inside the region, dense and wrapped parameters", torch="graph breaks")
+@fact("`.backward()` and an optimizer's step inside the region, dense and wrapped parameters", torch="graph breaks")
 def _training_steps() -> None:
     for make in (lambda: dense(3, 3, seed=9), lambda: two(3, 3, seed=9)):
         eager, ours = _trained(lambda f: f, make), _trained(st.compile, make)
@@ -110,36 +104,33 @@ def _training_steps() -> None:
             assert all(map(torch.equal, leaves_of(a), leaves_of(b)))
 
 
-@fact(B, "hooks around the step of an optimizer that come, go, count, and read what changes", torch="not in the survey")
-def _hooks_around_steps() -> None:
-    def run(call: Any) -> Any:
-        weight, calls, limit = torch.nn.Parameter(two(3, 3, seed=9)), [0], [0.1]
-        optimizer = torch.optim.SGD([weight], lr=0.1)
+@fact("hooks around the step of an optimizer that come, go, count, and read what changes", torch="not in the survey")
+def _hooks_around_steps(compile: Any) -> Any:
+    weight, calls, limit = torch.nn.Parameter(two(3, 3, seed=9)), [0], [0.1]
+    optimizer = torch.optim.SGD([weight], lr=0.1)
 
-        def step(x: Tensor) -> None:
-            optimizer.zero_grad()
-            (x * weight).square().sum().backward()
-            optimizer.step()
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        (x * weight).square().sum().backward()
+        optimizer.step()
 
-        def hook(*_: Any) -> None:
-            calls[0] += 1
-            with torch.no_grad():
-                weight.mul_(limit[0])
+    def hook(*_: Any) -> None:
+        calls[0] += 1
+        with torch.no_grad():
+            weight.mul_(limit[0])
 
-        region, handles = call(step), []
-        for k in range(6):
-            handles += [optimizer.register_step_post_hook(hook)] if k == 2 else []
-            handles.pop().remove() if k == 5 else None
-            limit[0] = 0.1 * k
-            region(two(3, 3, seed=k))
-        return calls, [leaf.tolist() for leaf in leaves_of(weight.detach())]
-
-    eager, compiled = run(lambda f: f), run(st.compile)
-    assert eager == compiled and eager[0] == [3]
+    region, handles = compile(step), []
+    for k in range(6):
+        handles += [optimizer.register_step_post_hook(hook)] if k == 2 else []
+        handles.pop().remove() if k == 5 else None
+        limit[0] = 0.1 * k
+        region(two(3, 3, seed=k))
+    assert calls == [3]
+    return [leaf.tolist() for leaf in leaves_of(weight.detach())]
 
 
-@fact(B, "`.grad` read, replaced, dropped and changed in place inside the region")
-def _gradients_as_state() -> None:
+@fact("`.grad` read, replaced, dropped and changed in place inside the region")
+def _gradients_as_state(compile: Any) -> Any:
     def f(x: Tensor, y: Tensor) -> Any:
         before, y.grad = x.grad, None
         assert x.grad is not None
@@ -147,23 +138,20 @@ def _gradients_as_state() -> None:
         x.grad.add_(1)
         return before, x.grad
 
-    seen = []
-    for call in (f, st.compile(f)):
-        x, y = (dense(3, seed=k).requires_grad_() for k in (1, 2))
-        x.grad, y.grad = dense(3, seed=3), dense(3, seed=4)
-        first = x.grad
-        before, after = call(x, y)
-        seen.append((before is first, after is x.grad, after.tolist(), y.grad))
-    assert seen[0] == seen[1]
+    call = compile(f)
+    x, y = (dense(3, seed=k).requires_grad_() for k in (1, 2))
+    x.grad, y.grad = dense(3, seed=3), dense(3, seed=4)
+    first = x.grad
+    before, after = call(x, y)
+    return (before is first, after is x.grad, after.tolist(), y.grad)
 
 
 @fact(
-    B,
     "`requires_grad` of parameters changed between two `.backward()` inside the region (a GAN step)",
     refused="NeedsEager",
     torch="error (a second backward)",
 )
-def _frozen_between() -> None:
+def _frozen_between(compile: Any) -> Any:
     def step(x: Tensor, w: Tensor, v: Tensor) -> None:
         y = (x * v).tanh()
         (y.detach() * w).tanh().sum().backward()
@@ -171,16 +159,13 @@ def _frozen_between() -> None:
         (y * w).sum().backward()
         w.requires_grad_(True)
 
-    found = []
-    for call in (step, st.compile(step)):
-        x, w, v = (dense(3, seed=k).requires_grad_(k > 1) for k in (1, 2, 3))
-        call(x, w, v)
-        found.append((w.requires_grad, w.grad.tolist(), v.grad.tolist()))
-    assert found[0] == found[1]
+    call = compile(step)
+    x, w, v = (dense(3, seed=k).requires_grad_(k > 1) for k in (1, 2, 3))
+    call(x, w, v)
+    return (w.requires_grad, w.grad.tolist(), v.grad.tolist())
 
 
 @fact(
-    B,
     "`.backward()` inside the region that leads to a tensor with a history from outside, or to a leaf with hooks",
     refused="UnsupportedError",
     torch="graph breaks",
@@ -190,7 +175,6 @@ def _backward_that_leads_out() -> None:
 
 
 @fact(
-    B,
     "`torch.autograd.grad` inside the region of one argument for another that it was computed of, or is a view of",
     refused="UnsupportedError",
     torch="not in the survey",
@@ -201,7 +185,6 @@ def _grad_that_leads_out() -> None:
 
 
 @fact(
-    B,
     "`torch.autograd.grad` inside the region for an argument with a hook of the caller's on its gradient",
     refused="UnsupportedError",
     torch="not in the survey",
@@ -213,7 +196,6 @@ def _grad_for_a_hooked_argument() -> None:
 
 
 @fact(
-    B,
     "a leaf that requires grad is used after its shape was changed in place, under no_grad or by `x.data = y`",
     refused="NeedsEager",
     torch="not in the survey",
@@ -238,7 +220,6 @@ def _steps(step: Callable[[Any, Any], Callable[[], object]]) -> None:
 
 
 @fact(
-    B,
     "a `GradScaler`'s step in the region, which it leaves out where a gradient is not finite (one that makes the optimizer's "
     "state runs eagerly, one that changes other Python state is handed over; one that is left out moves version counters)",
     torch="graph breaks",
@@ -258,7 +239,6 @@ def _scaled_step() -> None:
 
 
 @fact(
-    B,
     "`RAdam`, `Adafactor`, `ASGD`, `AveragedModel.update_parameters` in the region, which branch on numbers inside tensors",
     refused="DataDependentError",
     torch="graph breaks",
@@ -279,7 +259,6 @@ def _branching_step() -> None:
 
 
 @fact(
-    B,
     "`scheduler.step()` in the region, but for `MultiStepLR` (a specialization for each step, then Dynamo)",
     torch="graph breaks",
 )

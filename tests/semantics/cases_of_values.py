@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from case_kit import A, M, fact, no_grad, nonleaf, plain, root, same, tagged
+from case_kit import cases, no_grad, nonleaf, plain, root, tagged
 from oracle import Inputs
 from wrappers import Scaled, dense, scaled, two
 
@@ -14,42 +14,35 @@ Tensor = torch.Tensor
 
 
 # ---------------------------------------------------------------------------------------------- aliasing
+same, fact = cases("Aliasing of inputs")
 same(
-    A,
     "two wrappers share an inner tensor, one is written",
     lambda x, y: (x.mul_(2), y * 3)[1],
     lambda c: (lambda i: (TwoTensor(i, dense(3, seed=c)), TwoTensor(i, dense(3, seed=c + 5))))(dense(3, seed=c + 9)),
     torch="silently wrong",
 )
 same(
-    A,
     "a wrapper and its own inner tensor, either written",
     lambda x, y: (x.mul_(2), y.add_(1), x * 1),
     lambda c: (lambda w: (w, w.a))(two(3, seed=c)),
     torch="silently wrong",
 )
 same(
-    A,
     "two quantised tensors share their scale, it is written",
     lambda x, y: (x.scale.mul_(2), y * 1)[1],
     lambda c: (lambda s: (Scaled(dense(3, seed=c), s), Scaled(dense(3, seed=c + 5), s)))(torch.tensor(0.5)),
     torch="silently wrong",
 )
 same(
-    A,
     "one tensor is both halves of a wrapper",
     lambda x: x.add_(1),
     lambda c: (lambda i: TwoTensor(i, i))(dense(3, seed=c)),
     torch="error (assertion)",
 )
 same(
-    A,
-    "the same wrapper twice, written",
-    lambda x, y: (x.mul_(2), y * 1)[1],
-    lambda c: (lambda w: (w, w))(two(3, seed=c)),
+    "the same wrapper twice, written", lambda x, y: (x.mul_(2), y * 1)[1], lambda c: (lambda w: (w, w))(two(3, seed=c))
 )
 same(
-    A,
     "base and view, the base is written",
     lambda x, y: (x.mul_(2), y * 3)[1],
     lambda c: (lambda w: (w, w[1:]))(two(4, seed=c)),
@@ -57,7 +50,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    A,
     "overlapping ranges of a value that requires grad",
     lambda x, y: (x.mul_(2), y * 3)[1],
     lambda c: (lambda w: (lambda v: Inputs((v[:5], v[3:]), (w,)))(w * 1))(two(8, seed=c).requires_grad_()),
@@ -66,7 +58,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    A,
     "interleaved strides do not alias",
     lambda x, y: (x.mul_(2), y * 3)[1],
     lambda c: (lambda w: (w[::2], w[1::2]))(two(8, seed=c)),
@@ -74,7 +65,7 @@ same(
 )
 
 
-@fact(A, "another alias pattern on a later call is another specialization", torch="silently wrong")
+@fact("another alias pattern on a later call is another specialization", torch="silently wrong")
 def _alias_later() -> None:
     region = st.compile(lambda x, y: (x.mul_(2), y * 1)[1])
     i = torch.ones(2)
@@ -87,29 +78,27 @@ def _alias_later() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- mutation
-same(M, "value of a view chain", lambda x: (x.view(-1)[1:4].mul_(2), x * 1)[1], plain())
-same(M, "inner tensor of a wrapper (`x.a.add_(1)`)", lambda x: (x.a.add_(1), x * 2)[1], plain(), torch="silently wrong")
-same(M, "leaf that requires grad, under no_grad", lambda x: (no_grad(lambda: x.add_(1))(), x * 2)[1], root(), back=(0,))
-same(M, "leaf that requires grad, outside no_grad: eager refuses too", lambda x: x.add_(1), root())
+same, fact = cases("Mutation")
+same("value of a view chain", lambda x: (x.view(-1)[1:4].mul_(2), x * 1)[1], plain())
+same("inner tensor of a wrapper (`x.a.add_(1)`)", lambda x: (x.a.add_(1), x * 2)[1], plain(), torch="silently wrong")
+same("leaf that requires grad, under no_grad", lambda x: (no_grad(lambda: x.add_(1))(), x * 2)[1], root(), back=(0,))
+same("leaf that requires grad, outside no_grad: eager refuses too", lambda x: x.add_(1), root())
 same(
-    M,
     "non-leaf, used afterwards with its own gradient",
     lambda x: (x.add_(1), x * 2),
     nonleaf(),
     back=(0, 1),
     torch="error (wrong guess of the gradient's type)",
 )
-same(M, "through `.data`", lambda x: (x.data.add_(1), x * 2)[1], root(), back=(0,))
-same(M, "`_foreach_add_` on a list", lambda x: (torch._foreach_add_([x], 1.0), x * 1)[1], plain())
+same("through `.data`", lambda x: (x.data.add_(1), x * 2)[1], root(), back=(0,))
+same("`_foreach_add_` on a list", lambda x: (torch._foreach_add_([x], 1.0), x * 1)[1], plain())
 same(
-    M,
     "`_foreach_copy_([a, b], [b, a])`: the second step reads what the first wrote",
     lambda x: (torch._foreach_copy_([x[0], x[1]], [x[1], x[0]]), x * 1)[1],
     plain(dense),
     torch="silently wrong",
 )
 same(
-    M,
     "shape: `unsqueeze_`, `transpose_`",
     lambda x: (x.unsqueeze_(0).transpose_(0, 1), x * 1)[1],
     plain(),
@@ -117,40 +106,34 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "shape of an input after `detach()` of it",
     lambda x: (d := x.detach(), x.unsqueeze_(0), d * 1)[2],
     plain(dense),
     refused="NeedsEager",
 )
 same(
-    M,
     "disjoint window of an overlapping view (`unfold`)",
     lambda x: (x.unfold(0, 2, 1)[:1].add_(1), x * 1)[1],
     plain(dense, 4),
 )
 same(
-    M,
     "one row of an expanded value (`expand(3, -1)[0]`)",
     lambda x: (y := x * 2, y.expand(3, 4)[0].zero_(), y)[2],
     lambda c: torch.full((4,), float("inf")),
 )
 same(
-    M,
     "overlapping inputs that start in the middle of a storage",
     lambda x, y: (x.mul_(2), y * 1)[1],
     lambda c: (lambda b: (b[:, 1:3], b[1:3]))(dense(26, seed=c)[2:].view(4, 6)),
     refused="NeedsEager",
 )
 same(
-    M,
     "a source that overlaps what is written (`x.index_copy_(0, i, x[1:])`, `x.mul_(x.t())`): eager refuses too",
     lambda x: x.mul_(x.t()),
     plain(dense),
     torch="not in the survey",
 )
 same(
-    M,
     "a result that depends on the order of reads and writes (`x.addmm_(x, x)`, `torch.mm(x, x, out=x)`)",
     lambda x: x.addmm_(x, x),
     plain(dense),
@@ -158,7 +141,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "a row of an expanded view, written after the shape of its base has changed",
     lambda x: (v := x + x, w := v[:1].expand(2, 3), v.unsqueeze_(0), w[1].add_(1), w[1])[4],
     plain(dense),
@@ -166,20 +148,17 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "in-place operation without a functional form in torch (`polygamma_`)",
     lambda x: x.clone().abs_().polygamma_(1),
     plain(dense),
 )
 same(
-    M,
     "swap of two inputs",
     lambda x, y: (t := x.clone(), x.copy_(y), y.copy_(t), None)[3],
     lambda c: (two(3, seed=c), two(3, seed=c + 7)),
     torch="supported (inductor: silently wrong)",
 )
 same(
-    M,
     "`x.set_(y)`, `x.data = y`: they share memory afterwards",
     lambda x, y: (x.set_(y), x.add_(1), y * 2)[2],
     lambda c: (dense(3, seed=c), dense(3, seed=c + 7)),
@@ -187,28 +166,24 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "`x.data = y` of wrappers",
     lambda x, y: (setattr(x, "data", y), x.add_(1), y * 2)[2],
     lambda c: (two(3, seed=c), two(3, seed=c + 7)),
     torch="graph break",
 )
 same(
-    M,
     "`out=` of another size, which grows",
     lambda x, y: torch.add(x, 1, out=y),
     lambda c: (dense(3, seed=c), torch.empty(0)),
     refused="NeedsEager",
 )
 same(
-    M,
     "`as_strided` of an input across several inputs, written",
     lambda x, y: (x.as_strided((4,), (1,), 1).mul_(2), x + y)[1],
     lambda c: (lambda b: (b[3:], b[:3]))(dense(6, seed=c)),
     torch="not in the survey",
 )
 same(
-    M,
     "`as_strided` of an input, written outside of all inputs",
     lambda x: x.as_strided((4,), (1,), 1).mul_(2),
     lambda c: dense(6, seed=c)[3:],
@@ -216,7 +191,7 @@ same(
 )
 
 
-@fact(M, 'a list or a dict among the arguments (`d["z"] = y`, `losses.append(x)`)')
+@fact('a list or a dict among the arguments (`d["z"] = y`, `losses.append(x)`)')
 def _containers() -> None:
     def f(d: dict[str, Tensor], xs: list[Tensor]) -> None:
         d["z"] = d["x"] * 2
@@ -228,7 +203,6 @@ def _containers() -> None:
 
 
 same(
-    M,
     "a Python attribute of an input is set",
     lambda x: (setattr(x, "tag", "new"), x * 2)[1],
     plain(scaled),
@@ -236,7 +210,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "a member of a split, tracked by autograd: eager refuses too",
     lambda x, y: x.mul_(2),
     lambda c: (lambda w: Inputs((w * 1).split(2), (w,)))(two(4, seed=c).requires_grad_()),
@@ -244,7 +217,6 @@ same(
 
 
 @fact(
-    M,
     "shape of a dense value, of which a view is used afterwards, differentiable",
     torch="not in the survey",
     refused="NeedsEager",
@@ -260,9 +232,7 @@ def _reshaped_base() -> None:
 
 
 @fact(
-    M,
-    "shape of an argument that is a view of another one, which requires grad: runs eagerly",
-    torch="not in the survey",
+    "shape of an argument that is a view of another one, which requires grad: runs eagerly", torch="not in the survey"
 )
 def _reshaped_view() -> None:
     whole = dense(3, 3, seed=0).requires_grad_() * 1
@@ -271,7 +241,6 @@ def _reshaped_view() -> None:
 
 
 same(
-    M,
     "shape of a value, of which a view is made afterwards, and which is written then",
     lambda x: (base := x + x, base.t_(), v := base[1:], base.mul_(2), v * 1)[4],
     root(dense),
@@ -279,7 +248,6 @@ same(
     torch="not in the survey",
 )
 same(
-    M,
     "shape of a wrapper that is made in the region, of which a view is made afterwards",
     lambda x: (base := x + x, base.t_(), base[1:] * 1)[2],
     root(),
@@ -287,7 +255,6 @@ same(
     torch="not in the survey",
 )
 same(
-    M,
     "shape of a leaf that requires grad, changed in place and back under no_grad",
     lambda x: (no_grad(lambda: (x.t_(), x.t_()))(), x * 2)[1],
     root(dense),
@@ -296,7 +263,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "shape of a view of an input, changed in place",
     lambda x: (v := x[1:], v.t_(), v * 1)[2],
     plain(dense),
@@ -304,7 +270,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "shape of a view of a value, which is written then",
     lambda x: (base := x + x, v := base[1:], v.t_(), base.mul_(2), v * 1)[4],
     root(dense),
@@ -313,7 +278,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "an input that another one repeats (`expand`) is written",
     lambda x, y: (x.mul_(2), y * 3)[1],
     lambda c: (lambda b: (b, b.expand(2, 3)))(dense(3, seed=c)),
@@ -321,7 +285,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "an input with a negative bit is written",
     lambda x: x.mul_(2),
     lambda c: torch.complex(dense(3, seed=c), dense(3, seed=c + 5)).conj().imag,
@@ -329,7 +292,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "`detach_()` of an input",
     lambda x: (y := x * 2, x.detach_(), y, x * 3)[2:],
     nonleaf(),
@@ -338,14 +300,12 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "`requires_grad_(False)` of a leaf, which is written then",
     lambda x: x.requires_grad_(False).mul_(2),
     root(),
     refused="UnsupportedError",
 )
 same(
-    M,
     "an input that is detached in place, and then made a leaf",
     lambda x: x.detach_().requires_grad_() * 2,
     nonleaf(),
@@ -361,7 +321,6 @@ def _count(x: Tensor) -> Tensor:
 
 
 same(
-    M,
     "Python attributes that the user has set on an input, a wrapper too: read and set",
     _count,
     tagged,
@@ -372,11 +331,7 @@ same(
 _NAMED = dense(3, seed=5)
 
 
-@fact(
-    M,
-    "a Python attribute of a tensor that the function names is set",
-    torch="not in the survey",
-)
+@fact("a Python attribute of a tensor that the function names is set", torch="not in the survey")
 def _attribute_of_a_named_tensor() -> None:
     def f(x: Tensor) -> Tensor:
         _NAMED.tag = 5  # type: ignore[attr-defined]
@@ -388,7 +343,7 @@ def _attribute_of_a_named_tensor() -> None:
         assert vars(_NAMED).pop("tag") == 5
 
 
-@fact(M, "a Python attribute of an input is deleted", torch="not in the survey")
+@fact("a Python attribute of an input is deleted", torch="not in the survey")
 def _deletes_an_attribute() -> None:
     def f(x: Tensor) -> Tensor:
         del x.tag
@@ -401,7 +356,6 @@ def _deletes_an_attribute() -> None:
 
 
 same(
-    M,
     "an inner tensor is replaced",
     lambda x: (setattr(x, "scale", x.scale * 2), x * 1)[1],
     plain(scaled),
@@ -409,7 +363,6 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "an inner tensor of an argument with a history is replaced, after a write",
     lambda x: (x.mul_(2), setattr(x, "a", x.a * 2), x * 2)[2],
     nonleaf(),
@@ -418,13 +371,11 @@ same(
     refused="NeedsEager",
 )
 same(
-    M,
     "a tensor that the function closes over",
     lambda x: (_COUNTER.add_(1), x * _COUNTER)[1],
     lambda c: (_COUNTER.zero_(), two(3, seed=c))[1],
 )
 same(
-    M,
     "a tensor that the function closes over, which differentiable results depend on",
     lambda x: (_COUNTER.add_(1), x * _COUNTER, _COUNTER)[1:],
     lambda c: (_reset(), w := two(3, seed=c).requires_grad_(), Inputs((w,), (w,)))[2],
@@ -432,7 +383,6 @@ same(
     torch="graph break",
 )
 same(
-    M,
     "a tensor in a list that the function closes over, its shape too",
     lambda x: (_HELD[0].mul_(2), _HELD[0].unsqueeze_(0), x * _HELD[0])[2],
     lambda c: (_HELD.__setitem__(0, dense(3, seed=1)) if not c else _HELD[0].squeeze_(0), dense(3, seed=c))[1],

@@ -100,6 +100,15 @@ def _inner_hook(x: Tensor) -> Any:
     return h.grad, x.grad
 
 
+def _own_leaf(x: Tensor) -> Any:
+    y = x.detach().clone().requires_grad_()
+    y.register_hook(lambda g: g * 3)
+    for _ in range(2):
+        (y * y * x).sum().backward()
+    torch.autograd.backward([y, y.cos()], [x.detach(), x.detach()])
+    return y.grad * 1, y.grad is y.grad  # type: ignore[operator]
+
+
 PROGRAMS = {
     f.__name__: f
     for f in (
@@ -114,6 +123,7 @@ PROGRAMS = {
         _descends,
         _several_roots,
         _inner_hook,
+        _own_leaf,
     )
 }
 

@@ -201,10 +201,7 @@ def test_a_write_to_a_wrapper_inside_is_counted_there() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_products_of_batches_are_no_views(dynamic: bool) -> None:
-    for function in (
-        lambda x: x @ x.transpose(-1, -2),
-        lambda x: torch.matmul(x[0].expand_as(x), x.transpose(-1, -2)),
-    ):
+    for function in (lambda x: x @ x.transpose(-1, -2), lambda x: torch.matmul(x[0].expand_as(x), x.transpose(-1, -2))):
         for shape in ((3, 4, 5), (2, 3, 4, 5)):
             region, x = st.compile(function, dynamic=dynamic or None), torch.randn(shape)
             with torch.no_grad():

@@ -12,14 +12,7 @@ from typing import Any
 
 import torch
 
-_SAME_OBJECT_MAY_STAND_TWICE = (
-    tuple,
-    frozenset,
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-)
+_SAME_OBJECT_MAY_STAND_TWICE = (tuple, frozenset, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _OF_PYTHON = ("builtins", "functools", "_thread", "_abc", "operator", "weakref")
 
 

@@ -1,4 +1,4 @@
-"""Models and arithmetic, without hooks."""
+"""Models and arithmetic, without hooks; wrapper parameters and activations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from scenario import Log, Step, data, leaf, scenario, trained
+from scenario import Hooks, Log, Step, checksum, data, leaf, note, of_leaves, scenario, trained
+
+from subclass_trace.zoo import TwoTensor
 
 
 @scenario
@@ -55,31 +57,17 @@ def dropout(log: Log) -> Step:
     return step
 
 
-@scenario
-def views_joins_and_reductions(log: Log) -> Step:
-    w = leaf(4, 6)
-
-    def step(n: int) -> list[Any]:
-        w.grad = None
-        a, b, c = (data(n, 4) @ w).split(2, dim=1)
-        y = torch.cat([a.t().reshape(-1), b.flip(0).flatten(), c.cumsum(0).contiguous().view(-1)])
-        (y.logsumexp(0) + y[::2].std() + c.amax()).backward()
-        return [w.grad]
-
-    return step
+@of_leaves((4, 6))
+def views_joins_and_reductions(log: Log, n: int, w: Any) -> None:
+    a, b, c = (data(n, 4) @ w).split(2, dim=1)
+    y = torch.cat([a.t().reshape(-1), b.flip(0).flatten(), c.cumsum(0).contiguous().view(-1)])
+    (y.logsumexp(0) + y[::2].std() + c.amax()).backward()
 
 
-@scenario
-def added_leaves_keep_own_gradients(log: Log) -> Step:
-    a, b = leaf(3), leaf(3, seed=5)
-
-    def step(n: int) -> list[Any]:
-        a.grad = b.grad = None
-        (a + b).backward(torch.full((3,), float(n)))
-        a.grad.mul_(2)
-        return [a.grad, b.grad]
-
-    return step
+@of_leaves((3,), (3,))
+def added_leaves_keep_own_gradients(log: Log, n: int, a: Any, b: Any) -> None:
+    (a + b).backward(torch.full((3,), float(n)))
+    a.grad.mul_(2)
 
 
 @scenario
@@ -92,5 +80,66 @@ def broadcast_and_mixed_dtypes(log: Log) -> Step:
         a.grad = b.grad = s.grad = None
         ((a * b) * s + a.to(torch.float64).expand(4, 3)).sum().backward()
         return [a.grad, b.grad, s.grad]
+
+    return step
+
+
+# ------------------------------------------------------------------------------------------------------------- wrappers
+def two(*shape: int, seed: int = 1) -> TwoTensor:
+    return TwoTensor(data(*shape, seed=seed), data(*shape, seed=seed + 50))
+
+
+@scenario
+def wrapper_parameters(log: Log) -> Step:
+    w = torch.nn.Parameter(two(4, 3))
+    b = torch.nn.Parameter(two(3, seed=3))
+    w.register_hook(note(log, "w"))
+    b.register_post_accumulate_grad_hook(lambda p: log.append(("b", checksum(p.grad))))
+
+    def step(n: int) -> list[Any]:
+        w.grad = b.grad = None
+        (data(n, 4) @ w + b).relu().sum().backward()
+        return [w.grad, b.grad]
+
+    return step
+
+
+@scenario
+def wrapper_activations(log: Log) -> Step:
+    def step(n: int) -> list[Any]:
+        x = two(n, 4).requires_grad_()
+        y = (x * 2.0).sin()
+        y.register_hook(note(log, "y"))
+        y.grad_fn.register_prehook(lambda grads: log.append(("pre", checksum(grads))))
+        z = y.mul(y)
+        z.retain_grad()
+        z.sum().backward()
+        return [x.grad, z.grad]
+
+    return step
+
+
+@scenario
+def wrappers_saved_under_hooks(log: Log) -> Step:
+    w = torch.nn.Parameter(two(3, 3))
+
+    def step(n: int) -> list[Any]:
+        w.grad = None
+        with Hooks(log, lambda t: t, lambda t: t):
+            y = (w * w).sin() * 2.0
+        y.sum().backward()
+        return [w.grad]
+
+    return step
+
+
+@scenario
+def wrapper_accumulation(log: Log) -> Step:
+    w = torch.nn.Parameter(two(3, 3))
+
+    def step(n: int) -> list[Any]:
+        for _ in range(2):
+            (w * w * float(n)).sum().backward()
+        return [w.grad.clone()]
 
     return step

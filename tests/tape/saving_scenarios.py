@@ -1,11 +1,11 @@
-"""Saved-tensor hooks and checkpoints."""
+"""Saved-tensor hooks, checkpoints, custom autograd Functions, in-place operations on views, sparse gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from scenario import Hooks, Log, Step, data, leaf, scenario, trained
+from scenario import Hooks, Log, Step, data, note, of_leaves, scenario, trained
 from torch.utils.checkpoint import checkpoint
 
 
@@ -66,22 +66,83 @@ def checkpoint_with_reentry(log: Log) -> Step:
     return step
 
 
+@of_leaves((4, 4))
+def nested_checkpoints(log: Log, n: int, w: Any) -> None:
+    def inner(t: torch.Tensor) -> torch.Tensor:
+        log.append("inner")
+        return (t @ w).tanh()
+
+    def outer(t: torch.Tensor) -> torch.Tensor:
+        log.append("outer")
+        return checkpoint(inner, t, use_reentrant=False).sin()
+
+    checkpoint(outer, data(n, 4), use_reentrant=False).sum().backward()
+
+
+# -------------------------------------------------------------------------------------------- custom autograd Functions
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float, y: torch.Tensor) -> Any:
+        ctx.save_for_backward(x, y)
+        ctx.factor = factor
+        return x * y * factor, x + 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Any, h: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return g * y * ctx.factor + h, None, g * x * ctx.factor
+
+
+class Choosy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.seen = []
+        return x.sin(), y.cos(), x * y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.seen.append([g is None for g in grads])
+        return None if grads[0] is None else grads[0] * 2, None
+
+
+@of_leaves((3,), (3,), hook=lambda log, v: v.register_hook(note(log, "v")))
+def undefined_gradients(log: Log, n: int, w: Any, v: Any) -> None:
+    a, b, c = Choosy.apply(w, v)
+    first, second = Scaled.apply(w * n, 2.0, v)
+    (a + second).sum().backward()
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, log: Log) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        ctx.log = log
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        ctx.log.append("twice")
+        return g * 2, None
+
+
+@of_leaves((4, 4))
+def in_place_custom_function_on_view(log: Log, n: int, w: Any) -> None:
+    y = w * n
+    Twice.apply(y[1:3], log)
+    y.sin().sum().backward()
+
+
 @scenario
-def nested_checkpoints(log: Log) -> Step:
-    w = leaf(4, 4)
+def sparse_gradients(log: Log) -> Step:
+    table = torch.nn.Embedding(6, 3, sparse=True)
+    mixed = torch.nn.Embedding(6, 3, sparse=True)
 
     def step(n: int) -> list[Any]:
-        w.grad = None
-
-        def inner(t: torch.Tensor) -> torch.Tensor:
-            log.append("inner")
-            return (t @ w).tanh()
-
-        def outer(t: torch.Tensor) -> torch.Tensor:
-            log.append("outer")
-            return checkpoint(inner, t, use_reentrant=False).sin()
-
-        checkpoint(outer, data(n, 4), use_reentrant=False).sum().backward()
-        return [w.grad]
+        table.zero_grad(), mixed.zero_grad()
+        tokens = torch.arange(n).remainder(6)
+        (table(tokens).sum() + table(tokens).pow(2).sum()).backward()
+        (mixed(tokens).sum() + mixed.weight.sin().sum()).backward()
+        return [table.weight.grad.coalesce().to_dense(), mixed.weight.grad.to_dense()]
 
     return step

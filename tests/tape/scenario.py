@@ -23,6 +23,30 @@ def scenario(make: Callable[[Log], Step]) -> Callable[[Log], Step]:
     return make
 
 
+def of_leaves(*shapes: tuple[int, ...], hook: Callable[[Log, Any], None] = lambda log, w: None) -> Any:
+    """Register ``program(log, n, *leaves)``, which runs a backward: the step compares what it returns, and the gradients.
+
+    ``hook`` is called with the last leaf when it is made.
+    """
+
+    def add(program: Callable[..., list[Any] | None]) -> Any:
+        def make(log: Log) -> Step:
+            leaves = [leaf(*shape, seed=2 + 6 * k) for k, shape in enumerate(shapes)]
+            hook(log, leaves[-1])
+
+            def step(n: int) -> list[Any]:
+                for x in leaves:
+                    x.grad = None
+                return [*(program(log, n, *leaves) or ()), *(x.grad for x in leaves)]
+
+            return step
+
+        make.__name__ = program.__name__
+        return scenario(make)
+
+    return add
+
+
 def data(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 

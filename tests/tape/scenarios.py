@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import call_scenarios  # noqa: F401
-import function_scenarios  # noqa: F401
-import hook_scenarios  # noqa: F401
 import plain_scenarios  # noqa: F401
 import saving_scenarios  # noqa: F401
-import wrapper_scenarios  # noqa: F401
 from scenario import SCENARIOS, Log, close
 
 __all__ = ["NOT_CAPTURED", "NOT_TRACED", "SCENARIOS", "Log", "close"]

@@ -1,16 +1,21 @@
-"""Switching compiled autograd on and off: nesting, errors, threads, torch's own compiled autograd, refusals."""
+"""Switching compiled autograd on and off: nesting, errors, threads, refusals; torch's own; and what a tape looks like, printed."""
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.compiled_autograd import _enable
 
 import subclass_trace as st
+from subclass_trace.subclass.flatten import leaves_of
 from subclass_trace.tape import Tape, compiled_autograd, runtime
+from subclass_trace.zoo import TwoTensor
 
 W = torch.ones(3)
 
@@ -280,3 +285,122 @@ def test_retain_grad_where_no_gradient_comes(backend: Any) -> None:
             results.append((w.grad, y.grad, z.grad))
         assert results[0][1] is results[1][1] is None
         assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][2], results[1][2])
+
+
+# -------------------------- backwards of regions under torch's own compiled autograd: each is one call in torch's graph
+Tensor = torch.Tensor
+
+
+def torchs() -> Any:
+    """Torch's compiled autograd with a compiler that runs the graph as it is."""
+    return _enable(lambda gm: gm, dynamic=False)
+
+
+def layers(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x @ w).sin() @ w
+
+
+def leaf(wrapper: bool = False) -> Tensor:
+    parts = [torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in range(2)]
+    return (TwoTensor(*parts) if wrapper else parts[0]).requires_grad_()
+
+
+def gradients(f: Callable[..., Any], w: Tensor, around: Callable[[], Any], rows: int = 3) -> list[Tensor]:
+    x = torch.linspace(-1, 1, 4 * rows).reshape(rows, 4).requires_grad_()
+    w.grad = None
+    y = f(x, w)
+    ones = torch.ones(rows, 4)
+    with around():
+        y.backward(TwoTensor(ones, ones * 2) if isinstance(y, TwoTensor) else ones)
+    return [t for g in (x.grad, w.grad) for t in leaves_of(g)]
+
+
+@pytest.mark.parametrize("wrapper", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.usefixtures("own_backward")
+def test_gradients_in_each_step(wrapper: bool, dynamic: bool) -> None:
+    region, w = st.compile(layers, dynamic=dynamic or None), leaf(wrapper)
+    for rows in (3, 3, 5, 7, 3):
+        expected = gradients(region, w, torch.enable_grad, rows)
+        for around in (torchs, compiled_autograd, torchs):
+            assert all(map(torch.equal, gradients(region, w, around, rows), expected))
+
+
+@pytest.mark.usefixtures("own_backward")
+def test_under_dynamo() -> None:
+    torch._dynamo.reset()
+    region, w = st.compile(layers), leaf()
+    expected = gradients(region, w, torch.enable_grad)
+    for _ in range(3):
+        got = gradients(region, w, lambda: _enable(torch.compile(backend="aot_eager"), dynamic=False))
+        torch.testing.assert_close(got, expected)
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("own_backward")
+def test_a_second_backward_and_one_that_is_differentiated() -> None:
+    region, w = st.compile(layers), leaf()
+    loss = region(torch.ones(3, 4), w).sum()
+    with torchs():
+        loss.backward(retain_graph=True)
+    first = w.grad.clone()
+    with torchs():
+        loss.backward()
+    torch.testing.assert_close(w.grad, first * 2)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    results = []
+    for around in (torch.enable_grad, torchs):
+        x = torch.ones(3, 4, requires_grad=True)
+        with around():
+            (g,) = torch.autograd.grad(region(x, w).sum(), x, create_graph=True)
+        results.append((g.detach(), *torch.autograd.grad((g * g).sum(), x)))
+    torch.testing.assert_close(*results)
+
+
+# -------------------------------------------------------------------------------------- what a tape looks like, printed
+def small(hooked: bool = True) -> torch.Tensor:
+    w = torch.ones(3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        y = w.sin()
+    y.register_hook(lambda g: None)
+    y.retain_grad()
+    y.grad_fn.register_hook(lambda out, grads: None)
+    w.register_post_accumulate_grad_hook(lambda p: None)
+    return (y * 2 + y).sum()
+
+
+def captured(make: Any = small, **options: Any) -> Any:
+    loss = make()
+    with compiled_autograd(**options):
+        loss.backward()
+    return compiled_autograd.tapes[-1]
+
+
+def test_text() -> None:
+    text = str(captured())
+    first = int(re.search(r"SinBackward0 +(\d+)", text).group(1))
+    shape = re.sub(r" +", " ", text)
+    assert shape == (
+        "tape of 6 autograd nodes, 4 hooks, 1 unpacking\n"
+        " node seq_nr\n"
+        " GraphRoot\n"
+        f" SumBackward0 {first + 3}\n"
+        f" AddBackward0 {first + 2}\n"
+        f" MulBackward0 {first + 1}\n"
+        " sum of gradients\n"
+        f" SinBackward0 {first}\n"
+        " tensor hook hooks[0]\n"
+        " retain_grad\n"
+        " unpack packed[0] with hooks[2]\n"
+        " node post-hook hooks[1]\n"
+        " AccumulateGrad\n"
+        " into inputs[2].grad\n"
+        " post-accumulate-grad hook hooks[3]"
+    )
+
+
+def test_segments_are_listed() -> None:
+    text = str(captured(backend="eager"))
+    assert "segments for the back end 'eager'" in text
+    assert re.search(r"segment_0: \d+ operations of the tape, aten graphs of \[\d+\] operations", text)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from function_scenarios import Choosy, Scaled
 from hypothesis import given, settings
 from hypothesis import strategies as hs
+from saving_scenarios import Choosy, Scaled
 from scenario import Hooks, close, data, note
 from torch.utils.checkpoint import checkpoint
 

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-
-import torch
 from broken import breaks
 from sound import Sound
-
-aten = torch.ops.aten
-_count = itertools.count()
-_state = threading.local()
-_state.depth = 0
 
 
 @breaks("ST804")

@@ -114,7 +114,7 @@ KNOWN: dict[str, dict[str, Any]] = {
         "imports": (f"from {_AOQ} import PerRow",),
     },
     _AO + "quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor.IntxUnpackedToInt8Tensor": {
-        "factory": "IntxUnpackedToInt8Tensor.from_hp({0}, (1, 32), torch.int4)",
+        "factory": "IntxUnpackedToInt8Tensor.from_hp({0}, (1, 32), torch.int4)"
     },
     _AO + "float8.float8_training_tensor.Float8TrainingTensor": {
         "factory": "hp_tensor_to_float8_dynamic({0}, torch.float8_e4m3fn, config, gemm_input_role=GemmInputRole.INPUT)",
@@ -131,12 +131,10 @@ KNOWN: dict[str, dict[str, Any]] = {
         "imports": ("from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4",),
         "to_dense": "{0}.get_original_weight()",
     },
-    _AO + "prototype.mx_formats.mx_tensor.MXTensor": {
-        "factory": "MXTensor.to_mx({0}, torch.float8_e4m3fn, 32)",
-    },
+    _AO + "prototype.mx_formats.mx_tensor.MXTensor": {"factory": "MXTensor.to_mx({0}, torch.float8_e4m3fn, 32)"},
     _AO + "prototype.mx_formats.nvfp4_tensor.NVFP4Tensor": {"factory": "NVFP4Tensor.to_nvfp4({0})"},
     _AO + "prototype.quantized_training.int8.Int8QuantizedTrainingLinearWeight": {
-        "factory": "Int8QuantizedTrainingLinearWeight.from_float({0})",
+        "factory": "Int8QuantizedTrainingLinearWeight.from_float({0})"
     },
     _AO + "prototype.quantized_training.int8_mixed_precision.Int8MixedPrecisionTrainingLinearWeight": {
         "factory": "Int8MixedPrecisionTrainingLinearWeight({0}, Int8MixedPrecisionTrainingConfig())",

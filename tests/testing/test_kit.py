@@ -1,20 +1,36 @@
-"""The functions, the report and the command line."""
+"""The functions, the report and the command line; strategies, counterexamples, and the rules as tests of pytest."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import find, given, settings
 from sound import Sound, subject
 
+import subclass_trace
 from subclass_trace import cli
 from subclass_trace.errors import OptionError, ProtocolError
-from subclass_trace.testing import ConformanceError, assert_conforms, check, register_strategy, runner
+from subclass_trace.testing import (
+    ConformanceError,
+    assert_conforms,
+    check,
+    dense_tensors,
+    dtypes,
+    register_strategy,
+    runner,
+    shapes,
+    wrappers,
+)
 from subclass_trace.testing.resolve import resolve
 from subclass_trace.testing.rules import load, select
 from subclass_trace.testing.runner import Outcome
+from subclass_trace.testing.strategies import Dense
 from subclass_trace.testing.subject import subject_of
 from subclass_trace.zoo import TwoTensor
 
@@ -213,3 +229,114 @@ def test_the_page_of_the_rules_is_current() -> None:
     from tools import rule_pages
 
     assert rule_pages.PAGE.read_text(encoding="utf-8") == rule_pages.page(), "run python -m tools.rule_pages"
+
+
+# ------------------------------------------------------------ strategies give what they say, and shrink to the smallest
+FAST = settings(max_examples=30, deadline=None)
+
+
+@FAST
+@given(shapes(min_dims=1, max_dims=2, min_side=1, max_side=3))
+def test_shapes_keep_their_limits(shape: tuple[int, ...]) -> None:
+    assert 1 <= len(shape) <= 2 and all(1 <= n <= 3 for n in shape)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_source_of_a_dense_tensor_makes_it(layout: str, dtype: torch.dtype, seed: int) -> None:
+    x = eval(Dense((2, 3), dtype, layout, seed).code, {"torch": torch})
+    assert (x.shape, x.dtype) == ((2, 3), dtype)
+    assert x.is_contiguous() == (layout != "transposed")
+    assert (x.storage_offset() != 0) == (layout == "sliced")
+
+
+def test_everything_shrinks_to_the_smallest() -> None:
+    quick = settings(max_examples=200, deadline=None, database=None)
+    assert find(shapes(), lambda shape: True, settings=quick) == ()
+    assert find(shapes(), lambda shape: len(shape) == 2, settings=quick) == (2, 2)
+    assert find(dtypes(), lambda d: True, settings=quick) is torch.float32
+    smallest = find(dense_tensors(), lambda t: t.dim() == 1, settings=quick)
+    assert torch.equal(smallest, torch.tensor([1.0, 2.0]))
+    assert find(shapes(min_dims=4), lambda shape: True, settings=quick) == (2, 2, 2, 2)
+
+
+@FAST
+@given(wrappers(TwoTensor))
+def test_wrappers(x: torch.Tensor) -> None:
+    assert type(x) is TwoTensor
+
+
+# ------------------------- a counterexample is a program: it runs with torch and the class alone, and shows the failure
+def test_it_runs_in_a_fresh_interpreter_and_prints_both_sides() -> None:
+    report = check("torch.testing._internal.custom_tensor:CustomTensorPlainOut", rules=["ST502"])
+    failure = report.result("ST502").failure
+    assert failure is not None
+    done = subprocess.run([sys.executable, "-c", failure.script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "got:      <class 'torch.Tensor'>" in done.stdout
+    assert "expected: <class 'torch.testing._internal.custom_tensor.CustomTensorPlainOut'>" in done.stdout
+    assert "AssertionError: clone keeps the class" in done.stderr
+
+
+def test_a_class_that_cannot_be_imported_is_named() -> None:
+    import torch
+    from sound import Sound
+
+    class Local(Sound):
+        def __tensor_flatten__(self):
+            return ["data_", "extra"], {"tensor": torch.ones(1)}
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner, context, size, stride):
+            return cls(inner["data_"], inner["extra"], "tag", size, stride)
+
+    failure = check(Local, factory="Local({0})", rules=["ST107"]).result("ST107").failure
+    assert failure is not None
+    assert "# Local cannot be imported: put its definition in front to run this" in failure.script
+
+
+# ----------------------------------------------------------------------------------------- the rules as tests of pytest
+ROOT = Path(subclass_trace.__file__).parent.parent
+
+
+def _pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    # where CI is set, pytest prints whole values instead of their beginnings
+    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "BUILD_NUMBER")}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_rules_are_tests_of_a_class_that_print_the_counterexample(tmp_path: Path) -> None:
+    """Logs are not flooded: pytest prints what was logged, and a compilation logs thousands of lines of its own."""
+    (tmp_path / "test_doubles.py").write_text(FAILS_COMPILED)
+    done = _pytest("-k", "ST101 or ST701", cwd=tmp_path)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "ST701-forward" in done.stdout and "the result of eager mode" in done.stdout
+    assert "torch.__trace" not in done.stdout and len(done.stdout.splitlines()) < 150
+
+
+FAILS_COMPILED = """
+import torch
+from subclass_trace import WrapperTensor
+from subclass_trace.testing.pytest_plugin import ConformanceTests
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+aten = torch.ops.aten
+
+
+class Doubles(WrapperTensor, default="per_inner"):
+    data_: torch.Tensor
+
+
+@Doubles.implements(aten.sin.default)
+def _sin(func, x):
+    traced = isinstance(x.data_, (FakeTensor, FunctionalTensor))
+    return Doubles(func(x.data_) * (2 if traced else 1))
+
+
+class TestDoubles(ConformanceTests):
+    target = Doubles
+"""

@@ -11,10 +11,7 @@ VIEWS = ("x[:1]", "x.t()", "x.view(-1)", "x.transpose(0, -1)", "x.unsqueeze(0)",
 WRITES = ("{0}.add_(1)", "{0}.mul_(2)", "{0}.zero_()")
 
 
-@rule(
-    "ST321",
-    "a view shares memory with its base",
-)
+@rule("ST321", "a view shares memory with its base")
 def views_alias(t: Script) -> None:
     """What the schema of an operation calls a view must look at the memory of its input. Autograd and compilers believe
     the schema: a copy (often a dequantised one) loses writes without an error. A class that cannot make a view of itself
@@ -25,11 +22,7 @@ def views_alias(t: Script) -> None:
     t.expect("shares_memory(x, y)", "True", "a view looks at the memory of its base")
 
 
-@rule(
-    "ST322",
-    "a view has the outer storage of its base",
-    severity=Severity.WARNING,
-)
+@rule("ST322", "a view has the outer storage of its base", severity=Severity.WARNING)
 def views_share_storage(t: Script) -> None:
     """A wrapper has no data, but it has a storage, and functionalization and AOTAutograd compare storages to find out which
     inputs and outputs alias. `return_and_correct_aliasing` gives a view the storage of its base.
@@ -39,10 +32,7 @@ def views_share_storage(t: Script) -> None:
     t.expect("outer_storage(y) == outer_storage(x)", "True", "base and view have one storage")
 
 
-@rule(
-    "ST323",
-    "an in-place operation returns its first argument",
-)
+@rule("ST323", "an in-place operation returns its first argument")
 def in_place_returns_self(t: Script) -> None:
     """`x.add_(1) is x`. With autograd on, torch returns `self` whatever the class returns; in inference mode, under
     dispatch modes and while tracing the result of `__torch_dispatch__` counts. Another object means that a tracer loses
@@ -57,10 +47,7 @@ def in_place_returns_self(t: Script) -> None:
     t.expect("y is z", "True", "the result is the very object that was written")
 
 
-@rule(
-    "ST324",
-    "a write through a view reaches the base, and one to the base its views",
-)
+@rule("ST324", "a write through a view reaches the base, and one to the base its views")
 def writes_are_seen(t: Script) -> None:
     """`x[:1].add_(1)` changes `x`, and after `x.add_(1)` a view that was taken before shows the new values. In-place
     operations must write into the inner tensors, not replace them: others keep the old ones.
@@ -71,10 +58,7 @@ def writes_are_seen(t: Script) -> None:
     t.expect("leaves(y)", f"leaves({view})", "base and view show what was written to either")
 
 
-@rule(
-    "ST326",
-    "an operation in place, or with out=, gives the value of the out-of-place one",
-)
+@rule("ST326", "an operation in place, or with out=, gives the value of the out-of-place one")
 def in_place_value(t: Script) -> None:
     """Compared through the projection to dense, an in-place operation on a wrapper must do what it does to the dense value,
     up to the tolerance that was given for the class. Every out variant has a keyword argument that is written to and is
@@ -99,10 +83,7 @@ _IN_PLACE = (
 )  # fmt: skip
 
 
-@rule(
-    "ST327",
-    "a write moves the version counter, which a view has from its base",
-)
+@rule("ST327", "a write moves the version counter, which a view has from its base")
 def versions_move(t: Script) -> None:
     """Autograd compares version counters to notice that a saved tensor was overwritten. An in-place operation that is
     handled above autograd, in `__torch_function__` or by a method of the class, must count as one. A view and its base have
@@ -123,10 +104,7 @@ def versions_move(t: Script) -> None:
         t.expect("x._version", "y._version", "base and view have one version counter")
 
 
-@rule(
-    "ST331",
-    "the result of an operation that is no view is independent",
-)
+@rule("ST331", "the result of an operation that is no view is independent")
 def results_are_fresh(t: Script) -> None:
     """An operation that is neither a view nor in place leaves its operands as they are, now and when the result is written
     to later. Sharing of inner tensors that nobody writes (offsets, scales) is fine; sharing of data is not.

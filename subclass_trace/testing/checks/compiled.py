@@ -16,11 +16,7 @@ REGION = "st.compile(f, backend='eager')"
 TORCH = "torch.compile(f, backend='aot_eager', fullgraph=True)"
 
 
-@rule(
-    "ST701",
-    "a compiled function gives the results of the eager one",
-    cost=Cost.DEAR,
-)
+@rule("ST701", "a compiled function gives the results of the eager one", cost=Cost.DEAR)
 def forward(t: Script) -> None:
     """Class, sizes, strides and values of the result are those of eager mode, in the first call and in a second one with
     other numbers in tensors of the same sizes. Differences come from code in the class that behaves otherwise on fake
@@ -40,11 +36,7 @@ def forward(t: Script) -> None:
         t.expect("y", "expected_z", "the result of eager mode for other values")
 
 
-@rule(
-    "ST702",
-    "compiled gradients are those of eager mode",
-    cost=Cost.DEAR,
-)
+@rule("ST702", "compiled gradients are those of eager mode", cost=Cost.DEAR)
 def backward(t: Script) -> None:
     """The backward is traced together with the forward: other modes are on, and tensors are fake. The gradients must be
     those of eager mode, and of the same class; also for a tangent of another type than the traced one, for which a region
@@ -78,12 +70,7 @@ def _dense_tangent(t: Script, op: str) -> None:
     t.expect("g", "expected_g", "the gradient of eager mode")
 
 
-@rule(
-    "ST703",
-    "one compiled function serves several sizes",
-    severity=Severity.WARNING,
-    cost=Cost.DEAR,
-)
+@rule("ST703", "one compiled function serves several sizes", severity=Severity.WARNING, cost=Cost.DEAR)
 def dynamic_sizes(t: Script) -> None:
     """With `dynamic=True` sizes are symbols. The class must compute outer sizes from them, and not from numbers that it
     remembers: a second call with other sizes gives the result of eager mode.
@@ -104,11 +91,7 @@ def dynamic_sizes(t: Script) -> None:
         t.expect("y", "expected_z", "the result of eager mode for other sizes")
 
 
-@rule(
-    "ST704",
-    "a compiled function writes what the eager one writes",
-    cost=Cost.DEAR,
-)
+@rule("ST704", "a compiled function writes what the eager one writes", cost=Cost.DEAR)
 def mutation(t: Script) -> None:
     """A write to an argument inside of a compiled function must be in the argument after the call. Tracers follow in-place
     operations on the inner tensors; replacing an attribute in `__torch_dispatch__` changes the traced instance only.
@@ -156,15 +139,13 @@ def _define(t: Script, op: str) -> None:
     t.run(f"def f(x):\n    return {op}")
 
 
-def _traceable(t: Script, dynamic: bool = False) -> None:
-    """The class can be traced at all: the rules on the protocol and on fake tensors hold."""
+def _compilers(t: Script, dynamic: bool = False) -> tuple[str, ...]:
+    """What to compile with, if the class can be traced at all: the rules on the protocol and on fake tensors hold.
+
+    torch.compile does not take wrappers without inner tensors.
+    """
     t.require("import subclass_trace as st")
     t.require("assert rebuilds(x)", "it does not come back from flatten and unflatten")
     mode = "faking_symbolic()" if dynamic else "faking()"
     t.require(f"faked({mode}, x, dynamic={dynamic})", "it has no fake twin")
-
-
-def _compilers(t: Script, dynamic: bool = False) -> tuple[str, ...]:
-    """What to compile with: torch.compile does not take wrappers without inner tensors."""
-    _traceable(t, dynamic)
     return (REGION, TORCH) if t.value("leaves(x)") else (REGION,)

@@ -6,10 +6,7 @@ from ..rules import Severity, rule
 from ..script import Script
 
 
-@rule(
-    "ST501",
-    "detach keeps type and value, shares memory, and has no history",
-)
+@rule("ST501", "detach keeps type and value, shares memory, and has no history")
 def detaches(t: Script) -> None:
     """`detach` is the one operation that everything uses: `nn.Parameter`, `.data`, `torch.save`, optimizers, hooks. It
     must give the same class with the same values, looking at the same memory.
@@ -23,10 +20,7 @@ def detaches(t: Script) -> None:
         t.expect("shares_memory(x, y)", "True", "detach is a view, not a copy")
 
 
-@rule(
-    "ST502",
-    "clone keeps type and value, and shares no memory",
-)
+@rule("ST502", "clone keeps type and value, and shares no memory")
 def clones(t: Script) -> None:
     """`clone` is how one gets a value that nobody else writes to: checkpointing, EMA weights, saved activations. All
     inner tensors must be copied, also the small ones.
@@ -41,10 +35,7 @@ def clones(t: Script) -> None:
         t.expect("shares_memory(x, y)", "False", "clone shares no memory")
 
 
-@rule(
-    "ST503",
-    "to gives the dtype and the device that were asked for",
-)
+@rule("ST503", "to gives the dtype and the device that were asked for")
 def converts(t: Script) -> None:
     """`module.to(torch.bfloat16)`, `.half()` and autocast ask for a dtype. A class may refuse, keep its storage format and
     change only the outer dtype, or convert; it must not return another dtype than it was asked for. `module.to("cuda")` and
@@ -63,10 +54,7 @@ def converts(t: Script) -> None:
         t.expect("y.dtype", wanted, "the dtype that was asked for")
 
 
-@rule(
-    "ST505",
-    "copy_ takes over the value and shares no memory",
-)
+@rule("ST505", "copy_ takes over the value and shares no memory")
 def copies_in_place(t: Script) -> None:
     """`load_state_dict`, broadcasting of weights and `module.to` use `copy_`. Afterwards the destination has the value of
     the source, in its own memory (views of it must see the change).
@@ -81,10 +69,7 @@ def copies_in_place(t: Script) -> None:
         t.expect(t.dense("x"), t.dense("y"), "the destination has the value of the source")
 
 
-@rule(
-    "ST506",
-    "deepcopy gives an equal value of its own",
-)
+@rule("ST506", "deepcopy gives an equal value of its own")
 def deepcopies(t: Script) -> None:
     """`copy.deepcopy(model)` makes EMA models, pipeline stages and the copies that quantisation works on. The copy is of
     the same class, has equal values and its own memory, and what was shared inside of the copied object is shared again.
@@ -99,10 +84,7 @@ def deepcopies(t: Script) -> None:
     t.expect("again is y", "True", "one object is copied once")
 
 
-@rule(
-    "ST507",
-    "what is pickled or saved comes back as an equal value",
-)
+@rule("ST507", "what is pickled or saved comes back as an equal value")
 def pickles(t: Script) -> None:
     """Data loaders, RPC and `torch.multiprocessing` pickle tensors; checkpoints are written with `torch.save`, which stores
     tensors by storage. Class, metadata, context and values must come back, and what was one object must be one object
@@ -127,10 +109,7 @@ def pickles(t: Script) -> None:
     t.expect("again is y", "True", "one object is saved once")
 
 
-@rule(
-    "ST510",
-    "it can be a parameter",
-)
+@rule("ST510", "it can be a parameter")
 def is_parameter(t: Script) -> None:
     """`nn.Parameter(x)` gives an instance of the class (made by `detach`) that counts as a parameter and requires grad if
     it was asked to. It must be registered by modules, flatten as before, and be a leaf.
@@ -150,10 +129,7 @@ def is_parameter(t: Script) -> None:
         t.expect("same_metadata(p.__tensor_flatten__()[1], context, type(x))", "True", "the context is kept")
 
 
-@rule(
-    "ST511",
-    "state_dict and load_state_dict carry it over",
-)
+@rule("ST511", "state_dict and load_state_dict carry it over")
 def state_dicts(t: Script) -> None:
     """A module whose parameter is a wrapper gives it in `state_dict()` with its class, and takes it back, by `copy_`
     (`assign=False`) or as it is (`assign=True`).
@@ -176,10 +152,7 @@ def state_dicts(t: Script) -> None:
     t.expect("leaves(target.w)", "leaves(x)", "the loaded values are those of the source")
 
 
-@rule(
-    "ST513",
-    "an optimizer step does what it does to the dense value",
-)
+@rule("ST513", "an optimizer step does what it does to the dense value")
 def optimizer_steps(t: Script) -> None:
     """A trainable wrapper is updated in place by an optimizer, with `add_(grad, alpha=-lr)` and the like. The dense value
     afterwards must be that of the step on the dense value, up to the class's tolerance, and it must stay the same object.
@@ -200,11 +173,7 @@ def optimizer_steps(t: Script) -> None:
     t.expect(f"{t.dense('p')}.detach()", "d.detach()", "the step changes the value as it changes the dense one")
 
 
-@rule(
-    "ST514",
-    "module.to converts a wrapper parameter",
-    severity=Severity.WARNING,
-)
+@rule("ST514", "module.to converts a wrapper parameter", severity=Severity.WARNING)
 def modules_convert(t: Script) -> None:
     """`module.to(dtype)` and `module.to(device)` replace or swap the parameters of a module. A wrapper parameter must be
     one of its class afterwards, on that device or of that dtype.
@@ -224,11 +193,7 @@ def modules_convert(t: Script) -> None:
     t.expect("(module.w.dtype, isinstance(module.w, torch.nn.Parameter))", f"({dtype}, True)", "and has the dtype")
 
 
-@rule(
-    "ST515",
-    "a view of a wrapper can be copied deeply and pickled",
-    severity=Severity.WARNING,
-)
+@rule("ST515", "a view of a wrapper can be copied deeply and pickled", severity=Severity.WARNING)
 def offsets_copy(t: Script) -> None:
     """`Tensor.__deepcopy__` and `Tensor.__reduce_ex__` recognise a wrapper by a data pointer of 0. One with a storage
     offset has another pointer, is taken for a tensor with data, and fails with "Attempted to call copy_() on an invalid

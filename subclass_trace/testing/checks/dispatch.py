@@ -8,10 +8,7 @@ from ..script import NotApplicable, Script, on
 _BINARY = ("torch.add({0}, {1})", "torch.mul({0}, {1})", "torch.maximum({0}, {1})")
 
 
-@rule(
-    "ST301",
-    "an unknown wrapper in a call is left alone",
-)
+@rule("ST301", "an unknown wrapper in a call is left alone")
 def strangers(t: Script) -> None:
     """`x + stranger` asks the class of `x` first, `stranger + x` and `torch.cat([stranger, x])` ask it second. If it does
     not know the stranger it must return `NotImplemented`, so that the other class sees the call as it was written, with `x`
@@ -22,7 +19,8 @@ def strangers(t: Script) -> None:
     """
     call = t.choose(*_BINARY, "torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])")
     order = t.choose(("x", "stranger"), ("stranger", "x"))
-    _known(t, call)
+    t.wrapper("x", min_dims=1, min_side=2)  # a tensor of one element may pass for a number
+    t.require(call.format("x", "x"))  # the class takes it on its own instances
     t.require("stranger = Witness(torch.zeros(x.shape, dtype=x.dtype, device=x.device))")
     t.run(f"try:\n    {call.format(*order)}\nexcept Exception:\n    pass")
     t.expect(
@@ -32,10 +30,7 @@ def strangers(t: Script) -> None:
     )
 
 
-@rule(
-    "ST305",
-    "inference mode gives the same results",
-)
+@rule("ST305", "inference mode gives the same results")
 def inference_mode(t: Script) -> None:
     """Composite operations (`reshape`, `linear`, `matmul`, `contiguous`) are taken apart by autograd, above
     `__torch_dispatch__`; in inference mode nobody does that, and the class meets them whole. What works without inference
@@ -58,11 +53,7 @@ def inference_mode(t: Script) -> None:
     t.expect("z", "y", "the same result as without inference mode")
 
 
-@rule(
-    "ST308",
-    "an inner tensor with a conjugate or negative bit is computed with",
-    severity=Severity.WARNING,
-)
+@rule("ST308", "an inner tensor with a conjugate or negative bit is computed with", severity=Severity.WARNING)
 def lazy_bits(t: Script) -> None:
     """`x.conj()` is lazy: it sets a bit, and operations look at it above `__torch_dispatch__`. Below, the bit of an inner
     tensor is ignored, so that `Wrapper(c.conj()) * 2` is computed without the conjugate, silently; `z.conj().imag` has a
@@ -83,10 +74,7 @@ def lazy_bits(t: Script) -> None:
     t.expect(t.project("y"), on("d", op), "computed as on the dense value, whose bit is looked at")
 
 
-@rule(
-    "ST310",
-    "operations give the value of the dense program",
-)
+@rule("ST310", "operations give the value of the dense program")
 def dense_values(t: Script) -> None:
     """A projection P to dense commutes with operations: `P(op(x)) == op(P(x))`, up to the tolerance that was given. A class
     may refuse an operation, or give a dense result; a wrong value is what nobody notices. (A few operations are tried here;
@@ -108,10 +96,3 @@ _VALUES = (
     "x.reshape(-1)", "x.unsqueeze(0)", "x.sqrt()", "torch.where(x > 1, x, 0)", "x.flip(0)",
     "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
 )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------------- inside
-def _known(t: Script, call: str) -> None:
-    """``x``, if the class takes this call on its own instances."""
-    t.wrapper("x", min_dims=1, min_side=2)  # a tensor of one element may pass for a number
-    t.require(call.format("x", "x"))

@@ -9,10 +9,7 @@ from ..script import Script
 OPERATIONS = ("x * 2", "x + x", "x.clone()", "x.detach()", "x.sum()", "x.view(-1)", "x.t()", "x[:1]", "x.unsqueeze(0)")
 
 
-@rule(
-    "ST201",
-    "a wrapper has a fake twin",
-)
+@rule("ST201", "a wrapper has a fake twin")
 def fake_twin(t: Script) -> None:
     """Tracing starts with `FakeTensorMode.from_tensor`: the wrapper is flattened, its inner tensors are replaced by fake
     ones, and it is unflattened. That must work, give the same class and metadata, and every tensor inside must be fake.
@@ -26,10 +23,7 @@ def fake_twin(t: Script) -> None:
     t.expect("[is_fake_tensor(v) for v in leaves(y)]", "[True for v in leaves(x)]", "all inner tensors are fake")
 
 
-@rule(
-    "ST203",
-    "operations on fake tensors are those on real ones",
-)
+@rule("ST203", "operations on fake tensors are those on real ones")
 def fake_operations(t: Script) -> None:
     """What the class does must depend on metadata alone. If an operation gives another type, size, stride or dtype on
     fake tensors than on real ones, or works on one kind only, then traced programs differ from eager ones.
@@ -47,11 +41,7 @@ def fake_operations(t: Script) -> None:
     t.expect(real, "[]", "no real tensor in a fake result")
 
 
-@rule(
-    "ST205",
-    "sizes can be symbols, and stay symbols",
-    severity=Severity.WARNING,
-)
+@rule("ST205", "sizes can be symbols, and stay symbols", severity=Severity.WARNING)
 def symbolic_sizes(t: Script) -> None:
     """With dynamic shapes the outer sizes and those of the inner tensors are `torch.SymInt`. Flatten, unflatten and
     operations must take and keep them. `int(size)`, `bool(size > 4)`, f-strings of sizes and comparisons with sizes in

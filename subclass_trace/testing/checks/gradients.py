@@ -23,15 +23,12 @@ OPERATIONS = (
 )
 
 
-@rule(
-    "ST401",
-    "what is computed from a wrapper that requires grad requires grad",
-)
+@rule("ST401", "what is computed from a wrapper that requires grad requires grad")
 def keeps_requires_grad(t: Script) -> None:
     """`requires_grad` must survive operations. It gets lost where a class takes over above autograd
     (`__torch_function__`, methods of its own) and computes on detached values.
     """
-    _leaf(t)
+    t.wrapper("x", grad=True)
     op = t.choose("x * 2", "x.sin()", "x.clone()", "x.sum()", "x.view(-1)", "x + 1", OPERATIONS[-2], "x.float() * 2")
     t.require(f"y = {op}")
     t.require(f"d = torch.ones(x.shape, dtype=x.dtype).requires_grad_()\ndense_y = {on('d', op)}", "")
@@ -39,33 +36,31 @@ def keeps_requires_grad(t: Script) -> None:
     t.expect("y.grad_fn is not None", "True", "a result knows how it was made")
 
 
-@rule(
-    "ST402",
-    "gradients are those of the dense program",
-)
+@rule("ST402", "gradients are those of the dense program")
 def gradients(t: Script) -> None:
     """With a projection P to dense (`P(op(x)) == op(P(x))`), the gradient for a wrapper, projected, is the gradient for the
     dense value. A wrong one nearly always comes from an operation of a backward formula that the class computes wrongly.
     """
-    _leaf(t)
+    t.wrapper("x", grad=True)
 
     def as_dense(op: str) -> None:
-        _backward(t, op)
+        _forward(t, op)
+        t.require("v = y.detach()")
+        t.require(f"dense_v = {t.project('v')}")
+        t.require("(g,) = torch.autograd.grad(y, x, v)", "it refuses the backward")
+        t.require("(dense_g,) = torch.autograd.grad(dense_y, d, dense_v)")
         t.expect(t.project("g"), "dense_g", "the gradient of the dense program")
 
     t.dense("x")
     t.each(OPERATIONS, as_dense, "it refuses all of these operations, or their backwards")
 
 
-@rule(
-    "ST406",
-    "a dense tangent gives the right gradient or is refused",
-)
+@rule("ST406", "a dense tangent gives the right gradient or is refused")
 def dense_tangents(t: Script) -> None:
     """The tangent that comes in need not be of the class: losses that dequantise, `y.backward(torch.ones(...))` and
     autograd's own zeros are dense. Mixed operations must compute the right value, or refuse (DTensor does).
     """
-    _leaf(t)
+    t.wrapper("x", grad=True)
     op = t.choose("x.sin()", "x * 2", "x * x", "x.view(-1) * 2")
     _forward(t, op)
     t.require("v = torch.arange(1, y.numel() + 1, dtype=y.dtype).reshape(y.shape)")
@@ -74,10 +69,7 @@ def dense_tangents(t: Script) -> None:
     t.expect(t.project("g"), "dense_g", "the gradient of the dense program")
 
 
-@rule(
-    "ST410",
-    "a write to a computed value is differentiated",
-)
+@rule("ST410", "a write to a computed value is differentiated")
 def writes_are_differentiated(t: Script) -> None:
     """`y = x * 1; y[1:].mul_(3)`: the gradient of a write through a view goes through `new_empty_strided`, `copy_`,
     `clone` and the view itself, all of them on the class. A class may refuse these; it must not get them wrong.
@@ -97,10 +89,6 @@ def writes_are_differentiated(t: Script) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- inside
-def _leaf(t: Script) -> None:
-    t.wrapper("x", grad=True)
-
-
 def _forward(t: Script, op: str) -> None:
     """``y`` and ``dense_y``, the same program on the wrapper and on its dense value."""
     t.require(f"y = {op}")
@@ -113,12 +101,3 @@ def _forward(t: Script, op: str) -> None:
 def _agree(t: Script) -> None:
     """The forward is right: if it is not, that is another rule's matter."""
     t.only_if_near(t.project("y"), "dense_y", "its forward is another thing")
-
-
-def _backward(t: Script, op: str, options: str = "create_graph=False") -> None:
-    """``g`` and ``dense_g``, the gradients of an operation for its own value as the tangent."""
-    _forward(t, op)
-    t.require("v = y.detach()")
-    t.require(f"dense_v = {t.project('v')}")
-    t.require(f"(g,) = torch.autograd.grad(y, x, v, {options})", "it refuses the backward")
-    t.require(f"(dense_g,) = torch.autograd.grad(dense_y, d, dense_v, {options})")

@@ -6,10 +6,7 @@ from ..rules import Severity, rule
 from ..script import NotApplicable, Script, on
 
 
-@rule(
-    "ST601",
-    "inside another wrapper it computes as alone",
-)
+@rule("ST601", "inside another wrapper it computes as alone")
 def inside_another(t: Script) -> None:
     """DTensor holds local tensors, and other wrappers hold inner tensors, of any class. An outer wrapper calls ATen
     operations on them from its own `__torch_dispatch__`. What works at the top level must work there, with the same value:
@@ -40,11 +37,7 @@ def inside_another(t: Script) -> None:
         t.expect("[q.a, q.b]", "[a, b]", "a pair of results")
 
 
-@rule(
-    "ST613",
-    "operations give the strides that they give on dense tensors",
-    severity=Severity.WARNING,
-)
+@rule("ST613", "operations give the strides that they give on dense tensors", severity=Severity.WARNING)
 def strides(t: Script) -> None:
     """Views and copies choose the strides of their result by fixed rules, which compilers compute on their own with meta
     tensors. A wrapper whose outer strides are others breaks `view`, `is_contiguous` and the guards on strides.
@@ -63,6 +56,3 @@ def strides(t: Script) -> None:
 
 
 _STRIDED = ("x.transpose(0, -1)", "x.t()", "x.clone()", "x.unsqueeze(0)", "x.detach()", "x.permute(-1)", "x[:1]")
-
-
-# ------------------------------------------------------------------------------------------------------------- inside

@@ -6,10 +6,7 @@ from ..rules import Severity, rule
 from ..script import NotApplicable, Script
 
 
-@rule(
-    "ST101",
-    "flattening and unflattening gives the same tensor",
-)
+@rule("ST101", "flattening and unflattening gives the same tensor")
 def round_trips(t: Script) -> None:
     """Compilers, fake tensors, checkpointing and FSDP take a wrapper apart with `__tensor_flatten__` and build it again
     with `__tensor_unflatten__`. What comes back must have the same type, sizes, strides, dtype, device, layout, storage
@@ -38,10 +35,7 @@ def round_trips(t: Script) -> None:
             t.expect("y.is_leaf", "True", "a rebuilt leaf is a leaf")
 
 
-@rule(
-    "ST102",
-    "flattening names the same attributes, and they hold the same tensors, each time",
-)
+@rule("ST102", "flattening names the same attributes, and they hold the same tensors, each time")
 def stable_attributes(t: Script) -> None:
     """The flat list of inner tensors has no names on it: the n-th tensor belongs to the n-th attribute. So the list
     must have the same names in the same order for the same instance and for a rebuilt one, without duplicates (not the
@@ -60,11 +54,7 @@ def stable_attributes(t: Script) -> None:
         t.expect("list(y.__tensor_flatten__()[0])", "list(names)", "a rebuilt one must name the same attributes")
 
 
-@rule(
-    "ST103",
-    "unflattening stores the inner tensors that it is given",
-    severity=Severity.WARNING,
-)
+@rule("ST103", "unflattening stores the inner tensors that it is given", severity=Severity.WARNING)
 def inner_identity(t: Script) -> None:
     """A compiled graph returns dense tensors, and unflatten wraps them. If it stores copies, views and in-place writes
     through the wrapper no longer reach the memory that the graph (or the caller) holds, and every call pays the copy.
@@ -78,10 +68,7 @@ def inner_identity(t: Script) -> None:
     t.expect("[n for n in before if after.get(n) is not before[n]]", "[]", "each inner tensor must be the very object")
 
 
-@rule(
-    "ST106",
-    "the context is equal to its own copy",
-)
+@rule("ST106", "the context is equal to its own copy")
 def context_comparable(t: Script) -> None:
     """Dynamo keeps a deep copy of the context as a guard and compares it with `==` in each call. A context that cannot
     be copied, whose `==` raises or gives no bool (arrays), or that is not equal to its copy (NaN, objects compared
@@ -95,10 +82,7 @@ def context_comparable(t: Script) -> None:
     t.expect("same_metadata(context, twin, type(x))", "True", "a context must be equal to its own deep copy")
 
 
-@rule(
-    "ST107",
-    "every tensor of the instance is an inner tensor",
-)
+@rule("ST107", "every tensor of the instance is an inner tensor")
 def complete_attributes(t: Script) -> None:
     """A tensor in the context, or in an attribute that flatten does not name, is invisible to the compiler: its values are
     frozen into the trace, it is not moved to another device with the rest, gets no gradient, and stays alive in the guards.
@@ -111,10 +95,7 @@ def complete_attributes(t: Script) -> None:
     t.expect(unnamed, "[]", "each tensor of the instance must be named by flatten")
 
 
-@rule(
-    "ST109",
-    "inner tensors do not require grad",
-)
+@rule("ST109", "inner tensors do not require grad")
 def inner_without_grad(t: Script) -> None:
     """Autograd works on the wrapper; `__torch_dispatch__` runs below it, on inner tensors that are plain data. An inner
     tensor that requires grad starts a second graph that nobody walks: its `grad` stays empty, memory leaks, and
@@ -129,11 +110,7 @@ def inner_without_grad(t: Script) -> None:
             t.expect(flags.format("y"), "[]", "results of operations hold data")
 
 
-@rule(
-    "ST110",
-    "building from tensors that require grad does not hide them inside",
-    severity=Severity.WARNING,
-)
+@rule("ST110", "building from tensors that require grad does not hide them inside", severity=Severity.WARNING)
 def built_from_grad(t: Script) -> None:
     """A constructor is not differentiable by itself. Given a tensor that requires grad it may refuse, detach, or be an
     `autograd.Function` whose result requires grad. Storing the tensor as it is looks fine, and loses the gradient.
@@ -152,11 +129,7 @@ def built_from_grad(t: Script) -> None:
     return None
 
 
-@rule(
-    "ST111",
-    "unflattening honours the outer size and stride",
-    severity=Severity.WARNING,
-)
+@rule("ST111", "unflattening honours the outer size and stride", severity=Severity.WARNING)
 def honours_outer(t: Script) -> None:
     """With dynamic shapes one traced program serves many sizes: the context stays that of the trace, and inner tensors,
     outer size and outer stride are those of the call. So sizes must be taken from the arguments (or from the inner

@@ -6,10 +6,7 @@ from ..rules import rule
 from ..script import Script
 
 
-@rule(
-    "ST804",
-    "repr works and does not change anything",
-)
+@rule("ST804", "repr works and does not change anything")
 def prints(t: Script) -> None:
     """`Tensor.__repr__` reads the storage that a wrapper does not have, so a class needs a `__repr__` of its own; debuggers,
     logging and error messages call it. It must work for every instance, give text, and leave the instance alone.

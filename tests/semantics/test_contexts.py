@@ -1,7 +1,8 @@
-"""Contexts that change in place between calls: what the operations of the class read is as in eager."""
+"""Contexts: compared, changed in place between calls, and of views."""
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import types
 import warnings
@@ -14,7 +15,96 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import subclass_trace as st
+from subclass_trace.runtime.emit import plain_context, same_code
+from subclass_trace.runtime.source import Source
+from subclass_trace.subclass.context import same_context
 
+# ---------------------------------------------------------------------------------------------- contexts that are compared as Python writes them
+_VALUES: list[Any] = [
+    [1],
+    [1.0],
+    [True],
+    [0.0],
+    [-0.0],
+    [float("nan")],
+    [complex(0.0, -0.0)],
+    [complex(0.0, 0.0)],
+    ["1"],
+    ["a" * 3],
+    [None],
+    (1,),
+    (1.0,),
+    {"a": 1, "b": 2},
+    {"b": 2, "a": 1},
+    {"a": 1.0, "b": 2},
+    {1: 1},
+    [[1], [1]],
+    [(1,), (1,)],
+    [1, [2, {"k": (3, None)}]],
+    [2**70],
+    [-(2**70)],
+    [1] * 1000,
+    ["\ud800"],
+    [b"ab"],
+    [bytearray(b"ab")],
+    [array.array("b", b"ab")],
+    [torch.Size([1])],
+    [torch.float32],
+    {"d": torch.float32, "b": [1, 64], "f": True, "n": None},
+    {"d": torch.float32, "b": [1, 64], "f": 1, "n": None},
+    {"d": torch.float32, "b": [1, 64.0], "f": True, "n": None},
+    {"b": [1, 64], "d": torch.float32, "f": True, "n": None},
+    {"d": torch.float32, "b": (1, 64), "f": True, "n": ()},
+    (torch.device("cpu"), 2),
+    (torch.float32, -0.0, [torch.strided, {1: "a"}]),
+    (torch.float32, 0.0, [torch.strided, {1: "a"}]),
+    (torch.float32, -0.0, [torch.strided, {"1": "a"}]),
+    [],
+    {},
+    {"a": {}},
+]
+
+
+def _again(value: Any) -> Any:
+    """An equal value of other objects."""
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(map(_again, value))
+    if isinstance(value, dict):
+        return {_again(k): _again(v) for k, v in value.items()}
+    if isinstance(value, torch.device):
+        return torch.device(str(value))
+    return "".join([*value]) if type(value) is str else type(value)(value) if type(value) in (int, float) else value
+
+
+@pytest.mark.parametrize("a", range(len(_VALUES)))
+def test_bytes_tell_what_the_walk_tells(a: int) -> None:
+    known = plain_context(_VALUES[a])
+    for b, value in enumerate(_VALUES if known is not None else ()):
+        now = _again(value)
+        written = plain_context(now)
+        assert (written == known or same_context(_VALUES[a], now)) is same_context(_VALUES[a], now) is (a == b)
+
+
+@pytest.mark.parametrize("a", range(len(_VALUES)))
+def test_generated_code_tells_what_the_walk_tells(a: int) -> None:
+    source = Source("False")
+    source.line(f"def same(now): return {same_code(source, 'now', _VALUES[a])}")
+    same = source.build("same", "test")
+    for b, value in enumerate(_VALUES):
+        try:
+            found = same(_again(value))
+        except (TypeError, KeyError, IndexError, ValueError):  # where it is called, these are a miss
+            found = False
+        assert found is (a == b)
+
+
+def test_a_list_that_contains_itself_is_no_plain_one() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    assert plain_context(value) is None
+
+
+# ---------------------------------------------------------------------------------------------- contexts that change in place between calls: what the operations of the class read is as in eager
 Tensor = torch.Tensor
 
 
@@ -165,3 +255,37 @@ def test_what_cannot_be_compared_runs_eagerly(name: str) -> None:
         found = region(Held(torch.ones(1), held))
     assert found.held is held and found.a.item() == torch.ones(1).sin().item() * 2
     assert not region.specializations
+
+
+# ---------------------------------------------------------------------------------------------- views of wrappers whose operations make tensors
+class Masked(torch.Tensor):
+    """Makes a tensor of its shape in each of its operations."""
+
+    @staticmethod
+    def __new__(cls, value: Tensor) -> Masked:
+        return Tensor._make_wrapper_subclass(cls, value.shape, strides=value.stride(), dtype=value.dtype)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["value"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> Masked:
+        return cls(inner["value"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert torch.ones(args[0].value.shape).shape == args[0].shape
+        out = cls(func(args[0].value, *args[1:], **(kwargs or {})))
+        return return_and_correct_aliasing(func, args, kwargs, out) if func.is_view else out
+
+
+def test_view_operations_that_make_tensors_of_changing_sizes() -> None:
+    compiled = st.compile(lambda x: (x[None], x[1:]))
+    for n in (4, 6, 9):
+        x = Masked(torch.ones(n))
+        first, second = compiled(x)
+        assert first.value.shape == (1, n) and second.value.shape == (n - 1,) and first._base is x
+    assert len(compiled.specializations) == 2

@@ -50,6 +50,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA GPU")
 
 
+@pytest.fixture
+def own_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small regions of dense tensors have backwards of ours, as large ones have."""
+    monkeypatch.setattr("subclass_trace.runtime.by_autograd.FEW", 0)
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> object:
     """Each test starts from one seed, in grad mode, and leaves no mode behind."""

@@ -38,6 +38,8 @@ def page() -> str:
         "",
         "What is refused in a backward is never handed over: the forward has run. While a region is traced, other threads see",
         "stand-ins in what stands in lists, dicts, attributes and globals ([architecture](architecture.md), point 11).",
+        "A few small operations on dense tensors leave their backward to autograd, and have none of the differences of",
+        "backwards below.",
     ]
     for group in dict.fromkeys(c.group for c in CASES):
         lines += ["", f"## {group}", "", "| program | here | torch.compile |", "|---|---|---|"]

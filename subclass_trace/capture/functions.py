@@ -101,6 +101,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
                 path=self.recorder.user_line(),
                 fix="register it outside of the region, or on x * 1",
             )
+        self.recorder.has_hooks = True
         return func(t, _numbered(hook, self.recorder))
 
     def _refuse_text(self, t: Any, frame: Any) -> None:

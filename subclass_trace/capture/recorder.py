@@ -73,6 +73,7 @@ class Recorder(TracedGraph):
         self.default_dtype = torch.get_default_dtype()
         self.mutable = False
         self.beside: set[fx.Node] | None = None  # see `functionalize`
+        self.has_hooks = False  # on values of the region
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None

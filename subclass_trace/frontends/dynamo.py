@@ -61,10 +61,12 @@ def subclass_trace(
     inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
     function = GraphOfDynamo(graph)
     region = Region(function, chosen, history=_history(inputs))
+    size = sum(n.op != "placeholder" for n in graph.graph.nodes)
     floats = {k for k, node in enumerate(inputs) if _is_float(node)}
 
     def call(*args: Any) -> Any:
         graphs_run[0] += 1
+        graphs_run[1] += size
         values = [a.item() if k in floats else a for k, a in enumerate(args)] if floats else args
         try:
             return region(*values, *function.held)

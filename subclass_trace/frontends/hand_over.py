@@ -18,11 +18,15 @@ from ..report.names import name_of
 from ..torch_api import warn_user
 from ..torch_api.dynamo import compile_alone, is_of_dynamo
 
-#: so many calls in which no graph of Dynamo's has run: there is none, as of ``nn.LSTM``, and what it does costs time alone;
-#: after so many more it is asked again, since other calls may have graphs
+#: so many calls in which no graph of Dynamo's was worth its guards: there is none, as of ``nn.LSTM``, or code that Dynamo
+#: breaks into pieces; after so many more it is asked again, since other calls may have larger ones
 _IDLE, _AGAIN = 3, 64
-#: how many have run
-graphs_run = [0]
+#: so many calls in a row with such a graph: Dynamo's limit of recompilations is not what decides
+_SURE = 16
+#: for so many calls of torch's functions, on average, graphs of the eager back end cost less than they spare
+_WORTH = 16
+#: how many have run, and such calls in them
+graphs_run = [0, 0]
 
 
 class HandOverWarning(UserWarning):
@@ -49,41 +53,42 @@ class HandOver:
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
         self._compiled: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
-        self._function, self._idle = function, 0
+        self._function, self._row = function, 0
+        self._worth = _WORTH if options.backend == "eager" and why is not None else 0
         self.call: Callable[..., Any] = self._first
         if why is not None:
             warn_user(f"torch.compile serves {name_of(function)} from now on: {why}", HandOverWarning)
         handed_over(function, why)
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
-        """Serve a call, before a graph has run.
+        """Serve a call, before a graph has run that is worth it.
 
         Raises:
             SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
         """
-        before = graphs_run[0]
+        graphs, calls = graphs_run
         try:
             result = self._compiled(*args, **kwargs)
         except Exception as error:
             if self.why is None or not (is_of_dynamo(error) or isinstance(error, SubclassTraceError)):
                 raise
             raise self.why.with_traceback(None) from error
-        self._idle += 1
-        if graphs_run[0] != before:
-            self.call = self._compiled
-        elif self._idle >= _IDLE and self.why is not None:
-            self.call = self._eagerly
+        graphs, calls = graphs_run[0] - graphs, graphs_run[1] - calls
+        worth = graphs and calls >= self._worth * graphs
+        self._row = max(self._row, 0) + 1 if worth else min(self._row, 0) - 1
+        idle = self._row <= -_IDLE and self.why is not None
+        self.call = self._compiled if self._row >= _SURE else self._eagerly if idle else self._first
         return result
 
     def _eagerly(self, *args: Any, **kwargs: Any) -> Any:
-        """Serve a call where Dynamo has compiled nothing."""
-        self._idle += 1
-        if self._idle % _AGAIN == 0:
+        """Serve a call where Dynamo has compiled nothing, or little."""
+        self._row -= 1
+        if self._row % _AGAIN == 0:
             return self._first(*args, **kwargs)
         return self._function(*args, **kwargs)
 
     def explain(self) -> str:
         """Who serves, and why."""
         because = 'as frontend="dynamo" asks' if self.why is None else f"because our trace is refused:\n{self.why}"
-        eagerly = ", which compiles nothing of it: it runs eagerly" if self.call == self._eagerly else ""
+        eagerly = ", which compiles too little of it: it runs eagerly" if self.call == self._eagerly else ""
         return f"served by torch.compile(backend='subclass_trace'){eagerly}, {because}"

@@ -101,6 +101,17 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return core.function(*args, **kwargs) if is_dynamo_compiling() else core(*args, **kwargs)
 
 
+_CALL: Any = torch.nn.Module.__call__
+
+
+def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """``Module.__call__`` in one frame, where nobody has replaced that and the region has nothing of its own to run."""
+    if any(self._own_tables.values()) or torch.nn.Module.__call__ is not _CALL:
+        return torch.nn.Module.__call__(self, *args, **kwargs)
+    core = self._subclass_trace
+    return core.function(*args, **kwargs) if is_dynamo_compiling() else core(*args, **kwargs)
+
+
 def _module_of(region: ModuleRegion) -> Any:
     function = region._subclass_trace.function
     return getattr(function, "__self__", function)
@@ -123,6 +134,8 @@ def _class_of_regions(cls: type[torch.nn.Module]) -> type:
         def _taken(self: Any, *args: Any, **kwargs: Any) -> Any:
             return _forward(self, *args, **kwargs)
 
+        if cls.__call__ is _CALL:
+            members["__call__"] = _called
         forward: Any = functools.wraps(cls.forward)(_taken)
         with contextlib.suppress(TypeError, ValueError):  # Transformers asks which arguments a model takes
             forward.__signature__ = inspect.signature(cls.forward)

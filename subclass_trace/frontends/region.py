@@ -100,6 +100,9 @@ class Region:
         if self.__dynamo is None and self.__options.frontend == "dynamo":
             self.__hand_over(None)
         if self.__dynamo is not None:
+            self.__row += self.__row[-1:] or [Reason("", "")]
+            if len(self.__row) > 4 * _MISSES:  # no specialization is asked any more
+                self.__fast = ()
             return self.__dynamo.call(*args, **kwargs)
         reason = self.__eagerly.reason(args, kwargs) or eager_reason()
         reason = reason or eager_by_stance(first=not (self.__entries or self.__eagerly.counts))

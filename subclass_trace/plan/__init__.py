@@ -331,6 +331,7 @@ class PlanGradients:
         differentiated: the inputs that get a gradient, in the order of the backward's outputs.
         saved: what is kept for it.
         watched_inputs, watched_values: wrappers of which a leaf is saved: what is written to them shows in their version.
+        by_autograd: the forward program runs under autograd, which does the rest.
     """
 
     differentiable: tuple[int, ...]
@@ -338,6 +339,7 @@ class PlanGradients:
     saved: tuple[SavedValue, ...]
     watched_inputs: tuple[int, ...] = ()
     watched_values: tuple[int, ...] = ()
+    by_autograd: bool = False
 
 
 @dataclass(frozen=True, eq=False)

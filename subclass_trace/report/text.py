@@ -135,7 +135,8 @@ def _gradient_text(plan: Plan) -> str:
     names = value_names(plan)
     paths = [str(plan.inputs.rows[k].path) for k in plan.gradients.differentiated]
     shown = [*paths[:6], *([f"{len(paths) - 6} more"] if len(paths) > 6 else [])]
-    return f"backward: from {', '.join(names[k] for k in plan.gradients.differentiable)} to {', '.join(shown)}"
+    how = ", by autograd itself" if plan.gradients.by_autograd else ""
+    return f"backward{how}: from {', '.join(names[k] for k in plan.gradients.differentiable)} to {', '.join(shown)}"
 
 
 # ---------------------------------------------------------------------------------------------- all specializations
@@ -179,5 +180,10 @@ def _entry(number: int, entry: Any) -> str:
     if plan.inputs.symbols:  # torch traces a size of 0 or 1 as a number; a symbol is at least 2
         rows.append(("sizes", ", ".join(f"{name} = {source}" for name, source in _symbols(plan, entry.state.flat))))
         rows.append(("where", "; ".join(map(str, plan.inputs.conditions)) or "none"))
-    rows.append(("backward", f"{len(plan.gradients.saved)} saved, {saved_bytes(plan)}" if plan.trains else "none"))
+    kept = (
+        "by autograd itself"
+        if plan.gradients.by_autograd
+        else f"{len(plan.gradients.saved)} saved, {saved_bytes(plan)}"
+    )
+    rows.append(("backward", kept if plan.trains else "none"))
     return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])

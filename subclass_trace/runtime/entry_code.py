@@ -233,7 +233,9 @@ class EntryEmitter:
             env = "call.env"
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.keep_versions()
-        values = self._train(inputs) if plan.trains else self._infer(symbols, env, leaves)
+        values = (
+            self._infer(symbols, env, leaves) if not plan.trains or plan.gradients.by_autograd else self._train(inputs)
+        )
         delivery.write(values, grad=self.ambient.grad, inference=self.ambient.inference)
         results: list[str] = []
         for o in plan.results.outputs:  # each is made once
@@ -280,7 +282,8 @@ class EntryEmitter:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
         s.bind("forward", self.program.forward)
-        with gradients_off(s, self.ambient.grad and any(row.requires_grad for row in plan.inputs.rows)):
+        tracked = self.ambient.grad and not plan.gradients.by_autograd
+        with gradients_off(s, tracked and any(row.requires_grad for row in plan.inputs.rows)):
             s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))
             symbols = symbols | sizes_of_outputs(s, plan)
             flat = detached_outputs(s, plan, leaves)

@@ -95,9 +95,8 @@ class Edge(torch.autograd.Function):
 
 def edges(inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """What a node keeps of its inputs: an `Edge` for each, or None for a leaf, which the node knows (`edges_of`)."""
-    leaves = torch_api.are_leaves(inputs)
-    if False not in leaves:
-        return (None,) * len(leaves)
+    if torch_api.are_plain_leaves(inputs) or False not in (leaves := torch_api.are_leaves(inputs)):
+        return (None,) * len(inputs)
     with torch.enable_grad():
         return tuple([None if leaf else _edge(x) for x, leaf in zip(inputs, leaves, strict=True)])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,12 +27,11 @@ from ..state.side_effects import Recipes
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
 from .backward import Backwards, Circumstances, CompiledBackward, OnFirstUse, check_of
+from .by_autograd import SMALL, captured_for_autograd, leaves_same_history
 from .planning import make_plan, number_symbols, with_conditions
 from .program import Program
 
 Tensor = torch.Tensor
-#: so many bytes are sooner kept than computed again by a back end that calls one operation after the other
-SMALL = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +65,9 @@ def build_program(
         recipes: see `make_plan`.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
     """
+    if backend.backward is compile_eager and partitioner == MinCut() and not keep_joint:
+        if (made := _by_autograd(captured, recipes)) is not None:
+            return made
     found = None if captured.tape is None else _first_backward(captured.tape)
     if captured.tape is None or found is None:
         return _forward_alone(captured, recipes, backend)
@@ -105,6 +107,26 @@ def build_program(
     backwards.takes_batches &= backend.backward is compile_eager
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
+
+
+def _by_autograd(captured: Captured, recipes: Recipes) -> tuple[Program, Graphs] | None:
+    """See `by_autograd`."""
+    if (alone := captured_for_autograd(captured)) is None:
+        return None
+    graph, in_program = alone.forward_graph(in_place=True)
+    half = Half.of_module(graph)
+    plan = make_plan(alone, recipes, half, (), in_program)
+    if not plan.results.detach_values <= plan.mutations.spent_values or (
+        alone.session.recorder.mutable and not in_program
+    ):
+        return None
+    if verify.ENABLED:
+        verify.verify_plan(half.module, plan, in_place=in_program)
+    call = graph_code.compile_half(half, name="forward", by_autograd=True).function
+    if not leaves_same_history(captured, half, call):
+        return None
+    plan = replace(plan, gradients=replace(plan.gradients, by_autograd=True))
+    return Program(with_conditions(plan, captured), call, None), Graphs(None, half, None)
 
 
 def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tuple[Program, Graphs]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -64,18 +65,31 @@ def make_nonleaf(t: torch.Tensor) -> None:
     torch._mirror_autograd_meta_to(_GRAD_SOURCE[0], t)  # type: ignore[attr-defined]
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_is_leaf: Callable[[torch.Tensor], bool] = torch.Tensor.is_leaf.__get__  # type: ignore[attr-defined]
+#: the dtype of gradients that a leaf asks for
+_asked: Callable[[torch.Tensor], Any] = operator.attrgetter(
+    "grad_dtype" if hasattr(torch.Tensor, "grad_dtype") else "dtype"
+)
+
+
 def grad_dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype | None, ...]:
-    """The dtypes of gradients that tensors ask for: their own, unless a leaf says otherwise (None: any)."""
-    if not hasattr(torch.Tensor, "grad_dtype"):
-        return tuple([t.dtype for t in tensors])
-    with torch._C.DisableTorchFunctionSubclass():  # a class may do something when it is asked
-        return tuple([t.grad_dtype if t.is_leaf else t.dtype for t in tensors])
+    """The dtypes of gradients that tensors ask for: their own, unless a leaf says otherwise (None: any). No class is asked."""
+    if are_plain_leaves(tensors):
+        return tuple(map(_asked, tensors))
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple([_asked(t) if _is_leaf(t) else t.dtype for t in tensors])
+
+
+def are_plain_leaves(tensors: Sequence[torch.Tensor]) -> bool:
+    """Are all of them autograd leaves, and of no class that could be asked? Each call does."""
+    return _PLAIN.issuperset(map(type, tensors)) and False not in map(_is_leaf, tensors)
 
 
 def are_leaves(tensors: Sequence[torch.Tensor]) -> list[bool]:
     """Which of these are autograd leaves. No class is asked."""
     with torch._C.DisableTorchFunctionSubclass():
-        return [t.is_leaf for t in tensors]
+        return [*map(_is_leaf, tensors)]
 
 
 def grad_dtype(t: torch.Tensor) -> torch.dtype | None:

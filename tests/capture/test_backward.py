@@ -149,6 +149,7 @@ def test_a_view_of_a_leaf_that_the_region_makes_of_a_view_of_an_input() -> None:
 
 
 @pytest.mark.parametrize("layer", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+@pytest.mark.usefixtures("own_backward")
 def test_calls_with_sparse_gradients_run_eagerly(layer: type) -> None:
     table = layer(5, 2, sparse=True)
     region = st.compile(lambda rows: table(rows).sum())

@@ -119,6 +119,7 @@ def test_written_through_an_index() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "two"])
+@pytest.mark.usefixtures("own_backward")
 def test_outputs_of_a_size_that_depends_on_values(kind: str) -> None:
     """Tangents of other sizes are served by the same backward."""
 

@@ -151,6 +151,7 @@ def test_implicit_replication_around_the_call(mesh) -> None:
     assert len(region.specializations) == 1
 
 
+@pytest.mark.usefixtures("own_backward")
 def test_regions_of_dense_tensors_do_not_ask(mesh) -> None:
     region = st.compile(torch.sin)
     for on in (False, True):

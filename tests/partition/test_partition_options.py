@@ -72,6 +72,7 @@ def test_the_table_of_saved_activations() -> None:
     ("options", "size", "saved"),
     [({}, 100, ["aten.exp.default"]), ({}, 40_000, []), ({"activation_memory_budget": 1}, 100, [])],
 )
+@pytest.mark.usefixtures("own_backward")
 def test_what_is_small_is_not_computed_again_call_by_call(options, size, saved) -> None:
     def compiled(gm, inputs):
         return gm.forward

@@ -116,6 +116,7 @@ def test_a_result_that_eager_does_not_keep_may_be_changed(options: dict[str, Any
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.usefixtures("own_backward")
 def test_a_view_is_not_saved_but_its_owner_once() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         h = x @ x

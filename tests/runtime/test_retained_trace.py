@@ -95,6 +95,7 @@ def test_it_lives_as_long_as_its_specialization(watch: Watch) -> None:
     assert watch.alive() == (0, 0)
 
 
+@pytest.mark.usefixtures("own_backward")
 def test_a_call_that_is_still_to_be_differentiated_keeps_it(watch: Watch) -> None:
     region = st.compile(two)
     x, w = torch.ones(4, 4), torch.ones(4, 4, requires_grad=True)

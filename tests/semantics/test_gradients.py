@@ -88,6 +88,7 @@ def test_gradients_that_are_one_object_stay_one_object() -> None:
 # ---------------------------------------------------------------------------------------------- strides
 
 
+@pytest.mark.usefixtures("own_backward")
 def test_tangents_of_ever_other_strides_trace_so_many_backwards_and_no_more() -> None:
     region, buffer = st.compile(lambda x: x * 2), torch.ones(3, 64)
     for n in range(20):

@@ -317,6 +317,7 @@ def gradients(f: Callable[..., Any], w: Tensor, around: Callable[[], Any], rows:
 
 @pytest.mark.parametrize("wrapper", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.usefixtures("own_backward")
 def test_gradients_in_each_step(wrapper: bool, dynamic: bool) -> None:
     region, w = st.compile(layers, dynamic=dynamic or None), leaf(wrapper)
     for rows in (3, 3, 5, 7, 3):
@@ -325,6 +326,7 @@ def test_gradients_in_each_step(wrapper: bool, dynamic: bool) -> None:
             assert all(map(torch.equal, gradients(region, w, around, rows), expected))
 
 
+@pytest.mark.usefixtures("own_backward")
 def test_under_dynamo() -> None:
     torch._dynamo.reset()
     region, w = st.compile(layers), leaf()
@@ -335,6 +337,7 @@ def test_under_dynamo() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.usefixtures("own_backward")
 def test_a_second_backward_and_one_that_is_differentiated() -> None:
     region, w = st.compile(layers), leaf()
     loss = region(torch.ones(3, 4), w).sum()

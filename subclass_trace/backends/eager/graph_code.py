@@ -111,12 +111,14 @@ def compile_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedGra
     return compile_graph(gm, name="backward" if gm.meta.get("is_backward") else "forward")
 
 
-def compile_half(half: Half, *, name: str) -> BoxedGraph:
-    """`compile_graph` for one of the two programs of a partition."""
+def compile_half(half: Half, *, name: str, by_autograd: bool = False) -> BoxedGraph:
+    """`compile_graph` for one of the two programs of a partition. ``by_autograd``: each view leaves its own history."""
     for node in half.body:
         if node.op in ("call_method", "call_module"):
             raise UnsupportedError(f"the graph holds a {node.op} node", path=node.name, fix="trace to aten operations")
-    body, merged, calls = spare_views(half.body, half.outputs, half.merged, frozenset(half.inputs))
+    body, merged, calls = half.body, half.merged, dict[fx.Node, Call]()
+    if not by_autograd:
+        body, merged, calls = spare_views(body, half.outputs, merged, frozenset(half.inputs))
     writer = _Writer(Half(half.owner, half.inputs, body, half.outputs, merged), calls, name)
     source = writer.write()
     function = function_of(source, name, writer.namespace, f"{name} graph")

@@ -247,4 +247,5 @@ def test_generated_modules(names: list[str], tied: bool, training: list[bool]) -
                         p.sub_(0.01 * p.grad)
             results.append((module.state_dict(), [p.grad for p in module.parameters()], torch.get_rng_state()))
         torch.testing.assert_close(results[1], results[0])
-    assert len(region.specializations) == len(set(training))
+    asks = not {"batchnorm", "dropout"}.isdisjoint(names)  # is it training?
+    assert len(region.specializations) == (len(set(training)) if asks else 1)

@@ -179,8 +179,8 @@ def test_module_guards() -> None:
     region(x)
     serve = region.specializations[0].run
     assert serve((x,), {}) is not MISS
-    net.eval()
-    assert serve((x,), {}) is MISS
+    net.eval()  # no layer asks
+    assert serve((x,), {}) is not MISS
     net.train()
     handle = net[0].register_forward_hook(lambda m, a, o: o * 2)
     assert serve((x,), {}) is MISS

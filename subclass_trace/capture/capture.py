@@ -212,7 +212,7 @@ class Capture:
         ends = [(n, row.edge) for n, row in enumerate(inputs.rows) if row.edge is not None]
         rows = connected([*live.values()], ends)
         _refuse_overlapping(inputs, recorder)
-        _check_leaves(leaves_behind([*live.values()], [e for _, e in rows]))
+        _check_leaves(leaves_behind([*live.values()], [e for _, e in rows]), self.functions.gradients.own)
         if live and not rows:
             raise UnsupportedError("a result requires grad by a leaf of the region's own making alone", fix="detach it")
         tape = self._tape([*live.values()], rows, nodes, boundary) if live else None
@@ -233,9 +233,15 @@ class Capture:
         return Tape(self.session, tuple(live), edges, nodes, boundary, tuple(served), traced, paths)
 
 
-def _check_leaves(leaves: Sequence[Tensor]) -> None:
-    """Refuse an input that some code took past the trace and differentiated: that gradient would be lost."""
+def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> None:
+    """Refuse an input that some code took past the trace and differentiated: that gradient would be lost. And a leaf of the
+    region's own, whose ``.grad`` a backward of the region has set: a later one would add to that very tensor."""
     for leaf in leaves:
+        if id(leaf) in added_to:
+            raise UnsupportedError(
+                "a result leads to a leaf that the region makes, and whose gradient a backward of the region has set",
+                fix="detach the result, or use torch.autograd.grad",
+            )
         if not any(map(torch_api.is_fake, leaves_of(leaf))):
             raise UnsupportedError(
                 "code inside the region takes a tensor of the caller's, which requires grad, in a way that cannot be traced",

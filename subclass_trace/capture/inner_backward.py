@@ -36,6 +36,9 @@ class InnerBackward:
         self.recorder, self.stand_ins, self.reads, self.inputs = recorder, stand_ins, reads, reads.inputs
         self._before: dict[int, Tensor | None] = {}  # number of an input -> the (traced) gradient that it came with
         self._now: dict[int, Tensor | None] = {}  # and the one that it has
+        self.own: dict[
+            int, Tensor
+        ] = {}  # leaves that the region makes, by their ids, to whose gradients backwards added
 
     # ---------------------------------------------------------------- the attribute
     def access(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -85,7 +88,8 @@ class InnerBackward:
         outside = {number: row for number, row in enumerate(self.inputs.rows) if row.edge is not None}
         edges: list[Any] = [row.edge for row in outside.values()]
         roots_alone = [t for t in roots if t.is_leaf and t.requires_grad]
-        own = list({id(t): t for t in (*leaves_behind(roots, edges), *roots_alone)}.values())
+        made = {id(t): t for t in (*leaves_behind(roots, edges), *roots_alone)}
+        own = list(made.values())
         hooked = any(getattr(t, torch_api.ACCUMULATION_HOOKS) or self.inputs.number_of(t) is not None for t in own)
         if create or inputs or hooked:
             raise UnsupportedError(
@@ -94,6 +98,7 @@ class InnerBackward:
                 fix="use torch.autograd.grad",
             )
         edges += own
+        self.own |= made
         found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
         held = [id(t) for t in (*found, *tangents) if t is not None]
         for leaf, gradient in zip(own, found[len(outside) :], strict=True):

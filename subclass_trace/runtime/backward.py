@@ -24,7 +24,7 @@ from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
-from .rebuild import fit_strides, is_lazy
+from .rebuild import fit_strides
 from .sizes import Env, evaluator, freeze, holds
 from .state_code import state_holds
 from .tangents import matches, traced_as, with_unbacked
@@ -148,7 +148,7 @@ class CompiledBackward:
         env = with_unbacked(wanted, [t.shape for t in tangents], env)
         sizes = evaluator(env)
         # Traced tangents have no such bit, and some kernels take none that has.
-        tangents = [t.resolve_conj().resolve_neg() if is_lazy(t) else t for t in tangents]
+        tangents = [torch_api.resolved(t) if torch_api.is_lazy(t) else t for t in tangents]
         leaves = [fit_strides(t, sizes(s.stride)) for t, s in zip(tangents, wanted, strict=True)]
         given = {"saved": saved, "tangent": leaves, "size": env}
         args = [given[kind][key] for kind, key in self.inputs]  # type: ignore[index]

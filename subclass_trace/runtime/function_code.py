@@ -33,7 +33,7 @@ from .emit import (
 from .function import check_watched, edges, run_backward, watch, with_reason
 from .guards import Ambient
 from .program import Program
-from .rebuild import fit_strides, is_lazy
+from .rebuild import fit_strides
 from .source import Source
 from .state_code import tried
 
@@ -147,7 +147,10 @@ class FunctionEmitter:
         tangents = [grads[k] for k in self.plan.gradients.differentiable]
         result, entry = run_backward(self.backwards, ctx, named, tangents)
         if entry is not None and entry not in self._known and len(self.paths) < _PATHS:
-            odd = any(t is not None and (torch_api.is_batched(t) or any(map(is_lazy, leaves_of(t)))) for t in tangents)
+            odd = any(
+                t is not None and (torch_api.is_batched(t) or any(map(torch_api.is_lazy, leaves_of(t))))
+                for t in tangents
+            )
             if not odd and not entry.when.create_graph and not entry.when.autocast:
                 self._known.append(entry)
                 if not self._unknown_sizes(entry):

@@ -20,11 +20,6 @@ def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tenso
         return replay(base)
 
 
-def is_lazy(t: Tensor) -> bool:
-    """Is what is in its memory still to be conjugated, or negated?"""
-    return t.is_conj() or t.is_neg()
-
-
 def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:
     """``t`` itself, or a copy with the strides that a graph was traced for."""
     if t.layout is not torch.strided or tuple(t.stride()) == tuple(stride):

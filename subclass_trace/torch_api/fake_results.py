@@ -169,6 +169,8 @@ def _extend(key: list[Any], values: Any) -> bool:
                 return False
             key += (a.shape, a.stride(), a.storage_offset(), a.dtype, a.fake_device, a.requires_grad)
         elif kind in _PLAIN:
+            if kind is torch.device and a.index is None and a.type not in ("cpu", "meta"):  # the current one
+                return False
             key += (kind, a)
         elif kind in _SEQUENCES:
             key += (kind, len(a))

@@ -103,6 +103,16 @@ def is_dense(t: torch.Tensor) -> bool:
     return t.layout is torch.strided and bool(is_non_overlapping_and_dense_or_false(t))
 
 
+def is_lazy(t: torch.Tensor) -> bool:
+    """Is what is in its memory still to be conjugated, or negated, or are there zeros and no memory?"""
+    return t.is_conj() or t.is_neg() or t._is_zerotensor()
+
+
+def resolved(t: torch.Tensor) -> torch.Tensor:
+    """The same values, in memory."""
+    return torch.zeros_like(t) if t._is_zerotensor() else t.resolve_conj().resolve_neg()
+
+
 def dispatch_keys(t: torch.Tensor) -> int:
     """The dispatch key set of a tensor as a number."""
     return int(torch._C._dispatch_keys(t).raw_repr())

@@ -292,3 +292,20 @@ def test_a_back_end_that_rewrites_its_graph() -> None:
     x = torch.randn(5)
     values, indices = st.compile(lambda x: torch.topk(x, 2), backend=rewrites)(x)
     assert torch.equal(values, torch.topk(x, 2).values) and torch.equal(indices, torch.topk(x, 2).indices)
+
+
+def test_tangents_without_memory_are_given_some() -> None:
+    """Autograd makes such zeros; code of inductor's reads memory."""
+    seen = []
+
+    def notes(gm: torch.fx.GraphModule, example_inputs: object) -> object:
+        def call(*args: torch.Tensor) -> object:
+            seen.extend(a._is_zerotensor() for a in args)
+            return gm(*args)
+
+        return call
+
+    region, x = st.compile(lambda x: x.sin() * x, backend=notes), torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        (g,) = torch.autograd.grad(region(x), x, torch._efficientzerotensor((3,)))
+        assert not g.any() and seen and not any(seen)

@@ -266,6 +266,23 @@ def test_the_rest_of_a_base_keeps_its_gradient(kind: Callable[[], Tensor], creat
     assert seen[1] == seen[0]
 
 
+def test_a_later_backward_adds_to_a_gradient_that_was_handed_out() -> None:
+    def f(x: Tensor) -> tuple[Tensor | None, Tensor]:
+        w = torch.ones(3, requires_grad=True)
+        y = w * x
+        y.sum().backward(retain_graph=True)
+        return w.grad, y
+
+    seen = []
+    for g in (f, st.compile(f)):
+        grad, y = g(torch.ones(3, requires_grad=True))
+        y.sum().backward()
+        seen.append(grad)
+    assert torch.equal(*seen)
+    with pytest.raises(UnsupportedError, match="whose gradient a backward of the region has set"):
+        st.compile(f, frontend="trace")(torch.ones(3, requires_grad=True))
+
+
 # ---------------------------------------------------------------------------------------------- torch.autograd.grad
 def _slope(x: Tensor) -> Tensor:
     (g,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)

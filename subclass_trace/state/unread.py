@@ -35,15 +35,8 @@ _ANY_OBJECT = ("copy", "copyreg", "dataclasses", "inspect", "pickle", "pprint", 
 _READERS = (getattr, hasattr, vars, operator.attrgetter, object.__getattribute__)
 #: attributes that torch reads of modules, where its code says so or not
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
-_PLAIN_BASES = (
-    object,
-    abc.ABC,
-    Generic,
-    torch.nn.Module,
-    torch.nn.ModuleList,
-    torch.nn.ModuleDict,
-    torch.nn.Sequential,
-)
+#: these have no attributes of their own
+_PLAIN_BASES = (object, abc.ABC, Generic)
 
 
 @functools.lru_cache(None)
@@ -79,14 +72,10 @@ class Unread:
     """See the module's docstring."""
 
     def __init__(self, walk: Walk) -> None:
-        others = [
-            code for code, space in walk.entered.items() if str(space.get("__name__")).partition(".")[0] != "torch"
-        ]
+        others = [code for code, space in walk.entered.items() if not str(space.get("__name__")).startswith("torch.")]
         self._walk, self._of_objects = walk, frozenset().union(*map(names_of, others))
         self._of_modules = walk.names | _OF_MODULES
-        self._any = reads_any(walk)
-        self._live: set[int] | None = None
-        self._live = None if self._any else {id(holder) for holder in self._reached()}
+        self._live = None if reads_any(walk) else {id(holder) for holder in self._reached()}
 
     def skips(self, holder: Holder, key: Any = None) -> bool:
         """Is a place (``key`` None: all of a holder) none that code can read?"""

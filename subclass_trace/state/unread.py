@@ -4,17 +4,20 @@ An object is walked as a whole, since code that is entered later may name any of
 that no code has named are known, and a change of them, or of what they alone lead to, makes no other trace.
 
 A name counts wherever it was used, and so does each text that could be one; but torch's code knows of modules alone. Code that
-computes names (``getattr``, ``vars``) may read all; that of libraries does so with objects of their own, so that only the
-user's, and what copies or shows any object, is asked. Objects of classes that another library than torch has a part in are
-compared as a whole.
+computes names (``getattr``, ``vars``, ``copy``) may read all; that of libraries does so with objects of their own, so that only
+the user's is asked. Objects of classes that another library than torch has a part in are compared as a whole.
 """
 
 from __future__ import annotations
 
 import abc
+import copy
+import dataclasses
 import dis
 import functools
+import inspect
 import operator
+import pickle
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,10 +32,13 @@ from .source import Holder, Names, Source
 from .values import is_a
 from .walk import Walk
 
-_COMPUTED = COMPUTED | {"hasattr", "format", "format_map", "pickle", "dumps"}
-#: modules of the standard library that read attributes of any object
-_ANY_OBJECT = ("copy", "copyreg", "dataclasses", "inspect", "pickle", "pprint", "reprlib")
-_READERS = (getattr, hasattr, vars, operator.attrgetter, object.__getattribute__)
+#: what reads attributes by names that it computes, or those of any object
+_READERS = (
+    *(getattr, hasattr, vars, operator.attrgetter, object.__getattribute__, copy.copy, copy.deepcopy),
+    *(dataclasses.asdict, dataclasses.astuple, dataclasses.fields, dataclasses.replace, inspect.getmembers),
+    *(pickle.dumps, pickle.dump),
+)
+_COMPUTED = COMPUTED | {f.__name__ for f in _READERS} | {"format", "format_map"}
 #: attributes that torch reads of modules, where its code says so or not
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
 #: these have no attributes of their own
@@ -47,14 +53,17 @@ def _computes_names(code: CodeType) -> bool:
 
 def reads_any(walk: Walk) -> bool:
     """Does code that was entered read attributes by names that it computes, of objects of the user's?"""
-    if walk.getters or any(id(reader) in walk.known for reader in _READERS):  # another name for one
+    places = (place for reader in _READERS for place in walk.paths.get(id(reader), {}).values())
+    if walk.getters or not all(map(_is_of_library, places)):  # another name for one
         return True
-    rows = [
-        code
-        for code, space in walk.entered.items()
-        if is_users(code.co_filename) or space.get("__name__") in _ANY_OBJECT
-    ]
-    return any(map(_computes_names, rows))
+    return any(is_users(code.co_filename) and _computes_names(code) for code in walk.entered)
+
+
+def _is_of_library(place: Source | None) -> bool:
+    """Is it a global of an installed module's?"""
+    if place is None or not isinstance(place.holder, Names) or place.holder.owner is not None:
+        return False
+    return not is_users(str(place.holder.thing.get("__file__")))
 
 
 @functools.lru_cache(None)

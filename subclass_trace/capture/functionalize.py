@@ -149,8 +149,8 @@ def _untouched(graph: fx.Graph) -> set[fx.Node]:
             written.update(*(memory[t] for t in written_arguments(node.target, node.args, node.kwargs, fx.Node)))
     beside: set[fx.Node] = set()
     for node in graph.nodes:
-        part = node.target is operator.getitem and node.args[0] in beside
-        if part or node.op == "placeholder" or isinstance(node.target, torch_api.OpOverload):
+        part = node.target is operator.getitem  # of what an operation gives
+        if not part or node.args[0] in beside:
             if all(written.isdisjoint(memory[n]) for n in (node, *node.all_input_nodes)):
                 beside.add(node)
     return beside

@@ -35,12 +35,14 @@ def captured_for_autograd(captured: Captured) -> Captured | None:
     tape, recorder, results = captured.tape, captured.session.recorder, captured.results
     if tape is None or not torch.is_grad_enabled() or captured.mutations.gradients:
         return None
-    if recorder.has_hooks or recorder.decompositions:
+    if (
+        recorder.has_hooks or recorder.decompositions or recorder.mutable
+    ):  # a write would move versions out of their order
         return None
     values = (*[row.spec for row in captured.inputs.rows], *results.values)
     if not all(isinstance(spec, LeafSpec) and spec.layout is torch.strided for spec in values):
         return None
-    if results.shared or results.size_outputs or any(m.differentiable for m in captured.mutations.rows):
+    if results.shared or results.size_outputs or captured.mutations.rows:
         return None
     if any(isinstance(o, ValueOutput) and (o.protected or o.parameter) for o in results.outputs):
         return None
@@ -84,11 +86,6 @@ def leaves_same_history(captured: Captured, half: Half, call: Callable[[list[Any
     return same_history(rows, {e.node for e in tape.edges})
 
 
-def _name(node: Any) -> str:
-    """A batch norm whose schema says that it writes is recorded in the place of the other; their derivative is one."""
-    return str(node.name()).replace("NormLegit", "Norm")
-
-
 def same_history(rows: Sequence[tuple[Tensor, Tensor]], ends: Collection[Any]) -> bool:
     """Are the histories of the tensors of each pair the same nodes, in the same order, as far as these ends?"""
     if any(a.output_nr != b.output_nr for a, b in rows):
@@ -101,7 +98,7 @@ def same_history(rows: Sequence[tuple[Tensor, Tensor]], ends: Collection[Any]) -
                 return False
             continue
         known[b] = a
-        if a is None or a in ends or _name(a) != _name(b) or torch_api.is_custom_node(b) or hasattr(b, "variable"):
+        if a is None or a in ends or a.name() != b.name() or torch_api.is_custom_node(b) or hasattr(b, "variable"):
             return False
         if [n for _, n in a.next_functions] != [n for _, n in b.next_functions]:
             return False

@@ -14,11 +14,15 @@ import importlib
 import inspect
 import logging
 import os
+import pathlib
 import random
+import secrets
 import sys
 import sysconfig
 import time
 import types
+import uuid
+from datetime import date, datetime
 from typing import Any
 
 import torch
@@ -42,8 +46,15 @@ _WORLD |= {
 }
 _WORLD |= {type(os.environ).__getitem__.__code__: "os.environ", builtins.print: "print"}
 _WORLD |= {
-    getattr(random.Random, name).__code__: f"random.{name}" for name in ("randint", "choice", "uniform", "shuffle")
+    method.__code__: f"random.{name}"
+    for name, method in vars(random.Random).items()
+    if isinstance(method, types.FunctionType) and not name.startswith("__")
 }
+_WORLD |= dict.fromkeys((date.today, datetime.today, datetime.now), "datetime.now")
+_WORLD |= {f.__code__: f.__name__ for f in (uuid.uuid1, uuid.uuid4, secrets.token_bytes, random.SystemRandom.random)}
+_FILES: list[Any] = [vars(os.path)[name] for name in ("exists", "isfile", "getsize", "getmtime")]
+_FILES += [vars(pathlib.Path)[name] for name in ("open", "read_text", "read_bytes", "exists", "stat", "iterdir")]
+_WORLD |= {getattr(f, "__code__", f): "files" for f in (*_FILES, os.listdir, os.stat, os.scandir)}
 _WORLD |= {
     inspect.unwrap(getattr(module, name)).__code__: f"{module.__name__}.{name}"
     for module in (torch.random, torch.cuda.random, torch.xpu.random, torch.mps)
@@ -51,7 +62,7 @@ _WORLD |= {
     if ("seed" in name or "rng_state" in name or name == "fork_rng") and not name.startswith("_")
 }
 #: what is judged in the user's own code alone: an installed package asks for its settings and its parts
-_OF_USERS = ("logging", "import_module", "os.environ", "print")
+_OF_USERS = ("logging", "import_module", "os.environ", "print", "files")
 #: so are the methods of these; a refusal between a library's ``__enter__`` and ``__exit__`` would leave it locked
 _LOCKS = ("lock.", "RLock.")
 #: what stands between ``torch.manual_seed`` and its caller
@@ -154,6 +165,17 @@ def _of_world(function: Any, owner: Any) -> str | None:
     if name in ("register_hook", "register_prehook") and isinstance(owner, torch.autograd.graph.Node):
         return f"grad_fn.{name}"  # a view that is replayed has another node, without the hook
     return None
+
+
+def draws_by_numpy(code: types.CodeType, space: dict[str, Any]) -> bool:
+    """Does code name ``numpy.random``, or a function of it? No event tells of a call of one."""
+    for name in code.co_names:
+        value: Any = space.get(name, sys.modules.get(name))
+        owner = value.__self__ if type(value) in (types.MethodType, types.BuiltinMethodType) else value
+        module = owner.__name__ if type(owner) is types.ModuleType else type(owner).__module__
+        if module.startswith("numpy.random") or (module == "numpy" and owner is value and "random" in code.co_names):
+            return True
+    return False
 
 
 class Events:

@@ -60,10 +60,13 @@ _KEPT_BY_TORCH = torch_api.MARKS | {name + length for name in _CAPSULES for leng
 def cannot_be_put_back(value: Any) -> str | None:
     """Why a value may stand in no source that code names: each rare kind is one line."""
     kind = type(value)
-    if is_a(value, _ITERATORS):
+    of_library = hasattr(kind, "__next__") and not is_walked(kind.__module__) and kind.__module__ != "_io"
+    if is_a(value, _ITERATORS) or of_library:
         return f"a {kind.__name__}, which cannot be put back once something was taken from it"
     if is_a(value, _WEAK) or kind.__name__.startswith(("WeakTensor", "WeakIdKey")):
         return f"a {kind.__name__}: weak references do not outlive the trace as they would a call"
+    if kind.__module__.startswith("numpy.random"):
+        return f"a {kind.__name__}, whose draws are not seen"
     if kind.__name__ in _SHARED_MEMORY:
         return f"a {kind.__name__}, whose memory Python code writes without notice"
     if kind is threading.local or kind in LOCKS:

@@ -21,7 +21,7 @@ from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
 from ..subclass.protocol import is_traceable
 from ..torch_api import warn_user
-from .entering import Events, is_users
+from .entering import Events, draws_by_numpy, is_users
 from .guards import StateGuards
 from .kinds import check_cache
 from .side_effects import SYMBOLS, Recipes, Snapshot, side_effects
@@ -70,6 +70,12 @@ class StateRun:
             if {"sys", "modules"} <= set(code.co_names) and is_users(code.co_filename):
                 raise SideEffectError(
                     "the region looks into sys.modules", path=_line(code, code.co_firstlineno), fix="import the module"
+                )
+            if is_users(code.co_filename) and draws_by_numpy(code, space):
+                raise SideEffectError(
+                    "the region draws from numpy.random",
+                    path=_line(code, code.co_firstlineno),
+                    fix="draw outside of it, and pass the number or the array",
                 )
         except SubclassTraceError as error:
             raise self.refused(error) from None

@@ -300,3 +300,17 @@ def test_out_as_in_eager(name: str, dynamic: bool) -> None:
     for _ in range(2):
         assert seen(region, arguments()) == seen(function, arguments())
     assert len(region.specializations) == (name in KEEP_THEIR_SIZES)
+
+
+def test_a_constant_and_a_write_in_a_later_backward_alone() -> None:
+    """Cross entropy of a tensor that the region makes, differentiated twice: the second backward scatters in place."""
+
+    def f(x: Tensor) -> Tensor:
+        return F.silu(F.cross_entropy(x, torch.tensor([0, 1, 2]), reduction="none")[:, None] * x)
+
+    seen = []
+    for g in (f, st.compile(f)):
+        x = torch.arange(12.0).view(3, 4).sin().requires_grad_()
+        (first,) = torch.autograd.grad(g(x).sum(), x, create_graph=True)
+        seen.append([first.detach(), *torch.autograd.grad(first.square().sum(), x)])
+    torch.testing.assert_close(*seen)

@@ -105,7 +105,10 @@ _CALL: Any = torch.nn.Module.__call__
 
 
 def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Module.__call__`` in one frame, where nobody has replaced that and the region has nothing of its own to run."""
+    """``Module.__call__`` in one frame, where nobody has replaced that and the region has nothing of its own to run.
+
+    A ``__call__`` of the user's class is a part of the region.
+    """
     if any(self._own_tables.values()) or torch.nn.Module.__call__ is not _CALL:
         return torch.nn.Module.__call__(self, *args, **kwargs)
     core = self._subclass_trace
@@ -134,8 +137,7 @@ def _class_of_regions(cls: type[torch.nn.Module]) -> type:
         def _taken(self: Any, *args: Any, **kwargs: Any) -> Any:
             return _forward(self, *args, **kwargs)
 
-        if cls.__call__ is _CALL:
-            members["__call__"] = _called
+        members["__call__"] = _called
         forward: Any = functools.wraps(cls.forward)(_taken)
         with contextlib.suppress(TypeError, ValueError):  # Transformers asks which arguments a model takes
             forward.__signature__ = inspect.signature(cls.forward)

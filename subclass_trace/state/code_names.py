@@ -38,7 +38,7 @@ _ADDS = ("append", "add")
 #: of one value; 3.13 has instructions that load two
 _ONE_KEY = re.compile(r"LOAD_(CONST|SMALL_INT|GLOBAL|DEREF|FAST|FAST_BORROW|FAST_CHECK)$")
 #: instructions that do nothing, where they are listed
-_SILENT = ("CACHE", "PRECALL", "RESUME", "PUSH_NULL", "EXTENDED_ARG", "NOT_TAKEN", "COPY_FREE_VARS", "MAKE_CELL")
+SILENT = ("CACHE", "PRECALL", "RESUME", "PUSH_NULL", "EXTENDED_ARG", "NOT_TAKEN", "COPY_FREE_VARS", "MAKE_CELL")
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -69,7 +69,7 @@ def uses_of(code: CodeType, of_globals: bool = True) -> Counter[tuple[str, str]]
     An instruction that is not known counts as a use of another kind: then a list is compared, which is never wrong.
     """
     uses = Counter((text, "all") for text in strings_of(code))
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+    steps = [step for step in dis.get_instructions(code) if step.opname not in SILENT]
     for k, step in enumerate(steps):
         name, left_out = step.argval, ("LOAD_CONST", "LOAD_CLOSURE", *([] if of_globals else ["LOAD_GLOBAL"]))
         if isinstance(name, str) and step.opname not in left_out:

@@ -16,17 +16,18 @@ import dataclasses
 import dis
 import functools
 import inspect
+import itertools
 import operator
 import pickle
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any, Generic
 
 import torch
 
-from .code_names import COMPUTED, names_of
+from .code_names import COMPUTED, OF_GLOBALS, SILENT, names_of
 from .entering import is_users
 from .source import Holder, Names, Source
 from .values import is_a
@@ -39,6 +40,7 @@ _READERS = (
     *(pickle.dumps, pickle.dump),
 )
 _COMPUTED = COMPUTED | {f.__name__ for f in _READERS} | {"format", "format_map"}
+_ONE_OBJECT = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
 #: attributes that torch reads of modules, where its code says so or not
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
 #: these have no attributes of their own
@@ -48,7 +50,27 @@ _PLAIN_BASES = (object, abc.ABC, Generic)
 @functools.lru_cache(None)
 def _computes_names(code: CodeType) -> bool:
     """May code read attributes that it does not name? (``case P(k)`` reads those of ``__match_args__``.)"""
-    return not _COMPUTED.isdisjoint(code.co_names) or any(s.opname == "MATCH_CLASS" for s in dis.get_instructions(code))
+    steps = [step for step in dis.get_instructions(code) if step.opname not in SILENT]
+    for k, (what, name) in enumerate((step.opname, step.argval) for step in steps):
+        if what == "MATCH_CLASS":
+            return True
+        if what == "LOAD_CONST" or not isinstance(name, str) or name not in _COMPUTED:
+            continue
+        of_model = what in ("LOAD_ATTR", "LOAD_METHOD") and name in OF_GLOBALS  # ``model.eval()``
+        if not of_model and not (name in ("getattr", "hasattr") and _is_followed_by_text(steps[k + 1 :])):
+            return True
+    return False
+
+
+def _is_followed_by_text(steps: Sequence[dis.Instruction]) -> bool:
+    """``getattr(self.config, "scale")``: after the loads of one object, that of a constant text."""
+    rest = itertools.dropwhile(lambda step: step.opname == "LOAD_ATTR", steps[1:])
+    return (
+        bool(steps)
+        and steps[0].opname in _ONE_OBJECT
+        and (second := next(rest, None)) is not None
+        and (second.opname == "LOAD_CONST" and isinstance(second.argval, str))
+    )
 
 
 def reads_any(walk: Walk) -> bool:

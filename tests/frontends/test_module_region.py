@@ -302,3 +302,18 @@ def test_its_forward_takes_what_the_module_takes() -> None:
     assert inspect.getfullargspec(region.forward).args == ["self", "x", "scale"]
     assert region.forward.__doc__ == "A product."
     assert torch.equal(region(torch.ones(1, 2), scale=2.0), module(torch.ones(1, 2), scale=2.0))
+
+
+def test_a_call_of_the_users_runs_once() -> None:
+    class Doubled(torch.nn.Linear):
+        calls = 0
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().__call__(x) * 2
+
+    module, x = Doubled(4, 4), torch.ones(2, 4)
+    region = st.compile(module)
+    for k in range(3):
+        assert torch.equal(region(x), torch.nn.functional.linear(x, module.weight, module.bias) * 2)
+        assert module.calls == k + 1

@@ -52,8 +52,8 @@ _WORLD |= {
 }
 _WORLD |= dict.fromkeys((date.today, datetime.today, datetime.now), "datetime.now")
 _WORLD |= {f.__code__: f.__name__ for f in (uuid.uuid1, uuid.uuid4, secrets.token_bytes, random.SystemRandom.random)}
-_FILES: list[Any] = [vars(os.path)[name] for name in ("exists", "isfile", "getsize", "getmtime")]
-_FILES += [vars(pathlib.Path)[name] for name in ("open", "read_text", "read_bytes", "exists", "stat", "iterdir")]
+_FILES: list[Any] = [getattr(os.path, name) for name in ("exists", "isfile", "getsize", "getmtime")]
+_FILES += [getattr(pathlib.Path, name) for name in ("open", "read_text", "read_bytes", "exists", "stat", "iterdir")]
 _WORLD |= {getattr(f, "__code__", f): "files" for f in (*_FILES, os.listdir, os.stat, os.scandir)}
 _WORLD |= {
     inspect.unwrap(getattr(module, name)).__code__: f"{module.__name__}.{name}"

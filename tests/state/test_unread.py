@@ -107,7 +107,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Any], bool]
     "a module": (Model, lambda t, x: t(x), True),
     "a dataclass": (Config, lambda t, x: x * 2 if t is not None else x, True),
     "getattr of a constant name": (Trainer, lambda t, x: x * getattr(t, "factor", 2.0) * hasattr(t, "zz"), True),
-    "a call of eval": (Model, lambda t, x: t.eval()(x), True),
+    "a call of eval": (Model, lambda t, x: t.eval()(x), False),
     "getattr with a default": (Trainer, lambda t, x: x * getattr(t, NAME, "none"), False),
     "an attribute": (Trainer, lambda t, x: x * t.scale, False),
     "of another object": (Trainer, lambda t, x: x * t.other.scale + len(t.other.seen), False),

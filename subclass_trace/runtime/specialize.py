@@ -113,15 +113,12 @@ def _by_autograd(captured: Captured, recipes: Recipes) -> tuple[Program, Graphs]
     """See `by_autograd`."""
     if (alone := captured_for_autograd(captured)) is None:
         return None
-    graph, in_program = alone.forward_graph(in_place=True)
-    half = Half.of_module(graph)
-    plan = make_plan(alone, recipes, half, (), in_program)
-    if not plan.results.detach_values <= plan.mutations.spent_values or (
-        alone.session.recorder.mutable and not in_program
-    ):
+    half = Half.of_module(alone.forward_graph(in_place=False)[0])
+    plan = make_plan(alone, recipes, half, ())
+    if plan.results.detach_values:
         return None
     if verify.ENABLED:
-        verify.verify_plan(half.module, plan, in_place=in_program)
+        verify.verify_plan(half.module, plan)
     call = graph_code.compile_half(half, name="forward", by_autograd=True).function
     if not leaves_same_history(captured, half, call):
         return None

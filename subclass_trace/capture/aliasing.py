@@ -63,17 +63,17 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     for way, t in enumerate((a, b)):
         for size, stride in zip(t.shape, t.stride(), strict=True):
             reach.setdefault(stride, [0, 0])[way] += size - 1 if isinstance(size, int) else 1 << 62
-    return _meet(distance, [(s, -j, i) for s, (i, j) in sorted(reach.items(), reverse=True) if s])
+    return _is_sum(distance, [(s, -j, i) for s, (i, j) in sorted(reach.items(), reverse=True) if s])
 
 
-def _meet(distance: int, rows: Sequence[tuple[int, int, int]]) -> bool:
+def _is_sum(distance: int, rows: Sequence[tuple[int, int, int]]) -> bool:
     """May ``distance`` be a sum of strides, each of them so many times as its row of (stride, least, most) says?"""
     if not rows:
         return distance == 0
     (stride, least, most), *rest = rows
     low, high = (sum(s * ends[k] for s, *ends in rest) for k in (0, 1))
     first, last = max(least, -((high - distance) // stride)), min(most, (distance - low) // stride)
-    return last - first > 3 or any(_meet(distance - k * stride, rest) for k in range(first, last + 1))
+    return last - first > 3 or any(_is_sum(distance - k * stride, rest) for k in range(first, last + 1))
 
 
 def repeats(t: torch.Tensor) -> bool:

@@ -163,7 +163,8 @@ class _Writer(TracedGraph):
 
     def node_of_real(self, value: Tensor) -> fx.Node:
         """The node of a constant that a decomposition makes."""
-        return self.node_of(self.constant(value))  # type: ignore[no-any-return]
+        node: fx.Node = self.node_of(self.constant(value))
+        return node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -52,12 +52,13 @@ call_cpp_tensor_pre_hooks: Callable[[int, Any], Any] = _compiler_slot.call_cpp_t
 # ---------------------------------------------------------------------------------------------- operations
 def bind_tape_op(name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
     """Keep the functional form of a node type under a name. See Note [One operation namespace per process]."""
-    return import_tape_ops().ops.add(name, function, is_custom, is_traceable)  # type: ignore[no-any-return]
+    return str(import_tape_ops().ops.add(name, function, is_custom, is_traceable))
 
 
 def tape_op(name: str) -> Callable[..., Any]:
     """The functional form of a node type, ``f(grads, *packed arguments)``."""
-    return import_tape_ops().ops.get(name)  # type: ignore[no-any-return]
+    operation: Callable[..., Any] = import_tape_ops().ops.get(name)
+    return operation
 
 
 def without_layer(operation: Any) -> Any:

@@ -23,7 +23,7 @@ from .indexing import with_places
 from .inner_backward import InnerBackward
 from .inputs import StandIns
 from .metadata import ASIDE, ASKING, MetadataReads
-from .recorder import Recorder
+from .recorder import Recorder, overriding
 from .user_code import asking_frame
 
 Tensor = torch.Tensor
@@ -45,7 +45,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
             return func(*args, **(kwargs or {}))
         try:
-            return self._handle(func, args, kwargs, sys._getframe(1))
+            return self._handle(func, types, args, kwargs, torch_api.asking(sys._getframe(1)))
         except SubclassTraceError as error:
             state = self.recorder.state
             if state is not None:
@@ -56,7 +56,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
                 self.recorder.state.refused(refusal_of_data(error, self.recorder.user_line()))
             raise
 
-    def _handle(self, func: Any, args: Any, kwargs: Any, caller: Any) -> Any:
+    def _handle(self, func: Any, types: Any, args: Any, kwargs: Any, caller: Any) -> Any:
         name = getattr(func, "__name__", "")
         if getattr(func, "__self__", None) is Tensor.grad:
             return self.gradients.access(func, args)
@@ -84,10 +84,21 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
         self.recorder.asks_for_numbers = name in _NUMBERS
-        out = self._call(func, args, kwargs)
+        out = self._by_class(func, types, args, kwargs)
         if name in _MAY_COPY and args:
             self.recorder.note_copy(args[0], out)
         return torch_api.as_numbers(out)
+
+    def _by_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """By the ``__torch_function__`` of a class of the user's, which runs as a clone; or by torch."""
+        state = self.recorder.state
+        if state is not None and state.is_live:
+            for cls in types:
+                if (method := overriding(state, cls, "__torch_function__")) is not None:
+                    out = state.call(method, func, types, args, kwargs)
+                    if out is not NotImplemented:
+                        return out
+        return self._call(func, args, kwargs)
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
         """A hook on a value of the region, which is traced with its backward.
@@ -136,7 +147,6 @@ def _numbered(hook: Any, recorder: Recorder) -> Any:
 
     @functools.wraps(hook, updated=())
     def numbered(*args: Any) -> Any:
-        recorder.meets(hook)
         with torch_api.SizesAsNumbers():
             return hook(*args)
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
+from ..state.boundary import ENTER, kind_of
+from ..state.values import lookup
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range
@@ -65,8 +67,6 @@ class Recorder(TracedGraph):
 
     #: does Python state around the traces count? (Another tracer has looked into it itself.)
     follows_state = True
-    #: code -> the functions of the user's that the forward has met
-    functions: Mapping[Any, Sequence[Any]] = MappingProxyType({})
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]]) -> None:
         super().__init__(mode, decompositions, torch_api.FakeResults(mode))
@@ -141,8 +141,25 @@ class Recorder(TracedGraph):
             state.on()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = self._by_class(func, types, args, kwargs or {})
+        if out is not NotImplemented:
+            return out
         with self.below():
             return self._dispatch(func, types, args, kwargs)
+
+    def _by_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """By the ``__torch_dispatch__`` of a class of the user's, which C++ would call: it runs as a clone."""
+        state = self.state
+        if state is None or not state.is_live or func in _LAYOUT or func is _DEVICE:
+            return NotImplemented
+        for cls in types:
+            if cls not in _DENSE and (method := overriding(state, cls, "__torch_dispatch__")) is not None:
+                self.classes.add(cls)
+                with self:
+                    out = state.call(method, func, types, args, kwargs)
+                if out is not NotImplemented:
+                    return out
+        return NotImplemented
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE and torch_api.is_fake(args[0]):
@@ -311,14 +328,21 @@ class Recorder(TracedGraph):
         """(code object, line) of the frames of the user function that are running, innermost first."""
         return user_frames(sys._getframe(1), self.stop_frame)
 
-    def meets(self, *values: Any) -> None:
-        """A hook of the region's is about to run, with these; see `state.run.BackwardState`."""
-        if self.tag == "is_backward" and self.follows_state and self.state is not None:
-            self.state.meets(*values)
-
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
         return line_text(self.user_frames())
+
+
+def overriding(state: Any, cls: type, name: str) -> Any:
+    """The method of this name of a class of the user's, bound to it; None where torch's own, or none, is called."""
+    found = lookup(cls, name)
+    if type(found) is not classmethod or type(found.__func__) is not FunctionType:
+        return None
+    if kind_of(found.__func__.__code__) != ENTER:
+        return None
+    state.lookup(cls, name)
+    state.step(found, "inner", "__func__", found.__func__)
+    return found.__get__(None, cls)
 
 
 @functools.cache

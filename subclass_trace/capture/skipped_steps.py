@@ -29,7 +29,7 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
         found: Any = sum(t.sum() for t in state["found_inf_per_device"].values()) != 0
         last, before = next(iter(reversed(recorder.graph.nodes))), _python_state(recorder)
         rows = sum(map(len, optimizer.state.values()))
-        if optimizer.step(*args, **kwargs) is not None:
+        if recorder.state.call(optimizer.step, *args, **kwargs) is not None:
             raise _refused(recorder, "gives a result")
         if _python_state(recorder) != before:
             if sum(map(len, optimizer.state.values())) == rows:
@@ -74,10 +74,9 @@ def _writes(recorder: Any, nodes: set[Any]) -> dict[Any, list[tuple[Any, Tensor]
 
 
 def _python_state(recorder: Any) -> Any:
-    """Where Python state differs from that at the start, and what is there."""
+    """What the region has written by now, and what is there."""
     state = recorder.state
-    changes = state.snapshot.changes()
-    return len(state.printed), {h: [(k, id(v)) for k, v in now.items()] for h, (now, _) in changes.items()}
+    return len(state.printed), {id(row.thing): [(k, id(v)) for k, v in row.now.items()] for row in state.changed()}
 
 
 def _refused(recorder: Any, what: str) -> UnsupportedError:

@@ -116,7 +116,6 @@ class Tape:
             contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:
                 with _sequence_numbers(outs, self.edges, recorder), backward_state(recorder) as state:
-                    state.meets_kept(nodes_behind(outs, self.edges))
                     grads = self._differentiate(outs, values, create_graph)
                 self._check_contexts(contexts)
                 _refuse_effects([n for n in recorder.graph.nodes if n not in known])

@@ -43,7 +43,6 @@ class SizeHistory:
         all_numbers: numbers are symbols from the first call on.
         varying: path -> dimensions that differed; ``varying_numbers``: paths of numbers that did.
         fixed: paths of numbers that are no symbols, and `SIZES` where no sizes are.
-        replaced: paths of lists, dicts and objects that each call has to look up, since another one stood there.
     """
 
     def __init__(self, *, all_numbers: bool = False) -> None:
@@ -52,7 +51,6 @@ class SizeHistory:
         self.varying: dict[str, frozenset[int]] = {}
         self.varying_numbers: set[str] = set()
         self.fixed: set[str] = set()
-        self.replaced: set[str] = set()
 
     @property
     def has_symbols(self) -> bool:

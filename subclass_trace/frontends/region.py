@@ -28,6 +28,7 @@ from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..stages import working
 from ..state.guards import changed_since
+from ..state.place import Call
 from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
@@ -165,9 +166,7 @@ class Region:
             check_stance("; ".join(misses) or "first call")
             self.__check_count(misses)
             for entry in self.__entries:
-                numbers, objects = changed_since(entry.state, (args, kwargs))
-                self.__history.varying_numbers |= numbers
-                self.__history.replaced |= objects
+                self.__history.varying_numbers |= changed_since(entry.state, Call(args, kwargs, self.__function))
             with working(f"capture of {name_of(self.__function)}") as seconds:
                 entry = compile_call(
                     self.__function,

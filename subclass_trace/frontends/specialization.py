@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,16 +30,17 @@ from ..runtime.sizes import hint_of
 from ..runtime.source import Source as Code
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..stages import stage
-from ..state.guards import GONE, StateGuards
+from ..state.guards import StateGuards, changed_since
+from ..state.place import Call, Place
 from ..state.run import StateRun
-from ..state.source import Call, Source
-from ..state.twins import Twins
 from ..subclass.paths import Path
 from ..subclass.template import Examples
 from ..torch_api.dynamo import check_marks
 from .dynamic import SizeHistory, choose
 
 Tensor = torch.Tensor
+#: the positional and keyword arguments of a call
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,10 +109,10 @@ class Specialization:
 
 
 class _Maker:
-    """Makes the inputs of one trace as the walk over Python state finds them: see `state.run.StateRun`.
+    """Makes the inputs of one trace as Python state is read: see `state.run.StateRun`.
 
     Attributes:
-        flat: the distinct tensors and numbers, in the order in which they were found; ``sources``: where.
+        flat: the distinct tensors and numbers, in the order in which they were found; ``places``: where.
         handed: what stands for each.
         inputs: of the capture, which sets it.
     """
@@ -122,39 +123,42 @@ class _Maker:
         self.session, self.history, self.options = session, history, options
         self.numbers, self.may_have_symbols = symbols and options.dynamic is not False, symbols
         self.flat: list[Any] = []
-        self.sources: list[Source] = []
+        self.places: list[Place] = []
         self.handed: list[Any] = []
         self.floats = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
 
-    def tensors(self, found: Sequence[tuple[Source, Tensor]]) -> list[Tensor]:
+    def tensors(self, found: Sequence[tuple[Place, Tensor]]) -> list[Tensor]:
         """The traced tensors for these."""
         with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
             new = []
-            for k, (source, real) in enumerate(found, len(self.flat)):
-                static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
-                new.append(Argument(real, Path(source.path), k, static))
+            for k, (place, real) in enumerate(found, len(self.flat)):
+                static = not place.moves or isinstance(real, torch.nn.Parameter)
+                new.append(Argument(real, Path(str(place)), k, static))
             if self.options.dynamic is not False:
                 self.history.add(new)
             dynamic = choose(new, self.history, self.options.dynamic is True, self.may_have_symbols)
             if dynamic.any() and not self.session.dynamic:
                 raise _HasSymbols
         made = self.inputs.add(new, dynamic)
-        for (source, real), traced in zip(found, made, strict=True):
-            self._add(source, real, traced)
+        for (place, real), traced in zip(found, made, strict=True):
+            self._add(place, real, traced)
         return made
 
-    def _add(self, source: Source, value: Any, traced: Any) -> None:
+    def _add(self, place: Place, value: Any, traced: Any) -> None:
         self.flat.append(value)
-        self.sources.append(source)
+        self.places.append(place)
         self.handed.append(traced)
 
-    def number(self, source: Source, value: Any) -> Any:
+    def number(self, place: Place, value: Any) -> Any:
         """The symbol of a number that changes between calls."""
-        if not self.numbers or not self.history.is_symbol(source.path, value, floats=self.floats):
+        if not self.numbers or not self.history.has_symbols:
             return None
-        symbol = self.session.number(len(self.flat), value, source.path)
+        path = str(place)
+        if not self.history.is_symbol(path, value, floats=self.floats):
+            return None
+        symbol = self.session.number(len(self.flat), value, path)
         self.inputs.bind_sizes([symbol])
-        self._add(source, value, symbol)
+        self._add(place, value, symbol)
         return symbol
 
 
@@ -164,7 +168,7 @@ class _HasSymbols(Exception):
 
 @stage("trace")
 def traced_call(
-    function: Callable[..., Any], call: Call, options: Options, history: SizeHistory, session: Session, symbols: bool
+    function: Callable[..., Any], call: Arguments, options: Options, history: SizeHistory, session: Session, symbols: bool
 ) -> tuple[Captured, StateRun, _Maker]:
     """Trace one call; Python state is as it was before, whatever happens.
 
@@ -175,7 +179,6 @@ def traced_call(
     """
     maker = _Maker(session, history, options, symbols=symbols)
     state = StateRun(function, call, maker, warns=options.frontend == "trace")
-    state.walk.replaced = history.replaced
     session.recorder.state, session.recorder.follows_state = state, state.follows
 
     def run(inputs: Inputs) -> Ran:
@@ -187,15 +190,15 @@ def traced_call(
         try:
             captured = Capture(session).capture(run)
         finally:
-            state.restore()  # inside, where module `math` is what the trace has found
+            state.restore()
             session.recorder.state = None
-    session.recorder.functions, session.recorder.forward_state = state.walk.by_code, state
+    session.recorder.forward_state = state
     return captured, state, maker
 
 
 def _specialize(
     function: Callable[..., Any],
-    call: Call,
+    call: Arguments,
     ambient: Ambient,
     options: Options,
     history: SizeHistory,
@@ -220,8 +223,8 @@ def _specialize(
     if symbols and not history.all_numbers:  # else Dynamo, or a trace without symbols, has decided
         for row in program.plan.inputs.rows:
             check_marks(row.of(maker.flat), row.spec, str(row.path))
-    numbers = {s for s, value in zip(maker.sources, maker.flat, strict=True) if not isinstance(value, Tensor)}
-    guarded = StateGuards(state.walk, call, maker.sources, numbers, keys=recipes.keys)
+    numbers = frozenset(p for p, value in zip(maker.places, maker.flat, strict=True) if not isinstance(value, Tensor))
+    guarded = StateGuards(state, Call(*call, function), maker.places, numbers)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])
@@ -229,14 +232,13 @@ def _specialize(
         examples = Examples(session.mode, hint_of)
         emitted = EntryEmitter(program, ambient, guarded).emit(alias, maker.flat, examples)
     state.forget()
-    session.recorder.forward_state = None
     maker.flat.clear()  # cycles may keep it for a while
     return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {})
 
 
 def compile_call(
     function: Callable[..., Any],
-    call: Call,
+    call: Arguments,
     ambient: Ambient,
     options: Options,
     history: SizeHistory,
@@ -279,26 +281,23 @@ def remember(function: Any, entry: Specialization) -> None:
     _of_class(getattr(function, "__self__", function))[id(entry.program)] = entry
 
 
-def _of_another(function: Any, call: Call, options: Options, history: SizeHistory) -> Specialization | None:
+def _of_another(function: Any, call: Arguments, options: Options, history: SizeHistory) -> Specialization | None:
     """What serves the call with the program of another module of the class, which was traced before.
 
     Where two of them have other numbers alone (a layer's index), those are symbols in the trace of this one.
     """
     module, numbers = getattr(function, "__self__", function), list[set[str]]()
     for entry in reversed([*_of_class(module).values()][-_TRIED:]):
-        if vars(entry.options) != vars(options) or entry.plan.side_effects:
+        if vars(entry.options) != vars(options):
             continue
-        try:
-            twins = Twins(entry.state, module, call)
-        except GONE:
+        guards, backwards, roots = entry.state.of_function(function), entry.program.backwards, Call(*call, function)
+        failing = [*guards.failing(roots)]
+        if failing:
+            if all(row.kind == "value" and type(row.known) in (int, float) for row in failing):
+                numbers.append(changed_since(guards, roots))
             continue
-        guards, own, backwards = twins.guards(), twins.own.keys(), entry.program.backwards
-        if differ := twins.differ(guards, call):
-            numbers.append(differ)
-        if differ != set():
-            continue
-        made = EntryEmitter(entry.program, entry.ambient, guards).emit_like(entry.written, own)
-        if made is not None and made[2](*call) is None and (backwards is None or backwards.share(own)):
+        made = EntryEmitter(entry.program, entry.ambient, guards).emit_like(entry.written)
+        if made is not None and made[2](*call) is None and (backwards is None or backwards.share()):
             run, written, failed = made
             return replace(entry, state=guards, run=run, written=written, failed=failed)
     if len(numbers) > 1:

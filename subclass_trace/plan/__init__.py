@@ -216,12 +216,14 @@ class SideEffect:
     """One thing that is written.
 
     Attributes:
-        holder: what holds it; see `state.source.Holder`.
-        how: "put": ``holder[key] = value``, or the key is taken away where there is no value; "extend": values at the end of a
+        place: where what is written stands (`state.place.Place`); of ``print`` its options.
+        table: how such a thing is written; see `state.writes.Table`.
+        how: "put": ``thing[key] = value``, or the key is taken away where there is no value; "extend": values at the end of a
             list or a deque; "fill": all that a container holds, in order.
     """
 
-    holder: Any
+    place: Any
+    table: Any
     how: str
     keys: tuple[Any, ...]
     values: tuple[Recipe, ...]

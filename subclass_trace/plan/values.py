@@ -30,7 +30,7 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """An object that stands at a place among the arguments of the call; see `state.source.Source`."""
+    """An object that stands at a place of the call; see `state.place.Place`."""
 
     place: Any
 
@@ -78,7 +78,7 @@ def make(cls: type, items: Sequence[Any]) -> Any:
     if issubclass(cls, tuple) and cls is not torch.Size and not hasattr(cls, "n_sequence_fields"):
         return tuple(items) if cls is tuple else tuple.__new__(cls, items)
     made: Any = cls
-    return made(*items) if cls is slice else made(items)
+    return made(*items) if cls in (slice, types.MethodType) else made(items)
 
 
 def dict_setter(cls: type) -> Callable[[Any, Any, Any], None]:
@@ -90,6 +90,20 @@ def empty(cls: type) -> Any:
     """An instance for which no code of the class's ran, neither ``__new__`` nor ``__init__``."""
     base: Any = next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
     return base.__new__(cls)
+
+
+def entries_in(recipe: Recipe) -> Iterator[Entry]:
+    """What a recipe takes of the call itself."""
+    if isinstance(recipe, Entry):
+        yield recipe
+    elif isinstance(recipe, Make):
+        for item in recipe.items:
+            yield from entries_in(item)
+    elif isinstance(recipe, New):
+        pairs = (part for pair in recipe.pairs or () for part in pair)
+        factory = () if recipe.factory is None else (recipe.factory,)
+        for item in (*(recipe.items or ()), *pairs, *(item for _, item in recipe.fields), *factory):
+            yield from entries_in(item)
 
 
 def accessors(recipe: Recipe, path: str) -> Iterator[tuple[int, str]]:

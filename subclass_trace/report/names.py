@@ -79,7 +79,7 @@ def _assigned(plan: Plan) -> Iterator[tuple[str, Recipe]]:
     for effect in plan.side_effects:
         known = effect.how == "put" and isinstance(effect.keys[0], (str, int, float))
         key = f"[{effect.keys[0]!r}]" if known else "[...]" if effect.how == "put" else ""
-        yield from ((f"assigned: {effect.holder.path}{key}", made) for made in effect.values)
+        yield from ((f"assigned: {effect.place}{key}", made) for made in effect.values)
 
 
 def value_names(plan: Plan) -> list[str]:

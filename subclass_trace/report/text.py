@@ -147,7 +147,7 @@ def misses_text(entry: Any) -> str:
 
 def guards_of(entry: Any) -> list[str]:
     """What a call is asked, as code: what the generated entry checks, and what holds of the dicts that code names."""
-    state = [guard.code for rows in entry.state.by_holder.values() for guard in rows]
+    state = [row.code for row in entry.state.fixed]
     return [*dict.fromkeys([*entry.guards, *state])]
 
 

@@ -7,7 +7,7 @@ forward; more are traced from the `Tape` and read the same saved activations. Se
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 CompileBackward = Callable[[fx.GraphModule], Boxed]
 #: captures and later traces share process-wide state (fake modes, patched checkpoint), so they are serialised
 TRACE_LOCK = threading.RLock()
+#: the arguments of a call that no backward asks for
+NO_CALL: Any = ((), {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,24 +45,24 @@ class Circumstances:
     Attributes:
         create_graph: it can be differentiated twice.
         conditions: on sizes and numbers, beyond those of the specialization.
-        state: tells whether the Python state that its code read is as it was.
+        state: tells of the arguments of the forward's call whether the Python state that its code read is as it was.
         autocast: the state of autocast, as in `Ambient`.
         dtensor: what was active around DTensors, if it met any.
     """
 
     create_graph: bool = False
     conditions: tuple[Any, ...] = ()
-    state: Callable[[], bool] | None = None
+    state: Callable[[Any], bool] | None = None
     autocast: tuple[Any, ...] = ()
     dtensor: torch_api.DTensorModes | None = None
 
-    def hold(self, create_graph: bool, env: Env) -> bool:
+    def hold(self, create_graph: bool, env: Env, call: Any) -> bool:
         """Are they those of now?"""
         return (
             self.create_graph == create_graph
             and self.autocast == torch_api.autocast_state()
             and all(holds(c, env) for c in self.conditions)
-            and (self.state is None or self.state())
+            and (self.state is None or self.state(call))
             and (self.dtensor is None or self.dtensor == torch_api.dtensor_modes())
         )
 
@@ -134,9 +136,9 @@ class CompiledBackward:
             specs, traced.tangents, tuple(inputs), call, grads, traced.passed, when, following, traced.guards, graph
         )
 
-    def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
+    def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any) -> bool:
         """Is this the backward for these tangents?"""
-        if not self.when.hold(create_graph, env):
+        if not self.when.hold(create_graph, env, call):
             return False
         if create_graph and [*map(_requires_grad, tangents)] != [*map(_requires_grad, self.tangents)]:
             return False  # which gradients require grad depends on it
@@ -176,7 +178,7 @@ class Backwards:
         takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
         narrow: are told when a backward does not hold for the sizes of a call.
-        shared: ids of things in place of which other objects that have this program have others.
+        is_shared: several modules have this program.
     """
 
     def __init__(
@@ -193,36 +195,45 @@ class Backwards:
         self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
         self.of: tuple[int, ...] | None = None
         self.narrow: list[Callable[[], Callable[[Any], None] | None]] = []
-        self.shared: set[int] = set()
+        self.is_shared = False
         self.compiled: tuple[CompiledBackward, ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
         """Add a backward: the first was traced together with the forward."""
         self.compiled = (*self.compiled, entry)
 
-    def share(self, own: Set[int]) -> bool:
-        """Another object shall have these too, which must not read what is the first one's ``own``."""
-        free = not any(_reads(b.reads, own) for b in self.compiled)
-        self.shared.update(own if free else ())
+    @property
+    def keeps_call(self) -> bool:
+        """Does a backward read what stands among the arguments of its call, which the forward has to keep for it?"""
+        return any(b.reads is not None and b.reads.moves for b in self.compiled)
+
+    def share(self) -> bool:
+        """Another module shall have these too: none of them may read Python state."""
+        free = not any(b.reads is not None for b in self.compiled)
+        self.is_shared = self.is_shared or free
         return free
 
-    def find(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
+    def find(
+        self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any = NO_CALL
+    ) -> CompiledBackward:
         """The backward for these tangents, traced now if there is none yet.
 
         Raises:
             TangentError: it cannot be computed from the saved activations.
         """
-        hit = self._lookup(tangents, create_graph, env)
+        hit = self._lookup(tangents, create_graph, env, call)
         if hit is None:
             with TRACE_LOCK:
-                hit = self._lookup(tangents, create_graph, env)
+                hit = self._lookup(tangents, create_graph, env, call)
                 if hit is None:
                     hit = self._trace(tangents, create_graph, env)
                     self.add(hit)
         return hit
 
-    def _lookup(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward | None:
-        return next((entry for entry in self.compiled if entry.serves(tangents, create_graph, env)), None)
+    def _lookup(
+        self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any
+    ) -> CompiledBackward | None:
+        return next((entry for entry in self.compiled if entry.serves(tangents, create_graph, env, call)), None)
 
     @working("another backward")
     def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
@@ -256,9 +267,9 @@ class Backwards:
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
             raise self._other_sizes(failed, env)
-        if _reads(traced.guards, self.shared):
+        if traced.guards is not None and (self.is_shared or (traced.guards.moves and not self.keeps_call)):
             raise TangentError(
-                "this backward reads the Python state of a module, and other modules have the same program",
+                "this backward reads Python state that belongs to one module, or one call, of several that it would serve",
                 path=", ".join(self.output_paths) or None,
             )
         when = Circumstances(create_graph, conditions, check_of(traced), autocast, tape.session.dtensor_modes())
@@ -314,14 +325,9 @@ class Backwards:
         return {name: symbol for name, symbol in found.items() if symbol is not None}
 
 
-def check_of(traced: TracedBackward) -> Callable[[], bool] | None:
+def check_of(traced: TracedBackward) -> Callable[[Any], bool] | None:
     """See `Circumstances.state`."""
     return None if traced.guards is None else state_holds(traced.guards)
-
-
-def _reads(guards: StateGuards | None, things: Set[int]) -> bool:
-    holders = () if guards is None else guards.walk.holders.values()
-    return any(id(thing) in things for h in holders for thing in (h.thing, h.owner))
 
 
 def _requires_grad(spec: Spec | None) -> bool:

@@ -6,7 +6,7 @@ Print ``specialization.source`` to read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -25,7 +25,9 @@ from ..plan import (
     ViewOutput,
     gradient_of,
 )
+from ..plan.values import entries_in
 from ..state.guards import StateGuards
+from ..state.place import Place
 from ..subclass.spec import spec_leaves
 from ..subclass.template import Examples
 from .delivery_code import Delivery
@@ -60,6 +62,13 @@ Tensor = torch.Tensor
 MISS: Any = object()
 
 
+def _places_of(plan: Plan) -> list[Place]:
+    """The places that the delivery of a call names: what is written, and what its recipes take."""
+    found = [effect.place for effect in plan.side_effects if isinstance(effect.place, Place)]
+    recipes = [plan.results.recipe, *(v for effect in plan.side_effects for v in effect.values)]
+    return found + [entry.place for recipe in recipes for entry in entries_in(recipe)]
+
+
 #: the entry, the source that it was made from, and the function that says why it misses (None: it does not)
 Emitted: TypeAlias = tuple[Callable[..., Any], Source, Callable[..., Reason | None]]
 
@@ -73,7 +82,7 @@ class EntryEmitter:
 
     def __init__(self, program: Program, ambient: Ambient, state: StateGuards) -> None:
         self.program, self.plan, self.ambient, self.state = program, program.plan, ambient, state
-        self.pins = Pins(state)
+        self.pins = Pins(state, _places_of(self.plan))
         self.source = Source()
         self.source.bind("MISS", MISS)
         self.values: dict[str, Tensor] = {}
@@ -100,17 +109,16 @@ class EntryEmitter:
         self._deliver(self._run(flat, inputs, leaves, symbols), state.read)
         return s.build("entry", "entry"), s, failed
 
-    def emit_like(self, known: Source, own: Set[int]) -> Emitted | None:
-        """The entry that was written for another object, with what this one has in place of that.
+    def emit_like(self, known: Source) -> Emitted | None:
+        """The entry that was written for another module, with what this one has in place of that.
 
-        None where the checks of their Python state are others, or the rest names what is that object's ``own``.
+        None where the checks of their Python state are others.
         """
         s = self.source
         with tried(s, "def entry(args, kwargs):"):
             self._state_part()
             count = len(s.lines)
-        rest = (id(value) for name, value in known.globals.items() if name not in s.globals)
-        if s.lines[:count] != known.lines[:count] or not own.isdisjoint(rest):
+        if s.lines[:count] != known.lines[:count]:
             return None
         made = known.with_globals(s)
         return made.build("entry", "entry"), made, made.why("entry")
@@ -130,7 +138,8 @@ class EntryEmitter:
         s.line(f"result = {values.value(plan.results.recipe)}")
         emit_effects(values, plan.side_effects)
         if written := self.pins.written_by_calls(plan.side_effects):
-            s.line(f"{s.bind('pin_written', self.pins.pin_written)}({s.constant(written, 'written')})")
+            names = tuple_code([*dict.fromkeys(read(effect.place) for effect in written)])
+            s.line(f"{s.bind('pin_written', self.pins.pin_written)}(({names}))")
         s.line("return result")
 
     def _ambient(self) -> None:
@@ -228,9 +237,11 @@ class EntryEmitter:
         s.line(f"p = [{', '.join(primals)}]")
         env = self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
-        if needs_call(plan):
+        if self._takes_call():
             s.line(f"call = {state}")
             env = "call.env"
+            if self.program.backwards is not None and self.program.backwards.keeps_call:
+                s.line("call.arguments = args, kwargs")
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.keep_versions()
         values = (
@@ -245,6 +256,10 @@ class EntryEmitter:
         for number, output in plan.mutations.gradients:
             s.line(f"{inputs[number]}.grad = {results[output]}")
         return results
+
+    def _takes_call(self) -> bool:
+        backwards = self.program.backwards
+        return needs_call(self.plan) or (backwards is not None and backwards.keeps_call)
 
     def _result(
         self,
@@ -295,7 +310,7 @@ class EntryEmitter:
         emitter = FunctionEmitter(self.program, self.ambient, self.examples)
         s.bind("apply", torch_api.base_apply(emitter.emit()))
         given = [inputs[i] for i in plan.gradients.differentiated]
-        made = f"apply(p, {', '.join(['call', *given] if needs_call(plan) else given)})"
+        made = f"apply(p, {', '.join(['call', *given] if self._takes_call() else given)})"
         if self.ambient.grad:
             s.line(f"v = {made}")
         else:  # the region enables gradients itself

@@ -16,7 +16,7 @@ from ..errors import UnsupportedError
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from ..torch_api.dynamo import never_compiled
-from .backward import Backwards, CompiledBackward
+from .backward import NO_CALL, Backwards, CompiledBackward
 from .sizes import Env
 
 Tensor = torch.Tensor
@@ -44,7 +44,8 @@ def run_backward(
     create_graph, env = torch.is_grad_enabled(), getattr(ctx, "env", None) or {}
     rows = [None if t is None else flatten(t) for t in tangents]
     with torch_api.outside_of_vmap(any(map(torch_api.is_legacy_batched, tangents))):
-        entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
+        specs = [None if r is None else r[1] for r in rows]
+        entry = backwards.find(specs, create_graph, env, getattr(ctx, "call", NO_CALL))
     with torch_api.disable_autocast():
         if not create_graph:
             leaves = [leaf for r in rows if r is not None for leaf in r[0]]

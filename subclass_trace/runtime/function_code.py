@@ -59,7 +59,8 @@ class FunctionEmitter:
     def __init__(self, program: Program, ambient: Ambient, examples: Examples) -> None:
         assert program.backwards is not None
         self.program, self.plan, self.ambient, self.examples = program, program.plan, ambient, examples
-        self.backwards, self.takes_call = program.backwards, needs_call(self.plan)
+        self.backwards = program.backwards
+        self.takes_call = needs_call(self.plan) or self.backwards.keeps_call
         self.paths: tuple[Callable[..., Any], ...] = ()
         self._known: list[CompiledBackward] = []  # those that have a path, or can have none
 
@@ -87,6 +88,8 @@ class FunctionEmitter:
         s.line(f"ctx.edges = {s.bind('edges', edges)}(inputs)")
         if symbols:
             s.line("ctx.env = call.env")
+        if self.backwards.keeps_call:
+            s.line("ctx.call = call.arguments")
         wrapper = Wrapper(s, self.examples, symbols, "call.env" if self.takes_call else "{}")
         values = wrapped(wrapper, plan, iter(flat))
         spent = {*plan.gradients.differentiable, *plan.mutations.spent_values}
@@ -222,7 +225,7 @@ class FunctionEmitter:
         s.bind("any_autocast", torch_api.any_autocast)
         other = ["grad_enabled()", "any_autocast()"]
         if entry.when.state is not None:
-            other.append(f"not {s.constant(entry.when.state, 'state')}()")
+            other.append(f"not {s.constant(entry.when.state, 'state')}(getattr(ctx, 'call', ((), {{}})))")
         if entry.when.dtensor is not None:
             dispatcher = s.bind("dtensor", torch_api.dtensor_dispatcher())
             other.append(torch_api.other_dtensor_modes_code(dispatcher, entry.when.dtensor))

@@ -19,12 +19,16 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(eq=False)
 class Call:
-    """The state of one call: inputs, their dense leaves, values of symbols; the forward fills in sizes."""
+    """The state of one call: inputs, their dense leaves, values of symbols; the forward fills in sizes.
+
+    ``arguments``: (args, kwargs), where a backward reads Python state among them.
+    """
 
     inputs: list[torch.Tensor]
     leaves: list[torch.Tensor]
     env: dict[Any, Any]
     sizes: Sequence[Any] = ()
+    arguments: Any = ((), {})
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,108 +1,34 @@
 """Emitters for the guards on Python state: straight lines that find the inputs of a call, or miss.
 
-The versions of all dicts that decided a trace are compared in one go (60 us for 1,024). Only when one of them was written since
-are its named keys compared, and its version is pinned to what it is now. Empty tables of hooks are compared by one ``any()``.
+What stands still between calls (`Pins`) is compared in one go: the versions of all dicts that decided the trace, the classes of
+the objects, and what no version tells, each by identity. Only when one of them differs are the rows themselves compared, and
+what stands there is pinned anew. What stands among the arguments is compared in each call.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from .. import torch_api
-from ..state.guards import GONE, At, Guard, Like, NoNewNames, StateGuards, alike, is_input
-from ..state.source import Arguments, Cell, Holder, Mapping, Names, Variable
-from ..state.source import Sequence as ListLike
-from ..state.source import Source as Place
-from ..state.values import ATOMS, MISSING, factory_of, is_a
+from ..errors import Reason
+from ..state.guards import StateGuards
+from ..state.place import GONE, STEPS, Call, Place
+from ..state.recorder import instance_dict
+from ..state.rows import HOOKS, KINDS, Row
+from ..state.values import ATOMS, MISSING, dict_of_class, is_a, same
+from ..state.writes import MAPPING, NAMES
 from .source import Source
 
-_NO_CALL: Any = ((), {})
 _LITERAL = (int, str, bytes)
 _ONE = (bool, type(None), type(Ellipsis), type(NotImplemented))
-
-
-class Pins:
-    """The fixed places of some guards, as the last call has found them. Generated code has these very lists.
-
-    Attributes:
-        tables, versions: dicts that are not empty, and their versions; ``empty``: the others.
-        fixed: the tensors at places in them.
-    """
-
-    def __init__(self, guards: StateGuards) -> None:
-        self.guards = guards
-        self.holders = list(guards.by_holder) if torch_api.versions_see_writes() else []
-        for holder in self.holders:
-            if type(holder) is Names and holder.owner is not None:
-                torch_api.own_table(holder.thing)
-        pairs = [(first, other) for first, others in guards.same_tensors.items() for other in others]
-        pinned = set(self.holders)
-        self.places = frozenset(s for s in {*guards.tensors, *itertools.chain(*pairs)} if s.holder in pinned)
-        self._first = [s for s in guards.tensors if s in self.places]
-        self._same = [pair for pair in pairs if self.places.issuperset(pair)]
-        self._with_tensors = frozenset(s.holder for s in self.places)
-        self._checks: dict[Holder, Callable[..., str | None]] = {}
-        self.tables: list[dict[Any, Any]] = []
-        self.versions: list[int] = []
-        self.empty: list[dict[Any, Any]] = []
-        self.fixed: list[Any] = []
-        self._pin()
-        self._fetch()
-
-    def _pin(self) -> None:
-        self._full = {h: k for k, h in enumerate(h for h in self.holders if h.thing)}
-        self.empty[:] = [h.thing for h in self.holders if not h.thing]
-        self.tables[:] = [h.thing for h in self._full]
-        self.versions[:] = map(torch_api.dict_version, self.tables)
-
-    def _fetch(self) -> None:
-        self.fixed[:] = [s.read(_NO_CALL) for s in self._first]
-
-    def why(self) -> str | None:
-        """Dicts were written: what of it does not hold any more; else their versions are pinned to what they are now."""
-        now = [*map(torch_api.dict_version, self.tables)]
-        written = [h for h, a, b in zip(self._full, now, self.versions, strict=True) if a != b]
-        filled = [h for h in self.holders if h.thing and h not in self._full] if any(self.empty) else []
-        for holder in (*filled, *written):
-            if holder not in self._checks:
-                with tried(s := Source(), "def check(args, kwargs):"):
-                    StateEmitter(s, self.guards, self).check_all(self.guards.by_holder[holder])
-                self._checks[holder] = s.why("check")
-            if (why := self._checks[holder]((), {})) is not None:
-                return why
-        if not self._with_tensors.isdisjoint((*written, *filled)):
-            if not all(a.read(_NO_CALL) is b.read(_NO_CALL) for a, b in self._same):
-                return "other tensors that code names are one and the same"
-            self._fetch()
-        if filled:
-            self._pin()
-        else:
-            self.versions[:] = now
-        return None
-
-    def written_by_calls(self, effects: Sequence[Any]) -> list[Holder]:
-        """The dicts that a call writes where no guard compares what it writes: see `pin_written`."""
-        found: dict[Holder, bool] = {}
-        for effect in effects:
-            holder, key = effect.holder, effect.keys[:1]
-            if holder in self.guards.by_holder:
-                rows = [g for g in self.guards.by_holder[holder] if isinstance(g, At) and not is_input(g.was)]
-                free = effect.how == "put" and effect.values and key[0] in holder.thing
-                found[holder] = bool(free and all(g.source.key != key[0] for g in rows)) and found.get(holder, True)
-        return [holder for holder, free in found.items() if free]
-
-    def pin_written(self, holders: Sequence[Holder]) -> None:
-        """After a call has written these itself: the next one need not compare what is named there."""
-        for holder in holders:
-            if (place := self._full.get(holder)) is not None:
-                self.versions[place] = torch_api.dict_version(holder.thing)
-        if not self._with_tensors.isdisjoint(holders):
-            self._fetch()
+_of_instance = object.__getattribute__
 
 
 @contextlib.contextmanager
@@ -120,25 +46,341 @@ def tried(source: Source, head: str) -> Iterator[None]:
     source.check(f"except ({names}) as error", gone, "what the region reads is there")
 
 
-def state_holds(guards: StateGuards) -> Callable[[], bool]:
-    """A function that tells whether the state is as it was, for code that has no arguments."""
-    with tried(s := Source("False"), "def holds(args=(), kwargs={}):"):
-        StateEmitter(s, guards, Pins(guards)).emit()
+class RowEmitter:
+    """Writes places as local names, and rows as checks.
+
+    Args:
+        function: an expression for the root "self".
+        bound: places that have names already.
+    """
+
+    def __init__(self, source: Source, function: str, bound: dict[Place, str] | None = None) -> None:
+        self.source, self.function = source, function
+        self.names: dict[Any, str] = dict(bound or {})
+        source.bind("MISSING", MISSING)
+        source.bind("Tensor", torch.Tensor)
+        source.bind("namespace", _of_instance)
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Each of these rows."""
+        for row in rows:
+            why = f"{self.source.held(row.why)}(Call(args, kwargs, {self.function}))"
+            self.source.bind("Call", Call)
+            self.source.check(f"if not ({self.condition(row)})", why, row.code)
+
+    # ------------------------------------------------------------------------------------------ places
+    def read(self, place: Place) -> str:
+        """A local name of what stands at a place; it raises where there is nothing to step from."""
+        name = self.names.get(place)
+        if name is None:
+            code = self._code(place)
+            if place.parent is None and place.kind != "arg":
+                name = code
+            else:
+                name = self.source.name("h")
+                self.source.line(f"{name} = {code}")
+            self.names[place] = name
+        return name
+
+    def _code(self, place: Place) -> str:
+        s, key = self.source, place.key
+        if place.parent is None:
+            if place.kind == "self":
+                return self.function
+            if place.kind == "const":
+                return s.held(key)
+            return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
+        if place.kind == "attr":
+            return f"{self._space(place.parent)}.get({key!r}, MISSING)"
+        parent = self.read(place.parent)
+        if place.kind == "inner":
+            return f"{parent}.{key}"
+        if place.kind == "contents":
+            return f"{parent}.cell_contents"
+        if place.kind == "cell":
+            return f"{parent}.__closure__[{key}]"
+        if place.kind == "call":
+            return f"{parent}(*{s.held(key)})"
+        known = repr(key) if type(key) in (int, str) else s.held(key)
+        return f"{s.bind('step_' + place.kind, STEPS[place.kind])}({parent}, {known})"
+
+    def _space(self, owner: Place) -> str:
+        """The dict of the object at a place."""
+        known = (owner, "dict")
+        if known not in self.names:
+            name = self.names[known] = self.source.name("d")
+            self.source.line(f"{name} = namespace({self.read(owner)}, '__dict__')")
+        return self.names[known]
+
+    # ------------------------------------------------------------------------------------------ rows
+    def condition(self, row: Row) -> str:
+        """An expression that tells whether a row holds."""
+        s, known, kind = self.source, row.known, row.kind
+        if kind == "value" and known is MISSING and row.place.kind == "attr" and row.place not in self.names:
+            assert row.place.parent is not None
+            return f"{row.place.key!r} not in {self._space(row.place.parent)}"
+        value = self.read(row.place)
+        if kind == "value":
+            return self._value(value, known)
+        if kind in ("alias", "other"):
+            return f"{value} is {'not ' * (kind == 'other')}{self.read(known)}"
+        if kind == "is":
+            return f"{value} is {s.held(known)}"
+        if kind == "type" or (kind == "number" and known is int):
+            return f"type({value}) is {s.held(known)}"
+        if kind == "tensor":
+            return f"isinstance({value}, Tensor)"
+        if kind == "len":
+            return f"len({value}) == {known}"
+        if kind == "truth":
+            return value if known else f"not {value}"
+        compare = s.bind(f"holds_{kind}", KINDS[kind][0])
+        return f"{compare}({value}, {s.held(known)})"
+
+    def _value(self, value: str, known: Any) -> str:
+        kind = type(known)
+        if kind in _LITERAL:
+            return f"type({value}) is {kind.__name__} and {value} == {known!r}"
+        held = "MISSING" if known is MISSING else self.source.held(known)
+        if kind in _ONE or known is MISSING:
+            return f"{value} is {held}"
+        return f"({value} is {held} or {self.source.bind('same', same)}({value}, {held}))"
+
+
+# ---------------------------------------------------------------------------------------------- what stands still
+class Pins:
+    """What of some guards stands still between calls, as the last call has found it. Generated code has these very lists.
+
+    Attributes:
+        tables, versions: dicts that are not empty, and their versions; ``empty``: the others.
+        objects, classes: objects, and their classes; ``spaces``: the ids of their dicts.
+        things: what stands at the places `places`: the tensors, and what is written or compared in each call.
+    """
+
+    def __init__(self, guards: StateGuards, written: Sequence[Place] = ()) -> None:
+        self.guards, self.rows = guards, guards.fixed
+        fixed = [row.known for row in guards.moving if type(row.known) is Place and not row.known.moves]
+        wanted = [*(p for p in guards.flat if not p.moves), *(p for p in written if not p.moves), *fixed]
+        self.places: tuple[Place, ...] = tuple(dict.fromkeys(wanted))
+        self.tables: list[dict[Any, Any]] = []
+        self.versions: list[int] = []
+        self.empty: list[Any] = []
+        self.objects: list[Any] = []
+        self.classes: list[type] = []
+        self.spaces: list[int] = []
+        self.facts: list[tuple[Callable[..., Any], Any, Any, Any]] = []  # reader, of what, key, what it gives
+        self.things: list[Any] = []
+        self._exact: Callable[..., Any] | None = None
+        self._sees_writes = torch_api.versions_see_writes()
+        self.bind()
+
+    @property
+    def call(self) -> Call:
+        """The roots."""
+        return Call((), {}, self.guards.function)
+
+    def bind(self) -> None:
+        """Pin what stands there now, which meets the rows."""
+        found: dict[Place, Any] = {}
+        tables, objects, empty = dict[int, Any](), dict[int, Any](), dict[int, Any]()
+        self.facts.clear()
+        for place in dict.fromkeys([*(row.place for row in self.rows), *self.places]):
+            self._pin(place, found, tables, objects)
+        for row in self.rows:
+            self._pin_row(row, found, tables, empty)
+        for held in tables.values():
+            (self.empty if not held else self.tables)
+        self.empty[:] = [*empty.values(), *(held for held in tables.values() if not held)]
+        self.tables[:] = [held for held in tables.values() if held]
+        self.versions[:] = map(torch_api.dict_version, self.tables)
+        self.objects[:] = objects.values()
+        self.classes[:] = map(type, self.objects)
+        self.spaces[:] = [id(instance_dict(o)) for o in self.objects]
+        self.things[:] = [found[place] for place in self.places]
+
+    def _pin(self, place: Place, found: dict[Place, Any], tables: dict[int, Any], objects: dict[int, Any]) -> Any:
+        if place in found:
+            return found[place]
+        parent = None if place.parent is None else self._pin(place.parent, found, tables, objects)
+        if place.parent is None:
+            found[place] = value = place.read(self.call)
+            return value
+        found[place] = value = STEPS[place.kind](parent, place.key)
+        self._note(place.kind, place.key, parent, value, tables, objects)
+        return value
+
+    def _note(
+        self, kind: str, key: Any, of: Any, value: Any, tables: dict[int, Any], objects: dict[int, Any]
+    ) -> None:
+        """What has to stay as it is, that the step gives the same again."""
+        sees = self._sees_writes
+        if kind == "attr":
+            space = instance_dict(of)
+            if space is not None and sees:
+                if id(space) not in tables:
+                    torch_api.own_table(space)
+                    tables[id(space)] = space
+                objects[id(of)] = of
+                return
+        elif kind == "getattr" and key == "__dict__" and not is_a(of, type):
+            objects[id(of)] = of
+            return
+        elif kind == "item" and is_a(of, dict) and sees:
+            tables[id(of)] = of
+            return
+        elif kind == "item" and is_a(of, tuple):
+            return
+        elif kind in ("lookup", "own", "super") and sees:
+            for cls in (of if kind != "super" else key[0]).__mro__:
+                if cls.__flags__ & 1 << 9:
+                    space = _dict_of_class(cls)
+                    tables[id(space)] = space
+            self.facts.append((getattr, of, "__mro__", of.__mro__))
+            return
+        elif kind == "cell" or (kind == "inner" and type(of) in _FROZEN):
+            return
+        self.facts.append((STEPS[kind], of, key, value))
+
+    def _pin_row(self, row: Row, found: dict[Place, Any], tables: dict[int, Any], empty: dict[int, Any]) -> None:
+        """What of a thing is compared besides what it is."""
+        value = found[row.place]
+        if row.kind == "func" and type(value) is types.FunctionType:
+            self.facts.append((getattr, value, "__code__", row.known))
+        elif row.kind == "hooks":
+            for name in HOOKS:
+                held = (instance_dict(value) or {}).get(name)
+                if held is not None:
+                    empty[id(held)] = held
+            self._note("attr", HOOKS[0], value, None, tables, {})
+        elif row.kind in ("len", "keys", "truth", "set") and not is_a(value, tuple):
+            if is_a(value, dict) and self._sees_writes:
+                tables[id(value)] = value
+            else:
+                self.facts.append((_holds, value, row.kind, row.known))
+        elif row.kind in ("raw", "bare", "exact", "number", "type"):
+            if row.kind in ("raw", "bare") or (row.kind == "type" and not _is_plain(value)):
+                self.facts.append((_holds, value, row.kind, row.known))
+            if row.kind == "type":
+                found[row.place] = value
+
+    # ------------------------------------------------------------------------------------------ checking
+    def hold(self) -> bool:
+        """Do the facts, which no version tells?"""
+        for read, of, key, value in self.facts:
+            if read is _holds:
+                if not KINDS[key][0](of, value):
+                    return False
+                continue
+            now = read(of, key)
+            if now is not value and not (type(value) in ATOMS and same(now, value)):
+                return False
+        return True
+
+    def why(self) -> str | None:
+        """Something was written: which row does not hold any more; else all is pinned to what it is now."""
+        if self._exact is None:
+            self._exact = exact(self.rows)
+        try:
+            why = self._exact((), {}, self.guards.function)
+        except GONE as error:
+            return f"something is gone that the region reads ({error!r})"
+        if why is None:
+            self.bind()
+        return why  # type: ignore[no-any-return]
+
+    def failed(self) -> bool:
+        """Does what stands still hold no more?"""
+        if (
+            any(self.empty)
+            or [*map(torch_api.dict_version, self.tables)] != self.versions
+            or [*map(type, self.objects)] != self.classes
+            or not self.hold()
+        ):
+            return self.why() is not None
+        return False
+
+    # ------------------------------------------------------------------------------------------ what calls write
+    def written_by_calls(self, effects: Sequence[Any]) -> list[Any]:
+        """The dicts that a call writes where no row compares what it writes: see `pin_written`."""
+        compared: dict[int, set[Any]] = {}
+        for row in self.rows:
+            place = row.place
+            if place.parent is None or row.kind == "number":
+                continue
+            with contextlib.suppress(*GONE):
+                of = place.parent.read(self.call)
+                space = of if place.kind == "item" else instance_dict(of) if place.kind == "attr" else None
+                if space is not None:
+                    compared.setdefault(id(space), set()).add(place.key if type(place.key) in ATOMS else None)
+        return [
+            effect
+            for effect in effects
+            if effect.table in (NAMES, MAPPING)
+            and effect.how == "put"
+            and effect.values
+            and not effect.place.moves
+            and self._is_free(effect, compared)
+        ]
+
+    def _is_free(self, effect: Any, compared: dict[int, set[Any]]) -> bool:
+        thing = effect.place.read(self.call)
+        return effect.keys[0] in thing and effect.keys[0] not in compared.get(id(thing), ())
+
+    def pin_written(self, things: Sequence[Any]) -> None:
+        """After a call has written these itself: the next one need not compare what is named there."""
+        for thing in things:
+            for k, table in enumerate(self.tables):
+                if table is thing:
+                    self.versions[k] = torch_api.dict_version(thing)
+
+
+_FROZEN = (types.MethodType, property, staticmethod, classmethod, types.BuiltinFunctionType, types.MethodWrapperType)
+_classes: dict[int, tuple[type, dict[str, Any]]] = {}
+
+
+def _dict_of_class(cls: type) -> dict[str, Any]:
+    found = _classes.get(id(cls))
+    if found is None or found[0] is not cls:
+        found = _classes[id(cls)] = cls, dict_of_class(cls)
+    return found[1]
+
+
+def _holds(value: Any, kind: Any) -> None:
+    """Stands for a row among facts."""
+
+
+def _is_plain(value: Any) -> bool:
+    """Is it of a class whose objects keep it?"""
+    kind = type(value)
+    return kind in (dict, list, tuple, set, frozenset, types.MethodType) or not kind.__flags__ & 1 << 9
+
+
+def exact(rows: Sequence[Row]) -> Callable[..., Any]:
+    """``(args, kwargs, function) -> None``, or the reason why a row does not hold."""
+    with tried(s := Source(), "def check(args, kwargs, function):"):
+        RowEmitter(s, "function").check(rows)
+    return s.why("check")
+
+
+def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
+    """A function that tells of the (args, kwargs) of a call whether the state is as it was, for code that runs later."""
+    with tried(s := Source("False"), "def holds(call):"):
+        s.line("args, kwargs = call")
+        RowEmitter(s, s.held(guards.function, "function")).check(guards.rows)
     s.line("return True")
     return s.build("holds", "guards")
 
 
 class StateEmitter:
-    """Writes the checks: moving holders get local names, fixed ones are bound."""
+    """Writes the checks of an entry, and the names of the flat arguments."""
 
     def __init__(self, source: Source, guards: StateGuards, pins: Pins) -> None:
         self.source, self.guards, self.pins = source, guards, pins
-        self.names: dict[Holder, str] = {}
-        source.bind("MISSING", MISSING)
-        source.bind("alike", alike)
-        source.bind("Tensor", torch.Tensor)
-        source.bind("namespace", object.__getattribute__)
-        source.bind("factory_of", factory_of)
+        self.rows = RowEmitter(source, source.held(guards.function, "function"))
+
+    def read(self, place: Place) -> str:
+        """An expression of what stands at a place."""
+        return self.rows.read(place)
 
     def emit(self) -> list[str]:
         """All checks, inside of a ``try``; names of the flat arguments."""
@@ -151,115 +393,28 @@ class StateEmitter:
             f"len(args) == {guards.positional} and [*kwargs] == {list(guards.keywords)}",
         )
         self._fixed()
-        self.check_all(guards.each if self.pins.holders else guards.all)
-        for first, second in guards.aliases:
-            self._same(first, second, "object")
-        self._objects()
-        return self._tensors()
-
-    def check_all(self, guards: Any) -> None:
-        """Each of these guards."""
-        for guard in guards:
-            why = f"{self.source.held(guard.why)}((args, kwargs))"
-            self.source.check(f"if not ({self._condition(guard)})", why, guard.code)
-
-    def _same(self, first: Place, other: Place, what: str) -> None:
-        head = f"if {self.read(other)} is not {self.read(first)}"
-        self.source.check(head, repr(f"{first} and {other} were one {what}"), f"{other} is {first}")
+        self.rows.check(guards.moving)
+        return [self.read(place) for place in guards.flat]
 
     def _fixed(self) -> None:
-        """The versions of dicts, and what no version tells."""
+        """What stands still: versions of dicts, classes, and what no version tells."""
         s, pins = self.source, self.pins
-        if pins.holders:
-            tables, versions, empty = s.held(pins.tables), s.held(pins.versions), s.held(pins.empty)
-            now = f"[*map({s.bind('version', torch_api.dict_version)}, {tables})]"
+        parts: list[str] = []
+        if pins.empty or pins.tables:
+            parts.append(f"any({s.held(pins.empty)})")
+            parts.append(f"[*map({s.bind('version', torch_api.dict_version)}, {s.held(pins.tables)})] != {s.held(pins.versions)}")
+        if pins.objects:
+            parts.append(f"[*map(type, {s.held(pins.objects)})] != {s.held(pins.classes)}")
+        if pins.facts:
+            parts.append(f"not {s.held(pins.hold)}()")
+        if parts:
             why = f"{s.held(pins.why)}()"
-            failed = f"if (any({empty}) or {now} != {versions}) and {why} is not None"
-            s.check(failed, why, "the dicts that code names hold what they held")
-        for expression, thing, known, path in self.guards.facts:
-            head = f"if {expression.format(s.held(thing))} is not {s.held(known)}"
-            s.check(head, repr(f"{path} changed"), f"{path} is the same")
+            head = f"if ({' or '.join(parts)}) and {why} is not None"
+            s.check(head, why, "what the region reads of Python state is what it was")
+        if pins.places:
+            names = [s.name("x") for _ in pins.places]
+            s.line(f"{', '.join(names)}, = {s.held(pins.things)}")
+            self.rows.names.update(zip(pins.places, names, strict=True))
 
-    # ------------------------------------------------------------------------------------------ places
-    def _name(self, holder: Holder) -> str:
-        """A name that has the thing of a holder."""
-        if holder not in self.names:
-            if holder.fixed:
-                self.names[holder] = self.source.held(holder.thing)
-            elif isinstance(holder, Arguments):
-                self.names[holder] = "(args, kwargs)"
-            else:
-                assert holder.place is not None
-                value = self.read(holder.place)
-                name = self.names[holder] = self.source.name("h")
-                space = f"namespace({value}, '__dict__')"
-                self.source.line(f"{name} = {space if isinstance(holder, Names) else value}")
-        return self.names[holder]
 
-    def read(self, place: Place) -> str:
-        """An expression for the value at a place; it raises where there is none."""
-        s, holder, key = self.source, place.holder, place.key
-        known = repr(key) if type(key) in (int, str) else s.held(key)
-        if isinstance(holder, Arguments):
-            text = f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
-        elif isinstance(holder, Cell) and not isinstance(holder, Variable):
-            text = f"{self._name(holder)}.cell_contents"
-        elif isinstance(holder, (Mapping, ListLike)):
-            plain, name = type(holder.thing) in (dict, list), self._name(holder)
-            text = f"{name}[{known}]" if plain else f"{s.held(holder.base.__getitem__)}({name}, {known})"
-        else:
-            text = f"{s.held(holder.get)}({self._name(holder)}, {known})"
-        return text + "".join(f"[{k}]" for k in place.items)
-
-    # ------------------------------------------------------------------------------------------ conditions
-    def _condition(self, guard: Guard) -> str:
-        s = self.source
-        if isinstance(guard, NoNewNames):
-            return f"{s.held(guard.absent)}.isdisjoint({self._name(guard.holder)})"
-        if isinstance(guard, At):
-            if guard.was is MISSING:
-                return f"{s.held(guard.source.read)}((args, kwargs)) is MISSING"
-            return self._value(self.read(guard.source), guard.was)
-        name = self._name(guard.holder)
-        if guard.kind is list and guard.holder.guarded is not None:
-            items = [self._value(f"{name}[{k}]", v) for k, v in enumerate(guard.items)]
-            return " and ".join([f"type({name}) is list and len({name}) == {len(items)}", *items])
-        return f"{s.held(guard.holds)}({name})"
-
-    def _value(self, value: str, was: Any) -> str:
-        kind = type(was)
-        if kind is Like:
-            if was.kind is torch.Tensor:
-                return f"isinstance({value}, Tensor)"
-            held = self.source.held
-            return f"{held(was.holds)}({value})" if was.kind is float else f"type({value}) is {held(was.kind)}"
-        if kind in _LITERAL:
-            return f"type(v := {value}) is {kind.__name__} and v == {was!r}"
-        known = self.source.held(was)
-        by_identity = kind in _ONE or (kind not in ATOMS and not is_a(was, (tuple, frozenset)))
-        return f"{value} is {known}" if by_identity else f"((v := {value}) is {known} or alike(v, {known}))"
-
-    def _objects(self) -> None:
-        """No two objects of the arguments are one, and none is an object that the region names."""
-        if moving := [self._name(h) for h in self.guards.moving]:
-            fixed = frozenset(number for number, h in self.guards.walk.holders.items() if h.fixed)
-            self.source.line(f"ids = {{{', '.join(f'id({name})' for name in moving)}}}")
-            condition = f"len(ids) == {len(moving)} and {self.source.held(fixed)}.isdisjoint(ids)"
-            why = "two objects of the arguments are one, or one that the region names"
-            self.source.check(f"if not ({condition})", repr(why), "the objects of the arguments are distinct")
-
-    def _tensors(self) -> list[str]:
-        """Local names of the flat arguments. (That each tensor is another one the check of all tensors sees.)"""
-        s, pinned = self.source, self.pins.places
-        names = {place: s.name("x") for place in self.guards.flat}
-        tensors = {place: names[place] for place in self.guards.tensors}
-        if fixed := [name for place, name in tensors.items() if place in pinned]:
-            s.line(f"{', '.join(fixed)}, = {s.held(self.pins.fixed)}")
-        for place, name in names.items():
-            if place not in pinned:
-                s.line(f"{name} = {self.read(place)}")
-        for first, others in self.guards.same_tensors.items():
-            for other in others:
-                if not {first, other} <= pinned:
-                    self._same(first, other, "tensor")
-        return list(names.values())
+_UNUSED = (itertools, collections, Reason)

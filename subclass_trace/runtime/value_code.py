@@ -8,6 +8,7 @@ from typing import Any
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe, dict_setter, empty, make
 from ..state.values import MISSING
+from ..state.writes import PRINTED
 from .source import Source
 
 _PLAIN = (list, dict, set)
@@ -18,7 +19,7 @@ class ValueEmitter:
 
     Args:
         outputs: expressions for the flat outputs.
-        read: gives the expression of what stands at a place among the arguments.
+        read: gives the expression of what stands at a place.
     """
 
     def __init__(self, source: Source, outputs: Sequence[str], read: Callable[[Any], str]) -> None:
@@ -71,12 +72,11 @@ class ValueEmitter:
 
 
 def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect]) -> None:
-    """Lines that do to the sources of a call (``args`` and ``kwargs``) what the region does: all values first."""
+    """Lines that do to the things of a call what the region does: all values first."""
     s, rows = emitter.source, list[tuple[SideEffect, str, str]]()
     for effect in effects:
-        holder, values = effect.holder, [emitter.value(v) for v in effect.values]
-        now = f"{s.constant(holder.now)}((args, kwargs))"
-        thing = s.constant(holder.thing, "thing") if holder.fixed else _named(s, now)
+        values = [emitter.value(v) for v in effect.values]
+        thing = s.held(effect.place, "thing") if effect.table is PRINTED else emitter.read(effect.place)
         value = f"({''.join(f'{v}, ' for v in values)})"
         if effect.how == "put":
             value = values[0] if values else s.bind("MISSING", MISSING)
@@ -85,7 +85,7 @@ def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect]) -> None:
         rows.append((effect, thing, _named(s, value)))
     for effect, thing, value in rows:
         key = f"{s.constant(effect.keys[0], 'key')}, " if effect.how == "put" else ""
-        s.line(f"{s.constant(getattr(effect.holder, effect.how))}({thing}, {key}{value})")
+        s.line(f"{s.held(getattr(effect.table, effect.how))}({thing}, {key}{value})")
 
 
 def _named(s: Source, expression: str) -> str:

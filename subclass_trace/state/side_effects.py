@@ -1,15 +1,14 @@
-"""Snapshot of the sources of a trace: stand-ins in, changes out, and all as it was afterwards.
+"""What a run gave: how each call makes the result, and what it does to the things that the run wrote.
 
-In: a `Walk` while it grows, and what stands in for its tensors and numbers. Out: `SideEffect` rows and the recipe of the
-result, over the flat outputs that the region has to compute for them.
+In: a recorder after a run. Out: `SideEffect` rows and the recipe of the result, over the flat outputs that the region has to
+compute for them.
 """
 
 from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Mapping as MappingType
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,154 +18,33 @@ from ..errors import NotYet, SideEffectError
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
-from .entering import is_users
-from .source import Holder, Mapping, Names, OfClass, Source
-from .source import Sequence as ListLike
-from .thread_table import ThreadTable
+from .boundary import is_users
+from .kinds import SYMBOLS
+from .place import Place
+from .recorder import Recorder
 from .values import MISSING, factory_of, is_a, is_atom, same, same_keys, short, solid_base
-from .walk import Walk
+from .writes import MAPPING, NAMES, PRINTED, SEQUENCE, Written
 
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: classes of C whose state is all in what recipes rebuild
 _KNOWN_BASES = frozenset({object, list, dict, set, tuple, collections.OrderedDict, collections.defaultdict})
 _CONSTANT_KINDS = (type, types.ModuleType, types.BuiltinFunctionType, torch_api.OpOverload, torch.Generator)
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
-Table = dict[Any, Any]
-
-
-class Snapshot:
-    """The tables of all holders before the trace (`Holder.before`), and with stand-ins, as the trace started (``base``)."""
-
-    def __init__(self, walk: Walk) -> None:
-        self.walk = walk
-        self.base: dict[Holder, Table] = {}
-
-    def stand_in(self, sources: Iterable[Source], replaced: Callable[[Any, Source], Any]) -> None:
-        """Put stand-ins where these sources are.
-
-        Args:
-            replaced: the value that shall stand in place of one.
-
-        Raises:
-            SideEffectError: the place has been written before any name led to it.
-        """
-        for holder, key in dict.fromkeys((s.holder, s.key) for s in sources):
-            if holder is self.walk.arguments:
-                continue
-            self._own_table(holder)
-            own = holder.live is holder.thing or type(holder) is Mapping
-            if own and holder.get(holder.live, key) is not holder.before[key]:
-                raise SideEffectError(
-                    "a place was written by the region before any name of its code led to it",
-                    path=holder.text(key),
-                    expected="a place that the code names before something else writes it",
-                    fix="write it by that name",
-                )
-            value = replaced(holder.before[key], Source(holder, key))
-            self.base.setdefault(holder, dict(holder.before))[key] = value
-            holder.put(holder.live, key, value)
-
-    def _own_table(self, holder: Holder) -> None:
-        """The parameters and buffers of a module have their stand-ins in this thread alone."""
-        at = self.walk.tables.get(id(holder.thing))
-        if at is None or holder.live is not holder.thing or type(holder.thing) is not dict:
-            return
-        names, key = at
-        holder.live = ThreadTable(holder.thing)
-        self.base.setdefault(names, dict(names.before))[key] = holder.live
-        names.put(names.live, key, holder.live)
-
-    def stand_in_keys(self, stand_ins: MappingType[int, Any]) -> None:
-        """Let tensors that are keys of dicts be their stand-ins, as far as they have some by now."""
-        for holder in self.walk.keyed:
-            base = self.base.get(holder, holder.before)
-            if any(id(key) in stand_ins for key in base):
-                self.base[holder] = {stand_ins.get(id(key), key): value for key, value in base.items()}
-                holder.fill(holder.thing, self.base[holder])
-
-    def changes(self) -> dict[Holder, tuple[Table, Table]]:
-        """Holder -> (its table now, and at the start), for those that changed.
-
-        Raises:
-            SideEffectError: an object has another ``__dict__``.
-        """
-        found: dict[Holder, tuple[Table, Table]] = {}
-        for holder in self.walk.holders.values():
-            if _has_moved(holder):
-                raise SideEffectError(
-                    "the region gives an object another __dict__", path=holder.path, fix="change the attributes instead"
-                )
-            if type(holder.live) is ThreadTable and not _identical(holder.thing, holder.before):
-                raise SideEffectError(
-                    "the region changes the parameters or buffers of a module by another name of their dict",
-                    path=holder.path,
-                    fix="assign attributes of the module",
-                )
-            base, now = self.base.get(holder, holder.before), _table(holder, holder.live)
-            ordered = type(holder) is Mapping and not same_keys(now, base)
-            other = ordered or now.keys() != base.keys()
-            if other or any(base[key] is not value and not same(base[key], value) for key, value in now.items()):
-                found[holder] = now, base
-        return found
-
-    def restore(self) -> list[str]:
-        """All sources hold what they held before the trace; which did not."""
-        changed = []
-        for holder in self.walk.holders.values():
-            if _has_moved(holder):
-                object.__setattr__(holder.owner, "__dict__", holder.thing)
-            before, now = holder.before, _table(holder, holder.thing)
-            if _identical(now, before):
-                continue
-            if holder.owner is not None or not isinstance(holder, Names):  # Python modules grow by imports
-                changed.append(holder.path)
-            if isinstance(holder, Names) and now.keys() == before.keys():
-                for key, value in before.items():
-                    if now[key] is not value:
-                        holder.put(holder.thing, key, value)
-            elif not holder.left_out or isinstance(holder, OfClass):
-                holder.fill(holder.thing, before)
-        return changed
-
-
-def _table(holder: Holder, thing: Any) -> Table:
-    """Its table; of a Python module of a library without the parts of it that were imported meanwhile."""
-    table = holder.table(thing)
-    if not (isinstance(holder, Names) and holder.shallow):
-        return table
-    return {key: value for key, value in table.items() if key in holder.before or not is_a(value, types.ModuleType)}
-
-
-def _identical(now: Table, before: Table) -> bool:
-    return same_keys(now, before) and all(now[key] is value for key, value in before.items())
-
-
-def _has_moved(holder: Holder) -> bool:
-    if type(holder) is not Names or holder.owner is None or holder.live is not holder.thing:
-        return False
-    return is_heap_type(type(holder.owner)) and namespace_of(holder.owner) not in (None, holder.thing)
-
 
 class Recipes:
-    """Values at the end of a trace -> how each call makes them.
+    """Values at the end of a run -> how each call makes them.
 
     Attributes:
         outputs: the tensors and symbols that the recipes need, which the region returns as flat outputs.
-        keys: the sources of tensors that are keys of dicts, and with that constants.
         result, effects: how the result is made of the outputs, and what else each call does.
     """
 
     result: Recipe
     effects: tuple[SideEffect, ...]
 
-    def __init__(self, walk: Walk, reals: MappingType[int, tuple[Source, torch.Tensor]]) -> None:
-        """``reals``: id of a stand-in -> the source of its tensor, and that."""
-        self._reals = reals
-        self.keys: set[Source] = set()
+    def __init__(self, recorder: Recorder) -> None:
+        self._rec = recorder
         self.outputs: list[Any] = []
-        self._walk = walk
-        self._holders = {id(h.thing if h.owner is None else h.owner): h for h in walk.holders.values()}
         self._number: dict[int, int] = {}
         self._made: dict[int, int] = {}
 
@@ -176,6 +54,7 @@ class Recipes:
         Raises:
             SideEffectError: it is, or holds, something that cannot be rebuilt in each call.
         """
+        value = self._rec.give(value)
         if is_a(value, (torch.Tensor, *SYMBOLS)):
             number = self._number.setdefault(id(value), len(self.outputs))
             if number == len(self.outputs):
@@ -183,9 +62,9 @@ class Recipes:
             return Output(number)
         if is_atom(value) and not _holds_symbol(value):
             return Constant(value)
-        holder = self._holders.get(id(value))
-        if holder is not None:
-            return Constant(value) if holder.fixed else Entry(holder.place)
+        known = self._rec.known.get(id(value))
+        if known is not None and not is_a(value, _CONSTANT_KINDS):
+            return Entry(known[1])
         if self._is_constant(value):
             return Constant(value)
         if is_a(value, (tuple, frozenset)):
@@ -195,8 +74,10 @@ class Recipes:
         return self._new(value, path)
 
     def _is_constant(self, value: Any) -> bool:
-        if id(value) in self._walk.known or is_a(value, _CONSTANT_KINDS):
+        if id(value) in self._rec.roots or is_a(value, _CONSTANT_KINDS):
             return True
+        if type(value) in (types.MethodType, *torch_api.PYTHON_CLASSES):
+            return False
         if is_a(value, types.FunctionType):
             defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             return not value.__closure__ and all(map(is_atom, defaults))
@@ -204,6 +85,8 @@ class Recipes:
 
     def _new(self, value: Any, path: str) -> Recipe:
         cls = type(value)
+        if cls is types.MethodType:
+            return Make(cls, (self(value.__func__, f"{path}.__func__"), self(value.__self__, f"{path}.__self__")))
         solid = solid_base(cls)
         known = solid in _KNOWN_BASES and (is_heap_type(cls) or cls in _KNOWN_BASES) and not members_of(cls)
         if cls is types.FunctionType and "_hooks[" in path and not is_users(value.__code__.co_filename):
@@ -219,7 +102,7 @@ class Recipes:
         number = self._made[id(value)] = len(self._made)
         items = pairs = None
         if is_a(value, dict):
-            rows = Mapping(value, path).table(value).items()
+            rows = MAPPING.of(value).items()
             pairs = tuple((self._key(k, path), self(v, f"{path}[{short(k)}]")) for k, v in rows)
         elif is_a(value, (list, set)):
             items = tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value))
@@ -238,13 +121,14 @@ class Recipes:
         """A key of a dict, or an item of a set, which is the same in each call: for a stand-in the tensor itself.
 
         Raises:
-            SideEffectError: it is computed by the region, or is looked up in each call.
+            SideEffectError: it is computed by the region, or is another one in each call.
         """
         key = torch_api.plain_number(key)
-        known = self._reals.get(id(key)) if is_a(key, torch.Tensor) else None
-        if known is not None and known[0].holder.fixed:
-            self.keys.add(known[0])
-            return known[1]
+        if is_a(key, torch.Tensor):
+            known = self._rec.known.get(id(key))
+            if known is not None and not known[1].moves:
+                self._rec.pin(key)
+                return self._rec.real(key)
         check_key(key, path)
         return key
 
@@ -274,34 +158,56 @@ def check_key(key: Any, path: str) -> None:
         )
 
 
-def side_effects(changes: dict[Holder, tuple[Table, Table]], recipes: Recipes) -> list[SideEffect]:
-    """What each call does to the changed sources.
+def side_effects(written: Iterable[Written], recipes: Recipes) -> list[SideEffect]:
+    """What each call does to what was written.
 
     Raises:
-        SideEffectError: a source holds what cannot be rebuilt in each call.
+        SideEffectError: it holds what cannot be rebuilt in each call.
     """
     effects: list[SideEffect] = []
-    for holder, (now, was) in changes.items():
-        if isinstance(holder, ListLike):
-            effects.append(_of_list(holder, list(was.values()), list(now.values()), recipes))
+    for row in written:
+        was, now = row.before, row.now
+        if row.table is SEQUENCE:
+            if not _same_items(was, now):
+                effects.append(_of_list(row, list(was.values()), list(now.values()), recipes))
             continue
         kept = [key for key in was if key in now]
-        if type(holder) is Mapping and not same_keys(kept, list(now)[: len(kept)]):
-            values = [recipes(v, holder.text(key)) for key, v in now.items()]
-            effects.append(SideEffect(holder, "fill", tuple(recipes.key(k, holder.path) for k in now), tuple(values)))
+        if row.table is MAPPING and not same_keys(kept, list(now)[: len(kept)]):
+            values = [recipes(v, text_at(row.place, key)) for key, v in now.items()]
+            keys = tuple(recipes.key(k, str(row.place)) for k in now)
+            effects.append(SideEffect(row.place, row.table, "fill", keys, tuple(values)))
             continue
         gone = [key for key in was if key not in now]
         for key, value in [*dict.fromkeys(gone, MISSING).items(), *now.items()]:
             if was.get(key, MISSING) is not value and not same(was.get(key, MISSING), value):
-                made = () if value is MISSING else (recipes(value, holder.text(key)),)
-                effects.append(SideEffect(holder, "put", (recipes.key(key, holder.path),), made))
+                made = () if value is MISSING else (recipes(value, text_at(row.place, key)),)
+                key = key if row.table is NAMES else recipes.key(key, str(row.place))
+                effects.append(SideEffect(row.place, row.table, "put", (key,), made))
     return effects
 
 
-def _of_list(holder: ListLike, was: Sequence[Any], now: Sequence[Any], recipes: Recipes) -> SideEffect:
+def printed(rows: Iterable[tuple[dict[str, Any], tuple[Any, ...]]], recipes: Recipes) -> list[SideEffect]:
+    """What each call prints."""
+    return [
+        SideEffect(options, PRINTED, "extend", (), tuple(recipes(v, "print") for v in values))
+        for options, values in rows
+    ]
+
+
+def text_at(place: Place, key: Any) -> str:
+    """The path of the value at a key of a thing that is written."""
+    return str(place.step("attr" if place.key == "__dict__" and place.kind == "getattr" else "item", key))
+
+
+def _same_items(was: dict[Any, Any], now: dict[Any, Any]) -> bool:
+    return len(was) == len(now) and all(a is b or same(a, b) for a, b in zip(was.values(), now.values(), strict=True))
+
+
+def _of_list(row: Written, was: list[Any], now: list[Any], recipes: Recipes) -> SideEffect:
     """One that only grew is extended: where code only appends to it, its items are not compared."""
     grown = len(now) >= len(was) and all(a is b or same(a, b) for a, b in zip(was, now, strict=False))
-    extends = grown and getattr(holder.thing, "maxlen", None) is None
+    extends = grown and getattr(row.thing, "maxlen", None) is None
     start = len(was) if extends else 0
-    values = tuple(recipes(v, holder.text(k)) for k, v in enumerate(now[start:], start))
-    return SideEffect(holder, "extend" if extends else "fill", () if extends else tuple(range(len(now))), values)
+    values = tuple(recipes(v, text_at(row.place, k)) for k, v in enumerate(now[start:], start))
+    keys = () if extends else tuple(range(len(now)))
+    return SideEffect(row.place, row.table, "extend" if extends else "fill", keys, values)

@@ -45,6 +45,30 @@ def is_atom(value: Any) -> bool:
     return type(value) in ATOMS or is_a(value, enum.Enum)
 
 
+def lookup(cls: type, name: str) -> Any:
+    """The class attribute by the order of bases, as C code finds it: no code of a metaclass runs."""
+    for base in type.__dict__["__mro__"].__get__(cls):
+        held = type.__dict__["__dict__"].__get__(base)
+        if name in held:
+            return held[name]
+    return MISSING
+
+
+def lookup_after(key: tuple[type, type, str]) -> Any:
+    """As ``super`` finds it: of a class, among the bases behind another one."""
+    cls, after, name = key
+    mro = cls.__mro__
+    for base in mro[mro.index(after) + 1 :]:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return MISSING
+
+
+def has(cls: type, name: str) -> bool:
+    """Has a class, or a base of it, the attribute?"""
+    return lookup(cls, name) is not MISSING
+
+
 #: classes of C whose state is all in what is walked
 _WALKED = frozenset({object, list, dict, set, tuple, types.SimpleNamespace})
 _WALKED |= {collections.OrderedDict, collections.defaultdict, collections.deque}

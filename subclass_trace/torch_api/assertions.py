@@ -34,7 +34,9 @@ check: Callable[[torch.Tensor, bool, str | None], None] = torch.ops.subclass_tra
 _RUN = os.path.join("state", "run.py")
 #: how ``assert`` loads its error: until 3.13, and since
 _ERRORS = (("LOAD_ASSERTION_ERROR", ""), ("LOAD_COMMON_CONSTANT", "AssertionError"))
-_NOTHING = ("CACHE", "PRECALL", "NOT_TAKEN")
+_NOTHING = ("CACHE", "PRECALL", "NOT_TAKEN", "EXTENDED_ARG")
+#: how a clone asks for the truth of what is on the stack
+_READS = ("BINARY_SUBSCR", "BINARY_OP")
 
 
 def _may_see_errors(code: Any) -> bool:
@@ -54,10 +56,15 @@ def asserted(frame: Any) -> tuple[bool, str | None] | None:
     """
     steps = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _NOTHING]
     at = next(k for k, step in enumerate(steps) if step.offset >= frame.f_lasti)
-    jump, *then = steps[at + (steps[at].opname in ("TO_BOOL", "COMPARE_OP")) :][:5]
+    jump, *then = steps[at + (steps[at].opname in ("TO_BOOL", "COMPARE_OP", *_READS)) :][:8]
     if not jump.opname.endswith(("IF_TRUE", "IF_FALSE")) or (then[0].opname, then[0].argrepr) not in _ERRORS:
         return None
-    message = then.pop(1).argval if then[1].opname == "LOAD_CONST" and then[2].opname.startswith("CALL") else None
+    message = None
+    if then[1].opname == "LOAD_CONST" and then[2].opname.startswith("CALL"):
+        message = then.pop(1).argval
+    elif then[1].opname == "LOAD_CONST" and then[2].opname == "BUILD_TUPLE":  # a clone's call: a pair, which is handed over
+        message = then.pop(1).argval
+        del then[1:4]
     if then[1 + (message is not None)].opname != "RAISE_VARARGS":
         return None
     while frame is not None and not frame.f_code.co_filename.endswith(_RUN):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .lines import asking
 from .repairs.fast_paths import takes_fast_path
 from .this_thread import code_replaced
 
@@ -57,7 +58,7 @@ def answer() -> bool:
     """To the caller's caller."""
     if not _state.tracing:
         return bool(_plain())
-    frame = sys._getframe(2)
+    frame = asking(sys._getframe(2))
     return not takes_fast_path(frame) and (not _is_of_optimizer(frame) or _may_be_captured(frame.f_locals))
 
 

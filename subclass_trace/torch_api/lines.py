@@ -19,6 +19,17 @@ _NOT_USERS = (
 )
 
 
+#: between the user's code, as an instrumented clone, and what it calls
+_STATE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "state") + os.sep
+
+
+def asking(frame: Any) -> Any:
+    """The frame itself, or the one that it works for, where it is of the code that records reads."""
+    while frame is not None and frame.f_code.co_filename.startswith(_STATE):
+        frame = frame.f_back
+    return frame
+
+
 def is_user_code(code: Any) -> bool:
     """Does this code object belong neither to torch nor to this package?"""
     return not code.co_filename.startswith(_NOT_USERS)

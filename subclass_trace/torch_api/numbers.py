@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .kinds import is_fake
+from .lines import asking
 from .symbols import is_known, surely
 from .this_thread import replaced_here
 
@@ -33,7 +34,7 @@ _OTHERS = ["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "trunc", "fl
 
 def _called_by_user(depth: int = 2) -> bool:
     """Is it code of the user's that asks, ``depth`` frames up?"""
-    file = sys._getframe(depth).f_code.co_filename
+    file = asking(sys._getframe(depth)).f_code.co_filename
     return not file.startswith(_INSIDE) or file.startswith(_USERS)
 
 

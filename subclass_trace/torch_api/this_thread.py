@@ -11,6 +11,14 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 _ABSENT: Any = object()
+#: id of a stand-in -> it, and what was there before
+_stand_ins: dict[int, tuple[Any, Any]] = {}
+
+
+def before_replacement(value: Any) -> Any:
+    """What stood where `replaced_here` has put this; the value itself where it is none of those."""
+    found = _stand_ins.get(id(value))
+    return value if found is None else found[1]
 
 
 @contextlib.contextmanager
@@ -33,11 +41,13 @@ def replaced_here(
             return plain(*args, **kwargs)
         return stand_in(*args, **kwargs)
 
+    _stand_ins[id(call)] = call, before_replacement(plain)
     setattr(holder, name, call)
     try:
         yield call
     finally:
         inside = False
+        del _stand_ins[id(call)]
         if own is _ABSENT:
             delattr(holder, name)
         else:

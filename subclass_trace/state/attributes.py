@@ -1,0 +1,390 @@
+"""Attributes, as the interpreter finds them, each lookup recorded: classes by their order of bases, descriptors, the dict of the
+object, ``__getattr__``; of modules, classes and ``super`` in their own ways. Code of the user's that this runs (properties,
+``__getattribute__``, ``__set__``) runs as clones.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from .. import torch_api
+from ..errors import SideEffectError
+from .boundary import TORCH, is_of_torch, kind_of
+from .kinds import C_CALLABLES, THREAD_LOCAL, Builtin, Function, Method, Partial, is_immutable
+from .recorder import instance_dict, user_line
+from .values import ATOMS, MISSING, has, is_a, lookup
+from .writes import CLASS, NAMES, SLOTS
+
+_OF_MODULE: Any = torch.nn.Module.__getattr__
+_C_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    Builtin,
+    types.ClassMethodDescriptorType,
+)
+#: attributes of a tensor that its metadata, or the capture, answer for
+_OF_TENSOR = frozenset(("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "_base", "layout", "ndim", "data"))
+#: attributes that are the object itself
+_STRUCTURE = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__closure__")
+
+
+def get(rec: Any, o: Any, name: str) -> Any:
+    """``o.name``."""
+    kind = type(o)
+    if kind is types.ModuleType or (is_a(o, types.ModuleType) and name in o.__dict__):
+        return _of_python_module(rec, o, name)
+    if is_a(o, type):
+        return _of_class(rec, o, kind, name)
+    if kind is super:
+        return after(rec, o.__thisclass__, o.__self__, name)
+    if kind in torch_api.PYTHON_CLASSES:
+        return torch_api.PYTHON_CLASSES[kind] if name == "__class__" else getattr(o, name)
+    if is_a(o, torch.Tensor):
+        return _of_tensor(rec, o, name)
+    own = lookup(kind, "__getattribute__")
+    if type(own) is Function:
+        return _by_own(rec, o, kind, own, name)
+    if kind is THREAD_LOCAL or issubclass(kind, THREAD_LOCAL):
+        return rec.step(o, "getattr", name, getattr(o, name))
+    value = plain(rec, o, kind, name)
+    if value is not MISSING:
+        return value
+    if kind is Method:  # a bound method has the attributes of its function
+        return get(rec, o.__func__, name)
+    return _fallback(rec, o, kind, name)
+
+
+def _by_own(rec: Any, o: Any, kind: type, own: Any, name: str) -> Any:
+    rec.lookup(kind, "__getattribute__")
+    try:
+        return rec.call(own, o, name)
+    except AttributeError:
+        fallback = rec.lookup(kind, "__getattr__")
+        if fallback is MISSING:
+            raise
+        return rec.call(fallback, o, name)
+
+
+def _fallback(rec: Any, o: Any, kind: type, name: str) -> Any:
+    """``__getattr__``, or the error that there is no such attribute."""
+    found = rec.lookup(kind, "__getattr__")
+    if found is MISSING or is_immutable(kind):
+        return object.__getattribute__(o, name)  # raises as it should
+    if found is _OF_MODULE:
+        return child_of_module(rec, o, name)
+    if is_a(found, (Function, Method)):
+        return rec.call(found, o, name)
+    return rec.call(found.__get__(o, kind), name) if has(type(found), "__get__") else rec.call(found, name)
+
+
+def plain(rec: Any, o: Any, kind: type, name: str) -> Any:
+    """As ``object.__getattribute__`` finds it; `MISSING` where it does not."""
+    member = rec.lookup(kind, name)
+    if member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__")):
+        return bound(rec, member, o, kind, name)
+    space = instance_dict(o) if kind.__dictoffset__ else None
+    if space is not None:
+        value = space.get(name, MISSING)
+        if id(o) in rec.known:
+            value = rec.step(o, "attr", name, value, space)
+        if value is not MISSING:
+            return rec.give(value)
+    if member is MISSING:
+        return MISSING
+    return bound(rec, member, o, kind, name) if has(type(member), "__get__") else member
+
+
+def child_of_module(rec: Any, o: Any, name: str) -> Any:
+    """What ``nn.Module.__getattr__`` finds: a parameter, a buffer, a module."""
+    space = instance_dict(o) or {}
+    for table in ("_parameters", "_buffers", "_modules"):
+        held = space.get(table)
+        if held is None:
+            continue
+        rec.step(o, "attr", table, held, space)
+        value = dict.get(held, name, MISSING)
+        if value is not MISSING or table == "_parameters" or held:
+            value = rec.item(held, name, value)
+        else:
+            rec.length(held, "truth", False)
+        if value is not MISSING:
+            return value
+    raise AttributeError(f"'{type(o).__name__}' object has no attribute '{name}'")
+
+
+def bound(rec: Any, member: Any, o: Any, cls: type, name: str) -> Any:
+    """``member.__get__(o, cls)``."""
+    kind = type(member)
+    if kind is Function:
+        return Method(member, o)
+    if kind is property:
+        return _of_property(rec, member, o, cls)
+    if kind is staticmethod:
+        return rec.step(member, "inner", "__func__", member.__func__)
+    if kind is classmethod:
+        rec.step(member, "inner", "__func__", member.__func__)
+        return member.__get__(o, cls)
+    if kind in _C_DESCRIPTORS:
+        return member.__get__(o, cls)
+    getter = lookup(kind, "__get__")
+    if type(getter) is Function:
+        rec.lookup(kind, "__get__")
+        return rec.call(getter, member, o, cls)
+    try:
+        value = member.__get__(o, cls)
+    except AttributeError:
+        rec.step(o, "getattr", name, MISSING)
+        raise
+    if name == "__dict__" and type(value) is dict and value is instance_dict(o):
+        rec.namespace(o, value)
+        return value
+    return rec.step(o, "getattr", name, value)
+
+
+def _of_property(rec: Any, member: Any, o: Any, cls: type) -> Any:
+    if member.fget is None:
+        return member.__get__(o, cls)
+    rec.step(member, "inner", "fget", member.fget)
+    return rec.call(member.fget, o) if is_a(member.fget, (Function, Partial)) else member.__get__(o, cls)
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+def _of_tensor(rec: Any, o: Any, name: str) -> Any:
+    """An attribute of a tensor: what its class has is asked of the traced one, its own attributes are the real one's."""
+    o = rec.give(o)
+    real = rec.real(o)
+    cls = type(real) if real is not o or not torch_api.is_fake(o) else _class_of_fake(o)
+    if name == "__class__":
+        return cls
+    space = vars(o)
+    own = rec.own.get(id(o))
+    if name in space and (own is None or name in own or rec.place_of(o) is None):
+        return _inside(rec, o, real, name, space[name])
+    member = rec.lookup(cls, name) if not is_of_torch_class(cls) else lookup(cls, name)
+    data = member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__"))
+    if not data and own is not None and name not in own:
+        value = rec.step(o, "attr", name, _attribute_of(rec, o, real, name))
+        if value is not MISSING:
+            return value
+    if member is MISSING or name == "__dict__":
+        return getattr(o, name)
+    kind = type(member)
+    if kind in (Function, staticmethod, classmethod, property) and not _is_torchs(member):
+        return bound(rec, member, o, cls, name)
+    return getattr(o, name)
+
+
+def _attribute_of(rec: Any, o: Any, real: Any, name: str) -> Any:
+    """What stands in the dict of the real tensor, or what the run has put there instead."""
+    return vars(real).get(name, MISSING) if id(vars(o)) not in rec.written else vars(o).get(name, MISSING)
+
+
+def _inside(rec: Any, o: Any, real: Any, name: str, value: Any) -> Any:
+    """What the class of a wrapper has set: an inner tensor, a part of its context. An inner one stands for the real one's."""
+    if real is not o and is_a(value, torch.Tensor) and id(value) not in rec.known:
+        there = vars(real).get(name)
+        place = rec.place_of(o)
+        if is_a(there, torch.Tensor) and place is not None:
+            rec.adopt(value, there, rec.child(place, "attr", name))
+            rec.stand_ins.setdefault(id(there), value)
+    return value
+
+
+def _class_of_fake(t: torch.Tensor) -> type:
+    return torch.nn.Parameter if isinstance(t, torch.nn.Parameter) else torch.Tensor
+
+
+def class_of(rec: Any, value: Any) -> type:
+    """``type(value)``, as the user's code sees it: of a traced tensor what the caller has, of a symbol ``int``."""
+    kind = type(value)
+    if kind in torch_api.PYTHON_CLASSES:
+        return torch_api.PYTHON_CLASSES[kind]
+    return _class_of_fake(value) if kind in torch_api.FAKE_TYPES else kind
+
+
+def is_of_torch_class(cls: type) -> bool:
+    """Is it torch's own class of tensors, of which nothing is patched but by tests?"""
+    return cls in (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_torchs(member: Any) -> bool:
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    return type(function) is not Function or kind_of(function.__code__) == TORCH
+
+
+# ---------------------------------------------------------------------------------------------- modules and classes
+def _of_python_module(rec: Any, o: Any, name: str) -> Any:
+    space = o.__dict__
+    rec.root(space)
+    value = space.get(name, MISSING)
+    if value is MISSING and hasattr(types.ModuleType, name):
+        return getattr(o, name)
+    if o.__name__.startswith("torch.ops") or o.__name__.startswith("torch._ops"):
+        return getattr(o, name)
+    given = rec.item(space, name, value)
+    if value is not MISSING:
+        return given
+    fallback = space.get("__getattr__", MISSING)
+    if fallback is MISSING or type(o) is not types.ModuleType:
+        return getattr(o, name)  # also where the class of a module has its own way
+    rec.item(space, "__getattr__", fallback)
+    return rec.call(fallback, name)
+
+
+def _of_class(rec: Any, o: type, meta: type, name: str) -> Any:
+    member = rec.lookup(meta, name) if meta is not type else lookup(type, name)
+    if member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__")):
+        if type(member) is property:
+            return bound(rec, member, o, meta, name)
+        value = member.__get__(o, meta)
+        if not is_immutable(o) and name != "__mro__":
+            if name == "__dict__":
+                rec.class_dict(o)
+                return value
+            rec.root(o)
+            return rec.step(o, "getattr", name, value)
+        return value
+    value = rec.lookup(o, name)
+    if value is not MISSING:
+        return _from_class(rec, value, o)
+    if member is not MISSING:
+        return bound(rec, member, o, meta, name) if has(type(member), "__get__") else member
+    fallback = rec.lookup(meta, "__getattr__")
+    if fallback is not MISSING:
+        return rec.call(fallback, o, name)
+    return type.__getattribute__(o, name)
+
+
+def _from_class(rec: Any, value: Any, o: type) -> Any:
+    kind = type(value)
+    if kind is Function or not has(kind, "__get__"):
+        return rec.give(value)
+    if kind is staticmethod:
+        return rec.step(value, "inner", "__func__", value.__func__)
+    if kind is classmethod:
+        rec.step(value, "inner", "__func__", value.__func__)
+        return value.__get__(None, o)
+    getter = lookup(kind, "__get__")
+    return rec.call(getter, value, None, o) if type(getter) is Function else value.__get__(None, o)
+
+
+def after(rec: Any, cls: type, o: Any, name: str) -> Any:
+    """``super(cls, o).name``."""
+    kind = o if is_a(o, type) and issubclass(o, cls) else type(rec.real(o))
+    if name == "__class__" or cls not in kind.__mro__:
+        return getattr(super(cls, o), name)
+    value = rec.lookup_after((kind, cls, name))
+    if value is MISSING:
+        return getattr(super(cls, o), name)
+    if is_a(o, type) and o is kind:
+        return value if type(value) is Function else _from_class(rec, value, o)
+    return bound(rec, value, o, kind, name) if has(type(value), "__get__") else value
+
+
+# ---------------------------------------------------------------------------------------------- writing
+def put(rec: Any, o: Any, name: str, value: Any) -> None:
+    """``o.name = value``; `MISSING`: ``del o.name``."""
+    delete = value is MISSING
+    setter = rec.lookup(type(o), "__delattr__" if delete else "__setattr__")
+    if type(setter) is Function and kind_of(setter.__code__) != TORCH and not is_a(o, type):
+        if not (setter is torch.nn.Module.__setattr__ and not _is_registered(o, name, value)):
+            rec.call(setter, o, name) if delete else rec.call(setter, o, name, value)
+            return
+    plain_put(rec, o, name, value)
+
+
+def _is_registered(module: Any, name: str, value: Any) -> bool:
+    """Does ``nn.Module.__setattr__`` do more than to set an attribute?"""
+    if is_a(value, (torch.Tensor, torch.nn.Module)):
+        return True
+    space = instance_dict(module) or {}
+    return any(name in (space.get(table) or ()) for table in ("_parameters", "_buffers", "_modules"))
+
+
+def plain_put(rec: Any, o: Any, name: str, value: Any) -> None:
+    """As ``object.__setattr__`` does it; `MISSING`: as ``object.__delattr__``."""
+    kind = type(rec.real(o))
+    delete = value is MISSING
+    member = rec.lookup(kind, name)
+    if type(member) is property and (function := member.fdel if delete else member.fset) is not None:
+        rec.step(member, "inner", "fdel" if delete else "fset", function)
+        rec.call(function, o) if delete else rec.call(function, o, value)
+        return
+    setter = lookup(type(member), "__delete__" if delete else "__set__") if member is not MISSING else MISSING
+    if type(setter) is Function:
+        rec.call(setter, member, o) if delete else rec.call(setter, member, o, value)
+        return
+    if is_a(o, types.ModuleType):
+        rec.root(o.__dict__)
+        rec.write(o.__dict__, name, whole=False, table=NAMES)
+    elif is_a(o, type):
+        _note_class(rec, o, name)
+    elif rec.place_of(o) is not None:
+        _note(rec, o, kind, name, member)
+    _store(o, name, value)
+
+
+def _note_class(rec: Any, cls: type, name: str) -> None:
+    if is_immutable(cls):
+        return
+    rec.root(cls)
+    rec.write(cls, name, whole=False, table=CLASS)
+    stale = [known for known in rec.lookups if known[1] == name and issubclass(known[0], cls)]
+    if any(rec.place_of(known[0]) is not None for known in stale):
+        rec.refuse(
+            SideEffectError(
+                "the region changes an attribute of a class after it has read it",
+                path=f"{cls.__qualname__}.{name}",
+                fix="keep it in an object",
+            )
+        )
+
+
+def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:
+    """An attribute of an object that was there before is about to be written."""
+    if name in _STRUCTURE:
+        rec.refuse(
+            SideEffectError(f"the region sets {name} of an object", path=f"{rec.place_of(o)}.{name} at {user_line()}")
+        )
+    if name in rec.own.get(id(o), ()):
+        return  # a part of the context of a wrapper, which the capture compares
+    space = vars(o) if is_a(o, torch.Tensor) else instance_dict(o)
+    data = member is not MISSING and has(type(member), "__set__")
+    if space is not None and not data:
+        rec.write_names(o, space, name)
+    elif type(member) is types.MemberDescriptorType:
+        rec.write(o, name, whole=False, table=SLOTS)
+    elif is_a(o, THREAD_LOCAL):
+        rec.write_names(o, object.__getattribute__(o, "__dict__"), name)
+    elif not is_a(o, torch.Tensor):  # whose data, gradient and flags the capture sees
+        rec.refuse(
+            SideEffectError(
+                f"the region sets an attribute of a {kind.__qualname__}, which is kept by code of C",
+                path=f"{rec.place_of(o)}.{name} at {user_line()}",
+            )
+        )
+
+
+def _store(o: Any, name: str, value: Any) -> None:
+    if is_a(o, torch.Tensor):
+        delattr(o, name) if value is MISSING else setattr(o, name, value)
+        return
+    base: Any = type if is_a(o, type) else object
+    if is_a(o, types.ModuleType):
+        base = types.ModuleType
+    elif type(lookup(type(o), "__setattr__")) is not Function:  # C code of its class may have its own way
+        base = None
+    if base is None:
+        delattr(o, name) if value is MISSING else setattr(o, name, value)
+    elif value is MISSING:
+        base.__delattr__(o, name)
+    else:
+        base.__setattr__(o, name, value)
+
+
+def is_plain(value: Any) -> bool:
+    """Is it a value that tells no more than itself?"""
+    return type(value) in ATOMS or is_a(value, C_CALLABLES) or is_of_torch(getattr(value, "__module__", "") or "")

@@ -1,0 +1,108 @@
+"""Whose code is this: the user's and libraries', which runs as instrumented clones; torch's below its Python of modules and
+optimizers, which is a C function to us; and this package's.
+
+One list, `ENTERED`, names the Python code of torch's that reads the user's objects, and is read like the user's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import types
+from typing import Any
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_PATHS = {name: os.path.join(path, "") for name, path in sysconfig.get_paths().items()}
+_STDLIB = (_PATHS["stdlib"], _PATHS["platstdlib"], "<frozen")
+#: Python of torch's that reads the user's objects
+ENTERED = tuple(
+    name.replace("/", os.sep)
+    for name in (
+        "nn/modules/",
+        "nn/utils/",
+        "optim/",
+        "amp/grad_scaler.py",
+        "distributions/",
+        "_functorch/functional_call.py",
+        "utils/_pytree.py",
+        "utils/hooks.py",
+        "utils/_foreach_utils.py",
+        "utils/_contextlib.py",
+        "_compile.py",
+    )
+)
+#: Python of this package that runs code of its users
+_OF_AUTHORS = tuple(os.path.join(_PACKAGE, name, "") for name in ("zoo", "authoring"))
+
+ENTER, TORCH, OURS = "enter", "torch", "ours"
+
+
+@functools.lru_cache(None)
+def kind_of_file(filename: str) -> str:
+    """`ENTER`: its code runs as clones; `TORCH`: a torch function; `OURS`."""
+    if filename.startswith(_PACKAGE) and not filename.startswith(_OF_AUTHORS):
+        return OURS
+    if filename.startswith(_TORCH) and not filename[len(_TORCH) :].startswith(ENTERED):
+        return TORCH
+    return ENTER
+
+
+def kind_of(code: types.CodeType) -> str:
+    """The same of a code object."""
+    return kind_of_file(code.co_filename)
+
+
+@functools.lru_cache(None)
+def is_of_torch(filename: str) -> bool:
+    """Any code of torch's."""
+    return filename.startswith(_TORCH)
+
+
+@functools.lru_cache(None)
+def is_of_library(filename: str) -> bool:
+    """Python's own code."""
+    return filename.startswith(_STDLIB) and not filename.startswith((_PATHS["purelib"], _PATHS["platlib"]))
+
+
+@functools.lru_cache(None)
+def is_users(filename: str) -> bool:
+    """Neither of an installed package, nor of Python, nor of this one."""
+    installed = (_PATHS["purelib"], _PATHS["platlib"], _PATHS["stdlib"], _PATHS["platstdlib"], _PACKAGE, "<frozen")
+    return not filename.startswith(installed)
+
+
+@functools.lru_cache(None)
+def is_transparent(filename: str) -> bool:
+    """May code of this file run without instruments while C code is watched? Torch's, this package's, numpy's, importing."""
+    if kind_of_file(filename) != ENTER or filename.startswith(("<frozen", "<eval_with_key>", "<guards>")):
+        return True
+    parts = filename.replace(os.sep, "/")
+    return any(f"/{name}/" in parts for name in ("numpy", "sympy", "mpmath")) or parts.endswith("/copyreg.py")
+
+
+def below_torch(frame: Any, instrumented: Any) -> bool:
+    """Is the frame of Python's own code, called by torch's or by this package's?"""
+    while frame is not None and is_of_library(frame.f_code.co_filename) and not instrumented(frame.f_code):
+        frame = frame.f_back
+    if frame is None or instrumented(frame.f_code):
+        return False
+    return kind_of_file(frame.f_code.co_filename) != ENTER
+
+
+def module_root(value: Any) -> str:
+    """The name of the package that a class or function is of."""
+    name = getattr(value, "__module__", None)
+    return name.partition(".")[0] if type(name) is str else ""
+
+
+_STDLIB_NAMES = frozenset(sys.stdlib_module_names)
+
+
+def is_stdlib_name(name: str) -> bool:
+    """Is it a module of Python's own?"""
+    return name.partition(".")[0] in _STDLIB_NAMES

@@ -1,0 +1,237 @@
+"""Methods of C: of built-in containers (what each reads and writes of them), of texts, of all objects (``__reduce_ex__``,
+``__setattr__``, ...)."""
+
+from __future__ import annotations
+
+import contextvars
+import types
+from typing import Any
+
+import torch
+
+from . import attributes, calls
+from .boundary import is_stdlib_name
+from .c_functions import by_method, context_variable
+from .calls import callback, opaque, refuse_change, tensor_method, torch_call
+from .iteration import iterate
+from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Builtin, Function, is_immutable
+from .place import Place
+from .recorder import instance_dict
+from .values import ATOMS, MISSING, is_a, lookup
+from .world import refuse_world, world_name
+
+Args, Named = tuple[Any, ...], dict[str, Any]
+
+#: methods that read the whole container, and write nothing
+_READ = frozenset(
+    """keys values items copy __iter__ index count union intersection difference issubset issuperset isdisjoint
+    symmetric_difference __reversed__ __eq__ __ne__ __repr__ __str__ __add__ __or__ __ror__ __mul__ __rmul__ __and__ __sub__
+    __xor__ __reduce_ex__ __reduce__ elements most_common __lt__ __gt__ __le__ __ge__ __copy__ __deepcopy__""".split()
+)
+#: methods that write it in any way; of these the ones that read it, too
+_WRITE = frozenset(
+    """append extend insert remove clear sort reverse update add discard popitem appendleft popleft extendleft rotate
+    move_to_end __iadd__ __ior__ difference_update intersection_update symmetric_difference_update __init__ subtract pop
+    __delitem__ __setitem__""".split()
+)
+_READ_AND_WRITE = frozenset("pop popitem remove discard popleft sort reverse rotate insert".split())
+#: methods that take what can be iterated
+_TAKE_MANY = frozenset(
+    """extend update extendleft __init__ __iadd__ difference_update symmetric_difference_update intersection_update
+    __ior__""".split()
+)
+#: methods that compare items
+_COMPARE = frozenset("index count __eq__ __ne__ __lt__ remove".split())
+_OF_OBJECTS = ("__init_subclass__", "__setattr__", "__getattribute__", "__delattr__")
+_COPYING = ("__reduce_ex__", "__getstate__", "__reduce__")
+
+
+def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
+    """A method of C, or a function of a module of C."""
+    name = f.__name__
+    if is_a(owner, torch.Tensor):
+        return tensor_method(rec, getattr(rec.give(owner), name, f), rec.give(owner), a, k)
+    if is_a(owner, CONTAINERS) and name not in _OF_OBJECTS:
+        if name in _COPYING:
+            rec.touch(owner)
+            return _of_object(rec, f, owner, name, a, k)
+        return _of_container(rec, owner, name, f, a, k)
+    if is_a(owner, contextvars.ContextVar):
+        return context_variable(rec, f, a, k)
+    if name == "apply" and is_a(owner, type) and issubclass(owner, torch.autograd.Function):
+        return calls.FUNCTIONS[APPLY](rec, f, (owner, *a), k)
+    world = world_name(f, owner)
+    if world is not None:
+        refuse_world(rec, world)
+        return f(*map(rec.mapped, a), **k)
+    if type(f) is types.MethodWrapperType or name in (*_COPYING, "__new__"):
+        return _of_object(rec, f, owner, name, a, k)
+    if type(owner) in LOCKS or type(owner) in WORLDLY:
+        return refuse_change(rec, owner, name) if rec.place_of(owner) is not None else f(*a, **k)
+    if type(owner) in (str, bytes) and name == "join":
+        return f(iterate(rec, a[0]))
+    if type(owner) is str and name in ("format", "format_map"):
+        return _format(rec, f, a, k)
+    if type(owner) in ATOMS:
+        return opaque(rec, f, a, k, keeps=False, pure=True)
+    if _is_of_torch(f, owner):
+        return torch_call(rec, f, a, k)
+    if is_a(owner, VIEWS):
+        rec.touch(owner)
+        return f(*a, **k)
+    return opaque(rec, f, a, k)
+
+
+#: the key of `torch.autograd.Function.apply` in the table of functions
+APPLY = "torch.autograd.Function.apply"
+
+
+def _is_of_torch(f: Any, owner: Any) -> bool:
+    names = (getattr(f, "__module__", None), type(owner).__module__, getattr(owner, "__module__", None))
+    if is_a(owner, types.ModuleType):
+        names = (*names, owner.__name__)
+    return any(type(name) is str and name.partition(".")[0] == "torch" for name in names)
+
+
+def _of_container(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
+    if name == "__getitem__":
+        return calls.operations.item_of_container(rec, o, a[0])
+    if name == "__contains__":
+        return calls.operations.in_container(rec, o, a[0])
+    if name == "__len__":
+        return by_method("__len__")(rec, len, (o,), {})
+    if is_a(o, dict) and name in ("get", "setdefault", "pop", "__setitem__", "__delitem__"):
+        return _at_key(rec, o, name, f, a, k)
+    if name in _READ:
+        return _reading(rec, o, name, f, a, k)
+    if name in _WRITE:
+        return _writing(rec, o, name, f, a, k)
+    return opaque(rec, f, a, k)
+
+
+def _at_key(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
+    """A method of a dict that is about one key."""
+    key, value = calls.operations.found_in(rec, o, a[0])
+    given = value if name == "__setitem__" else rec.item(o, key, value)
+    if name == "get":
+        return (a[1] if len(a) > 1 else k.get("default")) if value is MISSING else given
+    there = value is not MISSING
+    if not (name == "setdefault" and there) and not (name == "pop" and not there):
+        rec.write(o, key, whole=False)
+    got = f(key, *a[1:], **k)
+    return given if there and got is value else got
+
+
+def _reading(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
+    rec.touch(o)
+    a = tuple(iterate(rec, v) if is_a(v, CONTAINERS) else v for v in a)
+    if name in _COMPARE:
+        for value in (o, *a):
+            rec.deep(value, name)
+    if name in ("keys", "values", "items", "__repr__", "__str__"):
+        return f(*a, **k)
+    if name in ("__iter__", "__reversed__"):
+        return iter(iterate(rec, o)) if name == "__iter__" else calls.C_TABLE.get(reversed, _reversed)(rec, reversed, (o,), {})
+    if name == "copy" and (rec.stand_ins or rec.symbols) and type(o) in (list, dict, set):
+        held = rec.mapped(o)
+        return f() if held is o else held
+    owner = rec.mapped(o)
+    return f(*a, **k) if owner is o else getattr(owner, name)(*a, **k)
+
+
+def _reversed(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    return calls.CLASSES[reversed](rec, reversed, a, k)
+
+
+def _writing(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
+    if name in _READ_AND_WRITE:
+        rec.touch(o)
+    if name in ("remove", "discard", "sort", "index") and not k:
+        for value in (o, *a):
+            rec.deep(value, name)
+    if name in _TAKE_MANY:
+        a = tuple(_many(rec, o, v) for v in a)
+    elif name in ("remove", "discard", "add"):
+        a = tuple(map(_as_member(rec, o), a))
+    rec.write(o)
+    named = {n: callback(v) if callable(v) else v for n, v in k.items()}
+    return rec.give(f(*a, **named))
+
+
+def _many(rec: Any, o: Any, value: Any) -> Any:
+    if type(value) in ATOMS or callable(value):
+        return value
+    if is_a(o, dict) and is_a(value, dict):
+        rec.touch(value)
+        return {key: rec._mapped_item(value, key, v) for key, v in dict.items(value)}
+    if is_a(o, (set, dict)):
+        return [*map(_as_member(rec, o), iterate(rec, value))]
+    return iterate(rec, value)
+
+
+def _as_member(rec: Any, o: Any) -> Any:
+    """A stand-in as the real tensor, where the set was there before."""
+    return rec.real if rec.place_of(o) is not None and is_a(o, (set, dict)) else rec.give
+
+
+def _format(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    def text(value: Any) -> Any:
+        if is_a(value, torch.Tensor) or type(value) in ATOMS:
+            return value
+        if not is_immutable(type(value)) and any(
+            type(rec.lookup(type(value), n)) is Function for n in ("__format__", "__str__", "__repr__")
+        ):
+            return calls.Text(value)
+        rec.deep(value, "format")
+        return rec.mapped(value)
+
+    if f.__name__ == "format_map" and is_a(a[0], dict):
+        rec.touch(a[0])
+        return f({key: text(v) for key, v in a[0].items()})
+    return f(*map(text, a), **{name: text(v) for name, v in k.items()})
+
+
+def _of_object(rec: Any, f: Any, o: Any, name: str, a: Args, k: Named) -> Any:
+    """``object.__getattribute__(o, n)`` and the like."""
+    if name == "__getattribute__":
+        if is_a(o, (type, types.ModuleType)):
+            return attributes.get(rec, o, a[0])
+        value = attributes.plain(rec, o, type(o), a[0])
+        return object.__getattribute__(o, a[0]) if value is MISSING else value
+    if name == "__setattr__":
+        return attributes.plain_put(rec, o, *a)
+    if name == "__delattr__":
+        return attributes.plain_put(rec, o, a[0], MISSING)
+    if name == "__call__":
+        return rec.call(o, *a, **k)
+    if name in _COPYING:
+        _copied(rec, o, name)
+        return f(*a, **k)
+    if name == "__init__" and rec.place_of(o) is not None and is_a(o, CONTAINERS):
+        return _writing(rec, o, name, f, a, k)
+    if name in ("__init__", "__new__", "__init_subclass__", "__get__", "__set_name__", "__set__"):
+        return f(*(rec.mapped(v) for v in a), **k)
+    if is_a(o, (*CONTAINERS, str, int, float, type)) or is_stdlib_name(type(o).__module__):
+        return opaque(rec, f, a, k, pure=True)
+    return opaque(rec, f, a, k)
+
+
+def _copied(rec: Any, o: Any, name: str) -> None:
+    """What ``copy`` and ``pickle`` take of an object."""
+    base = next(cls for cls in type(o).__mro__ if is_immutable(cls))
+    if not is_a(o, CONTAINERS) and base is not object:
+        rec.deep(o, name)  # an object of C code: an exception, a partial
+    space = instance_dict(o)
+    if space is not None and not is_a(o, type):
+        rec.namespace(o, space)
+        rec.touch(space)
+    rec.lookup(type(o), "__reduce__")
+    rec.lookup(type(o), "__getstate__")
+    for cls in type(o).__mro__:
+        for n, member in cls.__dict__.items():
+            if type(member) is types.MemberDescriptorType and hasattr(o, n):
+                attributes.get(rec, o, n)
+
+
+calls.method_of_c = method_of_c
+_UNUSED = (Builtin, Place, lookup)

@@ -1,0 +1,510 @@
+"""What a call does: functions of Python's run as clones, classes by their ``__new__`` and ``__init__``, C functions by their line of
+a table (`c_functions`, `c_methods`), torch functions as they are, all others with everything that they are given read whole.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import torch_api
+from ..errors import SideEffectError, UnsupportedError
+from . import attributes
+from .boundary import ENTER, OURS, TORCH, below_torch, is_of_torch, is_transparent, kind_of
+from .instrument import Uninstrumentable, clone, is_instrumented
+from .kinds import (
+    C_CALLABLES,
+    CONTAINERS,
+    ITERATORS,
+    VIEWS,
+    Builtin,
+    Function,
+    Method,
+    Partial,
+    is_immutable,
+)
+from .recorder import Recorder, current, user_line
+from .values import ATOMS, MISSING, is_a, lookup
+from .writes import NAMES as NAMES
+
+#: handlers: (recorder, what is called, arguments, keywords) -> result
+Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+#: functions of Python's with a meaning of their own; filled by the modules of C functions, torch functions and the world
+FUNCTIONS: dict[Any, Handler] = {}
+#: classes, functions of C, and objects that are called, by their classes
+CLASSES: dict[Any, Handler] = {}
+C_TABLE: dict[Any, Handler] = {}
+BY_TYPE: dict[Any, Handler] = {}
+#: what `operations` does, for the handlers; set by it
+operations: Any = None
+#: methods of C, by the class of their owner: see `c_methods`
+method_of_c: Any = None
+
+referents = gc.get_referents
+
+
+class Calls(Recorder):
+    """A recorder that calls."""
+
+    def call(self, f: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """``f(*args, **kwargs)``, recorded."""
+        kind = type(f)
+        if kind is Function:
+            return self.call_function(f, args, kwargs)
+        if kind is Method:
+            return self.call(f.__func__, f.__self__, *args, **kwargs)
+        if is_a(f, type):
+            return _call_class(self, f, args, kwargs)
+        if is_a(f, C_CALLABLES):
+            return call_c(self, f, args, kwargs)
+        handler = BY_TYPE.get(kind)
+        if handler is not None:
+            return handler(self, f, args, kwargs)
+        if is_of_package(kind) and not issubclass(kind, torch.nn.Module):
+            return _call_ours(self, f, args, kwargs)
+        method = self.lookup(kind, "__call__")
+        if type(method) is Function:
+            return self.call_function(method, (f, *args), kwargs)
+        if is_torchs(f) and not issubclass(kind, torch.nn.Module):
+            return torch_call(self, f, args, kwargs)
+        if method is not MISSING and not is_immutable(kind) and not is_a(method, C_CALLABLES):
+            if attributes.has(type(method), "__get__"):
+                return self.call(attributes.bound(self, method, f, kind, "__call__"), *args, **kwargs)
+        return opaque(self, f, args, kwargs)
+
+    def call_function(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of Python's."""
+        special = FUNCTIONS.get(f)
+        if special is None:
+            special = FUNCTIONS.get(f.__code__)
+        if special is not None:
+            return special(self, f, args, kwargs)
+        kind = kind_of(f.__code__)
+        if kind == TORCH:
+            return torch_call(self, f, args, kwargs)
+        if kind == OURS or is_instrumented(f.__code__):
+            return f(*args, **kwargs)
+        if self.place_of(f) is not None:
+            args, kwargs = self._with_defaults(f, args, kwargs)
+        try:
+            made = clone(f)
+        except Uninstrumentable as error:
+            self.refuse(
+                UnsupportedError(
+                    f"the code of a function cannot be read: {error}",
+                    path=f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})",
+                    fix="call it outside of the region",
+                )
+            )
+        if sys.getprofile() is not _net:
+            return made(*args, **kwargs)
+        sys.setprofile(None)  # called back by C code, which is watched
+        try:
+            return made(*args, **kwargs)
+        finally:
+            sys.setprofile(_net)
+
+    def _with_defaults(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The cells of a function that was there before, and the defaults that the call takes, are read. What stands for a
+        default in the trace (a stand-in, a symbol) is handed in by name."""
+        self.cells_of(f)
+        code = f.__code__
+        if len(args) < code.co_argcount:
+            args, kwargs = self._positional_defaults(f, code, args, kwargs)
+        if code.co_kwonlyargcount:
+            held = f.__kwdefaults__
+            self.step(f, "inner", "__kwdefaults__", held)
+            for name in code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount] if held else ():
+                if name not in kwargs:
+                    value = held.get(name, MISSING)
+                    given = self._item(held, name, value)
+                    if given is not value:
+                        kwargs = {**kwargs, name: given}
+        return args, kwargs
+
+    def _positional_defaults(self, f: Any, code: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        held = f.__defaults__
+        self.step(f, "inner", "__defaults__", held)
+        if not held:
+            return args, kwargs
+        names = code.co_varnames[: code.co_argcount]
+        self.row(held, "len", len(held))
+        for k, value in enumerate(held):
+            at = code.co_argcount - len(held) + k
+            if at < len(args) or names[at] in kwargs:
+                continue
+            given = self._item(held, k, value)
+            if at == len(args) and at < code.co_posonlyargcount:
+                args = (*args, given)
+            elif given is not value:
+                kwargs = {**kwargs, names[at]: given}
+        return args, kwargs
+
+    def attribute(self, o: Any, name: str) -> Any:
+        """``o.name``, recorded."""
+        return attributes.get(self, o, name)
+
+    def item_of(self, o: Any, key: Any) -> Any:
+        """``o[key]``, recorded."""
+        return operations.item((o, key))
+
+
+def refuse_change(rec: Any, o: Any, how: str) -> None:
+    """An object of C that was there before is changed, and cannot be put back.
+
+    Raises:
+        SideEffectError: always.
+    """
+    rec.refuse(
+        SideEffectError(
+            "the region changes an object whose changes cannot be told or taken back",
+            path=f"{rec.place_of(o)} at {user_line()}",
+            got=f"a {type(o).__name__} ({how})",
+            fix="make it inside of the region, or pass what it gives as an argument",
+        )
+    )
+
+
+def is_of_package(kind: type) -> bool:
+    """Is it a class of this package's inner parts, whose objects hold no state of a region?"""
+    module = kind.__module__
+    return module.startswith("subclass_trace.") and not module.startswith(
+        ("subclass_trace.zoo", "subclass_trace.authoring")
+    )
+
+
+def is_torchs(value: Any) -> bool:
+    """Is it an object of a class of torch's?"""
+    return (type(value).__module__ or "").partition(".")[0] == "torch"
+
+
+def _call_ours(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A region inside of this one is what it was made of."""
+    wrapped = getattr(f, "__wrapped__", None)
+    return f(*args, **kwargs) if wrapped is None else rec.call(wrapped, *args, **kwargs)
+
+
+# ---------------------------------------------------------------------------------------------- callables handed to C code
+def callback(f: Any, *, called_only: bool = True) -> Any:
+    """The same callable, instrumented, for C code to call; ``called_only``: it does nothing else with it."""
+    kind = type(f)
+    if kind in (Function, Method) or is_a(f, Partial) or (not is_a(f, type) and _has_own_call(kind)):
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            rec = current()
+            return f(*args, **kwargs) if rec is None else rec.call(f, *args, **kwargs)
+
+        if kind is Function:
+            called.__name__, called.__qualname__ = f.__name__, f.__qualname__
+        return called
+    if called_only and callable(f):
+        return lambda *args, **kwargs: f(*args, **kwargs) if current() is None else current().call(f, *args, **kwargs)
+    return f
+
+
+def _has_own_call(kind: type) -> bool:
+    return is_a(lookup(kind, "__call__"), Function)
+
+
+# ---------------------------------------------------------------------------------------------- the net
+def watched(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """C code that may call code of Python's, which would run unseen: that refuses."""
+    if sys.getprofile() is not None:
+        return f(*args, **kwargs)
+    sys.setprofile(_net)
+    try:
+        return f(*args, **kwargs)
+    finally:
+        sys.setprofile(None)
+
+
+def _net(frame: Any, event: str, arg: Any) -> None:
+    rec = current()
+    if event != "call" or rec is None:
+        return
+    code = frame.f_code
+    if is_instrumented(code) or is_transparent(code.co_filename):
+        return
+    if code.co_filename.startswith("<string>") or below_torch(frame.f_back, is_instrumented):
+        return
+    rec.refuse(
+        UnsupportedError(
+            "C code calls Python code that is not read",
+            path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
+            fix="call it outside of the region, or from Python code",
+        )
+    )
+
+
+def unwatched(f: Any, *args: Any) -> Any:
+    """C code that calls nothing that matters."""
+    profile = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        return f(*args)
+    finally:
+        sys.setprofile(profile)
+
+
+# ---------------------------------------------------------------------------------------------- C code of unknown meaning
+#: modules of C code whose functions depend on their arguments alone
+PURE = frozenset(
+    """builtins _operator operator itertools _functools functools math cmath torch numpy _collections collections _struct
+    _json _sre re _bisect _heapq _statistics _datetime datetime _decimal decimal _abc abc _weakref weakref zlib _string types
+    typing _typing einops binascii copyreg _hashlib _md5 _sha1 _sha2 _sha512 unicodedata optree safetensors _ast _opcode
+    _contextvars _warnings array _blake2 _codecs""".split()
+)
+
+
+def module_of(f: Any) -> str:
+    """The package of a C callable."""
+    owner = getattr(f, "__self__", None)
+    found = (
+        getattr(f, "__module__", None)
+        or getattr(getattr(f, "__objclass__", None), "__module__", None)
+        or (owner.__name__ if is_a(owner, (types.ModuleType, type)) else type(owner).__module__)
+    )
+    return found.partition(".")[0] if type(found) is str else ""
+
+
+def opaque(
+    rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool = True, pure: bool = False
+) -> Any:
+    """C code of unknown meaning: it may read everything that can be reached from what it is given."""
+    by = getattr(f, "__name__", None) or type(f).__name__
+    for value in (*args, *kwargs.values()):
+        rec.deep(value, by)
+    owner = getattr(f, "__self__", None)
+    if owner is not None and not is_a(owner, (type, types.ModuleType)):
+        rec.deep(owner, by)
+    elif owner is None and not is_a(f, C_CALLABLES) and not is_a(f, type):
+        rec.deep(f, by)
+    module = module_of(f)
+    if not pure and module not in PURE:
+        rec.refuse(
+            UnsupportedError(
+                f"the region calls code of C whose meaning is not known: {module}.{by}",
+                path=user_line(),
+                fix="call it outside of the region, or register a custom operation (torch.library.custom_op)",
+            )
+        )
+    given = tuple(callback(rec.mapped(v), called_only=False) for v in args)
+    named = {name: callback(rec.mapped(v), called_only=False) for name, v in kwargs.items()}
+    out = watched(f, given, named)
+    if keeps and _is_kept(rec, out, owner) and not any(out is v for v in (*given, *named.values())):
+        rec.refuse(SideEffectError(f"{by} returns an object that it keeps", path=user_line()))
+    return rec.give(out)
+
+
+def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
+    """Does somebody else hold what C code has returned? (Two references are ours, one is this call's.)"""
+    import enum
+
+    if type(out) in ATOMS or out is owner or rec.place_of(out) is not None:
+        return False
+    plain = (type, types.ModuleType, torch.Tensor, enum.Enum, tuple, frozenset, *C_CALLABLES)
+    return sys.getrefcount(out) > 4 and not is_a(out, plain)
+
+
+# ---------------------------------------------------------------------------------------------- torch functions
+_HIGHER_ORDER = "_higher_order_ops"
+
+
+def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A torch function: tensors are inputs of the graph, containers and objects are read whole, callables instrumented."""
+    special = changed = False
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(value)
+        if kind in ATOMS or is_a(value, torch.Tensor) or kind in torch_api.PYTHON_CLASSES:
+            continue
+        special = True
+        changed |= read_argument(rec, value)
+    if rec.stand_ins or rec.symbols:
+        args = tuple(map(rec.mapped, args))
+        kwargs = {name: rec.mapped(v) for name, v in kwargs.items()} if kwargs else kwargs
+    if changed:
+        args = tuple(map(_called, args))
+        kwargs = {name: _called(v) for name, v in kwargs.items()}
+    if special:
+        return rec.give(watched(f, args, kwargs))
+    return rec.give(f(*args, **kwargs))
+
+
+def _called(value: Any) -> Any:
+    if is_a(value, (list, tuple)) and any(type(v) in (Function, Method, Partial) for v in value):
+        items = [*map(_called, value)]
+        return items if type(value) is list else type(value)(items)
+    return callback(value, called_only=False) if type(value) in (Function, Method, Partial) else value
+
+
+def read_argument(rec: Any, value: Any) -> bool:
+    """What a torch function is given is read; is there a callable in it?"""
+    if type(value) in ATOMS or is_a(value, torch.Tensor):
+        return False
+    if is_a(value, (list, tuple)):
+        rec.touch(value)
+        return any([read_argument(rec, v) for v in value])
+    if is_a(value, dict):
+        rec.touch(value)
+        return any([read_argument(rec, v) for v in dict.values(value)])
+    if type(value) in (Function, Method, Partial):
+        return kind_of_callable(value) == ENTER
+    if is_a(value, (set, frozenset, *VIEWS)):
+        rec.touch(value)
+        return False
+    if is_a(value, (type, types.ModuleType, torch.nn.Module, *C_CALLABLES, *ITERATORS)):
+        if is_a(value, ITERATORS) and rec.place_of(value) is not None:
+            refuse_change(rec, value, "iterated")
+        return False
+    if type(value) is slice:
+        return any([read_argument(rec, v) for v in (value.start, value.stop, value.step)])
+    if rec.place_of(value) is not None and not is_torchs(value):
+        rec.deep(value, "torch")
+    return False
+
+
+def kind_of_callable(value: Any) -> str:
+    """Whose code a function, a method, or what a partial calls is."""
+    while type(value) is not Function:
+        inner = value.func if is_a(value, Partial) else getattr(value, "__func__", None)
+        if inner is None:
+            return ENTER
+        value = inner
+    return kind_of(value.__code__)
+
+
+# ---------------------------------------------------------------------------------------------- classes
+def _call_class(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if cls is type and len(args) == 1:
+        return attributes.class_of(rec, rec.give(args[0]))
+    special = CLASSES.get(cls)
+    if special is not None:
+        return special(rec, cls, args, kwargs)
+    meta = type(cls)
+    if meta is not type:
+        caller = rec.lookup(meta, "__call__")
+        if type(caller) is Function:
+            return rec.call_function(caller, (cls, *args), kwargs)
+    if is_torchs_class(cls):
+        return torch_call(rec, cls, args, kwargs)
+    if is_of_package(cls):
+        return cls(*args, **kwargs)
+    if is_immutable(cls):
+        return opaque(rec, cls, args, kwargs, keeps=False)
+    return _construct(rec, cls, args, kwargs)
+
+
+def is_torchs_class(cls: type) -> bool:
+    """Is it a class of torch's that is made as a torch function would make it?"""
+    if (cls.__module__ or "").partition(".")[0] != "torch":
+        return False
+    maker = lookup(cls, "__init__")
+    return not (type(maker) is Function and kind_of(maker.__code__) == ENTER)
+
+
+def _construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``__new__``, then ``__init__``."""
+    new, init = rec.lookup(cls, "__new__"), rec.lookup(cls, "__init__")
+    function = new.__func__ if is_a(new, staticmethod) else new
+    if type(function) is Function:
+        made = rec.call(function, cls, *args, **kwargs)
+    else:
+        if function is not object.__new__:
+            args, kwargs = _read(rec, args, kwargs)
+        made = function(cls, *args, **kwargs)
+    if cls in type(made).__mro__:
+        if type(init) is Function:
+            rec.call(init, made, *args, **kwargs)
+        elif init is not object.__init__:
+            args, kwargs = _read(rec, args, kwargs)
+            init.__get__(made, cls)(*args, **kwargs)
+    return made
+
+
+def _read(rec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What C code of a class looks into, but for the items of items."""
+    for value in (*args, *kwargs.values()):
+        if is_a(value, (*CONTAINERS, *VIEWS, types.MappingProxyType)):
+            rec.touch(value)
+        elif is_a(value, ITERATORS) and rec.place_of(value) is not None:
+            refuse_change(rec, value, "iterated")
+    return tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
+
+
+# ---------------------------------------------------------------------------------------------- C functions
+def call_c(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function or method of C."""
+    try:
+        handler = C_TABLE.get(f)
+    except TypeError:  # its owner has no hash
+        handler = None
+    if handler is not None:
+        return handler(rec, f, args, kwargs)
+    kind = type(f)
+    if kind in (Builtin, types.MethodWrapperType):
+        return method_of_c(rec, f, f.__self__, args, kwargs)
+    if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and args:
+        if is_a(args[0], torch.Tensor):
+            return tensor_method(rec, f, args[0], args, kwargs)
+        return call_c(rec, f.__get__(args[0], type(args[0])), args[1:], kwargs)
+    return opaque(rec, f, args, kwargs)
+
+
+#: methods that register a callable on a tensor
+_REGISTERS = ("register_hook", "register_post_accumulate_grad_hook")
+
+
+def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A method of torch's on a tensor; ``args`` holds that if ``f`` is not bound."""
+    name = f.__name__
+    if name in ("__setattr__", "__getattribute__", "__delattr__"):
+        rest = args[1:] if args and args[0] is t else args
+        if name == "__getattribute__":
+            return attributes.get(rec, t, *rest)
+        return attributes.plain_put(rec, t, rest[0], rest[1] if name == "__setattr__" else MISSING)
+    if name in _REGISTERS:
+        args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)
+    return torch_call(rec, f, args, kwargs)
+
+
+def truth_of(rec: Any, o: Any) -> bool:
+    """``bool(o)``, by ``__bool__`` or ``__len__``."""
+    return bool(CLASSES[bool](rec, bool, (o,), {}))
+
+
+class Text:
+    """What an f-string takes the text of, made by code of the user's as a clone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __format__(self, spec: str) -> str:
+        return str(call_now(format, self.value, spec))
+
+    def __str__(self) -> str:
+        return str(call_now(str, self.value))
+
+    def __repr__(self) -> str:
+        return str(call_now(repr, self.value))
+
+
+def call_now(f: Any, *args: Any) -> Any:
+    """A call by C code that this module stands in for."""
+    rec = current()
+    return f(*args) if rec is None else rec.call(f, *args)
+
+
+def is_torch_code(function: Any) -> bool:
+    """Is it any function of torch's?"""
+    return type(function) is Function and is_of_torch(function.__code__.co_filename)
+
+
+def is_weak(value: Any) -> bool:
+    """Is it a weak reference?"""
+    return is_a(value, weakref.ref)

@@ -1,0 +1,30 @@
+"""Frames of the region's code: what is below the recorder is ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from .boundary import is_users
+from .instrument import is_instrumented
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def instrumented_frame(depth: int = 1) -> Any:
+    """The innermost frame that runs instrumented code; None where none does."""
+    frame = sys._getframe(depth)
+    while frame is not None and not is_instrumented(frame.f_code):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame
+
+
+def user_frame() -> Any:
+    """The innermost frame of the user's own code; of any instrumented code where there is none."""
+    first = frame = instrumented_frame(2)
+    while frame is not None:
+        if is_instrumented(frame.f_code) and is_users(frame.f_code.co_filename):
+            return frame
+        frame = frame.f_back
+    return first

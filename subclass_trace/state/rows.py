@@ -1,0 +1,137 @@
+"""Rows: one thing each that was read of a place, as a guard compares it.
+
+A kind of row is one line of `KINDS`: how it is compared, and how that is said. The generated guards (`runtime.state_code`) have
+short forms of the usual ones; this table is the reference.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..subclass.attributes import namespace_of
+from .place import Call, Place
+from .values import MISSING, is_a, same, same_keys, short
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """``known`` is what was read of ``place``; ``kind`` says what of it: see `KINDS`."""
+
+    kind: str
+    place: Place
+    known: Any
+
+    @property
+    def code(self) -> str:
+        """What has to hold, as code."""
+        return KINDS[self.kind][1].format(at=self.place, was=said(self.known))
+
+    def holds(self, call: Call) -> bool:
+        """Does it, in a call?"""
+        now = self.place.read(call)
+        if self.kind in ("alias", "other"):
+            return (now is self.known.read(call)) is (self.kind == "alias")
+        return bool(KINDS[self.kind][0](now, self.known))
+
+    def why(self, call: Call) -> str:
+        """It does not."""
+        if self.kind == "alias":
+            return f"{self.place} and {self.known} were one object"
+        if self.kind == "other":
+            return f"{self.place} and {self.known} were two objects"
+        was, now = said(self.known), said(now_of(self.kind, self.place.read(call)))
+        return f"{self.place}: expected {was}, got {'another one' if now == was else now}"
+
+
+def said(value: Any) -> str:
+    """Something that a row keeps, in a message."""
+    if is_a(value, type):
+        return f"a {value.__qualname__}"
+    if type(value) is list:
+        few = [short(v) for v in value[:8]] + ["..."] * (len(value) > 8)
+        return f"[{', '.join(few)}]"
+    return str(value) if type(value) is Place else short(value)
+
+
+def now_of(kind: str, value: Any) -> Any:
+    """What a row of this kind would keep of a value."""
+    if kind in ("type", "number", "tensor"):
+        return type(value)
+    if kind == "len":
+        return len(value)
+    if kind == "keys":
+        return [*value]
+    if kind == "truth":
+        return bool(value)
+    return value
+
+
+def _number(value: Any, kind: Any) -> bool:
+    """The formulas of symbols do not hold for 0.0, infinities and NaN, which are constants."""
+    return type(value) is kind and (kind is not float or (value != 0 and math.isfinite(value)))
+
+
+def code_of(function: Any) -> Any:
+    """The code of a function of Python's; of anything else None."""
+    return function.__code__ if type(function) is types.FunctionType else None
+
+
+def _keys(value: Any, known: list[Any]) -> bool:
+    return same_keys([*value], known) and all(type(a) is type(b) for a, b in zip(value, known, strict=True))
+
+
+def members(value: Any) -> set[Any]:
+    """Of a set: atoms by type and value, other objects by identity."""
+    return {(type(k), k) if type(k) in _BY_VALUE else id(k) for k in value}
+
+
+_BY_VALUE = (int, float, str, bool, bytes, type(None))
+
+
+def raw(value: Any) -> Any:
+    """The bytes of an array or a bytearray."""
+    if hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        return value.dtype.str, value.shape, value.tobytes()
+    return bytes(value)
+
+
+def hooks(module: Any) -> list[Any]:
+    """The tables of hooks that a call of a module looks into, those that are not empty."""
+    held = namespace_of(module) or {}
+    return [held[name] for name in HOOKS if held.get(name)]
+
+
+HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+
+
+def _exact(value: Any, known: Any) -> bool:
+    return type(value) is type(known) and bool(value == known)
+
+
+KINDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "value": (same, "{at} == {was}"),
+    "exact": (_exact, "{at} == {was}"),
+    "is": (lambda value, known: value is known, "{at} is the same {was}"),
+    "type": (lambda value, known: type(value) is known, "type({at}) is {was}"),
+    "number": (_number, "{at} is {was}, of any value"),
+    "tensor": (lambda value, _: is_a(value, torch.Tensor), "isinstance({at}, Tensor)"),
+    "func": (lambda value, known: code_of(value) is known, "{at} has the same code"),
+    "len": (lambda value, known: len(value) == known, "len({at}) == {was}"),
+    "keys": (_keys, "[*{at}] == {was}"),
+    "set": (lambda value, known: members(value) == known, "{at} has the same members"),
+    "truth": (lambda value, known: bool(value) is known, "bool({at}) is {was}"),
+    "raw": (lambda value, known: bool(raw(value) == known), "{at} has the same bytes"),
+    "hooks": (lambda value, _: not hooks(value), "{at} has no hooks"),
+    "bare": (lambda value, _: not value.__dict__, "{at} has no attributes"),
+    "alias": (lambda value, other: value is other, "{at} is {was}"),
+    "other": (lambda value, other: value is not other, "{at} is not {was}"),
+}
+
+#: what a "value" row keeps where nothing was
+ABSENT = MISSING

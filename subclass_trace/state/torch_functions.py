@@ -1,0 +1,122 @@
+"""Functions of torch's with a meaning of their own: calls of modules, custom autograd Functions, checkpoints, branches of control
+flow operators, what is kept out of Dynamo's graphs."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from .. import torch_api
+from . import attributes, calls
+from .boundary import ENTER, is_users, kind_of
+from .c_methods import APPLY
+from .calls import FUNCTIONS, callback, torch_call
+from .kinds import Function, Method
+from .recorder import instance_dict
+from .rows import HOOKS
+from .values import MISSING, is_a, lookup
+from .world import refuse_disabled
+
+Args, Named = tuple[Any, ...], dict[str, Any]
+_Module = torch.nn.Module
+
+
+def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """``module(...)``: where nothing is hooked, its ``forward``. One row says so."""
+    module = a[0]
+    space = instance_dict(module) or {}
+    tables = torch_api.hooks_of_all()
+    hooked = any(space.get(name) for name in HOOKS) or any(tables.values())
+    if hooked or any(id(space.get(name)) in rec.written for name in HOOKS) or torch.jit.is_tracing():
+        return _entered(rec, _Module._call_impl, a, k)
+    rec.row(module, "hooks", None)
+    for name, table in tables.items():
+        rec.root(table, name)
+        rec.row(table, "truth", False)
+    compiled = attributes.get(rec, module, "_compiled_call_impl")
+    if compiled is not None:
+        return rec.call(compiled, *a[1:], **k)
+    return rec.call(attributes.get(rec, module, "forward"), *a[1:], **k)
+
+
+def _entered(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """A Python function of torch's, as a clone."""
+    return calls.clone(f)(*a, **k)
+
+
+def _apply(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """A custom autograd Function: its methods instrumented, in a subclass of its own."""
+    cls, *rest = a
+    own: dict[str, Any] = {}
+    for name in ("forward", "backward", "setup_context", "jvp", "vjp"):
+        method = lookup(cls, name)
+        if is_a(method, staticmethod) and type(method.__func__) is Function:
+            if kind_of(method.__func__.__code__) == ENTER:
+                rec.lookup(cls, name)
+                rec.step(method, "inner", "__func__", method.__func__)
+                own[name] = staticmethod(callback(method.__func__))
+    if not own:
+        return torch_call(rec, cls.apply, tuple(rest), k)
+    for value in (*rest, *k.values()):
+        if is_a(value, (list, tuple, dict)):
+            rec.touch(value)
+    twin = type(cls)(cls.__name__, (cls,), own)
+    given = tuple(map(rec.mapped, rest))
+    named = {name: rec.mapped(v) for name, v in k.items()}
+    return rec.give(twin.apply(*given, **named))
+
+
+def _first_is_called(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """A torch function that calls its first argument, a function or a module."""
+    if a and not (type(a[0]) is Function and kind_of(a[0].__code__) != ENTER):
+        a = (_callable(a[0]), *a[1:])
+    for value in (*a[1:], *k.values()):
+        calls.read_argument(rec, value)
+    named = {name: callback(v, called_only=False) for name, v in k.items()}
+    return rec.give(f(*map(rec.mapped, a), **{name: rec.mapped(v) for name, v in named.items()}))
+
+
+def _callable(f: Any) -> Any:
+    return callback(f) if is_a(f, _Module) else callback(f, called_only=False)
+
+
+def _not_compiled(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """`torch._disable_dynamo`: the function itself."""
+    return rec.call(f.__wrapped__, *a, **k)
+
+
+def _disabled(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """`torch.compiler.disable`: the user's is refused, torch's own is the function itself."""
+    function = dict(zip(f.__code__.co_freevars, f.__closure__, strict=True))["fn"].cell_contents
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is not None and is_users(code.co_filename) and getattr(function, "__module__", None):
+        refuse_disabled(rec, function)
+    return rec.call(function, *a, **k)
+
+
+def _child_of_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    return attributes.child_of_module(rec, *a, **k)
+
+
+def is_of_disabled(code: types.CodeType) -> bool:
+    """Is it the code of a wrapper that `torch.compiler.disable` makes?"""
+    return code.co_freevars in (("fn", "self"), ("fn",)) and code.co_name in ("_fn", "nonrecursive_disable_wrapper")
+
+
+FUNCTIONS.update(
+    {
+        _Module.__getattr__: _child_of_module,
+        _Module._wrapped_call_impl: _call_module,
+        _Module._call_impl: _call_module,
+        APPLY: _apply,
+        torch.utils.checkpoint.checkpoint: _first_is_called,
+        torch._compile._disable_dynamo(lambda: None).__code__: _not_compiled,
+    }
+)
+if type(torch.autograd.Function.apply) is Method:
+    FUNCTIONS[torch.autograd.Function.apply.__func__] = _apply
+_MISSING = MISSING

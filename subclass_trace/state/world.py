@@ -1,0 +1,170 @@
+"""What asks or changes the world: clocks, files, the environment, random numbers, processes. Refused by name."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import inspect
+import logging
+import os
+import pathlib
+import random
+import secrets
+import sys
+import time
+import types
+import uuid
+from datetime import date, datetime
+from typing import Any
+
+import torch
+
+from ..errors import NeedsEager, SideEffectError
+from ..torch_api import warn_user
+from . import calls
+from .boundary import is_of_library, is_of_torch, is_users
+from .frames import instrumented_frame, user_frame
+from .instrument import is_instrumented
+from .kinds import SYMBOLS
+from .recorder import user_line
+from .values import is_a, is_atom
+
+#: functions of C, and code of Python's -> what asks or changes the world
+WORLD: dict[Any, str] = {
+    function: f"{module.__name__}.{name}"
+    for module in (time, random)
+    for name, function in vars(module).items()
+    if callable(function) and not isinstance(function, type) and not name.startswith("_")  # random._sqrt is math.sqrt
+}
+WORLD |= {os.urandom: "os.urandom", builtins.open: "open", builtins.input: "input"}
+WORLD |= {os.putenv: "os.putenv", os.unsetenv: "os.unsetenv", os.system: "os.system"}
+WORLD |= {type(os.environ).__setitem__.__code__: "os.environ[...] = ...", logging.Logger._log.__code__: "logging"}
+WORLD |= {
+    type(os.environ).__delitem__.__code__: "del os.environ[...]",
+    type(os.environ).__getitem__.__code__: "os.environ",
+    importlib.import_module.__code__: "import_module",
+}
+WORLD |= {
+    method.__code__: f"random.{name}"
+    for name, method in vars(random.Random).items()
+    if isinstance(method, types.FunctionType) and not name.startswith("__")
+}
+WORLD |= dict.fromkeys((date.today, datetime.today, datetime.now, datetime.utcnow), "datetime.now")
+WORLD |= {f.__code__: f.__name__ for f in (uuid.uuid1, uuid.uuid4, secrets.token_bytes, random.SystemRandom.random)}
+_FILES: list[Any] = [getattr(os.path, name) for name in ("exists", "isfile", "getsize", "getmtime")]
+_FILES += [getattr(pathlib.Path, name) for name in ("open", "read_text", "read_bytes", "exists", "stat", "iterdir")]
+WORLD |= {getattr(f, "__code__", f): "files" for f in (*_FILES, os.listdir, os.stat, os.scandir)}
+_SEEDS = {
+    inspect.unwrap(getattr(module, name)).__code__: f"{module.__name__}.{name}"
+    for module in (torch.random, torch.cuda.random, torch.xpu.random, torch.mps)
+    for name in dir(module)
+    if ("seed" in name or "rng_state" in name or name == "fork_rng") and not name.startswith("_")
+}
+#: what is judged in the user's own code alone: an installed package asks for its settings and its parts
+_OF_USERS = ("logging", "import_module", "os.environ", "print", "files")
+_MODULES = ("_io", "numpy.random.mtrand", "numpy.random._generator", "_thread", "_queue", "_random", "mtrand")
+_WORLD_OWNERS = ("time", "_random", "posix", "_io", "_socket", "select", "_uuid", "faulthandler", "signal", "fcntl")
+#: functions of these modules that tell nothing of the world
+_HARMLESS = frozenset(("fspath", "getpid", "cpu_count", "fsdecode", "fsencode", "get_terminal_size", "intern"))
+
+
+def world_name(f: Any, owner: Any) -> str | None:
+    """The name of a C function that asks or changes what is outside of the region."""
+    try:
+        known = WORLD.get(f)
+    except TypeError:  # it has no hash
+        return None
+    if known is not None:
+        return known
+    kind, name = type(owner), getattr(f, "__name__", "")
+    if is_a(owner, types.ModuleType):
+        return f"{owner.__name__}.{name}" if owner.__name__ in _WORLD_OWNERS and name not in _HARMLESS else None
+    if issubclass(kind, (random.Random, torch.Generator)) or kind.__module__ in _MODULES:
+        return f"{kind.__qualname__}.{name}"
+    if name in ("register_hook", "register_prehook") and isinstance(owner, torch.autograd.graph.Node):
+        return f"grad_fn.{name}"  # a view that is replayed has another node, without the hook
+    return None
+
+
+def refuse_world(rec: Any, name: str) -> None:
+    """Code asks or changes the world: refused, unless a library asks for its settings.
+
+    Raises:
+        SideEffectError: it is.
+        NeedsEager: Dynamo does not see it either.
+    """
+    if _is_importing():
+        return
+    frame = instrumented_frame()
+    while frame is not None and (not is_instrumented(frame.f_code) or is_of_library(frame.f_code.co_filename)):
+        frame = frame.f_back
+    if frame is None or is_of_torch(frame.f_code.co_filename):
+        return
+    users = is_users(frame.f_code.co_filename)
+    if not users and (name in _OF_USERS or name.startswith(("lock.", "RLock."))):
+        return
+    if rec.warns and name in ("print", "logging"):
+        warn_user(f"{user_line()}: {name} happens once, while the region is traced")
+        return
+    # Dynamo leaves torch.manual_seed out of its graphs, but not what seeds one device.
+    cls = NeedsEager if name.startswith(("torch.cuda", "torch.xpu", "torch.mps")) else SideEffectError
+    rec.refuse(
+        cls(
+            f"the region calls {name}",
+            path=user_line(),
+            expected="code that depends on its arguments and on Python state alone",
+            fix="call it outside of the region, or hand over what it gives as an argument",
+        )
+    )
+
+
+def _is_importing() -> bool:
+    """Is a module being imported, which happens once and is no part of the region?"""
+    frame: Any = sys._getframe(2)
+    while frame is not None and not is_instrumented(frame.f_code):
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _python_of_world(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+    refuse_world(rec, WORLD.get(f.__code__) or _SEEDS[f.__code__])
+    return f(*a, **k)
+
+
+def _c_of_world(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+    refuse_world(rec, WORLD[f])
+    return f(*a, **k)
+
+
+def _print(rec: Any, f: Any, values: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Texts and numbers are printed by each call."""
+    file = options.get("file")
+    values = tuple(map(rec.give, values))
+    plain = all(is_atom(v) or is_a(v, SYMBOLS) or v is file for v in (*values, *options.values()))
+    of_c = file is None or (rec.place_of(file) is not None and type(file).__module__ == "_io")
+    if not plain or not of_c or sys.stdout is not rec.stdout:
+        refuse_world(rec, "print with something else than texts and numbers, or to another place")
+        return None
+    rec.printed.append((options, values))
+    return None
+
+
+def refuse_disabled(rec: Any, f: Any) -> None:
+    """A function that ``torch.compiler.disable`` keeps out of graphs.
+
+    Raises:
+        SideEffectError: always.
+    """
+    refuse_world(rec, f"{f.__qualname__}, which torch.compiler.disable keeps out of graphs")
+
+
+for _function in WORLD:
+    if type(_function) is types.CodeType:
+        calls.FUNCTIONS[_function] = _python_of_world
+    else:
+        calls.C_TABLE[_function] = _c_of_world
+calls.FUNCTIONS.update(dict.fromkeys(_SEEDS, _python_of_world))
+calls.C_TABLE[print] = _print
+_FRAME = user_frame

@@ -1,0 +1,226 @@
+"""Tables: how the things that a region may write are read as a whole, written at a key, and put back.
+
+A `Table` has no state; the thing is handed in. Things are read and written by the methods of the built-in base (``dict``'s,
+``OrderedDict``'s, ``type``'s), never by ``__setitem__`` or ``__setattr__`` of the user's.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping as MappingType
+from typing import Any
+
+from ..subclass.attributes import members_of
+from .place import Place
+from .values import MISSING, dict_of_class, is_a
+
+
+class Table:
+    """One kind of mutable thing, as a table of key -> value."""
+
+    def of(self, thing: Any) -> dict[Any, Any]:
+        """All that it holds, as a copy."""
+        raise NotImplementedError
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Write a value; `MISSING` takes it away."""
+        raise NotImplementedError
+
+    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
+        """Make it hold exactly this, in this order."""
+        now = self.of(thing)
+        for key in now.keys() - table.keys():
+            self.put(thing, key, MISSING)
+        for key, value in table.items():
+            if now.get(key, MISSING) is not value:
+                self.put(thing, key, value)
+
+    def extend(self, thing: Any, values: Any) -> None:
+        """Add items at the end."""
+        raise NotImplementedError
+
+
+def _base_of(thing: Any) -> Any:
+    """The methods of dict leave the list of keys of an OrderedDict behind, and do not see its order."""
+    return collections.OrderedDict if is_a(thing, collections.OrderedDict) else dict
+
+
+class Mapping(Table):
+    """A dict, whatever its subclass: also the namespace of an object or of a Python module."""
+
+    def of(self, thing: Any) -> dict[Any, Any]:
+        """A copy."""
+        return dict(_base_of(thing).items(thing))
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Set an item, or take it away."""
+        base = _base_of(thing)
+        if value is MISSING:
+            base.pop(thing, key, None)
+        elif dict.__contains__(thing, key):
+            dict.__setitem__(thing, key, value)
+        else:
+            base.__setitem__(thing, key, value)
+
+    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
+        """In this order; where only values differ, only they are written."""
+        if [*map(id, _base_of(thing).keys(thing))] == [*map(id, table)]:
+            return super().fill(thing, table)
+        base = _base_of(thing)
+        base.clear(thing)
+        for key, value in table.items():
+            base.__setitem__(thing, key, value)
+
+
+class Names(Mapping):
+    """The namespace of an object or of a Python module, in which the order says nothing."""
+
+    fill = Table.fill
+
+
+class Sequence(Table):
+    """A list or a deque."""
+
+    def _base(self, thing: Any) -> Any:
+        return list if is_a(thing, list) else collections.deque
+
+    def of(self, thing: Any) -> dict[Any, Any]:
+        """Numbers -> items."""
+        return dict(enumerate(self._base(thing).__iter__(thing)))
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Set an item that is there."""
+        self._base(thing).__setitem__(thing, key, value)
+
+    def extend(self, thing: Any, values: Any) -> None:
+        """Add items at the end."""
+        self._base(thing).extend(thing, values)
+
+    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
+        """All items, set afresh."""
+        self._base(thing).clear(thing)
+        self._base(thing).extend(thing, table.values())
+
+
+class Bag(Table):
+    """A set: each item is its own key."""
+
+    def of(self, thing: Any) -> dict[Any, Any]:
+        """Items -> themselves."""
+        return {item: item for item in set.__iter__(thing)}
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Add or discard."""
+        set.discard(thing, key) if value is MISSING else set.add(thing, value)
+
+
+#: the one key of a cell
+CONTENTS = "cell_contents"
+
+
+class Cell(Table):
+    """A closure cell."""
+
+    def of(self, thing: Any) -> dict[Any, Any]:
+        """One row, or none."""
+        try:
+            return {CONTENTS: thing.cell_contents}
+        except ValueError:
+            return {}
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Bind it, or empty it."""
+        if value is MISSING:
+            del thing.cell_contents
+        else:
+            thing.cell_contents = value
+
+
+class OfClass(Table):
+    """The attributes of a class, written through ``type``, whose caches of methods know of it then."""
+
+    def of(self, thing: Any) -> dict[Any, Any]:
+        """A copy, without what ``copy.copy`` remembers there."""
+        return {k: v for k, v in dict_of_class(thing).items() if k != "__slotnames__"}
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """By ``type``'s own methods."""
+        if value is not MISSING:
+            type.__setattr__(thing, key, value)
+        elif key in type.__dict__["__dict__"].__get__(thing):
+            type.__delattr__(thing, key)
+
+
+class Slots(Table):
+    """The slots of an object."""
+
+    def of(self, thing: Any) -> dict[Any, Any]:
+        """Those that are not empty."""
+        found = {}
+        for name, member in members_of(type(thing)).items():
+            try:
+                found[name] = member.__get__(thing)
+            except AttributeError:
+                continue
+        return found
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Fill one, or empty it."""
+        member = members_of(type(thing))[key]
+        member.__delete__(thing) if value is MISSING else member.__set__(thing, value)
+
+
+class Printed(Table):
+    """What ``print`` writes to, with its options (the thing): each call adds to it."""
+
+    def extend(self, thing: Any, values: Any) -> None:
+        """Print it."""
+        print(*values, **thing)
+
+
+MAPPING, NAMES, SEQUENCE, BAG, CELL, CLASS, SLOTS, PRINTED = (
+    kind() for kind in (Mapping, Names, Sequence, Bag, Cell, OfClass, Slots, Printed)
+)
+
+
+def table_of(thing: Any) -> Table:
+    """The table of a container or a cell."""
+    if is_a(thing, dict):
+        return MAPPING
+    if is_a(thing, (list, collections.deque)):
+        return SEQUENCE
+    return BAG if is_a(thing, set) else CELL
+
+
+class Written:
+    """Something that a run writes.
+
+    Attributes:
+        thing, table, place: what it is, how it is read and written, where it stands.
+        before: its table before the first write.
+        keys: those that are written; None: any may be.
+    """
+
+    __slots__ = ("before", "keys", "place", "table", "thing")
+
+    def __init__(self, thing: Any, table: Table, place: Place) -> None:
+        self.thing, self.table, self.place = thing, table, place
+        self.before = table.of(thing)
+        self.keys: set[Any] | None = set()
+
+    def covers(self, key: Any) -> bool:
+        """Is what stands at a key now perhaps what the run has put there?"""
+        return self.keys is None or key in self.keys
+
+    @property
+    def now(self) -> dict[Any, Any]:
+        """Its table."""
+        return self.table.of(self.thing)
+
+    def undo(self) -> None:
+        """It holds what it held."""
+        now, before = self.now, self.before
+        if len(now) != len(before) or any(
+            a is not b or now[a] is not before[b] for a, b in zip(now, before, strict=True)
+        ):
+            self.table.fill(self.thing, before)

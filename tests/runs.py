@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import ctypes
+import sys
+from typing import Any
+
+_counters: dict[str, list[int]] = {}
+
+
+def _heard(event: str, args: tuple[Any, ...]) -> None:
+    if event == "subclass_trace.tests.ran":
+        _counters[args[0]][0] += 1
+
+
+sys.addaudithook(_heard)
 
 
 class Runs:
-    """Counts where no region looks: numbers and lists in Python state are moved on in each call, memory of C is not."""
+    """Counts where no region looks: what a region does to numbers and lists is done in each call, an audit event is heard once."""
 
     def __init__(self) -> None:
-        self._seen = ctypes.c_int(0)
+        self._name = f"runs {len(_counters)}"
+        _counters[self._name] = [0]
 
     def note(self) -> None:
         """The function runs."""
-        self._seen.value += 1
+        sys.audit("subclass_trace.tests.ran", self._name)
 
     def __len__(self) -> int:
-        return self._seen.value
+        return _counters[self._name][0]
 
     def clear(self) -> None:
         """Begin anew."""
-        self._seen.value = 0
+        _counters[self._name][0] = 0

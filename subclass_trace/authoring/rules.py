@@ -21,6 +21,7 @@ import torch
 
 from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
+from ..subclass.attributes import Memo
 from ..torch_api import authors as _authors
 from .defaults import DEFAULTS, refused
 from .effects import BIT_VIEWS, Run, aten, changes_metadata, is_view, put_right, written_positions
@@ -60,16 +61,17 @@ class Family:
 
 
 class Rules:
-    """The rules of one class, and what was resolved so far: an object of the package's own, no state of a region."""
+    """The rules of one class, and what was resolved so far. ``version`` counts the changes of the rules."""
 
-    __slots__ = ("families", "friends", "functions", "operations", "resolved")
+    __slots__ = ("families", "friends", "functions", "operations", "resolved", "version")
 
     def __init__(self, cls: type) -> None:
         self.operations: dict[Any, Rule] = {}
         self.functions: dict[Any, Rule] = {}
         self.families: list[Family] = []
-        self.resolved: dict[Any, Run] = {}
-        self.friends = {cls}  # types that may take part in a call
+        self.resolved: Memo = Memo()  # operation -> `Run`
+        self.friends: Memo = Memo({cls: True})  # types that may take part in a call
+        self.version = 0
 
 
 _WRITES = frozenset({aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default})
@@ -128,7 +130,9 @@ def add_family(cls: type, family: Family) -> None:
 
 def forget(cls: type) -> None:
     """Drop the answers of a class and its subclasses: its rules have changed."""
-    vars(cls)[RULES].resolved.clear()
+    rules = vars(cls)[RULES]
+    rules.resolved.clear()
+    rules.version += 1
     subclasses: list[type] = type.__subclasses__(cls)
     for derived in subclasses:
         forget(derived)

@@ -176,11 +176,12 @@ class WrapperTensor(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         rules: Rules = cls.__dict__[RULES]
+        _ = rules.version  # on which what is resolved depends
         for t in types:
             if t not in rules.friends:
                 if hasattr(t, "__tensor_flatten__") and not issubclass(t, cls):
                     return NotImplemented  # a wrapper of another class may try itself
-                rules.friends.add(t)
+                rules.friends[t] = True
         return (rules.resolved.get(func) or resolve(cls, func))(args, kwargs or {})
 
     # ------------------------------------------------------------------------------------------------------ values

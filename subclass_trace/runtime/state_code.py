@@ -64,8 +64,7 @@ class RowEmitter:
     def check(self, rows: Sequence[Row]) -> None:
         """Each of these rows."""
         for row in rows:
-            why = f"{self.source.held(row.why)}(Call(args, kwargs, {self.function}))"
-            self.source.bind("Call", Call)
+            why = f"{self.source.held(row.why)}({self.source.bind('Roots', Call)}(args, kwargs, {self.function}))"
             self.source.check(f"if not ({self.condition(row)})", why, row.code)
 
     # ------------------------------------------------------------------------------------------ places
@@ -197,6 +196,12 @@ class Pins:
         self.classes[:] = map(type, self.objects)
         self.spaces[:] = [id(instance_dict(o)) for o in self.objects]
         self.things[:] = [found[place] for place in self.places]
+        self._read_from = {id(self._table(found, place)) for place in self.places}
+
+    def _table(self, found: dict[Place, Any], place: Place) -> Any:
+        """The dict that a place is read from, if it is one."""
+        of = None if place.parent is None else found[place.parent]
+        return instance_dict(of) if place.kind == "attr" else of
 
     def _pin(self, place: Place, found: dict[Place, Any], tables: dict[int, Any], objects: dict[int, Any]) -> Any:
         if place in found:
@@ -305,7 +310,7 @@ class Pins:
         compared: dict[int, set[Any]] = {}
         for row in self.rows:
             place = row.place
-            if place.parent is None or row.kind == "number":
+            if place.parent is None or row.kind in ("number", "tensor"):
                 continue
             with contextlib.suppress(*GONE):
                 of = place.parent.read(self.call)
@@ -332,6 +337,8 @@ class Pins:
             for k, table in enumerate(self.tables):
                 if table is thing:
                     self.versions[k] = torch_api.dict_version(thing)
+        if not self._read_from.isdisjoint(map(id, things)):
+            self.things[:] = [place.read(self.call) for place in self.places]
 
 
 _FROZEN = (types.MethodType, property, staticmethod, classmethod, types.BuiltinFunctionType, types.MethodWrapperType)

@@ -332,15 +332,8 @@ def _note_class(rec: Any, cls: type, name: str) -> None:
         return
     rec.root(cls)
     rec.write(cls, name, whole=False, table=CLASS)
-    stale = [known for known in rec.lookups if known[1] == name and issubclass(known[0], cls)]
-    if any(rec.place_of(known[0]) is not None for known in stale):
-        rec.refuse(
-            SideEffectError(
-                "the region changes an attribute of a class after it has read it",
-                path=f"{cls.__qualname__}.{name}",
-                fix="keep it in an object",
-            )
-        )
+    for known in [known for known in rec.lookups if known[1] == name and issubclass(known[0], cls)]:
+        del rec.lookups[known]
 
 
 def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:

@@ -39,13 +39,16 @@ ENTERED = tuple(
 #: Python of this package that runs code of its users
 _OF_AUTHORS = tuple(os.path.join(_PACKAGE, name, "") for name in ("zoo", "authoring"))
 
+#: the region of a module is that module, its own hooks around it
+_REGION_OF_MODULE = os.path.join(_PACKAGE, "frontends", "module.py")
+
 ENTER, TORCH, OURS = "enter", "torch", "ours"
 
 
 @functools.lru_cache(None)
 def kind_of_file(filename: str) -> str:
     """`ENTER`: its code runs as clones; `TORCH`: a torch function; `OURS`."""
-    if filename.startswith(_PACKAGE) and not filename.startswith(_OF_AUTHORS):
+    if filename.startswith(_PACKAGE) and not filename.startswith(_OF_AUTHORS) and filename != _REGION_OF_MODULE:
         return OURS
     if filename.startswith(_TORCH) and not filename[len(_TORCH) :].startswith(ENTERED):
         return TORCH

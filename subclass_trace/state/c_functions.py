@@ -454,8 +454,10 @@ def context_variable(rec: Any, f: Any, a: Args, k: Named) -> Any:
     """``ContextVar.get``, ``.set`` and ``.reset``: what is set has to be what it was in the end (`Run.check_variables`)."""
     variable, name = f.__self__, f.__name__
     if name != "get":
-        rec.variables.setdefault(id(variable), (variable, variable.get(MISSING)))
-        return f(*a, **k)
+        before, out = variable.get(MISSING), f(*a, **k)
+        if name == "set":
+            rec.variables.setdefault(id(variable), (variable, before, out))
+        return out
     out = f(*a, **k)
     place = rec.place_of(variable)
     if place is None or id(variable) in rec.variables:
@@ -522,6 +524,7 @@ C_TABLE.update(
         math.floor: by_method("__floor__"),
         math.ceil: by_method("__ceil__"),
         math.trunc: by_method("__trunc__"),
+        dict.fromkeys: lambda rec, f, a, k: f(iterate(rec, a[0]), *a[1:]),
         next: _next,
         iter: _iter,
         **dict.fromkeys((sum, any, all, math.prod, math.fsum), _sum),
@@ -547,6 +550,7 @@ C_TABLE.update(
         **{getattr(operator, name): _operation("unary", name) for name in ("neg", "pos", "invert")},
         sys.exc_info: _refuse_call("the exception that is handled"),
         sys._getframe: _refuse_call("a frame"),
+        sys.audit: plain,  # which tells those who watch the interpreter
     }
 )
 BY_TYPE.update(

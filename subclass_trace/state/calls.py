@@ -229,7 +229,7 @@ def _net(frame: Any, event: str, arg: Any) -> None:
     if event != "call" or rec is None:
         return
     code = frame.f_code
-    if is_instrumented(code) or is_transparent(code.co_filename):
+    if is_instrumented(code) or is_transparent(code.co_filename) or is_of_torch(code.co_filename):
         return
     if code.co_filename.startswith("<string>") or below_torch(frame.f_back, is_instrumented):
         return
@@ -268,7 +268,8 @@ def module_of(f: Any) -> str:
     found = (
         getattr(f, "__module__", None)
         or getattr(getattr(f, "__objclass__", None), "__module__", None)
-        or (owner.__name__ if is_a(owner, (types.ModuleType, type)) else type(owner).__module__)
+        or (owner.__name__ if is_a(owner, types.ModuleType) else None)
+        or (owner.__module__ if is_a(owner, type) else type(owner).__module__)
     )
     return found.partition(".")[0] if type(found) is str else ""
 

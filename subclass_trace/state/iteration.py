@@ -108,9 +108,9 @@ def _given_view(rec: Any, view: Any) -> Any:
     held = view.mapping
     if type(held) is types.MappingProxyType:
         held = next(iter(__import__("gc").get_referents(held)))
-    if type(view) is VIEWS[0]:
+    if is_a(view, VIEWS[0]):
         return map(rec.mapped, view)
-    if type(view) is VIEWS[1]:
+    if is_a(view, VIEWS[1]):
         return (rec._mapped_item(held, key, value) for key, value in dict.items(held))
     return ((rec.give(key), rec._mapped_item(held, key, value)) for key, value in dict.items(held))
 

@@ -21,7 +21,7 @@ import torch
 
 from .. import torch_api
 from ..errors import RuleError, SideEffectError, SubclassTraceError, UnsupportedError
-from ..subclass.attributes import is_heap_type
+from ..subclass.attributes import Memo, is_heap_type
 from . import kinds
 from .boundary import is_of_torch
 from .kinds import (
@@ -40,7 +40,7 @@ from .kinds import (
     is_immutable,
 )
 from .place import Place
-from .rows import Row, members, raw
+from .rows import Row, base_value, members, raw
 from .values import ATOMS, MISSING, is_a, lookup, lookup_after
 from .writes import NAMES, Table, Written, table_of
 
@@ -200,11 +200,16 @@ class Recorder:
             first = self.known[id(value)][1]
             if first is not place:
                 self.rows.append(Row("alias", place, first))
+        elif is_a(value, _NUMBERS_AND_TEXTS):
+            self.known[id(value)] = (value, place)
+            self.rows += (Row("type", place, kind), Row("based", place, base_value(value)))
+        elif is_a(value, Memo):
+            self.rows.append(Row("type", place, kind))
         elif _is_its_own_name(value, kind) or torch_api.is_opaque_class(kind):
             self.rows.append(Row("is", place, value))
             self.known.setdefault(id(value), (value, place))
         elif kind is Function:
-            self.rows.append(Row("func", place, value.__code__))
+            self.rows.append(Row("func", place, torch_api.code_before(value)))
             self.known[id(value)] = (value, place)
         else:
             self.known[id(value)] = (value, place)
@@ -282,10 +287,29 @@ class Recorder:
         key = (cls, name)
         if key in self.lookups:
             return self.lookups[key]
+        if self.written and (writer := self._written_class(cls, name)) is not None:
+            return self._own_absent(cls, writer, name)
         value = self.lookups[key] = lookup(cls, name)
         if not is_immutable(cls) and cls is not torch.Size:
             self.at(self.child(self.root(cls), "lookup", name), value)
         return value
+
+    def _written_class(self, cls: type, name: str) -> type | None:
+        """The first base that has the attribute or had it, if that is one in which the run has written it."""
+        for base in cls.__mro__:
+            written = self.written.get(id(base))
+            if written is not None and written.covers(name):
+                return base
+            if name in type.__dict__["__dict__"].__get__(base):
+                return None
+        return None
+
+    def _own_absent(self, cls: type, writer: type, name: str) -> Any:
+        """What a class gives that the run has written: no base in front of it has the attribute."""
+        for base in cls.__mro__[: cls.__mro__.index(writer)]:
+            if not is_immutable(base):
+                self.at(self.child(self.root(base), "own", name), MISSING)
+        return lookup(cls, name)
 
     def lookup_after(self, key: tuple[type, type, str]) -> Any:
         """As ``super`` finds it."""
@@ -562,6 +586,9 @@ class Recorder:
 
 
 # ---------------------------------------------------------------------------------------------- helpers
+_NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
+
+
 def _is_its_own_name(value: Any, kind: type) -> bool:
     """Is it the same thing in each call, and without state that its class would not tell?"""
     if is_a(value, (type, types.ModuleType, *DESCRIPTORS)):

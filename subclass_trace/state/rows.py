@@ -101,6 +101,16 @@ def raw(value: Any) -> Any:
     return bytes(value)
 
 
+def base_value(value: Any) -> Any:
+    """The number or text that an instance of a subclass is, past its own methods."""
+    if is_a(value, (str, bytes)):
+        base: Any = str if is_a(value, str) else bytes
+        return base.__getitem__(value, slice(None))
+    if is_a(value, int):
+        return int.__index__(value)
+    return float.__float__(value) if is_a(value, float) else complex.__complex__(value)
+
+
 def hooks(module: Any) -> list[Any]:
     """The tables of hooks that a call of a module looks into, those that are not empty."""
     held = namespace_of(module) or {}
@@ -127,6 +137,7 @@ KINDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "set": (lambda value, known: members(value) == known, "{at} has the same members"),
     "truth": (lambda value, known: bool(value) is known, "bool({at}) is {was}"),
     "raw": (lambda value, known: bool(raw(value) == known), "{at} has the same bytes"),
+    "based": (lambda value, known: same(base_value(value), known), "{at} == {was}"),
     "hooks": (lambda value, _: not hooks(value), "{at} has no hooks"),
     "bare": (lambda value, _: not value.__dict__, "{at} has no attributes"),
     "alias": (lambda value, other: value is other, "{at} is {was}"),

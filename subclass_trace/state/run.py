@@ -37,7 +37,7 @@ class _Run(Calls):
     Attributes:
         warns: what only writes (logging) happens while tracing, with a warning; else it is refused.
         printed: options of ``print`` and values, which each call prints.
-        variables: context variables that were set, and what they held.
+        variables: context variables that were set, what they held, and what takes that back.
     """
 
     def __init__(self, make: Any, *, warns: bool) -> None:
@@ -46,7 +46,7 @@ class _Run(Calls):
         ATOMS.update(torch_api.placement_types())
         self.warns, self.stdout = warns, sys.stdout
         self.printed: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
-        self.variables: dict[int, tuple[Any, Any]] = {}
+        self.variables: dict[int, tuple[Any, Any, Any]] = {}
         self._live = False
 
     @property
@@ -79,9 +79,10 @@ class _Run(Calls):
     def restore(self) -> None:
         """All that was written is as it was."""
         self.undo()
-        for variable, before in self.variables.values():
-            if before is not MISSING and variable.get(MISSING) is not before:
-                variable.set(before)
+        for variable, before, token in self.variables.values():
+            if variable.get(MISSING) is not before:
+                variable.reset(token)
+        self.variables.clear()
 
     def check_variables(self) -> None:
         """Context variables hold what they held.
@@ -89,7 +90,7 @@ class _Run(Calls):
         Raises:
             SideEffectError: one does not.
         """
-        for variable, before in self.variables.values():
+        for variable, before, _ in self.variables.values():
             if variable.get(MISSING) is not before:
                 raise SideEffectError("the region sets a ContextVar", path=variable.name, fix="set it outside of the region")
 

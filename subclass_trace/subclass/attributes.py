@@ -21,6 +21,10 @@ def is_foreign(value: Any) -> bool:
     return str(value.__module__).partition(".")[0] in _FOREIGN
 
 
+class Memo(dict[Any, Any]):
+    """What code remembers of what it has found out: its contents follow from what was read then, and are no state of a region."""
+
+
 def namespace_of(value: Any) -> dict[str, Any] | None:
     """The dict of an object, past any property; None where it has none."""
     if issubclass(type(value), type):

@@ -15,6 +15,15 @@ _ABSENT: Any = object()
 _stand_ins: dict[int, tuple[Any, Any]] = {}
 
 
+#: functions whose code is replaced -> the code that they had
+_codes: dict[int, Any] = {}
+
+
+def code_before(function: Any) -> Any:
+    """The code of a function, or what it was before `code_replaced`."""
+    return _codes.get(id(function), function.__code__)
+
+
 def before_replacement(value: Any) -> Any:
     """What stood where `replaced_here` has put this; the value itself where it is none of those."""
     found = _stand_ins.get(id(value))
@@ -64,7 +73,10 @@ def code_replaced(function: Any, code: Any) -> Iterator[None]:
     function.__code__ = code.replace(
         co_filename=before.co_filename, co_firstlineno=before.co_firstlineno, co_name=before.co_name
     )
+    outer = _codes.setdefault(id(function), before)
     try:
         yield
     finally:
         function.__code__ = before
+        if before is outer:
+            del _codes[id(function)]

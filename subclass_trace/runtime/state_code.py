@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import operator
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,11 +19,11 @@ import torch
 
 from .. import torch_api
 from ..errors import Reason
-from ..state.guards import StateGuards
+from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, STEPS, Call, Place
 from ..state.recorder import instance_dict
 from ..state.rows import HOOKS, KINDS, Row
-from ..state.values import ATOMS, MISSING, dict_of_class, is_a, same
+from ..state.values import ATOMS, MISSING, dict_of_class, is_a, lookup, same
 from ..state.writes import MAPPING, NAMES
 from .source import Source
 
@@ -123,6 +124,9 @@ class RowEmitter:
             return self._value(value, known)
         if kind in ("alias", "other"):
             return f"{value} is {'not ' * (kind == 'other')}{self.read(known)}"
+        if kind == "distinct":
+            ids = "".join(f", id({self.read(place)})" for place in known)
+            return f"len({{id({value}){ids}}}) == {1 + len(known)}"
         if kind == "is":
             return f"{value} is {s.held(known)}"
         if kind == "type" or (kind == "number" and known is int):
@@ -158,7 +162,7 @@ class Pins:
 
     def __init__(self, guards: StateGuards, written: Sequence[Place] = ()) -> None:
         self.guards, self.rows = guards, guards.fixed
-        fixed = [row.known for row in guards.moving if type(row.known) is Place and not row.known.moves]
+        fixed = [p for row in guards.moving for p in (row.place, *others_of(row)) if not p.moves]
         wanted = [*(p for p in guards.flat if not p.moves), *(p for p in written if not p.moves), *fixed]
         self.places: tuple[Place, ...] = tuple(dict.fromkeys(wanted))
         self.tables: list[dict[Any, Any]] = []
@@ -225,11 +229,9 @@ class Pins:
                 if id(space) not in tables:
                     torch_api.own_table(space)
                     tables[id(space)] = space
-                objects[id(of)] = of
-                return
-        elif kind == "getattr" and key == "__dict__" and not is_a(of, type):
-            objects[id(of)] = of
-            return
+                if type(lookup(type(of), "__getattribute__")) is not types.FunctionType:
+                    objects[id(of)] = of
+                    return
         elif kind == "item" and is_a(of, dict) and sees:
             tables[id(of)] = of
             return
@@ -299,6 +301,7 @@ class Pins:
             any(self.empty)
             or [*map(torch_api.dict_version, self.tables)] != self.versions
             or [*map(type, self.objects)] != self.classes
+            or [*map(id, map(_SPACE, self.objects))] != self.spaces
             or not self.hold()
         ):
             return self.why() is not None
@@ -341,6 +344,7 @@ class Pins:
             self.things[:] = [place.read(self.call) for place in self.places]
 
 
+_SPACE = operator.attrgetter("__dict__")
 _FROZEN = (types.MethodType, property, staticmethod, classmethod, types.BuiltinFunctionType, types.MethodWrapperType)
 _classes: dict[int, tuple[type, dict[str, Any]]] = {}
 
@@ -411,7 +415,10 @@ class StateEmitter:
             parts.append(f"any({s.held(pins.empty)})")
             parts.append(f"[*map({s.bind('version', torch_api.dict_version)}, {s.held(pins.tables)})] != {s.held(pins.versions)}")
         if pins.objects:
-            parts.append(f"[*map(type, {s.held(pins.objects)})] != {s.held(pins.classes)}")
+            objects = s.held(pins.objects)
+            parts.append(f"[*map(type, {objects})] != {s.held(pins.classes)}")
+            spaces = f"[*map(id, map({s.bind('space_of', _SPACE)}, {objects}))]"
+            parts.append(f"{spaces} != {s.held(pins.spaces)}")
         if pins.facts:
             parts.append(f"not {s.held(pins.hold)}()")
         if parts:

@@ -85,7 +85,7 @@ def is_transparent(filename: str) -> bool:
     if kind_of_file(filename) != ENTER or filename.startswith(("<frozen", "<eval_with_key>", "<guards>")):
         return True
     parts = filename.replace(os.sep, "/")
-    return any(f"/{name}/" in parts for name in ("numpy", "sympy", "mpmath")) or parts.endswith("/copyreg.py")
+    return any(f"/{name}/" in parts for name in ("numpy", "sympy", "mpmath", "torchgen")) or parts.endswith("/copyreg.py")
 
 
 def below_torch(frame: Any, instrumented: Any) -> bool:
@@ -94,7 +94,7 @@ def below_torch(frame: Any, instrumented: Any) -> bool:
         frame = frame.f_back
     if frame is None or instrumented(frame.f_code):
         return False
-    return kind_of_file(frame.f_code.co_filename) != ENTER
+    return kind_of_file(frame.f_code.co_filename) != ENTER or is_of_torch(frame.f_code.co_filename)
 
 
 def module_root(value: Any) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import abc
+import bisect
 import builtins
 import collections
 import contextvars
 import functools
+import heapq
 import itertools
 import math
 import operator
 import sys
+import threading
 import types
 import typing
 import weakref
@@ -162,7 +165,7 @@ def _super(rec: Any, f: Any, a: Args, k: Named) -> Any:
 
 
 def _build_class(rec: Any, f: Any, a: Args, k: Named) -> Any:
-    return f(clone(a[0]), *a[1:], **k)
+    return calls.watched(f, (clone(a[0]), *a[1:]), k)
 
 
 def _make_class(rec: Any, f: Any, a: Args, k: Named) -> Any:
@@ -177,13 +180,13 @@ def _container(rec: Any, cls: Any, a: Args, k: Named) -> Any:
     if a and is_a(a[0], dict) and cls in (dict, collections.OrderedDict):
         held = a[0]
         rec.touch(held)
-        a = ({rec.give(n): rec._mapped_item(held, n, v) for n, v in dict.items(held)}, *a[1:])
+        a = ({rec.give(n): rec.given_item(held, n, v) for n, v in dict.items(held)}, *a[1:])
     else:
         a = (*(iterate(rec, v) for v in a[:1]), *a[1:])
     out = cls(*a, **k)
     if cls in (set, frozenset):
         for value in out:
-            calls.operations.hashed(rec, value) if hasattr(calls.operations, "hashed") else rec.pin(value)
+            calls.operations.hashed(rec, value)
     return out
 
 
@@ -227,7 +230,7 @@ def _reversed(rec: Any, f: Any, a: Args, k: Named) -> Any:
         return reversed([*iterate(rec, o)]) if rec.stand_ins else reversed(o)
     if is_a(o, (dict, *VIEWS, range, str)):
         rec.touch(o)
-        return map(rec.mapped, reversed(o))
+        return map(rec.give, reversed(o))
     n = rec.call(len, o)
     return (calls.operations.item((o, i)) for i in range(n - 1, -1, -1))
 
@@ -465,6 +468,33 @@ def context_variable(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return rec.at(rec.child(rec.child(place, "inner", "get"), "call", a), out)
 
 
+def _changes_first(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """It changes the container that it is given first."""
+    for value in a:
+        rec.deep(value, f.__name__)
+    rec.write(a[0])
+    return rec.give(f(a[0], *map(rec.mapped, a[1:]), **k))
+
+
+#: `heapq`, `bisect`, and what `Counter` is made of
+_CHANGE_FIRST = (
+    *(f for name, f in vars(heapq).items() if type(f) is Builtin and "heap" in name),
+    *(bisect.insort_left, bisect.insort_right),
+    collections._count_elements,  # type: ignore[attr-defined]
+)
+
+
+def _of_library(why: str) -> Handler:
+    """Python's own code may ask."""
+
+    def handler(rec: Any, f: Any, a: Args, k: Named) -> Any:
+        if is_users(instrumented_frame().f_code.co_filename):
+            rec.refuse(UnsupportedError(f"the region asks for {why}", path=user_line()))
+        return f(*a, **k)
+
+    return handler
+
+
 def _refuse_call(why: str) -> Handler:
     def handler(rec: Any, f: Any, a: Args, k: Named) -> Any:
         rec.refuse(UnsupportedError(f"the region asks for {why}", path=user_line()))
@@ -548,7 +578,9 @@ C_TABLE.update(
             for name, symbol in _TWO.items()
         },
         **{getattr(operator, name): _operation("unary", name) for name in ("neg", "pos", "invert")},
-        sys.exc_info: _refuse_call("the exception that is handled"),
+        sys.exc_info: _of_library("the exception that is handled"),
+        threading.get_ident: _of_library("the number of the thread"),
+        **dict.fromkeys(_CHANGE_FIRST, _changes_first),
         sys._getframe: _refuse_call("a frame"),
         sys.audit: plain,  # which tells those who watch the interpreter
     }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import types
 from typing import Any
@@ -133,9 +134,9 @@ def _reading(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name in ("__iter__", "__reversed__"):
         return iter(iterate(rec, o)) if name == "__iter__" else calls.C_TABLE.get(reversed, _reversed)(rec, reversed, (o,), {})
     if name == "copy" and (rec.stand_ins or rec.symbols) and type(o) in (list, dict, set):
-        held = rec.mapped(o)
+        held = rec.given(o)
         return f() if held is o else held
-    owner = rec.mapped(o)
+    owner = rec.given(o) if type(o) in (list, dict, set) else o
     return f(*a, **k) if owner is o else getattr(owner, name)(*a, **k)
 
 
@@ -153,7 +154,10 @@ def _writing(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
         a = tuple(_many(rec, o, v) for v in a)
     elif name in ("remove", "discard", "add"):
         a = tuple(map(_as_member(rec, o), a))
-    rec.write(o)
+    if name in ("append", "extend") and is_a(o, (list, collections.deque)):
+        rec.grow(o)
+    else:
+        rec.write(o)
     named = {n: callback(v) if callable(v) else v for n, v in k.items()}
     return rec.give(f(*a, **named))
 
@@ -163,7 +167,7 @@ def _many(rec: Any, o: Any, value: Any) -> Any:
         return value
     if is_a(o, dict) and is_a(value, dict):
         rec.touch(value)
-        return {key: rec._mapped_item(value, key, v) for key, v in dict.items(value)}
+        return {key: rec.given_item(value, key, v) for key, v in dict.items(value)}
     if is_a(o, (set, dict)):
         return [*map(_as_member(rec, o), iterate(rec, value))]
     return iterate(rec, value)
@@ -203,7 +207,7 @@ def _of_object(rec: Any, f: Any, o: Any, name: str, a: Args, k: Named) -> Any:
     if name == "__delattr__":
         return attributes.plain_put(rec, o, a[0], MISSING)
     if name == "__call__":
-        return rec.call(o, *a, **k)
+        return calls.construct(rec, o, a, k) if is_a(o, type) else rec.call(o, *a, **k)
     if name in _COPYING:
         _copied(rec, o, name)
         return f(*a, **k)

@@ -258,7 +258,7 @@ PURE = frozenset(
     """builtins _operator operator itertools _functools functools math cmath torch numpy _collections collections _struct
     _json _sre re _bisect _heapq _statistics _datetime datetime _decimal decimal _abc abc _weakref weakref zlib _string types
     typing _typing einops binascii copyreg _hashlib _md5 _sha1 _sha2 _sha512 unicodedata optree safetensors _ast _opcode
-    _contextvars _warnings array _blake2 _codecs""".split()
+    _contextvars _pickle _warnings array _blake2 _codecs""".split()
 )
 
 
@@ -346,7 +346,7 @@ def _called(value: Any) -> Any:
 
 def read_argument(rec: Any, value: Any) -> bool:
     """What a torch function is given is read; is there a callable in it?"""
-    if type(value) in ATOMS or is_a(value, torch.Tensor):
+    if type(value) in ATOMS or is_a(value, torch.Tensor) or type(value) in torch_api.PYTHON_CLASSES:
         return False
     if is_a(value, (list, tuple)):
         rec.touch(value)
@@ -398,7 +398,7 @@ def _call_class(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, An
         return cls(*args, **kwargs)
     if is_immutable(cls):
         return opaque(rec, cls, args, kwargs, keeps=False)
-    return _construct(rec, cls, args, kwargs)
+    return construct(rec, cls, args, kwargs)
 
 
 def is_torchs_class(cls: type) -> bool:
@@ -409,8 +409,16 @@ def is_torchs_class(cls: type) -> bool:
     return not (type(maker) is Function and kind_of(maker.__code__) == ENTER)
 
 
-def _construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``__new__``, then ``__init__``."""
+def construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``__new__``, then ``__init__``: what `type` does."""
+    if type(lookup(cls, "__del__")) is Function and kind_of(lookup(cls, "__del__").__code__) == ENTER:
+        rec.refuse(
+            UnsupportedError(
+                f"the region makes a {cls.__qualname__}, whose __del__ runs unseen",
+                path=user_line(),
+                fix="make it outside of the region",
+            )
+        )
     new, init = rec.lookup(cls, "__new__"), rec.lookup(cls, "__init__")
     function = new.__func__ if is_a(new, staticmethod) else new
     if type(function) is Function:

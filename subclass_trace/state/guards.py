@@ -75,7 +75,14 @@ class StateGuards:
 
 
 def _moves(row: Row) -> bool:
-    return row.place.moves or (type(row.known) is Place and row.known.moves)
+    return row.place.moves or any(place.moves for place in others_of(row))
+
+
+def others_of(row: Row) -> tuple[Place, ...]:
+    """The places that a row names besides its own."""
+    if type(row.known) is Place:
+        return (row.known,)
+    return row.known if row.kind == "distinct" else ()
 
 
 def _others(recorder: Recorder) -> Iterator[Row]:
@@ -86,13 +93,14 @@ def _others(recorder: Recorder) -> Iterator[Row]:
         place = recorder.place_of(owner)
         if place is not None and not is_a(owner, (type, torch.Tensor)):
             written[id(owner)] = owner, place
-    kinds = {type(owner) for owner, _ in written.values()}
+    groups: dict[type, dict[int, Place]] = {type(owner): {id(owner): place} for owner, place in written.values()}
     for thing, place in list(recorder.known.values()) if written else ():
-        if type(thing) not in kinds:
-            continue
-        for owner, at in written.values():
-            if owner is not thing and type(owner) is type(thing) and (at.moves or place.moves):
-                yield Row("other", place, at)
+        if type(thing) in groups:
+            groups[type(thing)].setdefault(id(thing), place)
+    for places in groups.values():
+        if len(places) > 1:
+            first, *others = places.values()
+            yield Row("distinct", first, tuple(others))
 
 
 def changed_since(guards: StateGuards, call: Call) -> set[str]:

@@ -94,14 +94,14 @@ def _given(rec: Any, o: Any) -> Any:
     if is_a(o, (list, tuple, collections.deque)):
         if not any(map(_may_differ, o)):
             return o
-        return (rec._mapped_item(o, k, value) for k, value in enumerate(o))
-    if is_a(o, (dict, set, frozenset)) and any(is_a(key, (torch.Tensor, tuple)) for key in o):
-        return map(rec.mapped, o)
+        return (rec.given_item(o, k, value) for k, value in enumerate(o))
+    if is_a(o, (dict, set, frozenset)) and any(is_a(key, torch.Tensor) for key in o):
+        return map(rec.give, o)
     return o
 
 
 def _may_differ(value: Any) -> bool:
-    return is_a(value, (torch.Tensor, int, float, list, tuple, dict))
+    return is_a(value, (torch.Tensor, int, float))
 
 
 def _given_view(rec: Any, view: Any) -> Any:
@@ -109,10 +109,10 @@ def _given_view(rec: Any, view: Any) -> Any:
     if type(held) is types.MappingProxyType:
         held = next(iter(__import__("gc").get_referents(held)))
     if is_a(view, VIEWS[0]):
-        return map(rec.mapped, view)
+        return map(rec.give, view)
     if is_a(view, VIEWS[1]):
-        return (rec._mapped_item(held, key, value) for key, value in dict.items(held))
-    return ((rec.give(key), rec._mapped_item(held, key, value)) for key, value in dict.items(held))
+        return (rec.given_item(held, key, value) for key, value in dict.items(held))
+    return ((rec.give(key), rec.given_item(held, key, value)) for key, value in dict.items(held))
 
 
 def keys_of(rec: Any, o: Any) -> dict[Any, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from . import attributes, calls, kinds
+from . import attributes, calls
 from .frames import instrumented_frame
 from .instrument import OPS
 from .iteration import iterate, keys_of
@@ -252,7 +252,7 @@ def _item_of_dict(rec: Any, o: Any, key: Any) -> Any:
 def found_in(rec: Any, o: Any, key: Any) -> tuple[Any, Any]:
     """A key of a dict as it stands there, and its value: a tensor is a key as the real one, or as the stand-in where the run has
     made the dict."""
-    hashed(rec, key)
+    hashed(rec, key, o)
     key = torch_api.plain_number(key)
     real = rec.real(key)
     value = dict.get(o, real, MISSING)
@@ -263,16 +263,29 @@ def found_in(rec: Any, o: Any, key: Any) -> tuple[Any, Any]:
     return real, value
 
 
-def hashed(rec: Any, key: Any) -> None:
-    """The hash of a key is asked: by identity, if its class says no more."""
+def hashed(rec: Any, key: Any, of: Any = ()) -> None:
+    """The hash of a key is asked, and the keys of a container ``of`` are compared with it: by identity, if its class says no
+    more."""
     kind = type(key)
-    if kind in ATOMS or kind in _SYMBOLS or is_a(key, (type, str, Tensor)):
+    if kind in ATOMS or is_a(key, (type, str, Tensor)):
+        return
+    if kind in _SYMBOLS:
+        hash(torch_api.PYTHON_CLASSES[kind](key))
         return
     if kind is tuple or kind is frozenset:
         for part in key:
             hashed(rec, part)
         return
-    rec.pin(key)
+    method = _python_method(rec, key, "__hash__")
+    if method is None:
+        rec.pin(key)
+        return
+    code = rec.call(method, key)
+    equal = _python_method(rec, key, "__eq__")
+    for other in list(of) if equal is not None else ():
+        if type(other) is kind and other is not key and rec.call(method, other) == code:
+            rec.deep(other, "hash")
+            rec.call(equal, key, other)
 
 
 def contains(negated: bool, pair: tuple[Any, Any]) -> bool:
@@ -311,18 +324,9 @@ def in_container(rec: Any, o: Any, key: Any) -> bool:
         return value is not MISSING
     rec.touch(o)
     if is_a(o, (set, frozenset)):
-        hashed(rec, key)
+        hashed(rec, key, o)
         return rec.real(key) in o or key in o
-    for held in o:
-        given = rec.give(held)
-        if given is key:
-            return True
-        if type(held) in ATOMS and type(key) in ATOMS:
-            if held == key:
-                return True
-        elif truth(compare("eq", (given, key))):
-            return True
-    return False
+    return any(held is key or truth(compare("eq", (held, key))) for held in rec.each(o))
 
 
 def set_item(parts: tuple[Any, Any, Any]) -> None:
@@ -479,7 +483,9 @@ def _binary_of_c(rec: Any, symbol: str, do: Callable[[Any, Any], Any], a: Any, b
         if not is_a(b, CONTAINERS):
             b = iterate(rec, b)
         rec.write(a)
-        return do(a, rec.mapped(b))
+        return do(a, rec.given(b) if is_a(b, (list, dict, set)) else b)
+    if symbol == "+" and is_a(a, (list, tuple)) and is_a(b, (list, tuple)):
+        return do(type(a)(iterate(rec, a)) if type(a) in (list, tuple) else a, type(b)(iterate(rec, b)) if type(b) in (list, tuple) else b)
     return do(rec.mapped(a), rec.mapped(b))
 
 
@@ -537,12 +543,12 @@ def _containers_equal(rec: Any, a: Any, b: Any) -> bool:
         return False
 
     def equal(x: Any, y: Any) -> bool:
-        x, y = rec.give(x), rec.give(y)
         return x is y or bool(truth(compare("eq", (x, y))))
 
     if is_a(a, dict):
-        return all(key in b and equal(b[key], value) for key, value in dict.items(a))
-    return all(map(equal, a, b))
+        rows = [(k, rec.given_item(a, k, v)) for k, v in dict.items(a)]
+        return all(k in b and equal(rec.given_item(b, k, b[k]), value) for k, value in rows)
+    return all(map(equal, rec.each(a), rec.each(b)))
 
 
 def unary(name: str, o: Any) -> Any:
@@ -588,7 +594,7 @@ def mapping(o: Any) -> Any:
         return o
     if is_a(o, dict) and type(lookup(type(o), "keys")) is not Function:
         rec.touch(o)
-        return {key: rec._mapped_item(o, key, value) for key, value in dict.items(o)}
+        return {key: rec.given_item(o, key, value) for key, value in dict.items(o)}
     return keys_of(rec, o) if hasattr(o, "keys") else o
 
 
@@ -717,5 +723,10 @@ OPS.update(
         "and_back": and_back,
     }
 )
-calls.operations = types.SimpleNamespace(**OPS, item_of_container=item_of_container, in_container=in_container, found_in=found_in)  # fmt: skip
-_KINDS = kinds
+calls.operations = types.SimpleNamespace(
+    **OPS,
+    item_of_container=item_of_container,
+    in_container=in_container,
+    found_in=found_in,
+    hashed=hashed,
+)

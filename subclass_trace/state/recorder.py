@@ -42,7 +42,7 @@ from .kinds import (
 from .place import Place
 from .rows import Row, base_value, members, raw
 from .values import ATOMS, MISSING, is_a, lookup, lookup_after
-from .writes import NAMES, Table, Written, table_of
+from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
 
 #: so many places, and no more; a LLaMA of 32 layers reads some 30,000
 LIMIT = 400_000
@@ -289,9 +289,10 @@ class Recorder:
             return self.lookups[key]
         if self.written and (writer := self._written_class(cls, name)) is not None:
             return self._own_absent(cls, writer, name)
-        value = self.lookups[key] = lookup(cls, name)
+        value = lookup(cls, name)
         if not is_immutable(cls) and cls is not torch.Size:
-            self.at(self.child(self.root(cls), "lookup", name), value)
+            value = self.at(self.child(self.root(cls), "lookup", name), value)
+        self.lookups[key] = value
         return value
 
     def _written_class(self, cls: type, name: str) -> type | None:
@@ -313,9 +314,7 @@ class Recorder:
 
     def lookup_after(self, key: tuple[type, type, str]) -> Any:
         """As ``super`` finds it."""
-        value = lookup_after(key)
-        self.at(self.child(self.root(key[0]), "super", key), value)
-        return value
+        return self.at(self.child(self.root(key[0]), "super", key), lookup_after(key))
 
     def class_dict(self, cls: type) -> None:
         """All that a class defines itself is read."""
@@ -386,11 +385,14 @@ class Recorder:
                 self.touch(thing)
             return self.give(value)
         if is_a(thing, (list, tuple, collections.deque)):
-            if type(key) is not int and type(key) is not bool:
+            if type(key) is slice:
                 self.touch(thing)
-                return self.mapped(value)
+                items = [*self.each(thing)][key]
+                same = all(a is b for a, b in zip(items, items_of(value), strict=True))
+                return value if same else items if is_a(thing, list) else type(value)(items)
             if key < 0:
-                self.row(thing, "len", len(thing))
+                self.length(thing, "len", len(thing))
+                key += len(thing)
         else:
             self._pin_key(key)
         return self._item(thing, key, value)
@@ -418,9 +420,31 @@ class Recorder:
         if written is None:
             written = self.written[id(thing)] = Written(thing, table or table_of(thing), place)
         if whole:
+            if written.keys is not None and written.table in (MAPPING, NAMES, SEQUENCE):
+                self._substitute(thing)
             written.keys = None
         elif written.keys is not None:
             written.keys.add(key)
+
+    def grow(self, thing: Any) -> None:
+        """Items are about to be added at the end of a list or a deque: those that are there stay where they are."""
+        place = self.place_of(thing)
+        if place is not None and id(thing) not in self.written:
+            self.written[id(thing)] = Written(thing, SEQUENCE, place)
+        if getattr(thing, "maxlen", None) is not None:
+            self.write(thing)
+
+    def _substitute(self, thing: Any) -> None:
+        """The items of what is changed in any way are read, and what stands for them takes their places."""
+        self.touch(thing)
+        if is_a(thing, dict):
+            rows = [(k, self.given_item(thing, k, v), v) for k, v in list(dict.items(thing))]
+        else:
+            rows = [(k, self.given_item(thing, k, v), v) for k, v in enumerate(list(items_of(thing)))]
+        base: Any = dict if is_a(thing, dict) else list if is_a(thing, list) else collections.deque
+        for key, given, value in rows:
+            if given is not value:
+                base.__setitem__(thing, key, given)
 
     def write_names(self, owner: Any, space: dict[str, Any], name: str) -> None:
         """An attribute of an object is about to be written, in its dict."""
@@ -467,18 +491,51 @@ class Recorder:
             return kind(map(self.give, value))
         return value
 
-    def _mapped_item(self, thing: Any, key: Any, value: Any) -> Any:
+    def given_item(self, thing: Any, key: Any, value: Any) -> Any:
+        """What stands for an item of a container that was read."""
         if self.symbols and type(value) in (int, float):
+            written = self.written.get(id(thing)) if self.written else None
             place = self.place_of(thing)
-            if place is not None:
-                return self.symbols.get(self.child(place, "item", key), value)
-        return self.mapped(value)
+            if place is not None and not (written is not None and written.covers(key)):
+                return self.symbols.get(self._item_place(thing, place, key), value)
+        return self.give(value)
+
+    def _item_place(self, thing: Any, place: Place, key: Any) -> Place:
+        owner = self.owners.get(id(thing)) if self.owners else None
+        at = None if owner is None or type(key) is not str else self.place_of(owner)
+        return self.child(place, "item", key) if at is None else self.child(at, "attr", key)
+
+    def each(self, thing: Any) -> Iterable[Any]:
+        """What stands for the items of a list, tuple, deque or set that was read."""
+        if is_a(thing, (set, frozenset)):
+            return map(self.give, items_of(thing))
+        return (self.given_item(thing, k, value) for k, value in enumerate(items_of(thing)))
+
+    def given(self, thing: Any) -> Any:
+        """A copy of a list, dict or set with what stands for its items; the thing itself where that is the same."""
+        if is_a(thing, dict):
+            pairs = [(self.give(k), self.given_item(thing, k, v)) for k, v in dict.items(thing)]
+            same = all(a is k and b is v for (a, b), (k, v) in zip(pairs, dict.items(thing), strict=True))
+            return thing if same else dict(pairs)
+        items = [self.given_item(thing, k, v) for k, v in enumerate(items_of(thing))]
+        if all(a is b for a, b in zip(items, items_of(thing), strict=True)):
+            return thing
+        return items if is_a(thing, list) else set(items)
+
+    def _mapped_item(self, thing: Any, key: Any, value: Any) -> Any:
+        given = self.given_item(thing, key, value)
+        return given if given is not value else self.mapped(value)
 
     # ------------------------------------------------------------------------------------------ all that can be reached
     def deep(self, value: Any, by: str, depth: int = 0) -> None:
         """Everything that C code of unknown meaning may read of an object is read."""
         kind = type(value)
         if kind in ATOMS or kind in VALUES or is_a(value, enum.Enum) or id(value) in self.walked:
+            return
+        if kind in torch_api.PYTHON_CLASSES:
+            fixed = torch_api.PYTHON_CLASSES[kind](value) if depth else value  # C code sees the number itself
+            return None if fixed is value else None
+        if self.place_of(value) is None and _is_made_by_torch(kind):
             return
         if is_a(value, torch.Tensor):
             if self.place_of(value) is not None and getattr(value, "__dict__", None) and depth < 40:
@@ -510,8 +567,9 @@ class Recorder:
     def _deep_parts(self, value: Any, kind: type, by: str, depth: int) -> None:
         if is_a(value, (list, tuple, dict, set, frozenset, collections.deque)):
             self.touch(value)
-            for held in list(dict.values(value) if is_a(value, dict) else items_of(value)):
-                self.deep(held, by, depth)
+            items = dict.items(value) if is_a(value, dict) else enumerate(items_of(value))
+            for key, held in list(items):
+                self.deep(self.given_item(value, key, held), by, depth)
         elif is_a(value, VIEWS) or kind is types.MappingProxyType:
             self.touch(value)
             for held in gc.get_referents(value):
@@ -596,6 +654,11 @@ def _is_its_own_name(value: Any, kind: type) -> bool:
     if kind is Builtin:
         return value.__self__ is None or is_a(value.__self__, (type, types.ModuleType))
     return False
+
+
+def _is_made_by_torch(kind: type) -> bool:
+    """Is it of a class of torch's own, but for what the user's code fills?"""
+    return kind.__module__.startswith("torch") and not issubclass(kind, (torch.nn.Module, dict, list))
 
 
 def items_of(thing: Any) -> Iterable[Any]:

@@ -35,6 +35,8 @@ class Row:
     def holds(self, call: Call) -> bool:
         """Does it, in a call?"""
         now = self.place.read(call)
+        if self.kind == "distinct":
+            return len({id(now), *(id(place.read(call)) for place in self.known)}) == 1 + len(self.known)
         if self.kind in ("alias", "other"):
             return (now is self.known.read(call)) is (self.kind == "alias")
         return bool(KINDS[self.kind][0](now, self.known))
@@ -43,6 +45,8 @@ class Row:
         """It does not."""
         if self.kind == "alias":
             return f"{self.place} and {self.known} were one object"
+        if self.kind == "distinct":
+            return f"two of {self.place}, {', '.join(map(str, self.known[:8]))} are one object"
         if self.kind == "other":
             return f"{self.place} and {self.known} were two objects"
         was, now = said(self.known), said(now_of(self.kind, self.place.read(call)))
@@ -53,6 +57,8 @@ def said(value: Any) -> str:
     """Something that a row keeps, in a message."""
     if is_a(value, type):
         return f"a {value.__qualname__}"
+    if type(value) is tuple and value and type(value[0]) is Place:
+        return f"{len(value)} others"
     if type(value) is list:
         few = [short(v) for v in value[:8]] + ["..."] * (len(value) > 8)
         return f"[{', '.join(few)}]"
@@ -141,6 +147,7 @@ KINDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "hooks": (lambda value, _: not hooks(value), "{at} has no hooks"),
     "bare": (lambda value, _: not value.__dict__, "{at} has no attributes"),
     "alias": (lambda value, other: value is other, "{at} is {was}"),
+    "distinct": (lambda value, others: True, "{at} is none of {was}"),
     "other": (lambda value, other: value is not other, "{at} is not {was}"),
 }
 

@@ -74,7 +74,7 @@ class _Run(Calls):
 
     def changed(self) -> list[Written]:
         """What the run has written that is not as it was."""
-        return [row for row in self.written.values() if _differs(row)]
+        return [row for row in self.written.values() if _differs(row, self.give)]
 
     def restore(self) -> None:
         """All that was written is as it was."""
@@ -235,9 +235,11 @@ class BackwardState(_Run):
         self.stand_ins, self.reals, self.own = {}, {}, {}
 
 
-def _differs(row: Written) -> bool:
+def _differs(row: Written, give: Callable[[Any], Any]) -> bool:
     now, was = row.now, row.before
-    return len(now) != len(was) or any(now.get(key, MISSING) is not value for key, value in was.items())
+    return len(now) != len(was) or any(
+        now.get(key, MISSING) is not value and now.get(key, MISSING) is not give(value) for key, value in was.items()
+    )
 
 
 @contextlib.contextmanager

@@ -73,6 +73,10 @@ class Recipes:
             return BackReference(self._made[id(value)])
         return self._new(value, path)
 
+    def given(self, table: dict[Any, Any]) -> dict[Any, Any]:
+        """A table of before the run, as it stood in the trace: code may have put a stand-in back where its tensor was."""
+        return {key: self._rec.give(value) for key, value in table.items()}
+
     def _is_constant(self, value: Any) -> bool:
         if id(value) in self._rec.roots or is_a(value, _CONSTANT_KINDS):
             return True
@@ -166,7 +170,7 @@ def side_effects(written: Iterable[Written], recipes: Recipes) -> list[SideEffec
     """
     effects: list[SideEffect] = []
     for row in written:
-        was, now = row.before, row.now
+        was, now = recipes.given(row.before), row.now
         if row.table is SEQUENCE:
             if not _same_items(was, now):
                 effects.append(_of_list(row, list(was.values()), list(now.values()), recipes))

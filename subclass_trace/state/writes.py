@@ -210,7 +210,11 @@ class Written:
 
     def covers(self, key: Any) -> bool:
         """Is what stands at a key now perhaps what the run has put there?"""
-        return self.keys is None or key in self.keys
+        if self.keys is None:
+            return True
+        if self.table is SEQUENCE:  # it has grown
+            return type(key) is not int or not 0 <= key < len(self.before)
+        return key in self.keys
 
     @property
     def now(self) -> dict[Any, Any]:

@@ -320,19 +320,18 @@ class Pins:
                 space = of if place.kind == "item" else instance_dict(of) if place.kind == "attr" else None
                 if space is not None:
                     compared.setdefault(id(space), set()).add(place.key if type(place.key) in ATOMS else None)
-        return [
-            effect
-            for effect in effects
-            if effect.table in (NAMES, MAPPING)
-            and effect.how == "put"
-            and effect.values
-            and not effect.place.moves
-            and self._is_free(effect, compared)
-        ]
+        found: dict[int, list[Any]] = {}
+        for effect in effects:
+            if effect.table in (NAMES, MAPPING) and not effect.place.moves:
+                found.setdefault(id(effect.place.read(self.call)), []).append(effect)
+        free = (rows for rows in found.values() if all(self._is_free(effect, compared) for effect in rows))
+        return [effect for rows in free for effect in rows]
 
     def _is_free(self, effect: Any, compared: dict[int, set[Any]]) -> bool:
         thing = effect.place.read(self.call)
-        return effect.keys[0] in thing and effect.keys[0] not in compared.get(id(thing), ())
+        if effect.how != "put" or not effect.values or effect.keys[0] not in thing:
+            return False
+        return effect.keys[0] not in compared.get(id(thing), ())
 
     def pin_written(self, things: Sequence[Any]) -> None:
         """After a call has written these itself: the next one need not compare what is named there."""

@@ -18,6 +18,7 @@ import torch
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _PATHS = {name: os.path.join(path, "") for name, path in sysconfig.get_paths().items()}
+_HERE = os.path.join(_PACKAGE, "state", "")
 _STDLIB = (_PATHS["stdlib"], _PATHS["platstdlib"], "<frozen")
 #: Python of torch's that reads the user's objects
 ENTERED = tuple(
@@ -90,7 +91,10 @@ def is_transparent(filename: str) -> bool:
 
 def below_torch(frame: Any, instrumented: Any) -> bool:
     """Is the frame of Python's own code, called by torch's or by this package's?"""
-    while frame is not None and is_of_library(frame.f_code.co_filename) and not instrumented(frame.f_code):
+    while frame is not None and not instrumented(frame.f_code):
+        file = frame.f_code.co_filename
+        if not (is_of_library(file) or file.startswith(_HERE)):
+            break
         frame = frame.f_back
     if frame is None or instrumented(frame.f_code):
         return False

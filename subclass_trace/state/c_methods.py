@@ -83,11 +83,16 @@ def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
     return opaque(rec, f, a, k)
 
 
+_TABLES = (*(getattr(torch._C, f"_{name}") for name in ("VariableFunctions", "nn", "fft", "linalg", "special")), torch._C)
+#: functions of torch's in C
+_TORCH_C = {id(f): f for table in _TABLES for f in (getattr(table, name) for name in dir(table)) if type(f) is Builtin}
 #: the key of `torch.autograd.Function.apply` in the table of functions
 APPLY = "torch.autograd.Function.apply"
 
 
 def _is_of_torch(f: Any, owner: Any) -> bool:
+    if id(f) in _TORCH_C:
+        return True
     names = (getattr(f, "__module__", None), type(owner).__module__, getattr(owner, "__module__", None))
     if is_a(owner, types.ModuleType):
         names = (*names, owner.__name__)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -102,8 +103,9 @@ def of_instance(o: Any, name: str) -> Any:
 
 def by_class(o: Any, name: str) -> Any:
     """What C code of the class gives: a slot, ``__dict__``, an attribute of a thread-local."""
+    base: Any = next((kind for kind in (type, threading.local) if is_a(o, kind)), object)
     try:
-        return (type if is_a(o, type) else object).__getattribute__(o, name)
+        return base.__getattribute__(o, name)
     except AttributeError:
         return MISSING
 

@@ -500,6 +500,12 @@ class Recorder:
                 return self.symbols.get(self._item_place(thing, place, key), value)
         return self.give(value)
 
+    def symbol_at(self, place: Place, key: Any) -> Any:
+        """The symbol of a number that stood at a key of something that was written, or None."""
+        of_object = place.kind == "getattr" and place.key == "__dict__" and place.parent is not None
+        at = self.child(place.parent, "attr", key) if of_object else self.child(place, "item", key)
+        return self.symbols.get(at)
+
     def _item_place(self, thing: Any, place: Place, key: Any) -> Place:
         owner = self.owners.get(id(thing)) if self.owners else None
         at = None if owner is None or type(key) is not str else self.place_of(owner)
@@ -532,10 +538,7 @@ class Recorder:
         kind = type(value)
         if kind in ATOMS or kind in VALUES or is_a(value, enum.Enum) or id(value) in self.walked:
             return
-        if kind in torch_api.PYTHON_CLASSES:
-            fixed = torch_api.PYTHON_CLASSES[kind](value) if depth else value  # C code sees the number itself
-            return None if fixed is value else None
-        if self.place_of(value) is None and _is_made_by_torch(kind):
+        if kind in torch_api.PYTHON_CLASSES or (self.place_of(value) is None and _is_made_by_torch(kind)):
             return
         if is_a(value, torch.Tensor):
             if self.place_of(value) is not None and getattr(value, "__dict__", None) and depth < 40:
@@ -569,7 +572,7 @@ class Recorder:
             self.touch(value)
             items = dict.items(value) if is_a(value, dict) else enumerate(items_of(value))
             for key, held in list(items):
-                self.deep(self.given_item(value, key, held), by, depth)
+                self._reached(self.given_item(value, key, held), held, by, depth)
         elif is_a(value, VIEWS) or kind is types.MappingProxyType:
             self.touch(value)
             for held in gc.get_referents(value):
@@ -585,6 +588,13 @@ class Recorder:
         elif is_a(value, kinds.ARRAYS):
             return self.row(value, "raw", raw(value))
         self._deep_attributes(value, kind, by, depth)
+
+    def _reached(self, given: Any, held: Any, by: str, depth: int) -> None:
+        """On from a part of an object, which C code sees as it is: a number is no symbol there."""
+        if given is not held and type(given) in torch_api.PYTHON_CLASSES:
+            torch_api.PYTHON_CLASSES[type(given)](given)
+        else:
+            self.deep(given, by, depth)
 
     def _deep_function(self, function: Any, by: str, depth: int) -> None:
         self.cells_of(function)
@@ -602,7 +612,7 @@ class Recorder:
         space = instance_dict(value)
         if space is not None:
             for name, held in list(space.items()):
-                self.deep(self.step(value, "attr", name, held, space), by, depth)
+                self._reached(self.step(value, "attr", name, held, space), held, by, depth)
             if self.namespace(value, space) is not None:
                 self.row(space, "keys", list(self.box(space)))
         for cls in kind.__mro__:
@@ -613,7 +623,7 @@ class Recorder:
                     self.lookup(kind, name)
                     if type(member) is types.MemberDescriptorType:
                         held = slot(member, value)
-                        self.deep(self.step(value, "getattr", name, held), by, depth)
+                        self._reached(self.step(value, "getattr", name, held), held, by, depth)
         base = next(cls for cls in kind.__mro__ if is_immutable(cls) or not is_heap_type(cls))
         if base is object or self.place_of(value) is None or is_a(value, CONTAINERS):
             return
@@ -622,7 +632,7 @@ class Recorder:
             self._refuse_handed(by, f"a {kind.__name__}, which cannot be compared")
         for k, held in enumerate(gc.get_referents(value)):
             if held is not kind and held is not space:
-                self.deep(self.step(value, "ref", k, held), by, depth)
+                self._reached(self.step(value, "ref", k, held), held, by, depth)
 
     def _refuse_handed(self, by: str, what: str) -> None:
         self.refuse(

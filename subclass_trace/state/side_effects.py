@@ -73,9 +73,18 @@ class Recipes:
             return BackReference(self._made[id(value)])
         return self._new(value, path)
 
-    def given(self, table: dict[Any, Any]) -> dict[Any, Any]:
-        """A table of before the run, as it stood in the trace: code may have put a stand-in back where its tensor was."""
-        return {key: self._rec.give(value) for key, value in table.items()}
+    def as_before(self, row: Written) -> dict[Any, Any]:
+        """The table of what was written; what stands for something that was there is that again."""
+        before = row.before
+        return {
+            key: before[key] if key in before and self._stands_for(value, row, key) else value
+            for key, value in row.now.items()
+        }
+
+    def _stands_for(self, value: Any, row: Written, key: Any) -> bool:
+        if is_a(value, torch.Tensor):
+            return self._rec.real(value) is row.before[key]
+        return type(value) in torch_api.PYTHON_CLASSES and self._rec.symbol_at(row.place, key) is value
 
     def _is_constant(self, value: Any) -> bool:
         if id(value) in self._rec.roots or is_a(value, _CONSTANT_KINDS):
@@ -170,7 +179,7 @@ def side_effects(written: Iterable[Written], recipes: Recipes) -> list[SideEffec
     """
     effects: list[SideEffect] = []
     for row in written:
-        was, now = recipes.given(row.before), row.now
+        was, now = row.before, recipes.as_before(row)
         if row.table is SEQUENCE:
             if not _same_items(was, now):
                 effects.append(_of_list(row, list(was.values()), list(now.values()), recipes))

@@ -225,6 +225,8 @@ def _specialize(
             check_marks(row.of(maker.flat), row.spec, str(row.path))
     numbers = frozenset(p for p, value in zip(maker.places, maker.flat, strict=True) if not isinstance(value, Tensor))
     guarded = StateGuards(state, Call(*call, function), maker.places, numbers)
+    for backward in () if program.backwards is None else program.backwards.compiled:
+        guarded = guarded.and_of_backward(backward.reads)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])

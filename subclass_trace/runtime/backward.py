@@ -226,7 +226,7 @@ class Backwards:
             with TRACE_LOCK:
                 hit = self._lookup(tangents, create_graph, env, call)
                 if hit is None:
-                    hit = self._trace(tangents, create_graph, env)
+                    hit = self._trace(tangents, create_graph, env, call)
                     self.add(hit)
         return hit
 
@@ -236,7 +236,9 @@ class Backwards:
         return next((entry for entry in self.compiled if entry.serves(tangents, create_graph, env, call)), None)
 
     @working("another backward")
-    def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
+    def _trace(
+        self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any
+    ) -> CompiledBackward:
         tape, shape_env = self.tape, self.tape.session.shape_env
         live = [flatten(o)[1] for o in tape.outputs]
         rows = zip(tangents, live, strict=True)
@@ -267,12 +269,14 @@ class Backwards:
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
             raise self._other_sizes(failed, env)
-        if traced.guards is not None and (self.is_shared or (traced.guards.moves and not self.keeps_call)):
+        state = check_of(traced)
+        kept = not self.is_shared and state is not None and (self.keeps_call or not traced.guards.moves)  # type: ignore[union-attr]
+        if state is not None and not (kept and state(call)):
             raise TangentError(
                 "this backward reads Python state that belongs to one module, or one call, of several that it would serve",
                 path=", ".join(self.output_paths) or None,
             )
-        when = Circumstances(create_graph, conditions, check_of(traced), autocast, tape.session.dtensor_modes())
+        when = Circumstances(create_graph, conditions, state, autocast, tape.session.dtensor_modes())
         return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:

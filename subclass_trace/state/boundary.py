@@ -62,6 +62,12 @@ def kind_of(code: types.CodeType) -> str:
 
 
 @functools.lru_cache(None)
+def is_compiled_by_dynamo(filename: str) -> bool:
+    """Operators of control flow and the like, which hand the functions that they are given to Dynamo."""
+    return filename.startswith((_TORCH + "_higher_order_ops", os.path.join(_TORCH, "nn", "attention")))
+
+
+@functools.lru_cache(None)
 def is_of_torch(filename: str) -> bool:
     """Any code of torch's."""
     return filename.startswith(_TORCH)
@@ -86,19 +92,22 @@ def is_transparent(filename: str) -> bool:
     if kind_of_file(filename) != ENTER or filename.startswith(("<frozen", "<eval_with_key>", "<guards>")):
         return True
     parts = filename.replace(os.sep, "/")
-    return any(f"/{name}/" in parts for name in ("numpy", "sympy", "mpmath", "torchgen")) or parts.endswith("/copyreg.py")
+    return any(f"/{name}/" in parts for name in ("numpy", "sympy", "mpmath", "torchgen")) or parts.endswith(
+        ("/copyreg.py", "/typing_extensions.py")
+    )
 
 
 def below_torch(frame: Any, instrumented: Any) -> bool:
-    """Is the frame of Python's own code, called by torch's or by this package's?"""
+    """Was code of Python's own, from ``frame`` outwards, called by torch's or by this package's, or to import or to warn?"""
+    answer: bool | None = None
     while frame is not None and not instrumented(frame.f_code):
         file = frame.f_code.co_filename
-        if not (is_of_library(file) or file.startswith(_HERE)):
-            break
+        if file.startswith("<frozen importlib") or file.endswith("warnings.py"):
+            return True
+        if answer is None and not (is_of_library(file) or file.startswith((_HERE, "<string>"))):
+            answer = is_transparent(file) or is_of_torch(file)
         frame = frame.f_back
-    if frame is None or instrumented(frame.f_code):
-        return False
-    return kind_of_file(frame.f_code.co_filename) != ENTER or is_of_torch(frame.f_code.co_filename)
+    return bool(answer)
 
 
 def module_root(value: Any) -> str:

@@ -16,7 +16,18 @@ import torch
 from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
 from . import attributes
-from .boundary import ENTER, OURS, TORCH, below_torch, is_of_torch, is_transparent, kind_of
+from .boundary import (
+    ENTER,
+    OURS,
+    TORCH,
+    below_torch,
+    is_compiled_by_dynamo,
+    is_of_torch,
+    is_stdlib_name,
+    is_transparent,
+    kind_of,
+    module_root,
+)
 from .instrument import Uninstrumentable, clone, is_instrumented
 from .kinds import (
     C_CALLABLES,
@@ -29,7 +40,7 @@ from .kinds import (
     Partial,
     is_immutable,
 )
-from .recorder import Recorder, current, user_line
+from .recorder import Recorder, current, instance_dict, user_line
 from .values import ATOMS, MISSING, is_a, lookup
 from .writes import NAMES as NAMES
 
@@ -45,6 +56,14 @@ BY_TYPE: dict[Any, Handler] = {}
 operations: Any = None
 #: methods of C, by the class of their owner: see `c_methods`
 method_of_c: Any = None
+#: wrappers of `torch.compiler.disable`: see `torch_functions`
+of_disabled: Any = None
+
+
+def is_of_disabled(code: types.CodeType) -> bool:
+    """Is it the code of a wrapper that `torch.compiler.disable` makes?"""
+    return code.co_freevars in (("fn", "self"), ("fn",)) and code.co_name in ("_fn", "nonrecursive_disable_wrapper")
+
 
 referents = gc.get_referents
 
@@ -87,7 +106,8 @@ class Calls(Recorder):
             return special(self, f, args, kwargs)
         kind = kind_of(f.__code__)
         if kind == TORCH:
-            return torch_call(self, f, args, kwargs)
+            handler = of_disabled if is_of_disabled(f.__code__) else torch_call
+            return handler(self, f, args, kwargs)
         if kind == OURS or is_instrumented(f.__code__):
             return f(*args, **kwargs)
         if self.place_of(f) is not None:
@@ -186,8 +206,10 @@ def is_torchs(value: Any) -> bool:
 
 def _call_ours(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A region inside of this one is what it was made of."""
-    wrapped = getattr(f, "__wrapped__", None)
-    return f(*args, **kwargs) if wrapped is None else rec.call(wrapped, *args, **kwargs)
+    space = instance_dict(f) or {}
+    if "__wrapped__" not in space:
+        return f(*args, **kwargs)
+    return rec.call(rec.step(f, "attr", "__wrapped__", space["__wrapped__"], space), *args, **kwargs)
 
 
 # ---------------------------------------------------------------------------------------------- callables handed to C code
@@ -314,11 +336,12 @@ def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------- torch functions
-_HIGHER_ORDER = "_higher_order_ops"
 
 
 def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function: tensors are inputs of the graph, containers and objects are read whole, callables instrumented."""
+    if type(f) is Function and is_compiled_by_dynamo(f.__code__.co_filename):
+        return _with_branches(rec, f, args, kwargs)
     special = changed = False
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
@@ -335,6 +358,54 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if special:
         return rec.give(watched(f, args, kwargs))
     return rec.give(f(*args, **kwargs))
+
+
+def _with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A higher order operator: Dynamo looks at the functions that it is given, which are read whole, with all that they name."""
+    for value in (*args, *kwargs.values()):
+        read_argument(rec, value)
+        if type(value) in (Function, Method, Partial):
+            read_code(rec, value)
+    given, named = tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
+    profile = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        return rec.give(f(*given, **named))
+    finally:
+        sys.setprofile(profile)
+
+
+def read_code(rec: Any, f: Any) -> None:
+    """All that the code of a function may read: what it closes over, its defaults, the globals that it names, as a whole."""
+    rec.deep(f, "a branch")
+    while type(f) is not Function:
+        f = f.func if is_a(f, Partial) else getattr(f, "__func__", None)
+        if f is None:
+            return
+    if id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:
+        return
+    rec.walked.add(id(f.__code__))
+    names, codes = set[str](), [f.__code__]
+    for code in codes:
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if type(c) is types.CodeType]
+    rec.root(f.__globals__)
+    for name in sorted(names & f.__globals__.keys()):
+        _read_named(rec, f.__globals__, name, names)
+
+
+def _read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> None:
+    held = space[name]
+    given = rec.item(space, name, held)
+    if is_a(held, types.ModuleType):
+        if module_root(held) != "torch" and not is_stdlib_name(held.__name__) and not held.__name__.startswith("torch"):
+            rec.root(held.__dict__)
+            for inner in sorted(names & held.__dict__.keys()):
+                rec.deep(rec.item(held.__dict__, inner, held.__dict__[inner]), "a branch", 1)
+    elif type(held) in (Function, Method, Partial):
+        read_code(rec, held)
+    else:
+        rec._reached(given, held, "a branch", 1)
 
 
 def _called(value: Any) -> Any:

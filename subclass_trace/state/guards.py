@@ -57,6 +57,14 @@ class StateGuards:
         """The rows about what stands still between calls."""
         return [row for row in self.rows if not _moves(row)]
 
+    def and_of_backward(self, other: StateGuards | None) -> StateGuards:
+        """With what a backward reads of the arguments of its call."""
+        if other is None or not other.moves:
+            return self
+        made = self.of_function(self.function)
+        made.rows = (*self.rows, *other.moving)
+        return made
+
     def of_function(self, function: Any) -> StateGuards:
         """The same rows for another function."""
         made = object.__new__(StateGuards)

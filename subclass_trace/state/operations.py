@@ -117,12 +117,12 @@ def read_name(name: str) -> None:
         return
     local, space = frame.f_locals, frame.f_globals
     if rec.place_of(local) is not None:
-        rec.item(local, name, local.get(name, MISSING))
+        rec.fix(rec.item(local, name, local.get(name, MISSING)), None)
     if name in local and local is not space:
         return
     rec.root(space)
     value = space.get(name, MISSING)
-    rec.item(space, name, value)
+    rec.fix(rec.item(space, name, value), None)
     if value is MISSING and name in _builtins:
         rec.root(_builtins)
         rec.item(_builtins, name, _builtins[name])
@@ -656,7 +656,7 @@ def match_keys(pair: tuple[Any, Any]) -> None:
         return
     for key in pair[1]:
         if is_a(pair[0], dict):
-            rec.item(pair[0], key, dict.get(pair[0], key, MISSING))
+            rec.fix(rec.item(pair[0], key, dict.get(pair[0], key, MISSING)), None)
         else:
             rec.deep(pair[0], "match")
 
@@ -674,7 +674,7 @@ def match_class(positional: int, parts: tuple[Any, Any, Any]) -> None:
         named = attr("__match_args__", cls)[:positional]
     for name in (*named, *names):
         try:
-            attributes.get(rec, o, name)
+            rec.fix(attributes.get(rec, o, name), None)
         except AttributeError:
             return
 

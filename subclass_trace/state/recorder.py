@@ -591,10 +591,15 @@ class Recorder:
 
     def _reached(self, given: Any, held: Any, by: str, depth: int) -> None:
         """On from a part of an object, which C code sees as it is: a number is no symbol there."""
-        if given is not held and type(given) in torch_api.PYTHON_CLASSES:
-            torch_api.PYTHON_CLASSES[type(given)](given)
-        else:
+        if not self.fix(given, held):
             self.deep(given, by, depth)
+
+    def fix(self, given: Any, held: Any) -> bool:
+        """Code of C sees a number itself, for which a symbol stands in the trace: it is no symbol then."""
+        if given is held or type(given) not in torch_api.PYTHON_CLASSES:
+            return False
+        torch_api.PYTHON_CLASSES[type(given)](given)
+        return True
 
     def _deep_function(self, function: Any, by: str, depth: int) -> None:
         self.cells_of(function)

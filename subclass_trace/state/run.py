@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,11 +24,11 @@ from . import operations as operations
 from . import torch_functions as torch_functions
 from .calls import Calls
 from .guards import StateGuards
-from .kinds import set_by_class
+from .kinds import CONTAINERS, set_by_class
 from .place import Call, Place
 from .recorder import set_current
 from .side_effects import Recipes, printed, side_effects
-from .values import ATOMS, MISSING, is_a
+from .values import ATOMS, MISSING, is_a, is_atom
 from .writes import Written
 
 
@@ -122,6 +123,7 @@ class StateRun(_Run):
     def __init__(self, function: Callable[..., Any], call: tuple[Any, ...], make: Any, *, warns: bool) -> None:
         super().__init__(make, warns=warns)
         self.function, self.roots_of_call = function, Call(call[0], call[1], function)
+        self.late: dict[int, tuple[Callable[[], Any] | None, Place]] = {}
         #: some functions of this package read no Python state, and none is looked for
         self.follows = not getattr(function, "has_no_state", False)
 
@@ -188,13 +190,32 @@ class StateRun(_Run):
 
     def forget(self) -> None:
         """What only the trace needed: nothing leads to the tensors of the call, or to the traced ones."""
-        moving = {number for number, (_, place) in self.known.items() if place.moves}
-        tensors = {number for number, (thing, _) in self.known.items() if is_a(thing, torch.Tensor)}
-        for number in moving | tensors:
-            del self.known[number]
+        for number, (thing, place) in list(self.known.items()):
+            if place.moves or is_a(thing, torch.Tensor):
+                del self.known[number]
+                if not is_a(thing, torch.Tensor):
+                    self._keep(number, thing, place)
         self.roots_of_call = Call((), {}, self.function)
         self.stand_ins, self.reals, self.symbols, self.make, self.own = {}, {}, {}, None, {}
         self.written, self.recipes, self.walked = {}, None, set()
+
+
+    def _keep(self, number: int, thing: Any, place: Place) -> None:
+        """A backward that is traced later may come upon an object of the call, which nothing of ours shall keep alive."""
+        try:
+            self.late[number] = weakref.ref(thing), place
+        except TypeError:  # a container
+            parts = thing.values() if is_a(thing, dict) else thing if is_a(thing, CONTAINERS) else ()
+            holds = any(not is_atom(part) for part in parts)
+            self.late[number] = (None if holds else lambda: thing), place
+
+    def objects_of_call(self) -> Iterator[tuple[int, Any, Place | None]]:
+        """(id, object, place) of what the call held; no place: it can be told no more, but by its id."""
+        for number, (find, place) in self.late.items():
+            if find is None:
+                yield number, None, None
+            elif (thing := find()) is not None:
+                yield number, thing, place
 
 
 class BackwardState(_Run):
@@ -212,9 +233,25 @@ class BackwardState(_Run):
         self.follows = True
         self.forward = forward
         self.guards: StateGuards | None = None
+        self.gone: set[int] = set()
         if forward is not None:
             self.known, self.roots = dict(forward.known), dict(forward.roots)
+            for number, thing, place in forward.objects_of_call():
+                if place is None:
+                    self.gone.add(number)
+                else:
+                    self.known[number] = thing, place
             self.stand_ins, self.reals, self.own = forward.stand_ins, forward.reals, forward.own
+
+    def place_of(self, thing: Any) -> Place | None:
+        """Where an object was met first.
+
+        Raises:
+            UnsupportedError: it may be one of the call that was traced, which is not known any more.
+        """
+        if id(thing) in self.gone and id(thing) not in self.known:
+            self.refuse(UnsupportedError("a backward reads a container among the arguments of its region", fix="pass its items"))
+        return super().place_of(thing)
 
     def finish(self) -> None:
         """Read off what the code did.
@@ -231,6 +268,10 @@ class BackwardState(_Run):
         if self.rows:
             call = Call((), {}, None if self.forward is None else self.forward.function)
             self.guards = StateGuards(self, call)
+        if self.forward is not None:  # a backward of this one may come upon what it has met
+            for number, (thing, place) in self.known.items():
+                if not is_a(thing, torch.Tensor) and not place.moves:
+                    self.forward.known.setdefault(number, (thing, place))
         self.known, self.forward, self.make = {}, None, None
         self.stand_ins, self.reals, self.own = {}, {}, {}
 

@@ -4,7 +4,6 @@ flow operators, what is kept out of Dynamo's graphs."""
 from __future__ import annotations
 
 import inspect
-import types
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from .calls import FUNCTIONS, callback, torch_call
 from .kinds import Function, Method
 from .recorder import instance_dict
 from .rows import HOOKS
-from .values import MISSING, is_a, lookup
+from .values import is_a, lookup
 from .world import refuse_disabled
 
 Args, Named = tuple[Any, ...], dict[str, Any]
@@ -102,11 +101,6 @@ def _child_of_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return attributes.child_of_module(rec, *a, **k)
 
 
-def is_of_disabled(code: types.CodeType) -> bool:
-    """Is it the code of a wrapper that `torch.compiler.disable` makes?"""
-    return code.co_freevars in (("fn", "self"), ("fn",)) and code.co_name in ("_fn", "nonrecursive_disable_wrapper")
-
-
 FUNCTIONS.update(
     {
         _Module.__getattr__: _child_of_module,
@@ -119,4 +113,4 @@ FUNCTIONS.update(
 )
 if type(torch.autograd.Function.apply) is Method:
     FUNCTIONS[torch.autograd.Function.apply.__func__] = _apply
-_MISSING = MISSING
+calls.of_disabled = _disabled

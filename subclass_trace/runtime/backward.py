@@ -208,8 +208,8 @@ class Backwards:
         return any(b.reads is not None and b.reads.moves for b in self.compiled)
 
     def share(self) -> bool:
-        """Another module shall have these too: none of them may read Python state."""
-        free = not any(b.reads is not None for b in self.compiled)
+        """Another module shall have these too: none of them may read what belongs to the first one."""
+        free = not any(b.reads is not None and b.reads.of_function_alone for b in self.compiled)
         self.is_shared = self.is_shared or free
         return free
 
@@ -270,14 +270,19 @@ class Backwards:
         if failed is not None:
             raise self._other_sizes(failed, env)
         state = check_of(traced)
-        kept = not self.is_shared and state is not None and (self.keeps_call or not traced.guards.moves)  # type: ignore[union-attr]
-        if state is not None and not (kept and state(call)):
+        if state is not None and not (self._may_read(traced) and state(call)):
             raise TangentError(
                 "this backward reads Python state that belongs to one module, or one call, of several that it would serve",
                 path=", ".join(self.output_paths) or None,
             )
         when = Circumstances(create_graph, conditions, state, autocast, tape.session.dtensor_modes())
         return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
+
+    def _may_read(self, traced: TracedBackward) -> bool:
+        """May the Python state that a backward reads be told of each module and each call that have it?"""
+        reads = traced.guards
+        assert reads is not None
+        return not (self.is_shared and reads.of_function_alone) and (self.keeps_call or not reads.moves)
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         for found in self.narrow:

@@ -48,6 +48,12 @@ class StateGuards:
         return any(_moves(row) for row in self.rows)
 
     @property
+    def of_function_alone(self) -> bool:
+        """Is anything reached from the region's function, which another one would not share?"""
+        places = (p for row in self.rows for p in (row.place, *others_of(row)))
+        return any(place.root.kind == "self" for place in places)
+
+    @property
     def moving(self) -> list[Row]:
         """The rows about the arguments of a call; `fixed`: the others."""
         return [row for row in self.rows if _moves(row)]

@@ -72,13 +72,16 @@ def test_training_a_module(make) -> None:
     check_training(make, torch.randn(3, 4))
 
 
-def test_an_rnn_is_handed_over() -> None:
-    """It keeps weak references to its weights."""
-    rnn, x = nn.GRU(4, 3, batch_first=True), torch.randn(2, 5, 4)
-    with pytest.raises(st.SideEffectError, match="weak references"):
-        st.compile(rnn)(x)
-    with pytest.warns(st.HandOverWarning):
-        torch.testing.assert_close(st.compile(rnn, frontend="auto")(x), rnn(x))
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_an_rnn(kind: type[nn.Module]) -> None:
+    """It keeps weak references to its weights, which are read as what they lead to."""
+    rnn, x = kind(4, 3, batch_first=True), torch.randn(2, 5, 4)
+    region = st.compile(rnn)
+    for _ in range(2):
+        torch.testing.assert_close(region(x)[0], rnn(x)[0])
+        with torch.no_grad():
+            rnn.weight_hh_l0.mul_(0.5)
+    assert len(region.specializations) <= 1  # the last two change the shape of a tensor in place: they may run eagerly
 
 
 def test_parameters_replaced_and_retyped_between_calls() -> None:
@@ -198,26 +201,24 @@ def test_dynamo_from_the_start() -> None:
     assert not region.specializations and 'frontend="dynamo"' in region.explain()
 
 
-class Recurrent(torch.nn.Module):
-    """Dynamo compiles nothing of its call, or the little or the much that stands around the reading of a value."""
+class Reading(torch.nn.Module):
+    """Dynamo compiles the little or the much that stands around the reading of a value."""
 
     def __init__(self, *, reads: int) -> None:
         super().__init__()
-        self.lstm, self.reads, self.seen = torch.nn.LSTM(3, 4), reads, 0.0
+        self.reads, self.seen = reads, 0.0
 
     def forward(self, x):
-        if self.reads:
-            self.seen = x.sum().item() if x.sum() > 0 else -1.0
-            for _ in range(self.reads):
-                x = x.sin() * 2
-            return x + self.seen
-        return self.lstm(x)[0]
+        self.seen = x.sum().item() if x.sum() > 0 else -1.0
+        for _ in range(self.reads):
+            x = x.sin() * 2
+        return x + self.seen
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("reads", [0, 1, 40])
+@pytest.mark.parametrize("reads", [1, 40])
 def test_what_dynamo_compiles_little_of_runs_eagerly(reads: int) -> None:
-    model = Recurrent(reads=reads)
+    model = Reading(reads=reads)
     region = st.compile(model, frontend="auto")
     for _ in range(5):
         x = torch.randn(2, 5, 3)
@@ -226,7 +227,3 @@ def test_what_dynamo_compiles_little_of_runs_eagerly(reads: int) -> None:
     if VERSION < (2, 13):  # Dynamo leaves out the whole frame
         return
     assert ("it runs eagerly" in region.explain()) is (reads < 40)
-    seen = []
-    model.lstm.register_forward_pre_hook(lambda *_: seen.append(1))
-    assert torch.equal(region(x), model(x))
-    assert len(seen) == (0 if reads else 2)

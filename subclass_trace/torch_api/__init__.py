@@ -27,6 +27,8 @@ from .dtensor_modes import *
 from .dynamo import *
 from .fake_results import *
 from .fakes import *
+from .flag_rows import *
+from .flags import *
 from .graphs import *
 from .guards import *
 from .hooks import *

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import autograd_would_have_decomposed
 
 from .fakes import fake_result, fake_views
+from .flags import layout_key
 from .kinds import FAKE_TYPES, storage_ref
 from .repairs.fake_kernels import fake_kernels
 
@@ -84,13 +85,7 @@ class FakeResults:
 
     def share(self) -> None:
         """Also take what earlier captures have found, and let later ones take it: metadata, and no tensors."""
-        settings = (
-            torch.is_inference_mode_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.backends.mkldnn.enabled,
-            torch.backends.cudnn.enabled,
-        )
-        self._known = _FOUND.setdefault(settings, {})
+        self._known = _FOUND.setdefault(layout_key(), {})
         if len(self._known) > _MOST:
             self._known.clear()
 

@@ -5,6 +5,7 @@ What this file adds to inductor's own entry point:
 - the graph that the caller passes stays as it is: inductor rewrites a copy;
 - random numbers are those of eager mode (``fallback_random``);
 - operations that are called for what they do are chained by effect tokens, without which inductor would drop them;
+- what Python computes of floats from inside of tensors is called step by step: inductor's formulas have ``v - v == 0``;
 - sizes may be symbols. Inductor may then add guards to their ShapeEnv, so the caller reads guards after compiling.
 
 All outputs keep the strides they were traced with: a backward is compiled for saved activations of these.
@@ -23,6 +24,7 @@ from .. import torch_api
 from ..capture.effects import CHECKS, has_effects
 from ..capture.user_code import line_text
 from ..errors import UnsupportedError
+from .python_numbers import steps_on_tensors
 
 
 def compile_with_inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **role: bool) -> Callable[..., Any]:
@@ -52,6 +54,7 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     original = gm.graph.output_node()
     node = graph.output(result)
     node.meta = copy.copy(original.meta)
+    steps_on_tensors(graph)
     _note_input_values(graph)
     own = fx.GraphModule(gm, graph)
     own.meta = copy.copy(gm.meta)

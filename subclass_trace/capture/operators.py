@@ -32,13 +32,6 @@ def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
-def _contiguous(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of the real kernel is laid out otherwise than that of the fake one."""
-    if not args[0].is_contiguous():
-        raise NeedsEager(f"the region calls {func} on a tensor that is not contiguous", path=recorder.user_line())
-    return NotImplemented
-
-
 #: operations whose second argument is a list of indices
 _INDEXED = (
     aten.index.Tensor,
@@ -51,6 +44,5 @@ _INDEXED = (
 RULES: dict[Any, Rule] = {
     aten.detach.default: _detach,
     **dict.fromkeys(_INDEXED, _indexed),
-    **dict.fromkeys((aten.rrelu_with_noise.default, aten.max_unpool2d.default), _contiguous),
     aten.detach_.default: lambda recorder, func, args, kwargs: func(*args),  # the very value: no node
 }

@@ -70,6 +70,7 @@ class Recorder(TracedGraph):
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]]) -> None:
         super().__init__(mode, decompositions, torch_api.FakeResults(mode))
+        torch_api.steps_written_by(mode.shape_env, self._step)
         self.default_dtype = torch.get_default_dtype()
         self.mutable = False
         self.beside: set[fx.Node] | None = None  # see `functionalize`
@@ -227,6 +228,14 @@ class Recorder(TracedGraph):
         self.has_read_numbers = True
         number = self._record(func, (t,), {})
         return number != 0 if truth else number
+
+    def _step(self, function: Callable[..., Any], numbers: tuple[Any, ...], whole: bool) -> Any:
+        """What Python computes of a float from inside of a tensor; see `torch_api.steps_written_by`."""
+        if torch_api.innermost_tracer() not in (None, self):
+            return None
+        node = self.symbols.computed(function, numbers, whole, self.tag)
+        self.annotate(node)
+        return node.meta["val"]
 
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""

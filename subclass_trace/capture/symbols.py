@@ -8,7 +8,7 @@ operation, or the run time, asks for them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -138,6 +138,15 @@ class Symbols:
             mark.meta["val"] = _value_of(mark)
             mark.meta["partitioner_tag"] = tag
         return made  # type: ignore[no-any-return]
+
+    def computed(self, function: Callable[..., Any], numbers: Sequence[Any], whole: bool, tag: str) -> fx.Node:
+        """The node of a number that ``function`` makes of numbers; its value is a new symbol."""
+        nodes = [self.node_of(n, tag) if isinstance(n, torch_api.SYM_TYPES) else n for n in numbers]
+        node = self.graph.call_function(function, tuple(nodes))
+        value = torch_api.new_unknown(self.mode.shape_env, whole)
+        node.meta["is_step"] = True
+        self._keep(value.node.expr, node, value, tag)
+        return node
 
     # ------------------------------------------------------------------ numbers that depend on values inside tensors
     def data_dependent_parts(self, n: Any) -> list[tuple[Any, Any]]:

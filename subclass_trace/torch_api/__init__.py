@@ -25,8 +25,11 @@ from .compiled_inside import *
 from .compiling import *
 from .dtensor_modes import *
 from .dynamo import *
+from .exact_numbers import *
 from .fake_results import *
 from .fakes import *
+from .flag_rows import *
+from .flags import *
 from .graphs import *
 from .guards import *
 from .hooks import *

@@ -1,39 +1,34 @@
-"""Which kernels ``scaled_dot_product_attention`` may take: ``torch.nn.attention.sdpa_kernel`` sets it for a block."""
+"""Which kernels ``scaled_dot_product_attention`` may take: a projection of the table of flags."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
+from .flag_rows import ATTENTION, GUARD_NAMES
+from .flags import FLAGS
 
-_KERNELS = ("flash", "fa3", "mem_efficient", "math", "cudnn", "overrideable")
-_ASK = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in _KERNELS}
+_ROWS = tuple(flag for flag in FLAGS if flag.decides == ATTENTION)
 
 
 class AttentionKernels(NamedTuple):
-    """The kernels that are allowed, and in which order they are tried."""
+    """The values of those flags, in the order of the table."""
 
-    allowed: tuple[str, ...]
-    order: tuple[int, ...]
+    values: tuple[Any, ...]
 
     def __repr__(self) -> str:
         """Short, for messages of guards."""
-        return " or ".join(self.allowed) or "none"
+        rows = zip(_ROWS, self.values, strict=True)
+        return " or ".join(flag.name for flag, value in rows if value is True) or "none"
 
 
 def attention_kernels() -> AttentionKernels:
     """What holds now, for all threads."""
-    allowed = tuple(name for name, ask in _ASK.items() if ask is not None and ask())
-    return AttentionKernels(allowed, tuple(torch._C._get_sdp_priority_order()))
+    return AttentionKernels(tuple(flag.read() for flag in _ROWS))
 
 
 def other_attention_code(kernels: AttentionKernels, bind: Callable[[str, Any], str]) -> str:
     """Python that asks whether others are allowed now. ``bind`` gives what the code calls a name."""
-    parts = [
-        f"{bind(f'attention_by_{name}', ask)}() is not {name in kernels.allowed}"
-        for name, ask in _ASK.items()
-        if ask is not None
-    ]
-    order = bind("attention_order", torch._C._get_sdp_priority_order)
-    return " or ".join((*parts, f"{order}() != {list(kernels.order)}"))
+    bind("torch", GUARD_NAMES["torch"])
+    rows = zip(_ROWS, kernels.values, strict=True)
+    return " or ".join(f"{flag.code} != {value!r}" for flag, value in rows)

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import autograd_would_have_decomposed
 
 from .fakes import fake_result, fake_views
+from .flags import layout_key
 from .kinds import FAKE_TYPES, storage_ref
 from .repairs.fake_kernels import fake_kernels
 
@@ -84,26 +85,34 @@ class FakeResults:
 
     def share(self) -> None:
         """Also take what earlier captures have found, and let later ones take it: metadata, and no tensors."""
-        settings = (
-            torch.is_inference_mode_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.backends.mkldnn.enabled,
-            torch.backends.cudnn.enabled,
-        )
-        self._known = _FOUND.setdefault(settings, {})
+        self._known = _FOUND.setdefault(layout_key(), {})
         if len(self._known) > _MOST:
             self._known.clear()
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``func(*args, **kwargs)`` on fake tensors."""
-        return self.remembered(func, args, kwargs, self._kernels.get(func, func))
+        mended = self._kernels.get(func)
+        return self.remembered(func, args, kwargs, mended or func, is_mended=mended is not None)
 
-    def remembered(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
-        """The result of ``func``, which ``call`` makes where nothing is known."""
+    def remembered(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Callable[..., Any],
+        *,
+        is_mended: bool = False,
+    ) -> Any:
+        """The result of ``func``, which ``call`` makes where nothing is known.
+
+        ``is_mended``: not by torch's own fake kernel, which ``call`` may ask on its way.
+        """
         taken = self._taken.get(func)
         if taken is None:
-            taken = self._taken[func] = _is_plain(func) and func not in self._kernels
+            taken = self._taken[func] = _is_plain(func)
         key = _key(func, args, kwargs) if taken else None
+        if key is not None and is_mended:
+            key = (*key, "mended")
         if key is None:
             return call(*args, **kwargs)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -91,6 +91,11 @@ def inductor_options(options: dict[str, Any]) -> Any:
     return config.patch(options)
 
 
+def mode_of(values: Iterable[Any]) -> Any:
+    """The fake mode of the first fake tensor among these values; a new one if there is none."""
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
+
+
 def inductor_compile(
     gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool = False, is_inference: bool = False
 ) -> Callable[..., Any]:
@@ -106,7 +111,7 @@ def inductor_compile(
     from torch._inductor.virtualized import V
 
     vals = [node.meta.get("val") for node in gm.graph.nodes]
-    mode = next((v.fake_mode for v in (*example_inputs, *vals) if isinstance(v, FakeTensor)), None) or FakeTensorMode()
+    mode = mode_of((*example_inputs, *vals))
     fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x for x in example_inputs]
     results = gm.graph.output_node()
     results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))  # type: ignore[arg-type]

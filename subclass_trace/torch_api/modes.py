@@ -65,6 +65,13 @@ def without_tracing() -> Iterator[None]:
         yield
 
 
+def innermost_tracer() -> object | None:
+    """The mode that writes the innermost trace: torch's own for a branch of ``torch.cond``."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode()
+
+
 def exclude_functionalize() -> Any:
     """Guard: the C++ functionalisation key does not run."""
     return _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.Functionalize))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .exact_numbers import compares_floats_from_inside, exactly, is_from_inside, refuse, rounded, step
 from .kinds import is_fake
 from .lines import asking
 from .symbols import is_known, surely
@@ -29,6 +30,7 @@ _USERS = os.path.join(_INSIDE[1], "zoo") + os.sep
 _BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
 #: larger powers are left to torch
 _MOST_FACTORS = 8
+_EXTREMES = ["__sym_max__", "__sym_min__"]
 _OTHERS = ["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "trunc", "floor", "ceil", "round"]
 
 
@@ -54,10 +56,13 @@ def _lifted(name: str, base: Any) -> Callable[..., Any]:
     method = getattr(base, name)
 
     def compute(n: Any, *others: Any) -> Any:
-        made = method(as_torch_symbol(n), *map(as_torch_symbol, others))
+        n, others = as_torch_symbol(n), tuple(map(as_torch_symbol, others))
+        made = exactly(name, n, others)
+        if made is NotImplemented:
+            made = method(n, *others)
         exact = base is torch.SymInt and "div" not in name and "mod" not in name
-        if not exact and _is_constant(made) and _is_from_inside(n):
-            float(n)  # sympy has ``n == n``, not so of NaN, and ``n // n == 1``: refused, as a branch would be
+        if not exact and _is_constant(made) and is_from_inside(n):
+            refuse((n,))  # sympy has ``n == n``, not so of NaN, and ``n // n == 1``
         if isinstance(made, torch.SymBool) and is_known(made):
             return bool(made)  # as a branch on it would be: code may ask whether it ``is True``
         return as_python_number(made)
@@ -67,15 +72,48 @@ def _lifted(name: str, base: Any) -> Callable[..., Any]:
 
 def _power(n: Any, exponent: Any) -> Any:
     """Whole powers as products: torch's ``**`` of a float takes it that the base is not negative."""
-    if type(exponent) is int and 0 < abs(exponent) <= _MOST_FACTORS:
-        product = functools.reduce(operator.mul, [n] * abs(exponent))
+    n, exponent = as_torch_symbol(n), as_torch_symbol(exponent)
+    if any(isinstance(k, tuple(_CLASSES)) and is_from_inside(k) for k in (n, exponent)):
+        return _power_from_inside(n, exponent)
+    whole = type(exponent) is int
+    if whole and isinstance(n, torch.SymFloat) and 0 < abs(exponent) <= _MOST_FACTORS:
+        product = as_python_number(functools.reduce(operator.mul, [n] * abs(exponent)))
         return product if exponent > 0 else 1.0 / product
+    if not whole and isinstance(n, torch.SymInt) and n < 0:
+        return int(n) ** exponent  # complex, perhaps
     # in the call, a negative number is an error; torch would prove that there is none, at great length
     if type(exponent) is float and exponent == 0.5:
-        return as_python_number(torch.sym_sqrt(as_torch_symbol(n)))
-    if _is_from_inside(n):
-        float(n)  # refused: a root of a negative number is complex
-    return _lifted("__pow__", torch.SymFloat)(n, exponent)
+        return as_python_number(torch.sym_sqrt(n))
+    return as_python_number(type(n).__pow__(n, exponent))
+
+
+def _power_from_inside(base: Any, exponent: Any) -> Any:
+    """A power that depends on values inside tensors, where it is a real number.
+
+    Raises:
+        GuardOnDataDependentSymNode: the power of a negative number may be complex, or of an int a float.
+    """
+    numbers = (base, exponent)
+    if all(isinstance(k, (int, torch.SymInt)) for k in numbers):
+        if not isinstance(exponent, int) or exponent < 0:
+            refuse(numbers)  # whether it is an int depends on its sign
+        return as_python_number(base**exponent)
+    whole = isinstance(exponent, (int, torch.SymInt)) or (isinstance(exponent, float) and exponent.is_integer())
+    is_real = whole or (isinstance(base, (int, float)) and base > 0)
+    if not is_real and _called_by_user(3):
+        refuse(numbers)
+    # optimizers of torch's take roots of nothing that is negative, of which this is an error
+    return as_python_number(step(operator.pow if is_real else math.pow, numbers))
+
+
+def _power_of(n: Any, base: Any) -> Any:
+    """``base ** n``."""
+    return _power(base, n) if is_from_inside(n) else as_python_number(_RPOW[type(n)](as_torch_symbol(n), base))
+
+
+def _rounded(n: Any, digits: Any = None) -> Any:
+    """``round(n, digits)`` of a whole number."""
+    return n if digits is None or digits >= 0 else rounded(n, int(-digits))
 
 
 def _is_constant(made: Any) -> bool:
@@ -90,15 +128,25 @@ def _is_fixed(n: Any) -> bool:
     return _is_constant(n) or _KEY in vars(n)
 
 
-def _is_from_inside(n: Any) -> bool:
-    """Does it depend on values inside tensors?"""
-    return any(n.node.shape_env.is_unbacked_symint(s) for s in n.node.expr.free_symbols)
-
-
 def _computes(base: Any, method: str) -> bool:
     """Has torch a formula? Of truths (``flag == True``) only where they are combined."""
     own = hasattr(base, method) and getattr(base, method) is not getattr(object, method, None)
     return own and (base is not torch.SymBool or method in ("__and__", "__or__", "__rand__", "__ror__"))
+
+
+def _not(truth: Any) -> Any:
+    """``torch.sym_not``: formulas have ``a >= b`` for the opposite of ``a < b``, not so of NaN."""
+    truth = as_torch_symbol(truth)
+    if compares_floats_from_inside(truth):
+        refuse((truth,))
+    return as_python_number(truth.__sym_not__())
+
+
+def _truth(truth: Any) -> bool:
+    """``bool(v < w)``: formulas have ``v <= v``, and ``v < inf``."""
+    if compares_floats_from_inside(truth):
+        refuse((truth,))
+    return bool(as_torch_symbol(truth))
 
 
 def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
@@ -133,6 +181,7 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
         for method in methods
         if hasattr(plain, method)
     }
+    body |= {method: _lifted(method, base) for method in _EXTREMES if base is not torch.SymBool}
     body |= {method: asked(method) for method in ("__hash__", "__str__", "__repr__", "__format__")}
     body |= {name: of_number(name) for name in dir(plain) if hasattr(base, name) and not name.startswith("_")}
     body |= {
@@ -149,8 +198,12 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
 
 Int: Any = _number_class(torch.SymInt, int, "Int")
 Float: Any = _number_class(torch.SymFloat, float, "Float")
-Float.__pow__ = _power
 Bool: Any = _number_class(torch.SymBool, bool, "Bool")
+Int.__pow__ = Float.__pow__ = _power
+Int.__rpow__ = Float.__rpow__ = _power_of
+Int.__round__ = _rounded
+Bool.__sym_not__, Bool.__bool__ = _not, _truth
+_RPOW: dict[Any, Any] = {Int: torch.SymInt.__rpow__, Float: torch.SymFloat.__rpow__}
 _CLASSES: dict[type, Any] = {torch.SymInt: Int, torch.SymFloat: Float, torch.SymBool: Bool}
 #: how user code sees the class of a symbol
 PYTHON_CLASSES: dict[type, type] = {
@@ -246,6 +299,6 @@ def math_of_symbols() -> Iterator[None]:
 
 
 def _function(plain: Callable[[Any], float], symbolic: Callable[[Any], Any], n: Any) -> Any:
-    if type(n) in (Int, Float) and not _is_from_inside(n):
+    if type(n) in (Int, Float) and not is_from_inside(n):
         return as_python_number(symbolic(as_torch_symbol(n)))
     return plain(n)

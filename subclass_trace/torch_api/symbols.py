@@ -20,6 +20,8 @@ from torch.fx.experimental.symbolic_shapes import (
     compute_unbacked_bindings,
 )
 
+from .exact_numbers import is_from_inside
+
 
 def input_source(name: str) -> Any:
     """A source (in the sense of torch's symbolic shapes) with nothing but a name."""
@@ -190,8 +192,7 @@ def new_ragged_size(mode: FakeTensorMode) -> torch.SymInt:
 
 def is_data_dependent(size: Any) -> bool:
     """Does a symbolic number depend on values inside tensors?"""
-    node = size.node
-    return not size.node.is_nested_int() and any(node.shape_env.is_unbacked_symint(s) for s in node.expr.free_symbols)
+    return not size.node.is_nested_int() and is_from_inside(size)
 
 
 def is_known(number: Any) -> bool:

@@ -206,6 +206,83 @@ def test_numbers_of_the_call(name: str) -> None:
     assert len(compiled.specializations) == 1
 
 
+#: arithmetic of Python's on ``v = x.item()``: the numbers are those of eager to the bit, of NaN and infinities too
+ARITHMETIC: dict[str, Callable[[Any, Tensor], Any]] = {
+    "v - v": lambda v, p: p + (v - v),
+    "v + 1 - v": lambda v, p: p + (v + 1 - v),
+    "(v + 1e20) - 1e20": lambda v, p: p + ((v + 1e20) - 1e20),
+    "2 * v - v - v": lambda v, p: p * (2 * v - v - v),
+    "v * 0": lambda v, p: p + v * 0,
+    "0.0 * v": lambda v, p: torch.full_like(p, 0.0 * v),
+    "v // 0.5": lambda v, p: p * (v // 0.5),
+    "v % 0.75": lambda v, p: p * (v % 0.75),
+    "-v": lambda v, p: p * -v + abs(v),
+    "v ** 2": lambda v, p: p * v**2 + v**-1,
+    "2.0 ** v": lambda v, p: p * 2.0**v,
+    "round": lambda v, p: p * round(v, 1),
+    "floor": lambda v, p: p * math.floor(v) + math.ceil(v) - math.trunc(v) + round(v),
+    "v": lambda v, p: (p * 1, v, v + 1, -v, v > 1, v != v + 1),
+    "sym_max": lambda v, p: p * torch.sym_max(v, 0.0) + torch.sym_min(0.0, v),
+}
+FLOATS = [0.5, 2.0, float("nan"), -1.5, float("inf"), 0.0, float("-inf"), -0.0, 1.25]
+
+
+def outcome(f: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return f(*args)
+    except (ValueError, OverflowError, ZeroDivisionError) as error:
+        return type(error)
+
+
+def compare_numbers(f: Callable[..., Any], compiled: Callable[..., Any], floats: list[float]) -> None:
+    p = torch.tensor([1.0, -2.0, 3.0])
+    for v in floats:
+        want, got = (outcome(g, torch.tensor([v], dtype=torch.float64), p) for g in (f, compiled))
+        if isinstance(want, type) or isinstance(got, type):
+            assert got is want, v
+        else:
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+            assert list(map(type, flat([got]))) == list(map(type, flat([want])))
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic_of_floats_is_exact(name: str) -> None:
+    compute = ARITHMETIC[name]
+    f = lambda x, p: compute(x.item(), p)
+    compiled = st.compile(f, frontend="trace")
+    compare_numbers(f, compiled, FLOATS)
+    assert len(compiled.specializations) == 1
+
+
+@pytest.mark.inductor
+def test_arithmetic_of_floats_is_exact_by_inductor() -> None:
+    def f(x: Tensor, p: Tensor) -> Any:
+        v = x.item()
+        return p + (v - v), p * (v * 2 // 0.5), p * (1 / (v + 0.25))
+
+    compare_numbers(f, st.compile(f, frontend="trace", backend="inductor"), [0.5, float("nan"), float("inf"), 2.0])
+
+
+@pytest.mark.parametrize("digits", [0, 1, 2, 20])
+@pytest.mark.parametrize("source", ["size", "argument", "inside"])
+def test_round_of_an_int_to_tens(source: str, digits: int) -> None:
+    def f(x: Tensor, n: int, i: Tensor) -> Tensor:
+        k = {"size": x.shape[0], "argument": n, "inside": i.item()}[source]
+        return x[:1] * round(k * 37, -digits)
+
+    compiled = st.compile(f, frontend="trace")
+    for n in (7, 12, 15, 25, 35, 0, 1350, 50, -15 if source != "size" else 4, -7 if source != "size" else 3):
+        args = torch.ones(max(n, 3), dtype=torch.float64), n, torch.tensor(n)
+        assert torch.equal(compiled(*args), f(*args)), n
+
+
+def test_a_root_of_an_int_argument_that_is_negative() -> None:
+    f = lambda x, n: x * n**0.5
+    compiled = st.compile(f)
+    for n in (4, 9, 2, -4, 5, -1):
+        torch.testing.assert_close(compiled(torch.ones(2), n), f(torch.ones(2), n))
+
+
 def flat(tree: Any) -> list[Any]:
     return [v for row in tree for v in flat(row)] if isinstance(tree, (list, tuple)) else [tree]
 
@@ -237,6 +314,11 @@ def _branches_on_a_comparison(x: Tensor) -> Any:
         lambda x: range(x.long()[0]),
         lambda x: [1, 2, 3][x.sum().long()],
         lambda x: max(x[0].item(), 1),
+        lambda x: x * 2 if x[0].item() == x[0].item() else x,
+        lambda x: x * 2 if (v := x[0].item()) >= v else x,
+        lambda x: x * 2 if x[0].item() < math.inf else x,
+        lambda x: x * 2 if math.isnan(x[0].item()) else x,
+        lambda x: x * x[0].item() ** 0.5,
     ],
 )
 def test_what_needs_the_number_at_once_is_refused_with_its_line(f: Callable[[Tensor], Any]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_impls import op_implementations_dict
 
+from .layouts import layout_kernels
+
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 
@@ -36,6 +38,7 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
         _aten.randn.generator: _random,
         _aten.randint.generator: lambda high, size, **options: _random(size, **_WHOLE | options),
         _aten.randint.low_generator: lambda low, high, size, **options: _random(size, **_WHOLE | options),
+        **layout_kernels(),
     }
     if _aten._unique.default not in op_implementations_dict:
         found[_aten._unique.default] = _unique

@@ -322,7 +322,7 @@ class Pins:
                     compared.setdefault(id(space), set()).add(place.key if type(place.key) in ATOMS else None)
         found: dict[int, list[Any]] = {}
         for effect in effects:
-            if effect.table in (NAMES, MAPPING) and not effect.place.moves:
+            if effect.table in (NAMES, MAPPING) and isinstance(effect.place, Place) and not effect.place.moves:
                 found.setdefault(id(effect.place.read(self.call)), []).append(effect)
         free = (rows for rows in found.values() if all(self._is_free(effect, compared) for effect in rows))
         return [effect for rows in free for effect in rows]

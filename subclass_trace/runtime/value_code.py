@@ -7,8 +7,8 @@ from typing import Any
 
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe, dict_setter, empty, make
+from ..state.place import Place
 from ..state.values import MISSING
-from ..state.writes import PRINTED
 from .source import Source
 
 _PLAIN = (list, dict, set)
@@ -76,7 +76,7 @@ def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect]) -> None:
     s, rows = emitter.source, list[tuple[SideEffect, str, str]]()
     for effect in effects:
         values = [emitter.value(v) for v in effect.values]
-        thing = s.held(effect.place, "thing") if effect.table is PRINTED else emitter.read(effect.place)
+        thing = emitter.read(effect.place) if isinstance(effect.place, Place) else s.held(effect.place, "thing")
         value = f"({''.join(f'{v}, ' for v in values)})"
         if effect.how == "put":
             value = values[0] if values else s.bind("MISSING", MISSING)

@@ -357,7 +357,10 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         kwargs = {name: _called(v) for name, v in kwargs.items()}
     if special:
         return rec.give(watched(f, args, kwargs))
-    return rec.give(f(*args, **kwargs))
+    out = f(*args, **kwargs)
+    if not args and not kwargs and type(out) in ATOMS and out is not None and f not in torch_api.CONSTANT_GETTERS:
+        return rec.at(rec.child(rec.root(f), "call", ()), out)  # it tells of a state of torch's
+    return rec.give(out)
 
 
 def _with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,10 +17,12 @@ import torch
 
 from .. import torch_api
 from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
+from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
 from . import c_functions as c_functions
 from . import kinds
 from . import operations as operations
+from . import torch_flags as torch_flags
 from . import torch_functions as torch_functions
 from .calls import Calls
 from .guards import StateGuards
@@ -49,6 +51,7 @@ class _Run(Calls):
         self.printed: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self.variables: dict[int, tuple[Any, Any, Any]] = {}
         self._live = False
+        self.flags = torch_flags.FlagsOfRun()
 
     @property
     def is_live(self) -> bool:
@@ -149,6 +152,8 @@ class StateRun(_Run):
         """
         collects = gc.isenabled()
         gc.disable()  # what ``__del__`` and weak references' callbacks do is no part of the region
+        self.flags.start()
+        flags: list[SideEffect] = []
         try:
             if self.follows:
                 self.on()
@@ -156,8 +161,10 @@ class StateRun(_Run):
             else:
                 self._live = True
                 result = self.function(*args, **kwargs)
+            flags = self.flags.effects()
         finally:
             self.off()
+            self.flags.leave()
             if collects:
                 gc.enable()
             if self.refusal is not None:
@@ -165,7 +172,7 @@ class StateRun(_Run):
         self.check_variables()
         recipes = self.recipes = Recipes(self)
         recipes.result = recipes(result, "result")
-        recipes.effects = (*side_effects(self.written.values(), recipes), *printed(self.printed, recipes))
+        recipes.effects = (*side_effects(self.written.values(), recipes), *printed(self.printed, recipes), *flags)
         self._check_contexts(recipes)
         return recipes
 
@@ -296,6 +303,7 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
         return
     recorder.state = state
     try:
+        state.flags.start()
         state.on()
         yield state
     except BaseException as error:
@@ -304,6 +312,7 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
         raise (error if state.refusal is None else state.refusal) from None
     finally:
         state.off()
+        state.flags.leave()
         recorder.state = before
     if state.refusal is not None:
         state.restore()

@@ -1,0 +1,85 @@
+"""Torch's own flags, as a region asks for them and sets them: the table is `torch_api.FLAGS`.
+
+A flag that is asked for is a row. What the tracer switches for itself is not seen by the region. What a region sets stays set
+after each call, and is put back after a trace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import torch_api
+from ..plan import SideEffect
+from ..plan.values import Constant
+from . import calls
+from .kinds import Function
+from .writes import Table
+
+
+class Flags(Table):
+    """A flag of torch's, by its row of the table."""
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Set it."""
+        thing.write(value)
+
+
+FLAGS = Flags()
+
+
+class FlagsOfRun:
+    """The flags around one run: ``outside`` as the caller has them, ``inside`` as the tracer has set them."""
+
+    def __init__(self) -> None:
+        self.outside = self.inside = torch_api.read_flags()
+        self.set: set[str] = set()
+
+    def start(self) -> None:
+        """Code of the user's runs from here."""
+        self.inside = torch_api.read_flags()
+
+    def effects(self) -> list[SideEffect]:
+        """What the region has set: each call shall."""
+        now = torch_api.read_flags()
+        changed = torch_api.changed_flags(self.inside, now)
+        flags = [torch_api.FLAG_NAMED[name] for name in changed]
+        return [
+            SideEffect(flag, FLAGS, "put", (flag.name,), (Constant(now[flag.name]),))
+            for flag in flags
+            if flag.write is not None
+        ]
+
+    def leave(self) -> None:
+        """The run is over: the tracer's own contexts leave from what they have set."""
+        now = torch_api.read_flags()
+        torch_api.put_back_flags({name: self.inside[name] for name in torch_api.changed_flags(self.inside, now)})
+
+
+def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+    """A function that tells flags."""
+    flags, run = torch_api.FLAGS_OF_GETTER[f], rec.flags
+    aside = []
+    for flag in flags:
+        if flag.name in run.set:
+            continue
+        rec.at(rec.child(rec.root(flag.read, flag.code), "call", ()), run.outside[flag.name])
+        now = flag.read()
+        if flag.write is not None and now != run.outside[flag.name] and now == run.inside[flag.name]:
+            aside.append((flag, now))
+            flag.write(run.outside[flag.name])
+    try:
+        return f(*a, **k)
+    finally:
+        for flag, now in aside:
+            flag.write(now)
+
+
+def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+    """A function that sets flags."""
+    rec.flags.set.update(flag.name for flag in torch_api.FLAGS_OF_SETTER[f])
+    return f(*a, **k)
+
+
+for _table, _handler in ((torch_api.FLAGS_OF_GETTER, _asked), (torch_api.FLAGS_OF_SETTER, _set)):
+    for _function in _table:
+        (calls.FUNCTIONS if type(_function) is Function else calls.C_TABLE)[_function] = _handler

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import UnsupportedError
+from ..errors import NeedsEager, UnsupportedError
 from ..plan import gradient_of
 from .inputs import Inputs
 from .recorder import Recorder
@@ -32,6 +32,8 @@ _OTHERWISE = frozenset(
         "retains_grad",
     )
 )
+#: of these Dynamo takes what the first call tells for constant
+_DYNAMO_IS_WRONG = ("output_nr", "_base")
 #: names of the calls that ask
 ASKING = _OTHERWISE | {"__get__", "__set__", "__delete__", "retain_grad", "storage_offset", "is_inference"}
 #: the answer of a call that is none of ours
@@ -111,7 +113,8 @@ class MetadataReads:
         """What an input, or a view of one, would answer otherwise in another call."""
         if not self._lies_in_input(traced):
             return
-        raise UnsupportedError(
+        kind = NeedsEager if name in _DYNAMO_IS_WRONG else UnsupportedError
+        raise kind(
             f"the region asks for {name} of an input, which differs between calls",
             path=recorder.user_line(),
             fix="ask outside of the region",

@@ -112,6 +112,7 @@ class Tape:
                 names += made
             edges = [*map(torch.autograd.graph.get_gradient_edge, tracked)]
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
+            recorder.default_dtype = torch.get_default_dtype()
             outs = [self.outputs[k] for k in present]
             contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:

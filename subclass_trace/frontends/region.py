@@ -96,8 +96,8 @@ class Region:
                 return result
         return self.__slow_call(args, kwargs)
 
-    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that none of these serves."""
+    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool = False) -> Any:
+        """A call that none of these serves; ``again``: what was made for it by now does not."""
         if self.__dynamo is None and self.__options.frontend == "dynamo":
             self.__hand_over(None)
         if self.__dynamo is not None:
@@ -129,9 +129,10 @@ class Region:
         # As later calls: the engine shall meet one kind of backward from the first step on.
         result = entry.run(args, kwargs)
         if result is MISS:
-            raise GuardError(
-                "a specialization does not serve the call that it was made for", got=entry.failed(args, kwargs)
-            )
+            why = entry.failed(args, kwargs)
+            if again:  # else another thread may have written meanwhile what was read
+                raise GuardError("a specialization does not serve the call that it was made for", got=why)
+            return self.__slow_call(args, kwargs, again=True)
         return result
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

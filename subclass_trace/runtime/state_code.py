@@ -265,7 +265,7 @@ class Pins:
             else:
                 self.facts.append((_holds, value, row.kind, row.known))
         elif row.kind in ("raw", "bare", "exact", "number", "type"):
-            if row.kind in ("raw", "bare") or (row.kind == "type" and not _is_plain(value)):
+            if row.kind in ("raw", "bare", "exact") or (row.kind == "type" and not _is_plain(value)):
                 self.facts.append((_holds, value, row.kind, row.known))
             if row.kind == "type":
                 found[row.place] = value
@@ -279,7 +279,7 @@ class Pins:
                     return False
                 continue
             now = read(of, key)
-            if now is not value and not (type(value) in ATOMS and same(now, value)):
+            if now is not value and not ((type(value) in ATOMS or type(value) is tuple) and same(now, value)):
                 return False
         return True
 

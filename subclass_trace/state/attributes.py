@@ -28,7 +28,9 @@ _C_DESCRIPTORS = (
 #: attributes of a tensor that its metadata, or the capture, answer for
 _OF_TENSOR = frozenset(("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "_base", "layout", "ndim", "data"))
 #: attributes that are the object itself
-_STRUCTURE = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__closure__")
+_STRUCTURE = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__closure__", "__bases__")
+#: attributes of a tensor of which a stand-in has its own
+_ASKED_OF_REAL = ("_post_accumulate_grad_hooks", "_backward_hooks")
 
 
 def get(rec: Any, o: Any, name: str) -> Any:
@@ -161,9 +163,16 @@ def _of_tensor(rec: Any, o: Any, name: str) -> Any:
         return cls
     space = vars(o)
     own = rec.own.get(id(o))
-    if name in space and (own is None or name in own or rec.place_of(o) is None):
+    placed = rec.place_of(o) is not None
+    if placed and own is None and not torch_api.is_fake(o):
+        own = frozenset()  # a real tensor, which a backward has met
+    if name in space and (own is None or name in own or not placed):
         return _inside(rec, o, real, name, space[name])
-    member = rec.lookup(cls, name) if not is_of_torch_class(cls) else lookup(cls, name)
+    member = rec.lookup(cls, name)
+    if placed and name == "__dict__":
+        return _namespace(rec, o, real)
+    if placed and (name in _ASKED_OF_REAL or (real is o and name in _OF_TENSOR and not torch_api.is_fake(o))):
+        return rec.step(o, "getattr", name, object.__getattribute__(real, name))
     data = member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__"))
     if not data and own is not None and name not in own:
         value = rec.step(o, "attr", name, _attribute_of(rec, o, real, name))
@@ -175,6 +184,15 @@ def _of_tensor(rec: Any, o: Any, name: str) -> Any:
     if kind in (Function, staticmethod, classmethod, property) and not _is_torchs(member):
         return bound(rec, member, o, cls, name)
     return getattr(o, name)
+
+
+def _namespace(rec: Any, o: Any, real: Any) -> dict[str, Any]:
+    """``t.__dict__`` of a tensor that was there before: its own attributes, as they are."""
+    held = vars(real)
+    if id(held) not in rec.known:
+        rec.known[id(held)] = held, rec.child(rec.place_of(o), "getattr", "__dict__")
+    rec.row(held, "keys", list(held))
+    return {name: rec.step(o, "attr", name, value) for name, value in list(held.items())}
 
 
 def _attribute_of(rec: Any, o: Any, real: Any, name: str) -> Any:
@@ -330,6 +348,8 @@ def plain_put(rec: Any, o: Any, name: str, value: Any) -> None:
 def _note_class(rec: Any, cls: type, name: str) -> None:
     if is_immutable(cls):
         return
+    if name in _STRUCTURE:
+        rec.refuse(SideEffectError(f"the region sets {name} of a class", path=f"{cls.__qualname__} at {user_line()}"))
     rec.root(cls)
     rec.write(cls, name, whole=False, table=CLASS)
     for known in [known for known in rec.lookups if known[1] == name and issubclass(known[0], cls)]:

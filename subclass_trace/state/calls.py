@@ -4,6 +4,7 @@ a table (`c_functions`, `c_methods`), torch functions as they are, all others wi
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 import types
@@ -309,6 +310,8 @@ def opaque(
     elif owner is None and not is_a(f, C_CALLABLES) and not is_a(f, type):
         rec.deep(f, by)
     module = module_of(f)
+    if not args and not kwargs and is_a(owner, types.ModuleType):
+        return _hidden(rec, f, by)
     if not pure and module not in PURE:
         rec.refuse(
             UnsupportedError(
@@ -323,6 +326,21 @@ def opaque(
     if keeps and _is_kept(rec, out, owner) and not any(out is v for v in (*given, *named.values())):
         rec.refuse(SideEffectError(f"{by} returns an object that it keeps", path=user_line()))
     return rec.give(out)
+
+
+def _hidden(rec: Any, f: Any, by: str) -> Any:
+    """C code without arguments tells of a state of its own, which is compared if it can be."""
+    out = unwatched(f)
+    if not _is_plain(out):
+        rec.refuse(UnsupportedError(f"the region calls code of C whose meaning is not known: {by}()", path=user_line()))
+    rec.state_at(rec.child(rec.root(f), "call", ()), copy.deepcopy(out))
+    return out
+
+
+def _is_plain(value: Any) -> bool:
+    if is_a(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return type(value) in ATOMS or (type(value) is dict and all(map(_is_plain, value.values())))
 
 
 def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
@@ -358,9 +376,18 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if special:
         return rec.give(watched(f, args, kwargs))
     out = f(*args, **kwargs)
+    if rec.make is None and args and is_a(args[0], torch.Tensor) and type(out) in ATOMS:
+        _note_fact(rec, f, args, kwargs, out)
     if not args and not kwargs and type(out) in ATOMS and out is not None and f not in torch_api.CONSTANT_GETTERS:
         return rec.at(rec.child(rec.root(f), "call", ()), out)  # it tells of a state of torch's
     return rec.give(out)
+
+
+def _note_fact(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """What a real tensor, which a backward has met, answers to a function of torch's."""
+    place = rec.place_of(args[0])
+    if place is not None and not torch_api.is_fake(args[0]) and not kwargs and all(type(a) in ATOMS for a in args[1:]):
+        rec.at(rec.child(place, "fact", (f, args[1:])), out)
 
 
 def _with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -539,6 +566,8 @@ def call_c(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return opaque(rec, f, args, kwargs)
 
 
+#: what a tensor answers of itself, and a stand-in otherwise
+_FACTS = ("is_shared", "_is_zerotensor", "is_pinned")
 #: methods that register a callable on a tensor
 _REGISTERS = ("register_hook", "register_post_accumulate_grad_hook")
 
@@ -551,6 +580,9 @@ def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[
         if name == "__getattribute__":
             return attributes.get(rec, t, *rest)
         return attributes.plain_put(rec, t, rest[0], rest[1] if name == "__setattr__" else MISSING)
+    if name in _FACTS and rec.place_of(t) is not None:
+        real = rec.real(t)
+        return rec.at(rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())), torch_api.asked(real, name))
     if name in _REGISTERS:
         args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)
     return torch_call(rec, f, args, kwargs)

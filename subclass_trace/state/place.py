@@ -136,7 +136,8 @@ def own(cls: type, name: str) -> Any:
 
 def fact(t: torch.Tensor, question: tuple[Any, tuple[Any, ...]]) -> Any:
     """What a function of torch's answers of a tensor, which its metadata do not tell."""
-    return question[0](t, *question[1])
+    function = question[0]
+    return function(*question[1]) if getattr(function, "__self__", None) is t else function(t, *question[1])
 
 
 STEPS: dict[str, Callable[[Any, Any], Any]] = {

@@ -167,6 +167,12 @@ class Recorder:
             return self.symbols[place]
         return self.give(value)
 
+    def state_at(self, place: Place, value: Any) -> None:
+        """A state of torch's or of Python's, of atoms: it is compared as a whole."""
+        if place not in self.noted:
+            self.noted.add(place)
+            self.rows.append(Row("value" if type(value) not in (dict, list) else "exact", place, value))
+
     def give(self, value: Any) -> Any:
         """What stands for a value in the trace."""
         if self.stand_ins and is_a(value, torch.Tensor):

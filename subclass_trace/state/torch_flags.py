@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .. import torch_api
 from ..plan import SideEffect
 from ..plan.values import Constant
@@ -55,6 +57,20 @@ class FlagsOfRun:
         torch_api.put_back_flags({name: self.inside[name] for name in torch_api.changed_flags(self.inside, now)})
 
 
+def note(rec: Any, flag: Any) -> None:
+    """A flag decides the trace, as it was outside."""
+    if flag.name not in rec.flags.set:
+        rec.state_at(rec.child(rec.root(flag.read, flag.code), "call", ()), rec.flags.outside[flag.name])
+
+
+def _autocasts(rec: Any, cls: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+    """A region that turns autocast on starts from the dtypes that are set."""
+    for flag in torch_api.FLAGS:
+        if flag.decides == torch_api.AUTOCAST:
+            note(rec, flag)
+    return cls(*a, **k)
+
+
 def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     """A function that tells flags."""
     flags, run = torch_api.FLAGS_OF_GETTER[f], rec.flags
@@ -62,7 +78,7 @@ def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     for flag in flags:
         if flag.name in run.set:
             continue
-        rec.at(rec.child(rec.root(flag.read, flag.code), "call", ()), run.outside[flag.name])
+        note(rec, flag)
         now = flag.read()
         if flag.write is not None and now != run.outside[flag.name] and now == run.inside[flag.name]:
             aside.append((flag, now))
@@ -80,6 +96,9 @@ def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     return f(*a, **k)
 
 
+calls.CLASSES.update(
+    dict.fromkeys((torch.autocast, torch.cpu.amp.autocast, torch.cuda.amp.autocast), _autocasts)
+)
 for _table, _handler in ((torch_api.FLAGS_OF_GETTER, _asked), (torch_api.FLAGS_OF_SETTER, _set)):
     for _function in _table:
         (calls.FUNCTIONS if type(_function) is Function else calls.C_TABLE)[_function] = _handler

@@ -41,7 +41,6 @@ WORLD |= {os.putenv: "os.putenv", os.unsetenv: "os.unsetenv", os.system: "os.sys
 WORLD |= {type(os.environ).__setitem__.__code__: "os.environ[...] = ...", logging.Logger._log.__code__: "logging"}
 WORLD |= {
     type(os.environ).__delitem__.__code__: "del os.environ[...]",
-    type(os.environ).__getitem__.__code__: "os.environ",
     importlib.import_module.__code__: "import_module",
 }
 WORLD |= {
@@ -61,7 +60,7 @@ _SEEDS = {
     if ("seed" in name or "rng_state" in name or name == "fork_rng") and not name.startswith("_")
 }
 #: what is judged in the user's own code alone: an installed package asks for its settings and its parts
-_OF_USERS = ("logging", "import_module", "os.environ", "print", "files")
+_OF_USERS = ("logging", "import_module", "print", "files")
 _MODULES = ("_io", "numpy.random.mtrand", "numpy.random._generator", "_thread", "_queue", "_random", "mtrand")
 _WORLD_OWNERS = ("time", "_random", "posix", "_io", "_socket", "select", "_uuid", "faulthandler", "signal", "fcntl")
 #: functions of these modules that tell nothing of the world

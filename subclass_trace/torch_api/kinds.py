@@ -22,6 +22,12 @@ def is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 
+def asked(t: torch.Tensor, name: str) -> Any:
+    """What a method of a real tensor without arguments answers, past all modes."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return getattr(torch.Tensor, name)(t)
+
+
 def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
     """The strides of a contiguous tensor of this size."""
     from torch._prims_common import make_contiguous_strides_for

@@ -241,7 +241,8 @@ class Functionalization:
         sizes = "unbacked_bindings" in node.meta and not getattr(target, "is_view", False)
         if node.op == "get_attr" or isinstance(value, torch_api.SYM_TYPES) or sizes:
             return True
-        return isinstance(target, torch_api.HigherOrderOperator) or has_effects(target) or target in self.kernels
+        mended = target in self.kernels and not target._schema.is_mutable  # type: ignore[union-attr]
+        return isinstance(target, torch_api.HigherOrderOperator) or has_effects(target) or mended
 
     def _copy(self, node: fx.Node) -> None:
         # a size is that of the input, whatever was written to it since

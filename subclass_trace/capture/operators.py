@@ -32,6 +32,13 @@ def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
+def _contiguous(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The functional form of the operation has strides of its own."""
+    if not args[0].is_contiguous():
+        raise NeedsEager(f"the region calls {func} on a tensor that is not contiguous", path=recorder.user_line())
+    return NotImplemented
+
+
 #: operations whose second argument is a list of indices
 _INDEXED = (
     aten.index.Tensor,
@@ -44,5 +51,6 @@ _INDEXED = (
 RULES: dict[Any, Rule] = {
     aten.detach.default: _detach,
     **dict.fromkeys(_INDEXED, _indexed),
+    aten.rrelu_with_noise.default: _contiguous,
     aten.detach_.default: lambda recorder, func, args, kwargs: func(*args),  # the very value: no node
 }

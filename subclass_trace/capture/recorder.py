@@ -255,6 +255,8 @@ class Recorder(TracedGraph):
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
             # The same, with a schema that says it writes the running statistics.
             func = aten._native_batch_norm_legit.default
+        if torch.Tag.inplace_view in func.tags:
+            return self._change_shape(func, args, kwargs)
         written = self._note_writes(func, args, kwargs) if func._schema.is_mutable else []
         if self.state is not None and torch.Tag.nondeterministic_seeded in func.tags:
             for a in (*args, *kwargs.values()):
@@ -297,10 +299,29 @@ class Recorder(TracedGraph):
             meta["recompute"] = self.checkpoint.policy(func, args, kwargs or {})
             meta["ac_graph_id"] = self.checkpoint.graph_id
 
+    def _change_shape(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """``t.squeeze_()``: from now on the tensor is the view that ``t.squeeze()`` gives.
+
+        Raises:
+            NeedsEager: it shares memory with what comes from outside, or autograd knows it.
+        """
+        t, view = args[0], torch_api.view_form(func)
+        if view is None or t.requires_grad or self._is_from_outside(t):
+            raise refused_write(func, t, self.user_line(), "the shape or the memory of a tensor")
+        node = self.call(view, args, kwargs)
+        out = self.results.run(func, args, kwargs)
+        self.annotate(node, view, args, kwargs)
+        self.track(t, node)
+        return out
+
+    def _is_from_outside(self, t: Tensor) -> bool:
+        """Is its memory that of an input, or of a constant?"""
+        storage = torch_api.storage_ref(t)
+        outside = (n.meta.get("val") for n in self.graph.nodes if n.op in ("placeholder", "get_attr"))
+        return any(isinstance(v, Tensor) and torch_api.storage_ref(v) == storage for v in outside)
+
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         """The tensors that the operation writes."""
-        if torch.Tag.inplace_view in func.tags:
-            raise refused_write(func, args[0], self.user_line(), "the shape or the memory of a tensor")
         self.mutable = True
         check_write(func, args, kwargs, self.user_line)
         written = list(written_arguments(func, args, kwargs))

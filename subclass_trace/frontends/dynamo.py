@@ -25,7 +25,7 @@ from ..errors import GuardError, OptionError, UnsupportedError
 from ..options import OF_FRONT_ENDS, Options
 from ..subclass.paths import Path
 from ..torch_api import dynamo as _dynamo
-from ..torch_api import text_of, warn_user
+from ..torch_api import skip_known_faults, text_of, warn_user
 from .compile import make_options
 from .dynamic import SizeHistory, each_tensor
 from .dynamo_graph import GraphOfDynamo
@@ -57,6 +57,7 @@ def subclass_trace(
             in the first call.
     """
     chosen = dataclasses.replace(dynamo_options(mode, options), frontend="trace")
+    skip_known_faults(graph)
     check_operators(graph)
     inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
     function = GraphOfDynamo(graph)

@@ -25,6 +25,7 @@ from .compiled_inside import *
 from .compiling import *
 from .dtensor_modes import *
 from .dynamo import *
+from .dynamo_faults import *
 from .exact_numbers import *
 from .fake_results import *
 from .fakes import *

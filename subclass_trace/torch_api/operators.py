@@ -61,6 +61,14 @@ def is_custom_write(op: Any) -> bool:
     return not known and not _core._dispatch_has_kernel_for_dispatch_key(op.name(), "Functionalize")
 
 
+def view_form(op: OpOverload) -> OpOverload | None:
+    """The view of which ``op`` gives the shape to its first argument, as ``squeeze`` of ``squeeze_``; None without one."""
+    packet = getattr(torch.ops.aten, op_name(op).removesuffix("_"), None)
+    names = (op._overloadname, "int")  # ``transpose_`` has no overloads, ``transpose`` has
+    form = next((getattr(packet, name) for name in names if hasattr(packet, name)), None)
+    return form if isinstance(form, OpOverload) and form.is_view else None
+
+
 class StandIn(torch.Tensor):
     """A tensor without data, with the dispatch keys of a real one. It is passed to operations that never run."""
 

@@ -1,0 +1,136 @@
+"""What Dynamo is known to get wrong without an error: frames with it run eagerly, with a warning.
+
+When Dynamo hands a graph to a back end, it tells which code objects it has taken apart. So this is
+not guessed from names in the user's code, and holds beside whatever our own trace has refused.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import gc
+import os
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from .lines import warn_user
+
+Codes = Collection[types.CodeType]
+_ENVIRON = type(os.environ)
+_ENCODE: Any = os.environ.encodekey  # runs before a key is looked up
+#: the environment's own code
+_READS_ENVIRONMENT = frozenset(
+    method.__code__
+    for method in (
+        os.getenv,
+        _ENVIRON.__getitem__,
+        _ENVIRON.__iter__,
+        _ENVIRON.__len__,
+        _ENVIRON.copy,
+        _ENCODE,
+    )
+)
+#: methods that change what they are called on
+_CHANGES = frozenset(
+    {
+        "add",
+        "append",
+        "clear",
+        "extend",
+        "insert",
+        "pop",
+        "popitem",
+        "remove",
+        "setdefault",
+        "update",
+    }
+)
+_STORES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_SUBSCR", "STORE_DEREF", "DELETE_")
+
+
+def _reads_environment(graph: torch.fx.GraphModule, codes: Codes) -> bool:
+    return not _READS_ENVIRONMENT.isdisjoint(codes)
+
+
+def _makes_nodes(graph: torch.fx.GraphModule, code: types.CodeType) -> bool:
+    """Is a node of the graph made by this code?"""
+    texts = (node.meta.get("stack_trace") or "" for node in graph.graph.nodes)
+    lines = (line for text in texts for line in text.splitlines())
+    place = f'File "{code.co_filename}"'
+    return any(place in line and line.endswith(f"in {code.co_name}") for line in lines)
+
+
+def _has_effects(code: types.CodeType) -> bool:
+    if not _CHANGES.isdisjoint(code.co_names):
+        return True
+    return any(i.opname.startswith(_STORES) for i in dis.get_instructions(code))
+
+
+def _calls_cached(graph: torch.fx.GraphModule, codes: Codes) -> bool:
+    """Dynamo runs the function behind ``functools.lru_cache`` again, and keeps nothing.
+
+    That is another result where it makes tensors, or changes something.
+    """
+    from torch._dynamo import polyfills
+
+    if polyfills.getattr_and_trace.__code__ not in codes:  # which takes wrappers apart
+        return False
+    caches = (o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper)
+    own = {getattr(cache.__wrapped__, "__code__", None) for cache in caches} & {*codes}
+    return any(_makes_nodes(graph, code) or _has_effects(code) for code in own if code)
+
+
+def _functions(cls: Any) -> Iterator[Any]:
+    for sub in type.__subclasses__(cls):
+        yield sub
+        yield from _functions(sub)
+
+
+def _transforms_custom_function(graph: torch.fx.GraphModule, codes: Codes) -> bool:
+    """Dynamo differentiates the forward of the Function, and forgets its ``backward``, ``jvp``."""
+    import torch._functorch.eager_transforms as transforms
+
+    names = ("grad_and_value_impl", "_vjp_with_argnums", "_jvp_with_argnums")
+    derivatives = (getattr(transforms, name, None) for name in names)
+    if not any(getattr(f, "__code__", None) in codes for f in derivatives):
+        return False
+    own = (vars(cls).get("forward") for cls in _functions(torch.autograd.Function))
+    return any(getattr(getattr(f, "__func__", f), "__code__", None) in codes for f in own)
+
+
+def _draws_from_objects(graph: torch.fx.GraphModule, codes: Codes) -> bool:
+    """``random.Random`` objects, whose state Dynamo does not move on."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables.misc import RandomVariable
+
+    known: Any = InstructionTranslator.current_tx().output.side_effects.id_to_variable
+    return any(isinstance(variable, RandomVariable) for variable in known.values())
+
+
+#: what it is, in words -> is it in this graph, made of these code objects?
+DYNAMO_FAULTS: dict[str, Callable[[torch.fx.GraphModule, Codes], bool]] = {
+    "os.environ is read, which Dynamo takes for constant": _reads_environment,
+    "functools.lru_cache keeps results, and Dynamo runs the function again": _calls_cached,
+    "a random.Random object is drawn from, whose state Dynamo forgets": _draws_from_objects,
+    "Dynamo ignores the derivative of a Function in torch.func": _transforms_custom_function,
+}
+
+
+def skip_known_faults(graph: torch.fx.GraphModule) -> None:
+    """Called by a back end, with the graph that it is given.
+
+    Raises:
+        SkipFrame: Dynamo then runs the frame eagerly, from now on.
+    """
+    from torch._dynamo.exc import SkipFrame
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    codes = frozenset(context.get_traced_code() or ()) if context is not None else frozenset()
+    for what, is_there in DYNAMO_FAULTS.items():
+        if is_there(graph, codes):
+            warn_user(f"a call of a region runs eagerly in part: {what}")
+            raise SkipFrame(what)

@@ -1,0 +1,121 @@
+"""What Dynamo is known to get wrong runs eagerly, with a warning, also beside other refusals."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+CALLS = [0]
+DRAWS = random.Random(0)
+
+
+@functools.lru_cache(None)
+def numbered(k: float) -> float:
+    CALLS[0] += 1
+    return k * CALLS[0]
+
+
+@functools.lru_cache(None)
+def table(n: int) -> Tensor:
+    return torch.arange(float(n))
+
+
+@functools.lru_cache(None)
+def pure(k: int) -> int:
+    return k * 3
+
+
+class Own(torch.autograd.Function):
+    """Its derivative is wrong on purpose."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 7.0
+
+
+def refused(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x * 3
+
+
+def writes_through_cache(x: Tensor) -> Tensor:
+    table(3).add_(1)
+    return refused(x) * table(3)
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "os.getenv": lambda x: refused(x) + int(os.getenv("FAULTS_FLAG", "0")),
+    "in os.environ": lambda x: refused(x) * (2 if "FAULTS_OTHER" in os.environ else 3),
+    "os.environ[...]": lambda x: refused(x) * float(os.environ["FAULTS_FLAG"]),
+    "items of os.environ": lambda x: refused(x) * sum(k == "FAULTS_OTHER" for k in os.environ),
+    "a cache with effects": lambda x: refused(x) * numbered(2.0),
+    "a cache of tensors": writes_through_cache,
+    "random.Random": lambda x: refused(x) * DRAWS.random(),
+    "func.grad": lambda x: torch.func.grad(lambda z: (Own.apply(z) * z).sum())(refused(x)),
+    "func.vjp": lambda x: torch.func.vjp(Own.apply, refused(x))[1](x)[0],
+    "func.jacrev": lambda x: torch.func.jacrev(Own.apply)(refused(x)),
+}
+RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
+    "a pure cache": lambda x: refused(x) * pure(2),
+    "a Function": lambda x: Own.apply(refused(x)),
+    "func.grad without a Function": lambda x: torch.func.grad(lambda z: z.sin().sum())(refused(x)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    os.environ.pop("FAULTS_FLAG", None)
+    os.environ.pop("FAULTS_OTHER", None)
+
+
+def _seen(call: Callable[[Tensor], Tensor]) -> list[Any]:
+    CALLS[0] = 0
+    numbered.cache_clear(), table.cache_clear(), DRAWS.seed(0)
+    os.environ.pop("FAULTS_OTHER", None)
+    os.environ["FAULTS_FLAG"] = "1"
+    found: list[Any] = []
+    for k in range(4):
+        if k == 2:
+            os.environ.update(FAULTS_FLAG="20", FAULTS_OTHER="x")
+        found += [call(torch.ones(3)).tolist(), CALLS[0]]
+    return found
+
+
+#: a cache that is filled in our trace, which is refused then, keeps what the trace has made
+ROWS = [(how, name) for how in ("st.compile", "torch.compile") for name in (*WRONG, *RIGHT)]
+
+
+@pytest.mark.parametrize(("how", "name"), [r for r in ROWS if r != ("st.compile", "a cache of tensors")])
+def test_known_faults_of_dynamo(how: str, name: str) -> None:
+    program = (WRONG | RIGHT)[name]
+    if how == "st.compile":
+        compiled = st.compile(program, frontend="auto")
+    else:
+        compiled = torch.compile(program, backend="subclass_trace")
+    want = _seen(program)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert _seen(compiled) == want
+    told = [str(w.message) for w in caught if "runs eagerly in part" in str(w.message)]
+    assert bool(told) == (name in WRONG)

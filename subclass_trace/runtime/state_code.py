@@ -7,9 +7,7 @@ what stands there is pinned anew. What stands among the arguments is compared in
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +16,6 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import Reason
 from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, STEPS, Call, Place
 from ..state.recorder import instance_dict
@@ -77,7 +74,7 @@ class RowEmitter:
             if place.parent is None and place.kind != "arg":
                 name = code
             else:
-                name = self.source.name("h")
+                name = self.source.name("x" if place.kind == "arg" else "h")
                 self.source.line(f"{name} = {code}")
             self.names[place] = name
         return name
@@ -151,12 +148,50 @@ class RowEmitter:
 
 
 # ---------------------------------------------------------------------------------------------- what stands still
+class Batch:
+    """Many reads of one kind that have to give the same again, done by C code in one go: `getter` mapped over columns.
+
+    ``by_id``: what they give is compared by identity; else by ``==`` (classes, lengths).
+    """
+
+    def __init__(self, getter: Callable[..., Any], *, by_id: bool) -> None:
+        self.getter, self.by_id = getter, by_id
+        self.columns: tuple[list[Any], ...] = ([],)
+        self.known: list[Any] = []
+
+    def add(self, *row: Any) -> None:
+        """One read more."""
+        if len(row) > len(self.columns):
+            self.columns = tuple([] for _ in row)
+        for column, part in zip(self.columns, row, strict=True):
+            column.append(part)
+
+    def pin(self) -> None:
+        """What they give now."""
+        self.known[:] = self.now()
+
+    def now(self) -> list[Any]:
+        """What they give."""
+        given = map(self.getter, *self.columns)
+        return [*map(id, given)] if self.by_id else [*given]
+
+    def code(self, s: Source) -> str:
+        """An expression that tells whether they give something else."""
+        given = f"map({s.held(self.getter)}, {', '.join(map(s.held, self.columns))})"
+        return f"[*{f'map(id, {given})' if self.by_id else given}] != {s.held(self.known)}"
+
+
+_SPACE, _MRO, _CODE = map(operator.attrgetter, ("__dict__", "__mro__", "__code__"))
+_DEFAULTS, _NAMED_DEFAULTS = map(operator.attrgetter, ("__defaults__", "__kwdefaults__"))
+_CONTENTS = operator.attrgetter("cell_contents")
+
+
 class Pins:
     """What of some guards stands still between calls, as the last call has found it. Generated code has these very lists.
 
     Attributes:
-        tables, versions: dicts that are not empty, and their versions; ``empty``: the others.
-        objects, classes: objects, and their classes; ``spaces``: the ids of their dicts.
+        tables: versions of dicts that are not empty; ``empty``: the others. `batches`: all else that C code compares.
+        facts: what it cannot.
         things: what stands at the places `places`: the tensors, and what is written or compared in each call.
     """
 
@@ -165,14 +200,22 @@ class Pins:
         fixed = [p for row in guards.moving for p in (row.place, *others_of(row)) if not p.moves]
         wanted = [*(p for p in guards.flat if not p.moves), *(p for p in written if not p.moves), *fixed]
         self.places: tuple[Place, ...] = tuple(dict.fromkeys(wanted))
-        self.tables: list[dict[Any, Any]] = []
-        self.versions: list[int] = []
         self.empty: list[Any] = []
-        self.objects: list[Any] = []
-        self.classes: list[type] = []
-        self.spaces: list[int] = []
         self.facts: list[tuple[Callable[..., Any], Any, Any, Any]] = []  # reader, of what, key, what it gives
         self.things: list[Any] = []
+        self.batches = {
+            "tables": Batch(torch_api.dict_version, by_id=False),
+            "types": Batch(type, by_id=False),
+            "spaces": Batch(_SPACE, by_id=True),
+            "mros": Batch(_MRO, by_id=True),
+            "codes": Batch(_CODE, by_id=True),
+            "defaults": Batch(_DEFAULTS, by_id=True),
+            "named": Batch(_NAMED_DEFAULTS, by_id=True),
+            "cells": Batch(_CONTENTS, by_id=True),
+            "lists": Batch(list.__getitem__, by_id=True),
+            "lengths": Batch(len, by_id=False),
+        }
+        self._compared: set[str] = set()
         self._exact: Callable[..., Any] | None = None
         self._sees_writes = torch_api.versions_see_writes()
         self.bind()
@@ -184,95 +227,121 @@ class Pins:
 
     def bind(self) -> None:
         """Pin what stands there now, which meets the rows."""
-        found: dict[Place, Any] = {}
-        tables, objects, empty = dict[int, Any](), dict[int, Any](), dict[int, Any]()
+        self._found: dict[Place, Any] = {}
+        self._once: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.facts.clear()
+        for batch in self.batches.values():
+            for column in batch.columns:
+                column.clear()
         for place in dict.fromkeys([*(row.place for row in self.rows), *self.places]):
-            self._pin(place, found, tables, objects)
+            self._pin(place)
+        empty: dict[int, Any] = {}
         for row in self.rows:
-            self._pin_row(row, found, tables, empty)
-        for held in tables.values():
-            (self.empty if not held else self.tables)
-        self.empty[:] = [*empty.values(), *(held for held in tables.values() if not held)]
-        self.tables[:] = [held for held in tables.values() if held]
-        self.versions[:] = map(torch_api.dict_version, self.tables)
-        self.objects[:] = objects.values()
-        self.classes[:] = map(type, self.objects)
-        self.spaces[:] = [id(instance_dict(o)) for o in self.objects]
-        self.things[:] = [found[place] for place in self.places]
-        self._read_from = {id(self._table(found, place)) for place in self.places}
+            self._pin_row(row, empty)
+        (tables,) = self.batches["tables"].columns
+        self.empty[:] = [*empty.values(), *(held for held in tables if not held)]
+        tables[:] = [held for held in tables if held]
+        for batch in self.batches.values():
+            batch.pin()
+        self.things[:] = [self._found[place] for place in self.places]
+        self._read_from = {id(self._table(place)) for place in self.places}
+        self._found, self._once = {}, {}
 
-    def _table(self, found: dict[Place, Any], place: Place) -> Any:
+    def _table(self, place: Place) -> Any:
         """The dict that a place is read from, if it is one."""
-        of = None if place.parent is None else found[place.parent]
+        of = None if place.parent is None else self._found[place.parent]
         return instance_dict(of) if place.kind == "attr" else of
 
-    def _pin(self, place: Place, found: dict[Place, Any], tables: dict[int, Any], objects: dict[int, Any]) -> Any:
+    def _add(self, batch: str, *row: Any) -> None:
+        key = (batch, *map(id, row))
+        if key not in self._once:
+            self._once[key] = row
+            self.batches[batch].add(*row)
+
+    def _pin(self, place: Place) -> Any:
+        found = self._found
         if place in found:
             return found[place]
-        parent = None if place.parent is None else self._pin(place.parent, found, tables, objects)
+        parent = None if place.parent is None else self._pin(place.parent)
         if place.parent is None:
             found[place] = value = place.read(self.call)
             return value
         found[place] = value = STEPS[place.kind](parent, place.key)
-        self._note(place.kind, place.key, parent, value, tables, objects)
+        if not self._is_told(place.kind, place.key, parent):
+            self.facts.append((STEPS[place.kind], parent, place.key, value))
         return value
 
-    def _note(
-        self, kind: str, key: Any, of: Any, value: Any, tables: dict[int, Any], objects: dict[int, Any]
-    ) -> None:
-        """What has to stay as it is, that the step gives the same again."""
+    def _is_told(self, kind: str, key: Any, of: Any) -> bool:
+        """Does something that C code compares tell that the step gives the same again? It is compared from now on."""
         sees = self._sees_writes
         if kind == "attr":
-            space = instance_dict(of)
-            if space is not None and sees:
-                if id(space) not in tables:
-                    torch_api.own_table(space)
-                    tables[id(space)] = space
-                if type(lookup(type(of), "__getattribute__")) is not types.FunctionType:
-                    objects[id(of)] = of
-                    return
-        elif kind == "item" and is_a(of, dict) and sees:
-            tables[id(of)] = of
-            return
-        elif kind == "item" and is_a(of, tuple):
-            return
-        elif kind in ("lookup", "own", "super") and sees:
-            for cls in (of if kind != "super" else key[0]).__mro__:
-                if cls.__flags__ & 1 << 9:
-                    space = _dict_of_class(cls)
-                    tables[id(space)] = space
-            self.facts.append((getattr, of, "__mro__", of.__mro__))
-            return
-        elif kind == "cell" or (kind == "inner" and type(of) in _FROZEN):
-            return
-        self.facts.append((STEPS[kind], of, key, value))
+            return self._namespace(of)
+        if kind == "getattr" and key == "__dict__" and not is_a(of, type):
+            return self._namespace(of)
+        if kind == "item":
+            if is_a(of, dict) and sees:
+                self._add("tables", of)
+            elif is_a(of, list) and type(key) is int and -len(of) <= key < len(of):
+                self._add("lists", of, key)
+            else:
+                return is_a(of, tuple)
+            return True
+        if kind in ("lookup", "own", "super") and sees:
+            cls = of if kind != "super" else key[0]
+            for base in cls.__mro__:
+                if base.__flags__ & 1 << 9:
+                    self._add("tables", _dict_of_class(base))
+            self._add("mros", cls)
+            return True
+        if kind == "contents" and STEPS[kind](of, key) is not MISSING:
+            self._add("cells", of)
+            return True
+        if kind == "inner" and type(of) is types.FunctionType and key in ("__defaults__", "__kwdefaults__"):
+            self._add("defaults" if key == "__defaults__" else "named", of)
+            return True
+        return kind == "cell" or (kind == "inner" and type(of) in _FROZEN)
 
-    def _pin_row(self, row: Row, found: dict[Place, Any], tables: dict[int, Any], empty: dict[int, Any]) -> None:
+    def _namespace(self, of: Any) -> bool:
+        space = instance_dict(of)
+        if space is None or not self._sees_writes:
+            return False
+        if type(lookup(type(of), "__getattribute__")) is types.FunctionType:
+            return False
+        if id(space) not in self._once:
+            self._once[(id(space),)] = ()
+            torch_api.own_table(space)
+        self._add("tables", space)
+        self._add("types", of)
+        self._add("spaces", of)
+        return True
+
+    def _pin_row(self, row: Row, empty: dict[int, Any]) -> None:
         """What of a thing is compared besides what it is."""
-        value = found[row.place]
+        value = self._found[row.place]
         if row.kind == "func" and type(value) is types.FunctionType:
-            self.facts.append((getattr, value, "__code__", row.known))
+            self._add("codes", value)
         elif row.kind == "hooks":
             for name in HOOKS:
                 held = (instance_dict(value) or {}).get(name)
                 if held is not None:
                     empty[id(held)] = held
-            self._note("attr", HOOKS[0], value, None, tables, {})
-        elif row.kind in ("len", "keys", "truth", "set") and not is_a(value, tuple):
+            if not self._namespace(value):
+                self.facts.append((_holds, value, row.kind, row.known))
+        elif row.kind in ("len", "keys", "truth", "set"):
             if is_a(value, dict) and self._sees_writes:
-                tables[id(value)] = value
-            else:
+                self._add("tables", value)
+            elif row.kind in ("len", "truth") and is_a(value, (list, set)):
+                self._add("lengths", value)
+            elif not is_a(value, tuple):
                 self.facts.append((_holds, value, row.kind, row.known))
-        elif row.kind in ("raw", "bare", "exact", "number", "type"):
-            if row.kind in ("raw", "bare", "exact") or (row.kind == "type" and not _is_plain(value)):
-                self.facts.append((_holds, value, row.kind, row.known))
-            if row.kind == "type":
-                found[row.place] = value
+        elif row.kind in ("raw", "bare", "exact", "based"):
+            self.facts.append((_holds, value, row.kind, row.known))
+        elif row.kind == "type" and not _is_plain(value):
+            self._add("types", value)
 
     # ------------------------------------------------------------------------------------------ checking
     def hold(self) -> bool:
-        """Do the facts, which no version tells?"""
+        """Do the facts, which C code cannot compare?"""
         for read, of, key, value in self.facts:
             if read is _holds:
                 if not KINDS[key][0](of, value):
@@ -293,19 +362,19 @@ class Pins:
             return f"something is gone that the region reads ({error!r})"
         if why is None:
             self.bind()
+            others = {name for name, batch in self.batches.items() if batch.columns[0]} - self._compared
+            if others or (self.facts and "facts" not in self._compared):
+                return "what the region reads of Python state is of other kinds than before"
         return why  # type: ignore[no-any-return]
 
-    def failed(self) -> bool:
-        """Does what stands still hold no more?"""
-        if (
-            any(self.empty)
-            or [*map(torch_api.dict_version, self.tables)] != self.versions
-            or [*map(type, self.objects)] != self.classes
-            or [*map(id, map(_SPACE, self.objects))] != self.spaces
-            or not self.hold()
-        ):
-            return self.why() is not None
-        return False
+    def conditions(self, s: Source) -> list[str]:
+        """Expressions that tell whether something differs."""
+        self._compared = {name for name, batch in self.batches.items() if batch.columns[0]}
+        if self.facts:
+            self._compared.add("facts")
+        parts = [f"any({s.held(self.empty)})"] if self.empty or "tables" in self._compared else []
+        parts += [batch.code(s) for name, batch in self.batches.items() if name in self._compared]
+        return parts + ([f"not {s.held(self.hold)}()"] if self.facts else [])
 
     # ------------------------------------------------------------------------------------------ what calls write
     def written_by_calls(self, effects: Sequence[Any]) -> list[Any]:
@@ -335,15 +404,15 @@ class Pins:
 
     def pin_written(self, things: Sequence[Any]) -> None:
         """After a call has written these itself: the next one need not compare what is named there."""
+        batch = self.batches["tables"]
         for thing in things:
-            for k, table in enumerate(self.tables):
+            for k, table in enumerate(batch.columns[0]):
                 if table is thing:
-                    self.versions[k] = torch_api.dict_version(thing)
+                    batch.known[k] = torch_api.dict_version(thing)
         if not self._read_from.isdisjoint(map(id, things)):
             self.things[:] = [place.read(self.call) for place in self.places]
 
 
-_SPACE = operator.attrgetter("__dict__")
 _FROZEN = (types.MethodType, property, staticmethod, classmethod, types.BuiltinFunctionType, types.MethodWrapperType)
 _classes: dict[int, tuple[type, dict[str, Any]]] = {}
 
@@ -409,18 +478,7 @@ class StateEmitter:
     def _fixed(self) -> None:
         """What stands still: versions of dicts, classes, and what no version tells."""
         s, pins = self.source, self.pins
-        parts: list[str] = []
-        if pins.empty or pins.tables:
-            parts.append(f"any({s.held(pins.empty)})")
-            parts.append(f"[*map({s.bind('version', torch_api.dict_version)}, {s.held(pins.tables)})] != {s.held(pins.versions)}")
-        if pins.objects:
-            objects = s.held(pins.objects)
-            parts.append(f"[*map(type, {objects})] != {s.held(pins.classes)}")
-            spaces = f"[*map(id, map({s.bind('space_of', _SPACE)}, {objects}))]"
-            parts.append(f"{spaces} != {s.held(pins.spaces)}")
-        if pins.facts:
-            parts.append(f"not {s.held(pins.hold)}()")
-        if parts:
+        if parts := pins.conditions(s):
             why = f"{s.held(pins.why)}()"
             head = f"if ({' or '.join(parts)}) and {why} is not None"
             s.check(head, why, "what the region reads of Python state is what it was")
@@ -429,5 +487,3 @@ class StateEmitter:
             s.line(f"{', '.join(names)}, = {s.held(pins.things)}")
             self.rows.names.update(zip(pins.places, names, strict=True))
 
-
-_UNUSED = (itertools, collections, Reason)

@@ -43,6 +43,8 @@ _OF_AUTHORS = tuple(os.path.join(_PACKAGE, name, "") for name in ("zoo", "author
 #: the region of a module is that module, its own hooks around it
 _REGION_OF_MODULE = os.path.join(_PACKAGE, "frontends", "module.py")
 
+_LOGGING = os.path.join("logging", "__init__.py")
+
 ENTER, TORCH, OURS = "enter", "torch", "ours"
 
 
@@ -97,15 +99,18 @@ def is_transparent(filename: str) -> bool:
     )
 
 
-def below_torch(frame: Any, instrumented: Any) -> bool:
-    """Was code of Python's own, from ``frame`` outwards, called by torch's or by this package's, or to import or to warn?"""
+def is_called_by_others(frame: Any, instrumented: Any) -> bool:
+    """Does code that is not instrumented run for torch's own ends, for this package's (which flattens and rebuilds wrappers), to
+    import or to warn? ``frame``: that of its caller."""
     answer: bool | None = None
     while frame is not None and not instrumented(frame.f_code):
         file = frame.f_code.co_filename
-        if file.startswith("<frozen importlib") or file.endswith("warnings.py"):
+        if file.startswith("<frozen importlib") or file.endswith(("warnings.py", _LOGGING)):
             return True
-        if answer is None and not (is_of_library(file) or file.startswith((_HERE, "<string>"))):
-            answer = is_transparent(file) or is_of_torch(file)
+        if not file.startswith((_HERE, "<string>")) and not is_of_library(file):
+            if kind_of_file(file) == OURS:
+                return True
+            answer = (is_transparent(file) or is_of_torch(file)) if answer is None else answer
         frame = frame.f_back
     return bool(answer)
 

@@ -9,6 +9,7 @@ import collections
 import contextvars
 import functools
 import heapq
+import io
 import itertools
 import math
 import operator
@@ -523,7 +524,7 @@ CLASSES.update(
             (Partial, Method, property, staticmethod, classmethod, slice, range, object, Function, weakref.ref), plain
         ),
         **dict.fromkeys((operator.attrgetter, operator.itemgetter, operator.methodcaller), plain),
-        **dict.fromkeys((types.SimpleNamespace, types.MappingProxyType, torch.Size, torch.device), plain),
+        **dict.fromkeys((io.BytesIO, io.StringIO, types.SimpleNamespace, types.MappingProxyType, torch.Size, torch.device), plain),
         type: _make_class,
     }
 )

@@ -73,7 +73,7 @@ def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
         return f(iterate(rec, a[0]))
     if type(owner) is str and name in ("format", "format_map"):
         return _format(rec, f, a, k)
-    if type(owner) in ATOMS:
+    if owner is not None and type(owner) in ATOMS:
         return opaque(rec, f, a, k, keeps=False, pure=True)
     if _is_of_torch(f, owner):
         return torch_call(rec, f, a, k)
@@ -84,14 +84,14 @@ def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
 
 
 _TABLES = (*(getattr(torch._C, f"_{name}") for name in ("VariableFunctions", "nn", "fft", "linalg", "special")), torch._C)
-#: functions of torch's in C
-_TORCH_C = {id(f): f for table in _TABLES for f in (getattr(table, name) for name in dir(table)) if type(f) is Builtin}
+#: what the functions of torch's in C are methods of
+_OWNERS = {id(f.__self__) for table in _TABLES for f in (getattr(table, n) for n in dir(table)) if type(f) is Builtin and f.__self__ is not None}
 #: the key of `torch.autograd.Function.apply` in the table of functions
 APPLY = "torch.autograd.Function.apply"
 
 
 def _is_of_torch(f: Any, owner: Any) -> bool:
-    if id(f) in _TORCH_C:
+    if id(owner) in _OWNERS:
         return True
     names = (getattr(f, "__module__", None), type(owner).__module__, getattr(owner, "__module__", None))
     if is_a(owner, types.ModuleType):

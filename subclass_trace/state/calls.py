@@ -21,8 +21,9 @@ from .boundary import (
     ENTER,
     OURS,
     TORCH,
-    below_torch,
+    is_called_by_others,
     is_compiled_by_dynamo,
+    is_of_library,
     is_of_torch,
     is_stdlib_name,
     is_transparent,
@@ -254,7 +255,8 @@ def _net(frame: Any, event: str, arg: Any) -> None:
     code = frame.f_code
     if is_instrumented(code) or is_transparent(code.co_filename) or is_of_torch(code.co_filename):
         return
-    if code.co_filename.startswith("<string>") or below_torch(frame.f_back, is_instrumented):
+    library = is_of_library(code.co_filename) or code.co_filename.startswith("<string>")
+    if is_called_by_others(frame.f_back, is_instrumented if library else _or_torchs):
         return
     rec.refuse(
         UnsupportedError(
@@ -263,6 +265,11 @@ def _net(frame: Any, event: str, arg: Any) -> None:
             fix="call it outside of the region, or from Python code",
         )
     )
+
+
+def _or_torchs(code: Any) -> bool:
+    """Code of the user's that torch's calls does run unseen."""
+    return is_instrumented(code) or is_of_torch(code.co_filename)
 
 
 def unwatched(f: Any, *args: Any) -> Any:
@@ -378,7 +385,7 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     out = f(*args, **kwargs)
     if rec.make is None and args and is_a(args[0], torch.Tensor) and type(out) in ATOMS:
         _note_fact(rec, f, args, kwargs, out)
-    if not args and not kwargs and type(out) in ATOMS and out is not None and f not in torch_api.CONSTANT_GETTERS:
+    if not args and not kwargs and not is_a(getattr(f, "__self__", None), torch.Tensor) and type(out) in ATOMS and out is not None and f not in torch_api.CONSTANT_GETTERS:
         return rec.at(rec.child(rec.root(f), "call", ()), out)  # it tells of a state of torch's
     return rec.give(out)
 

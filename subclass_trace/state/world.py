@@ -102,7 +102,7 @@ def refuse_world(rec: Any, name: str) -> None:
     users = is_users(frame.f_code.co_filename)
     if not users and (name in _OF_USERS or name.startswith(("lock.", "RLock."))):
         return
-    if rec.warns and name in ("print", "logging"):
+    if rec.warns and name in ("print", "logging", "posix.write"):
         warn_user(f"{user_line()}: {name} happens once, while the region is traced")
         return
     # Dynamo leaves torch.manual_seed out of its graphs, but not what seeds one device.

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
-import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +14,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import subclass_trace as st
 from subclass_trace import verify
-from subclass_trace.state.code_names import is_called_only
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -425,7 +421,6 @@ def _inside(x: Tensor, i: Tensor) -> Any:
     return x * float(x.sum()), x[int(i)] + float(i) / 3, float(x.sum()) * 2
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="code does not tell that float and int are only called")
 def test_numbers_inside_tensors_by_the_classes_of_python() -> None:
     region = st.compile(_inside, frontend="trace")
     for n in range(3):
@@ -434,30 +429,3 @@ def test_numbers_inside_tensors_by_the_classes_of_python() -> None:
     assert len(region.specializations) == 1
     with pytest.raises(ValueError, match="one element"):
         st.compile(lambda x: x * float(x))(torch.ones(2))
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="code does not tell that float and int are only called")
-@pytest.mark.parametrize(
-    ("text", "only_called"),
-    [
-        ("def f(n): return float(n)\nclass A:\n    x = [float(1)]", True),
-        # from 3.14 on annotations are functions, which any thread may call
-        ("def f(n: float = 1.0) -> float: return float(n)\nclass A:\n    x = float", sys.version_info < (3, 14)),
-        ("def f(n): return float(n)\ndef g(v): return type(v) is float", False),
-        ("def f(n): return float(n)\nclass A:\n    def g(self, v): return isinstance(v, float)", False),
-        ("def f(n): return float(n)\ng = lambda v: list(map(float, v))", False),
-    ],
-)
-def test_classes_of_numbers_that_other_threads_could_tell_apart(
-    text: str, only_called: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What stands for ``float`` in the globals of a module is there for all threads, if no code does more than call it."""
-    name = f"numbers_{abs(hash(text))}"
-    (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module(name)
-    assert is_called_only(module, "float") is only_called
-    region = st.compile(lambda x, n: x * module.f(n), frontend="trace")
-    for n in range(3):
-        assert region(torch.ones(2), n).equal(torch.ones(2) * float(n))
-    assert len(region.specializations) == (2 if only_called else 3)

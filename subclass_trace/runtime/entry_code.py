@@ -18,6 +18,7 @@ from ..plan import (
     ConstantOutput,
     InputOutput,
     LeafPrimal,
+    Plan,
     SameOutput,
     SizeOutput,
     SymbolicView,

@@ -58,6 +58,11 @@ def kind_of_file(filename: str) -> str:
     return ENTER
 
 
+def is_recorders(code: types.CodeType) -> bool:
+    """Is it code of the recorder?"""
+    return code.co_filename.startswith(_HERE)
+
+
 def kind_of(code: types.CodeType) -> str:
     """The same of a code object."""
     return kind_of_file(code.co_filename)

@@ -25,7 +25,7 @@ import torch
 
 from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
-from . import attributes, calls
+from . import attributes, calls, kinds
 from .boundary import TORCH, is_of_library, is_users, kind_of
 from .calls import BY_TYPE, C_TABLE, CLASSES, Handler, callback, opaque, referents, unwatched
 from .frames import instrumented_frame
@@ -42,7 +42,6 @@ from .kinds import (
     Partial,
     is_immutable,
 )
-from . import kinds
 from .recorder import user_line
 from .values import ATOMS, MISSING, is_a, lookup
 

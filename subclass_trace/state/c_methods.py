@@ -23,26 +23,28 @@ from .world import refuse_world, world_name
 
 Args, Named = tuple[Any, ...], dict[str, Any]
 
+_READING = """
+    keys values items copy __iter__ index count union intersection difference issubset issuperset isdisjoint
+    symmetric_difference __reversed__ __eq__ __ne__ __repr__ __str__ __add__ __or__ __ror__ __mul__ __rmul__ __and__
+    __sub__ __xor__ __reduce_ex__ __reduce__ elements most_common __lt__ __gt__ __le__ __ge__ __copy__ __deepcopy__
+"""
+_WRITING = """
+    append extend insert remove clear sort reverse update add discard popitem appendleft popleft extendleft rotate
+    move_to_end __iadd__ __ior__ difference_update intersection_update symmetric_difference_update __init__ subtract
+    pop __delitem__ __setitem__
+"""
+_TAKING = """
+    extend update extendleft __init__ __iadd__ difference_update symmetric_difference_update intersection_update __ior__
+"""
 #: methods that read the whole container, and write nothing
-_READ = frozenset(
-    """keys values items copy __iter__ index count union intersection difference issubset issuperset isdisjoint
-    symmetric_difference __reversed__ __eq__ __ne__ __repr__ __str__ __add__ __or__ __ror__ __mul__ __rmul__ __and__ __sub__
-    __xor__ __reduce_ex__ __reduce__ elements most_common __lt__ __gt__ __le__ __ge__ __copy__ __deepcopy__""".split()
-)
+_READ = frozenset(_READING.split())
 #: methods that write it in any way; of these the ones that read it, too
-_WRITE = frozenset(
-    """append extend insert remove clear sort reverse update add discard popitem appendleft popleft extendleft rotate
-    move_to_end __iadd__ __ior__ difference_update intersection_update symmetric_difference_update __init__ subtract pop
-    __delitem__ __setitem__""".split()
-)
-_READ_AND_WRITE = frozenset("pop popitem remove discard popleft sort reverse rotate insert".split())
+_WRITE = frozenset(_WRITING.split())
+_READ_AND_WRITE = frozenset(("pop", "popitem", "remove", "discard", "popleft", "sort", "reverse", "rotate", "insert"))
 #: methods that take what can be iterated
-_TAKE_MANY = frozenset(
-    """extend update extendleft __init__ __iadd__ difference_update symmetric_difference_update intersection_update
-    __ior__""".split()
-)
+_TAKE_MANY = frozenset(_TAKING.split())
 #: methods that compare items
-_COMPARE = frozenset("index count __eq__ __ne__ __lt__ remove".split())
+_COMPARE = frozenset(["index", "count", "__eq__", "__ne__", "__lt__", "remove"])
 _OF_OBJECTS = ("__init_subclass__", "__setattr__", "__getattribute__", "__delattr__")
 _COPYING = ("__reduce_ex__", "__getstate__", "__reduce__")
 

@@ -25,6 +25,7 @@ from .boundary import (
     is_compiled_by_dynamo,
     is_of_library,
     is_of_torch,
+    is_recorders,
     is_stdlib_name,
     is_transparent,
     kind_of,
@@ -256,6 +257,8 @@ def _net(frame: Any, event: str, arg: Any) -> None:
     if is_instrumented(code) or is_transparent(code.co_filename) or is_of_torch(code.co_filename):
         return
     library = is_of_library(code.co_filename) or code.co_filename.startswith("<string>")
+    if library and is_recorders(frame.f_back.f_code) and frame.f_back.f_code is not watched.__code__:
+        return  # the recorder's own
     if is_called_by_others(frame.f_back, is_instrumented if library else _or_torchs):
         return
     rec.refuse(
@@ -284,12 +287,13 @@ def unwatched(f: Any, *args: Any) -> Any:
 
 # ---------------------------------------------------------------------------------------------- C code of unknown meaning
 #: modules of C code whose functions depend on their arguments alone
-PURE = frozenset(
-    """builtins _operator operator itertools _functools functools math cmath torch numpy _collections collections _struct
-    _json _sre re _bisect _heapq _statistics _datetime datetime _decimal decimal _abc abc _weakref weakref zlib _string types
-    typing _typing einops binascii copyreg _hashlib _md5 _sha1 _sha2 _sha512 unicodedata optree safetensors _ast _opcode
-    _contextvars _pickle _warnings array _blake2 _codecs""".split()
-)
+_PURE = """
+    builtins _operator operator itertools _functools functools math cmath torch numpy _collections collections _struct
+    _json _sre re _bisect _heapq _statistics _datetime datetime _decimal decimal _abc abc _weakref weakref zlib _string
+    types typing _typing einops binascii copyreg _hashlib _md5 _sha1 _sha2 _sha512 unicodedata optree safetensors _ast
+    _opcode _contextvars _pickle _warnings array _blake2 _codecs
+"""
+PURE = frozenset(_PURE.split())
 
 
 def module_of(f: Any) -> str:

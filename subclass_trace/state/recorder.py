@@ -25,12 +25,10 @@ from ..subclass.attributes import Memo, is_heap_type
 from . import kinds
 from .boundary import is_of_torch
 from .kinds import (
-
     C_CALLABLES,
     CONTAINERS,
     DESCRIPTORS,
     ITERATORS,
-
     VALUES,
     VIEWS,
     WORLDLY,

@@ -4,8 +4,6 @@ It needs neither torch nor pytest, so that any Python can run it: `load()` takes
 alone.
 """
 
-from __future__ import annotations
-
 import importlib
 import operator
 import pathlib
@@ -29,7 +27,6 @@ _BINARY = {
     "<<": "lshift",
     ">>": "rshift",
 }
-_ABSENT = object()
 
 
 def load() -> Any:
@@ -62,7 +59,8 @@ class Plain:
         asked = self.asked
 
         def noting(*parts: Any) -> Any:
-            asked.append((operation, parts[0] if len(parts) > 1 else None))
+            is_said = len(parts) > 1 or type(parts[0]) is str
+            asked.append((operation, parts[0] if is_said else None))
             return do(*parts)
 
         def calling(f: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +79,7 @@ class Plain:
             f = types.MethodType(self.instrumenter.clone(f.__func__), f.__self__)
         elif f in (globals, locals):
             frame = self.instrumenter.instrumented_frame()
-            return frame.f_globals if f is globals else frame.f_locals
+            return frame.f_globals if f is globals else dict(frame.f_locals)
         return f(*args, **kwargs)
 
     def do_call0(self, pair: tuple[Any, Any]) -> Any:
@@ -91,15 +89,16 @@ class Plain:
 
     def do_call_ex(self, parts: tuple[Any, ...]) -> Any:
         f, args, *kwargs = parts
-        return self.do_call(f, *args, **(kwargs[0] if kwargs else {}))
+        return self.instrumenter.OPS["call"](f, *args, **(kwargs[0] if kwargs else {}))
 
     def do_call_tuple(self, parts: tuple[Any, ...]) -> Any:
-        return self.do_call(*parts)
+        return self.instrumenter.OPS["call"](*parts)
 
     def do_call_kw(self, parts: tuple[Any, ...]) -> Any:
         *args, names = parts
         positional = len(args) - len(names)
-        return self.do_call(*args[:positional], **dict(zip(names, args[positional:], strict=True)))
+        keywords = dict(zip(names, args[positional:], strict=True))
+        return self.instrumenter.OPS["call"](*args[:positional], **keywords)
 
     # attributes
     def do_attr(self, name: str, o: Any) -> Any:
@@ -119,13 +118,15 @@ class Plain:
 
     # variables
     def do_global(self, name: str) -> Any:
-        space = self.instrumenter.instrumented_frame().f_globals
-        builtins = space["__builtins__"]
-        builtins = builtins if isinstance(builtins, dict) else vars(builtins)
-        found = space.get(name, builtins.get(name, _ABSENT))
-        if found is _ABSENT:
-            raise NameError(f"name '{name}' is not defined")
-        return found
+        frame = self.instrumenter.instrumented_frame()
+        for space in (frame.f_globals, frame.f_builtins):
+            try:
+                return space[name]
+            except KeyError:
+                continue
+        error = NameError(f"name '{name}' is not defined")
+        error.name = name
+        raise error
 
     def do_name(self, name: str) -> None:
         pass

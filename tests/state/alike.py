@@ -16,6 +16,19 @@ _SAME_OBJECT_MAY_STAND_TWICE = (tuple, frozenset, type, types.FunctionType, type
 _OF_PYTHON = ("builtins", "functools", "_thread", "_abc", "operator", "weakref")
 
 
+def _attribute(o: Any, name: str) -> Any:
+    """Also of objects whose own ``__getattribute__`` raises."""
+    try:
+        return getattr(o, name, None)
+    except Exception:
+        return object.__getattribute__(o, name)
+
+
+def _attributes(o: Any) -> Any:
+    found = _attribute(o, "__dict__")
+    return 0 if found is None else found
+
+
 class Twins:
     """Compares two values; what is one object on one side has to be one object on the other."""
 
@@ -83,7 +96,7 @@ class Twins:
             same = a == b or self._all(sorted(a, key=str), sorted(b, key=str))
         else:
             same = self._all(a, b)
-        return same and self(getattr(a, "__dict__", 0), getattr(b, "__dict__", 0))
+        return same and self(_attributes(a), _attributes(b))
 
     def _objects(self, a: Any, b: Any) -> bool:
         name = type(a).__name__
@@ -110,5 +123,5 @@ class Twins:
         slots = [
             k for c in type(a).__mro__ for k in getattr(c, "__slots__", ()) if k not in ("__dict__", "__weakref__")
         ]
-        same = self(getattr(a, "__dict__", 0), getattr(b, "__dict__", 0))
-        return same and self._all([getattr(a, k, None) for k in slots], [getattr(b, k, None) for k in slots])
+        same = self(_attributes(a), _attributes(b))
+        return same and self._all(*([_attribute(o, k) for k in slots] for o in (a, b)))

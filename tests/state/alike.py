@@ -38,7 +38,7 @@ class Twins:
     def __call__(self, a: Any, b: Any) -> bool:
         """Are they alike?"""
         kind = type(a)
-        if issubclass(kind, (float, complex)):
+        if kind in (float, complex):
             return kind is type(b) and (repr(a) == repr(b) or abs(a - b) < 1e-9 * abs(a))
         if kind in (int, str, bytes, bool, type(None)):
             return kind is type(b) and bool(a == b)
@@ -65,6 +65,8 @@ class Twins:
             return self._tensors(a, b)
         if issubclass(type(a), (dict, list, tuple, collections.deque, set, frozenset)):
             return self._containers(a, b)
+        if issubclass(type(a), (float, complex)):
+            return self(complex(a), complex(b)) and self(_attributes(a), _attributes(b))
         if issubclass(type(a), types.FunctionType):
             cells = [[c.cell_contents for c in f.__closure__ or ()] for f in (a, b)]
             parts = [(f.__defaults__, f.__kwdefaults__, f.__dict__) for f in (a, b)]

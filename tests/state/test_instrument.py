@@ -22,7 +22,8 @@ PROGRAMS = [name for name, (since, _) in clone_programs.PROGRAMS.items() if sys.
 
 @functools.cache
 def _judged(file: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, str(HERE / file)], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, str(HERE / file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout)
     return found

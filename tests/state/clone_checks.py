@@ -1,12 +1,12 @@
-"""What holds of instrumented code objects and clones; `python clone_checks.py` prints what does not, as JSON.
+"""What holds of instrumented code and clones; `python clone_checks.py` prints what does not (JSON).
 
-Neither torch nor pytest is needed. A check is a function of the instrumenter that raises AssertionError.
+Neither torch nor pytest is needed. A check is a function of the instrumenter; it raises
+AssertionError.
 """
 
 import dis
 import importlib
 import json
-import sys
 import threading
 import traceback
 import types
@@ -14,19 +14,20 @@ from collections.abc import Iterator
 from typing import Any
 
 #: modules of the standard library of which each code object is instrumented
-MODULES = (
-    *("abc", "argparse", "ast", "asyncio.tasks", "bdb", "calendar", "codecs", "collections", "configparser"),
-    *("contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "_pydecimal", "difflib", "dis", "doctest"),
-    *("email.message", "enum", "fractions", "functools", "gettext", "heapq", "http.client", "inspect", "ipaddress"),
-    *("json.decoder", "logging", "mailbox", "numbers", "optparse", "os", "pathlib", "pdb", "pickle", "pickletools"),
-    *("platform", "pprint", "pydoc", "queue", "random", "reprlib", "shutil", "socket", "statistics", "string"),
-    *("subprocess", "tarfile", "tempfile", "textwrap", "threading", "tokenize", "traceback", "types", "typing"),
-    *("unittest.case", "unittest.mock", "urllib.parse", "uuid", "weakref", "xml.dom.minidom", "zipfile"),
-)
+_MODULES = """
+abc argparse ast asyncio.tasks bdb calendar codecs collections configparser contextlib copy csv
+ctypes dataclasses datetime _pydecimal difflib dis doctest email.message enum fractions
+functools gettext heapq http.client inspect ipaddress json.decoder logging mailbox numbers
+optparse os pathlib pdb pickle pickletools platform pprint pydoc queue random reprlib shutil
+socket statistics string subprocess tarfile tempfile textwrap threading tokenize traceback types
+typing unittest.case unittest.mock urllib.parse uuid weakref xml.dom.minidom zipfile
+"""
+MODULES = _MODULES.split()
 
 
 #: JUMP_FORWARD behind the EXTENDED_ARG of a GET_ITER
-_JUMP = bytes((dis.opmap["JUMP_FORWARD"], 1, dis.opmap["EXTENDED_ARG"], 0, dis.opmap["GET_ITER"], 0))
+_NAMES = ("JUMP_FORWARD", "EXTENDED_ARG", "GET_ITER")
+_JUMP = bytes(byte for k, name in enumerate(_NAMES) for byte in (dis.opmap[name], int(k == 0)))
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -63,13 +64,13 @@ def code_is_instrumented_once(instrumenter: Any) -> None:
     made = instrumenter.instrument(code)
     assert instrumenter.instrument(code) is made and instrumenter.instrument(made) is made
     assert instrumenter.is_instrumented(made) and not instrumenter.is_instrumented(code)
-    inner = [constant for constant in made.co_consts if isinstance(constant, types.CodeType)]
-    assert [constant for constant in code.co_consts if isinstance(constant, types.CodeType)] == inner
-    assert not instrumenter.is_instrumented(inner[0])
+    inner = list(codes_of(code))[1]
+    assert inner in made.co_consts and not instrumenter.is_instrumented(inner)
 
 
 def of_many_threads_each_gets_the_same(instrumenter: Any) -> None:
-    codes = list(codes_of(compile("\n".join(f"def f{i}(x): return x.a + {i}" for i in range(200)), "<x>", "exec")))
+    text = "\n".join(f"def f{i}(x): return x.a + {i}" for i in range(200))
+    codes = list(codes_of(compile(text, "<x>", "exec")))
     start = threading.Barrier(4)
     found: list[list[types.CodeType]] = []
 
@@ -89,32 +90,19 @@ def of_many_threads_each_gets_the_same(instrumenter: Any) -> None:
 
 def the_frame_that_asks_is_found(instrumenter: Any) -> None:
     frames = []
-    attr = instrumenter.OPS["attr"]
 
-    def noting(name: str, o: Any) -> Any:
-        frames.append(instrumenter.instrumented_frame())
-        return attr(name, o)
+    class Noting:
+        def __getattr__(self, name: str) -> int:
+            frames.append(instrumenter.instrumented_frame())
+            return 1
 
     def asks(o: Any) -> Any:
         here = 5
         return o.real + here
 
-    instrumenter.OPS["attr"] = noting
-    try:
-        assert _fresh(instrumenter).clone(asks)(1) == 6
-    finally:
-        instrumenter.OPS["attr"] = attr
+    assert instrumenter.clone(asks)(Noting()) == 6
     assert frames[0].f_code.co_name == "asks" and frames[0].f_locals["here"] == 5
     _raises(RuntimeError, instrumenter.instrumented_frame)
-
-
-def _fresh(instrumenter: Any) -> Any:
-    """Readers hold their operations: those of `attr` are made anew."""
-    kinds, readers = (getattr(sys.modules["subclass_trace.state.readers"], name) for name in ("_kinds", "_readers"))
-    kinds.pop("attr", None)
-    for key in [key for key in readers if key[0] == "attr"]:
-        del readers[key]
-    return instrumenter
 
 
 def what_is_not_known_is_refused(instrumenter: Any) -> None:
@@ -128,7 +116,8 @@ def what_is_not_known_is_refused(instrumenter: Any) -> None:
     said = _raises(instrumenter.Uninstrumentable, lambda: instrumenter.instrument(middle))
     assert "a jump into the middle" in said, said
     star = compile("from os import *", "<x>", "exec")
-    assert "import *" in _raises(instrumenter.Uninstrumentable, lambda: instrumenter.instrument(star))
+    said = _raises(instrumenter.Uninstrumentable, lambda: instrumenter.instrument(star))
+    assert "import *" in said
     operation = instrumenter.OPS.pop("get_len")
     matching = compile("match x:\n    case [1]: pass\n", "<x>", "exec")
     try:
@@ -177,7 +166,8 @@ def _lines(code: types.CodeType) -> list[int | None]:
 
 
 def _before_extended(code: types.CodeType) -> set[int]:
-    return {at for at in range(0, len(code.co_code), 2) if code.co_code[at] == dis.opmap["EXTENDED_ARG"]}
+    extended = dis.opmap["EXTENDED_ARG"]
+    return {at for at in range(0, len(code.co_code), 2) if code.co_code[at] == extended}
 
 
 CHECKS = (

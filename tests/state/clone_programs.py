@@ -1,7 +1,7 @@
-"""Programs that have to run as instrumented clones as they do otherwise, and what single statements ask.
+"""Programs that have to run as clones as they do otherwise, and what single statements ask.
 
-A program is text with a function `run`. `python clone_programs.py` judges all of them, with this Python,
-and prints what it finds as JSON; it needs neither torch nor pytest.
+A program is text with a function `run`. `python clone_programs.py` judges all of them, with this
+Python, and prints what it finds as JSON; it needs neither torch nor pytest.
 """
 
 import sys
@@ -246,7 +246,8 @@ def run():
     g = (a + b for a in s for b in s)
     f = [lambda: i for i in range(3)]
     z = [w := n * 2 for n in LIST]
-    return m, s, sorted(g), [(x, y) for x, y in zip('ab', (1, 2))], i, [h() for h in f], z, w, C().m()
+    pairs = [(x, y) for x, y in zip('ab', (1, 2))]
+    return m, s, sorted(g), pairs, i, [h() for h in f], z, w, C().m()
 """,
 )
 _program(
@@ -288,8 +289,9 @@ def kind(o):
         case None: return 'none'
         case _: return 'else'
 def run():
-    return [kind(o) for o in (P(0, 2), P(9, 1), P(1, 1), {'a': [1, 2, 3], 'b': 1}, {'b': 2}, {'c': 1},
-                              [1, 2], (1, 2, 3), 'ab', 2, None, 7, [1, 2, 3, 4], [])]
+    dicts = {'a': [1, 2, 3], 'b': 1}, {'b': 2}, {'c': 1}
+    others = [1, 2], (1, 2, 3), 'ab', 2, None, 7, [1, 2, 3, 4], []
+    return [kind(o) for o in (P(0, 2), P(9, 1), P(1, 1), *dicts, *others)]
 """,
 )
 _program(
@@ -401,10 +403,12 @@ def run():
     n = 7
     n -= 1; n *= 9; n //= 2; n <<= 3; n >>= 1; n %= 100; n **= 2; n |= 1; n &= 255; n ^= 3; n /= 2
     out = [n, (a + b).v, (1 + b).v, sum([a, b]).v, a == V(101), a != b, b < a, b > a, max(a, b).v]
-    out += [b[4], b[1:2], b[::2], 2 in b, 3 not in b, (-b).v, (+-b).v, ~b, a @ b, b(1), bool(-b), not b]
-    out += [len(b), len({V(1), V(1)}), {V(1): 2}[V(1)], (b or 5).v, (-b or 5), (-b and 5).v, a is a, a is not b]
+    out += [b[4], b[1:2], b[::2], 2 in b, 3 not in b, (-b).v, (+-b).v, ~b, a @ b, b(1), bool(-b)]
+    out += [not b, len(b), len({V(1), V(1)}), {V(1): 2}[V(1)], (b or 5).v, (-b or 5), (-b and 5).v]
+    out += [a is a, a is not b]
     i, j, x = 7, 2, V(3)
-    out += [i // j, i % j, j**i, i ^ j, i & j, i | j, i << j, i >> j, i / j, i - j, j * i, 1 <= j < i >= 3]
+    out += [i // j, i % j, j**i, i ^ j, i & j, i | j, i << j, i >> j, i / j, i - j, j * i]
+    out += [1 <= j < i >= 3]
     x @= V(4)
     while i is not None: i = None
     while i is None: i = 3
@@ -425,10 +429,12 @@ def run():
     del o.k
     try: o.k
     except AttributeError as e: out.append(str(e))
-    out += [f'{l!r:>5}{d}{3.14159:.2f}{"a"!s}{w=}', f'{o}|{o!r}|{o!s}|{o!a}|{o:>3}|{o!r:>{w}}|{o:{w}}']
+    out += [f'{l!r:>5}{d}{3.14159:.2f}{"a"!s}{w=}', f'{o}|{o!r}|{o!s}|{o!a}|{o:>3}']
+    out += [f'{o!r:>{w}}|{o:{w}}']
     i, j = 1, 3
     l[i:j] = 'uvw'
-    return out, l[i:j], l[::2], l[1:3], '%s %d' % ('a', 1), '{0} {x}'.format(1, x=2), 'a,b'.split(','), l[:]
+    texts = '%s %d' % ('a', 1), '{0} {x}'.format(1, x=2), 'a,b'.split(',')
+    return out, l[i:j], l[::2], l[1:3], l[:], texts
 """,
 )
 _program(
@@ -443,7 +449,8 @@ def run():
     a, b = K(1), K(2)
     d = {a: 1, b: 2, K(1): 3, (1, 'x'): 4, 5: 6, 1.0: 7, True: 8}
     s = {a, K(1), b, *[K(3), b]}
-    out = [d, sorted(map(repr, s)), {K(i % 2): i for i in range(4)}, len({K(i % 2) for i in range(4)}), {1: 2}, {1, 2}]
+    out = [d, sorted(map(repr, s)), {K(i % 2): i for i in range(4)}, {1: 2}, {1, 2}]
+    out.append(len({K(i % 2) for i in range(4)}))
     for wrong in (lambda: {[]: 1}, lambda: {[], 1}, lambda: {[] for _ in 'a'}):
         try: wrong()
         except TypeError as e: out.append(str(e)[:16])
@@ -479,8 +486,21 @@ def run():
 """,
 )
 _program("deleted", "def run():\n    x = 1\n    del x\n    return x\n")
-_program("code of a module", "def run():\n    space = {'y': 5}\n    exec(CODE, space)\n    return space['x'], space['f'](2)\n"
-         "CODE = 'x = y + 1\\ndel y\\ndef f(z): return x + z\\nfor i in range(3): x += i\\n'\n")  # fmt: skip
+_program(
+    "code of a module",
+    """
+CODE = '''
+x = y + 1
+del y
+def f(z): return x + z
+for i in range(3): x += i
+'''
+def run():
+    space = {'y': 5}
+    exec(CODE, space)
+    return space['x'], space['f'](2)
+""",
+)
 _program(
     "far jumps",
     "def run():\n    out = []\n    for i in range(3):\n        if i == 1:\n"
@@ -500,8 +520,15 @@ _program(
     + " + ".join(f"l{i}" for i in range(300))
     + "\n    return inner(), sum(vars(c).values())\n",
 )
-_program("many arguments", f"def f(*a, **k): return sum(a) + len(k)\ndef run():\n    n = 1\n    return f({', '.join('n' for _ in range(300))}),"
-         f" f({', '.join(f'k{i}=n' for i in range(270))}), len({{{', '.join(f'n + {i}' for i in range(280))}}})\n")  # fmt: skip
+_program(
+    "many arguments",
+    "def f(*a, **k): return sum(a) + len(k)\n"
+    "def run():\n"
+    "    n = 1\n"
+    f"    a = f({', '.join('n' for _ in range(300))})\n"
+    f"    b = f({', '.join(f'k{i}=n' for i in range(270))})\n"
+    f"    return a, b, len({{{', '.join(f'n + {i}' for i in range(280))}}})\n",
+)
 _program(
     "groups of exceptions",
     """
@@ -527,7 +554,8 @@ type Pair[A] = tuple[A, Stack[A]]
 def first[T: int](x: T) -> T: return x
 def run():
     def local[Q](x: Q = 1) -> Q: return x
-    return first(3), Stack().push('a'), Stack[int].__origin__.__name__, str(Pair.__value__), local(), Stack.Inner.of
+    of = Stack[int].__origin__.__name__, Stack.Inner.of
+    return first(3), Stack().push('a'), of, str(Pair.__value__), local()
 """,
     (3, 12),
 )
@@ -537,7 +565,8 @@ _program(
 def run():
     a, w = 5, 3
     t = t'{a}|{a!r:>{w}}|{a:x}'
-    return t.strings, [(i.value, i.conversion, i.format_spec, i.expression) for i in t.interpolations]
+    parts = [(i.value, i.conversion, i.format_spec, i.expression) for i in t.interpolations]
+    return t.strings, parts
 """,
     (3, 14),
 )
@@ -550,8 +579,9 @@ def run(): return all(x for x in LIST), any(x > 5 for x in LIST), tuple(x for x 
 )
 
 _LIBRARY = """
-import argparse, bisect, collections, configparser, copy, csv, datetime, difflib, fractions, functools, graphlib
-import heapq, io, itertools, json, pprint, random, re, shlex, statistics, string, textwrap, tokenize, types, _pydecimal
+import argparse, bisect, collections, configparser, copy, csv, datetime, difflib, fractions
+import functools, graphlib, heapq, io, itertools, json, pprint, random, re, shlex, statistics
+import string, textwrap, tokenize, types, _pydecimal
 def run():
     p = argparse.ArgumentParser(prog='p')
     p.add_argument('--n', type=int, default=3)
@@ -567,16 +597,19 @@ def run():
     def kind(o): return 'object'
     @kind.register
     def _(o: int): return 'int'
+    lines = io.StringIO('a + 1').readline
     return (
-        vars(p.parse_args(['--n', '5'])), p.format_usage(), c['a']['y'], list(table), list(g.static_order())[0],
-        json.loads(json.dumps({'a': [1, {'b': None}]}, indent=1)), re.sub(r'(a)(b)', lambda m: m[2] + m[1], 'xabab'),
-        textwrap.fill('a b c ' * 9, 20), fractions.Fraction(1, 3) + 2, str(_pydecimal.Decimal(1) / 3),
-        statistics.mean([1, 2, 4]), string.Template('$a').substitute(a=3), random.Random(0).gauss(0, 1),
-        heap, bisect.bisect([1, 2, 3], 2), list(difflib.ndiff(['a'], ['b'])), shlex.split('a "b c"'),
+        vars(p.parse_args(['--n', '5'])), p.format_usage(), c['a']['y'], list(table),
+        list(g.static_order())[0], json.loads(json.dumps({'a': [1, {'b': None}]}, indent=1)),
+        re.sub(r'(a)(b)', lambda m: m[2] + m[1], 'xabab'), textwrap.fill('a b c ' * 9, 20),
+        fractions.Fraction(1, 3) + 2, str(_pydecimal.Decimal(1) / 3), statistics.mean([1, 2, 4]),
+        string.Template('$a').substitute(a=3), random.Random(0).gauss(0, 1), heap,
+        bisect.bisect([1, 2, 3], 2), list(difflib.ndiff(['a'], ['b'])), shlex.split('a "b c"'),
         pprint.pformat({'a': list(range(40))}), datetime.date(2020, 1, 31) + datetime.timedelta(1),
-        collections.Counter('abca').most_common(1), N(1, 2)._replace(a=5), collections.ChainMap({'a': 1}, {'b': 2})['b'],
-        copy.deepcopy({'a': [N(1, [2])]}), kind(1), kind('a'), [k for k, _ in itertools.groupby([1, 1, 2])],
-        [t.string for t in tokenize.generate_tokens(io.StringIO('a + 1').readline)], types.SimpleNamespace(a=1),
+        collections.Counter('abca').most_common(1), N(1, 2)._replace(a=5), kind(1), kind('a'),
+        collections.ChainMap({'a': 1}, {'b': 2})['b'], copy.deepcopy({'a': [N(1, [2])]}),
+        [k for k, _ in itertools.groupby([1, 1, 2])], types.SimpleNamespace(a=1),
+        [t.string for t in tokenize.generate_tokens(lines)],
     )
 """
 _program("the standard library", _LIBRARY)
@@ -601,7 +634,7 @@ def around():
     return reads, writes, drops, body
 reads, writes, drops, body = around()
 """
-#: a statement of a function f(o), `o` and what it must ask for: operations with what the instruction says
+#: a statement of a function f(o), `o`, and what it must ask: operations and what they are told
 ASKS: dict[str, tuple[str, tuple[tuple[str, Any], ...]]] = {
     "o.a": ("types.SimpleNamespace(a=1)", (("attr", "a"),)),
     "o.conjugate()": ("1", (("attr", "conjugate"), ("call", None))),
@@ -655,7 +688,10 @@ ASKS: dict[str, tuple[str, tuple[tuple[str, Any], ...]]] = {
     "try: {}['a']\n    except KINDS: pass": ("1", (("global", "KINDS"), ("iter", None))),
     "match o:\n        case [1]: pass": ("[1]", (("get_len", None),)),
     "match o:\n        case {'a': 1}: pass": ("{'a': 1}", (("match_keys", None),)),
-    "match o:\n        case {'a': 1, **b}: pass": ("{'a': 1}", (("match_keys", None), ("mapping", None))),
+    "match o:\n        case {'a': 1, **b}: pass": (
+        "{'a': 1}",
+        (("match_keys", None), ("mapping", None)),
+    ),
     "match o:\n        case int(): pass": ("1", (("match_class", 0),)),
     "match o:\n        case C(a=1): pass": ("C()", (("match_class", 0),)),
 }
@@ -725,8 +761,8 @@ def _of_module(plain: Any) -> Any:
     exec(plain.instrumenter.instrument(code), {"y": 1})
     writes = ("write_global", "x"), ("write_global", "y"), ("write_global", "x")
     reads = ("name", "y"), ("name", "x")
-    asked = [ask for ask in plain.asked if ask in writes], [ask for ask in plain.asked if ask in reads]
-    return None if asked == (list(writes), list(reads)) else plain.asked
+    asked = [[ask for ask in plain.asked if ask in of] for of in (writes, reads)]
+    return None if asked == [list(writes), list(reads)] else plain.asked
 
 
 def _unseen() -> set[str]:

@@ -146,6 +146,7 @@ def _changes(
         "counted by the region": _filled(holder.write, **{**words, "w": f"({holder.read} + 1)"}),
         "made anew": f"exec({made_anew!r}, globals())",
         "equal": back,
+        "appears": back,
         "unread": unread if holder.form else "globals()['unread'] = [1]",
         "removed": remove,
     }.get(change, write)

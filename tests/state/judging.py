@@ -188,6 +188,8 @@ def _step(program: Program, module: Any, regions: list[Any], step: str, number: 
         if program.grad and results[-1].requires_grad:
             results[-1].sum().backward()
             seen["grad"] = _shown(base.grad)
+            modules = [m for m in vars(module).values() if isinstance(m, torch.nn.Module)]
+            seen["of parameters"] = [_shown(p.grad) for m in modules for p in m.parameters()]
     except st.SubclassTraceError:
         raise
     except _NoProgram:

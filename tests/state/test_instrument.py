@@ -17,7 +17,8 @@ import pytest
 from . import clone_checks, clone_programs
 
 HERE = pathlib.Path(__file__).resolve().parent
-PROGRAMS = [name for name, (since, _) in clone_programs.PROGRAMS.items() if sys.version_info[:2] >= since]
+_ALL = clone_programs.PROGRAMS.items()
+PROGRAMS = [name for name, (since, _) in _ALL if sys.version_info[:2] >= since]
 
 
 @functools.cache

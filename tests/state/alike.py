@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import pathlib
 import random
 import types
 from collections.abc import Iterable
@@ -104,6 +105,8 @@ class Twins:
         name = type(a).__name__
         if issubclass(type(a), contextvars.ContextVar):
             return self(a.get(None), b.get(None))
+        if issubclass(type(a), pathlib.PurePath):  # it keeps what it was asked
+            return bool(a == b)
         if issubclass(type(a), random.Random):
             return a is b or a.getstate() == b.getstate()
         if name in ("ndarray", "bytearray"):

@@ -92,7 +92,8 @@ def _of_holder(seed: int, rng: random.Random) -> Program:
     values = [v for v in parts.VALUES if v.inside or "inside" not in change]
     value = rng.choice([v for v in values if "number" in v.tags or not is_counted])
     needs_default = change in ("removed", "appears")
-    holder = rng.choice([h for h in parts.HOLDERS if h.form or not needs_default])
+    holders = [h for h in parts.HOLDERS if h.form or not needs_default]
+    holder = rng.choice([h for h in holders if not (is_counted and "lambda" in h.write)])
     reader = _reader(rng, holder, value, needs_default)
     place = _place(rng, change)
     words = {"v": value.first, "w": value.second, "o": holder.root, "e": holder.read}
@@ -100,7 +101,6 @@ def _of_holder(seed: int, rng: random.Random) -> Program:
     if "'$e'" in reader.text and "'" in holder.read:
         held = _filled(reader.text.replace("'", '"'), **words)
     blocks = (
-        parts.HEAD,
         _filled(holder.setup, **words),
         _filled(reader.setup, **words),
         _filled(place.setup, n=_filled(value.number, e=f"({held})")),
@@ -109,7 +109,8 @@ def _of_holder(seed: int, rng: random.Random) -> Program:
     )
     names = _names(holder.name, reader.name, value.name, place.name, change)
     is_unread = change == "unread" and not reader.reads_all
-    return Program(seed, names, "\n".join(blocks), _steps(change), bool(place.grad), is_unread)
+    source = parts.whole("\n".join(blocks))
+    return Program(seed, names, source, _steps(change), bool(place.grad), is_unread)
 
 
 def _reader(
@@ -173,7 +174,6 @@ def _of_alias(seed: int, rng: random.Random) -> Program:
     if not is_written:
         number = f"(2.0 if {holder.read} is ALIAS else 3.0)"
     blocks = [
-        parts.HEAD,
         _filled(holder.setup, **words),
         f"ALIAS = {holder.read if is_one else value.first}",
         _filled(place.setup, n=number),
@@ -186,7 +186,7 @@ def _of_alias(seed: int, rng: random.Random) -> Program:
     ]
     change = f"{'parted' if is_one else 'joined'}, {'written' if is_written else 'asked'}"
     names = _names(holder.name, "an alias", value.name, place.name, change)
-    return Program(seed, names, "\n".join(blocks), _CALLS, bool(place.grad))
+    return Program(seed, names, parts.whole("\n".join(blocks)), _CALLS, bool(place.grad))
 
 
 # -------------------------------------------------------------------------------- others
@@ -200,12 +200,12 @@ def _of_flag(seed: int, rng: random.Random) -> Program:
     by_region = {"by the region": _PUT_AFTER, "in the region": _PUT_AND_BACK}.get(change, "")
     does = "def change(n): put_back()" if by_region else "def change(n): put_back() if n else put()"
     blocks = (
-        *(parts.HEAD, "FIRST_LIMIT = sys.getrecursionlimit()", back),
+        *("FIRST_LIMIT = sys.getrecursionlimit()", back),
         *(_filled(place.setup, n=number), _function("put", put), _function("put_back", back)),
         *(by_region, _BY_A_THREAD if change == "by a thread" else does, _function("restore", back)),
     )
     names = _names(f"torch: {flag.name}", "a flag", "a flag", place.name, change)
-    return Program(seed, names, "\n".join(blocks), _steps(change), bool(place.grad))
+    return Program(seed, names, parts.whole("\n".join(blocks)), _steps(change), bool(place.grad))
 
 
 def _of_twins(seed: int, rng: random.Random) -> Program:
@@ -213,7 +213,7 @@ def _of_twins(seed: int, rng: random.Random) -> Program:
     twin, value = rng.choice(parts.TWINS), rng.choice(parts.VALUES)
     grad = rng.random() < 0.2
     change = rng.choice(("none", "replaced"))
-    source = f"""{parts.HEAD}
+    source = f"""
 class Net(nn.Module):
     def __init__(s, v):
         super().__init__()
@@ -226,7 +226,7 @@ def restore(): pass
     calls = ("call", "call 1", "call", "call 1")
     steps = (*calls, "change 0", *calls) if change == "replaced" else calls
     names = _names(f"twins: {twin.name}", "a twin", value.name, "two modules", change)
-    return Program(seed, names, source, steps, grad)
+    return Program(seed, names, parts.whole(source), steps, grad)
 
 
 def _of_fact(seed: int, rng: random.Random) -> Program:
@@ -234,7 +234,7 @@ def _of_fact(seed: int, rng: random.Random) -> Program:
     fact = rng.choice(parts.FACTS)
     texts = ("def fn(x): return x * 1, torch.ones(2) * $n", "def fn(x): return torch.ones(2) * $n")
     read = _filled(rng.choice(texts), n=f"(2.0 if {fact.read} else 3.0)")
-    source = f"""{parts.HEAD}{parts.FACTS_HEAD}
+    source = f"""
 OTHER = False
 {read}
 def inputs(x): return {fact.other} if OTHER else x
@@ -244,7 +244,7 @@ def change(n):
 def restore(): pass
 """
     names = _names(f"a tensor: {fact.name}", "a fact", "a fact", "forward", "another input")
-    return Program(seed, names, source, (*_CALLS, "change 1", "call"))
+    return Program(seed, names, parts.whole(source), (*_CALLS, "change 1", "call"))
 
 
 def _of_module(seed: int, rng: random.Random) -> Program:
@@ -260,13 +260,13 @@ def _of_module(seed: int, rng: random.Random) -> Program:
     }[how]
     change = rng.choice(("replaced", "by a thread", "before the backward"))
     blocks = (
-        *(parts.HEAD, part.setup, text, _function("put", part.change)),
+        *(part.setup, text, _function("put", part.change)),
         _BY_A_THREAD if change == "by a thread" else "def change(n): put()",
         _function("restore", part.restore),
     )
     names = _names(f"a module: {part.name}", "a module", "a module", how, change)
     grad = bool(part.grad) or change == "before the backward"
-    return Program(seed, names, "\n".join(blocks), _steps(change), grad)
+    return Program(seed, names, parts.whole("\n".join(blocks)), _steps(change), grad)
 
 
 #: how a program is made, and how often

@@ -11,82 +11,121 @@ then statements. In them
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: names that programs use
-HEAD = """
+_IMPORTS = """
 import abc, array, builtins, collections, contextlib, contextvars, copy, dataclasses, decimal, enum
 import fractions, functools, inspect, itertools, json, operator, os, pathlib, pickle, re, string
-import sys
-import threading, types, weakref
+import sys, threading, types, weakref
 import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import cond, nn
 import generated_house as house
+"""
 
+#: what programs use; a part follows those that it uses
+_USED = """
 class Box:
     def __init__(self, k): self.k = k
     def get(self): return self.k
+
 class Slots:
     __slots__ = ("k",)
     def __init__(self, k): self.k = k
+
 @dataclasses.dataclass
 class Point:
     k: object
     y: float = 1.0
+
 class Pair(collections.namedtuple("Pair", "k y")): pass
+
 class Color(enum.Enum):
     A = 2.0
     B = 3.0
+
 class Two: k = 2.0
+
 class Three: k = 3.0
+
 class Number:
     def __init__(self, k): self.k = k
     def __add__(self, o): return self.k + o
     def __float__(self): return self.k
     def __len__(self): return int(self.k)
     def __iter__(self): yield self.k; yield 1.0
+
 class Called:
     def __init__(self, k): self.k = k
     def __call__(self): return self.k
+
 class Scale(nn.Module):
     def __init__(self, k): super().__init__(); self.k = k
     def forward(self, x): return x * self.k
-THIS, THAT, TWO, THREE, NAME = object(), object(), Two(), Three(), "".join(["k"])
+
+THIS = object()
+
+THAT = object()
+
+TWO = Two()
+
+THREE = Three()
+
+NAME = "".join(["k"])
+
 def two(): return 2.0
+
 def three(): return 3.0
+
 def made(v): return lambda: v
+
 def with_default(v):
     def f(k=v): return k
     return f
+
 def counts(v):
     def f(): yield v
     return f
-"""
 
-#: what makes other tensors
-FACTS_HEAD = """
 class OfTensor(torch.Tensor): pass
+
 KNOWN = torch.ones(2)
+
 def with_grad(x):
     x.grad = torch.ones(2)
     return x
+
 def retained(x):
     y = x.requires_grad_() * 1
     y.retain_grad()
     return y
+
 def hooked(x):
     x.requires_grad_().register_hook(lambda g: g)
     return x
+
 def with_attribute(x):
     x.k = 3.0
     return x
+
 def inferred(x):
     with torch.inference_mode(): return x * 1
 """
+
+
+def whole(text: str) -> str:
+    """A program: `text` behind the imports and those parts that it uses."""
+    for part in reversed(_USED.strip().split("\n\n")):
+        found = re.search(r"(?:^|class |def )(\w+)(?: =|:|\()", part, re.M)
+        assert found is not None
+        if re.search(rf"\b{found[1]}\b", text):
+            text = f"{part}\n{text}"
+    return f"{_IMPORTS}{text}"
+
 
 #: a module of an installed library: it reads by computed names
 HOUSE = """

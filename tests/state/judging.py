@@ -50,8 +50,10 @@ WAYS: dict[str, Compile] = {
     "auto": lambda fn: st.compile(fn, backend="eager"),
     "stack": _stack,
     "eager": lambda fn: fn,
+    "as it is": lambda fn: fn,  # eager too, with torch's own `cond`
 }
 FAULTS = ("wrong", "stale", "other state")
+_BY_DYNAMO = ("validation of distributions",)  # it is off from its first use on
 _NOT_STATE = ("torch", "fn", "inner", "regions", "cond")
 
 
@@ -79,8 +81,10 @@ class Run:
     state: dict[str, Any] = field(default_factory=dict)
     flags: list[Any] = field(default_factory=list)
     refusal: str = ""
+    is_late: bool = False  # refused in a backward: the call itself is done
+    error: str = ""
     specializations: int = 0
-    handed_over: bool = False  # Dynamo switches the validation of distributions off
+    handed_over: bool = False
 
 
 def judge(program: Program, how: str = "trace") -> Verdict:
@@ -99,15 +103,29 @@ def judge(program: Program, how: str = "trace") -> Verdict:
     if found is not None:
         at, verdict.detail = found
         verdict.word = "stale" if _is_changed(program, at) else "wrong"
-    elif not Twins()(eager.state, got.state):
-        verdict.word, verdict.detail = "other state", _first_other(eager.state, got.state)
-    elif eager.flags != got.flags and not got.handed_over:
-        pairs = zip(parts.FLAGS, eager.flags, got.flags, strict=True)
-        verdict.word, verdict.detail = (
-            "other state",
-            str([(f.name, a, b) for f, a, b in pairs if a != b]),
-        )
+        if got.error and _raises_by_itself(program):
+            verdict.word = "refused"
+        verdict.detail += f" {got.error}"
+    elif not got.is_late and (other := _other_state(eager, got)):
+        verdict.word, verdict.detail = "other state", other
     return verdict
+
+
+def _raises_by_itself(program: Program) -> bool:
+    """Does `torch.cond` raise for it, which takes the code of its branches into a graph?"""
+    if "cond(" not in program.source:
+        return False
+    torch._dynamo.reset()
+    run = _run(program, WAYS["as it is"])
+    return run is not None and bool(run.error)
+
+
+def _other_state(eager: Run, got: Run) -> str:
+    if not Twins()(eager.state, got.state):
+        return _first_other(eager.state, got.state)
+    pairs = zip(parts.FLAGS, eager.flags, got.flags, strict=True)
+    others = [(f.name, a, b) for f, a, b in pairs if a != b and f.name not in _BY_DYNAMO]
+    return f"flags, eager and compiled: {others}" if others else ""
 
 
 def _is_changed(program: Program, at: int) -> bool:
@@ -146,10 +164,8 @@ def _run(program: Program, compile: Compile, steps: int | None = None) -> Run | 
         regions = [compile(fn) for fn in functions]
         for number, step in enumerate(program.steps[:steps]):
             try:
-                run.shown.append(_step(program, module, regions, step, number))
+                run.shown.append(_step(program, module, regions, step, number, run))
             except st.SubclassTraceError as error:
-                if compile is WAYS["eager"]:
-                    raise
                 run.refusal = str(error)
                 break
             except _NoProgram:
@@ -171,7 +187,14 @@ class _NoProgram(Exception):
     pass
 
 
-def _step(program: Program, module: Any, regions: list[Any], step: str, number: int) -> Any:
+def _step(
+    program: Program,
+    module: Any,
+    regions: list[Any],
+    step: str,
+    number: int,
+    run: Run,
+) -> Any:
     word, _, argument = step.partition(" ")
     if word == "change":
         return _changed(module, int(argument))
@@ -183,6 +206,7 @@ def _step(program: Program, module: Any, regions: list[Any], step: str, number: 
         y = region(x)
         results = y if isinstance(y, tuple) else (y,)
         seen["result"] = [_shown(result) for result in results]
+        run.is_late = True
         if word == "between":
             seen["change"] = _changed(module, 0)
         if program.grad and results[-1].requires_grad:
@@ -190,12 +214,15 @@ def _step(program: Program, module: Any, regions: list[Any], step: str, number: 
             seen["grad"] = _shown(base.grad)
             modules = [m for m in vars(module).values() if isinstance(m, torch.nn.Module)]
             seen["of parameters"] = [_shown(p.grad) for m in modules for p in m.parameters()]
+        run.is_late = False
     except st.SubclassTraceError:
         raise
     except _NoProgram:
         raise
     except Exception as error:
         seen["raises"] = type(error).__name__
+        run.is_late = False
+        run.error = run.error or f"{type(error).__name__}: {error}"
     return seen
 
 
@@ -305,7 +332,7 @@ def report(programs: list[Program], how: str, stack: bool, show: bool) -> int:
         verdict = judge(program, how)
         counts[verdict.word] += 1
         if show:
-            print(program.source.replace(parts.HEAD, "").strip(), "\n", program, program.steps)
+            print(program.source.partition("as house\n")[2].strip(), "\n", program, program.steps)
         if verdict.word == "invalid":
             continue
         if verdict.word == "right" and (program.is_unread or program.names["change"] == "equal"):

@@ -16,7 +16,7 @@ import torch
 from . import judging
 from .generate import Program, program
 
-NUMBER = 2100  # of seeds; some 5 % of them are no programs
+NUMBER = 2000  # of seeds; some 6 % of them are no programs
 CHUNK = 50
 STARTS = range(0, NUMBER, CHUNK)
 #: share of programs that our own trace may refuse
@@ -74,7 +74,7 @@ def test_what_is_not_read_is_not_compared() -> None:
     """A change of something that a region does not read is no new specialization."""
     unread = [j for j in _all() if j.program.is_unread and j.verdict.word == "right"]
     assert len(unread) > 50
-    again = [str(j.program) for j in unread if j.verdict.specializations != 1]
+    again = [str(j.program) for j in unread if j.verdict.specializations > 1]
     assert not again, "\n".join(again)
 
 

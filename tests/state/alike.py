@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import pathlib
 import random
 import types
 from collections.abc import Iterable
@@ -16,6 +17,19 @@ _SAME_OBJECT_MAY_STAND_TWICE = (tuple, frozenset, type, types.FunctionType, type
 _OF_PYTHON = ("builtins", "functools", "_thread", "_abc", "operator", "weakref")
 
 
+def _attribute(o: Any, name: str) -> Any:
+    """Also of objects whose own ``__getattribute__`` raises."""
+    try:
+        return getattr(o, name, None)
+    except Exception:
+        return object.__getattribute__(o, name)
+
+
+def _attributes(o: Any) -> Any:
+    found = _attribute(o, "__dict__")
+    return 0 if found is None else found
+
+
 class Twins:
     """Compares two values; what is one object on one side has to be one object on the other."""
 
@@ -25,7 +39,7 @@ class Twins:
     def __call__(self, a: Any, b: Any) -> bool:
         """Are they alike?"""
         kind = type(a)
-        if issubclass(kind, (float, complex)):
+        if kind in (float, complex):
             return kind is type(b) and (repr(a) == repr(b) or abs(a - b) < 1e-9 * abs(a))
         if kind in (int, str, bytes, bool, type(None)):
             return kind is type(b) and bool(a == b)
@@ -52,6 +66,8 @@ class Twins:
             return self._tensors(a, b)
         if issubclass(type(a), (dict, list, tuple, collections.deque, set, frozenset)):
             return self._containers(a, b)
+        if issubclass(type(a), (float, complex)):
+            return self(complex(a), complex(b)) and self(_attributes(a), _attributes(b))
         if issubclass(type(a), types.FunctionType):
             cells = [[c.cell_contents for c in f.__closure__ or ()] for f in (a, b)]
             parts = [(f.__defaults__, f.__kwdefaults__, f.__dict__) for f in (a, b)]
@@ -83,12 +99,14 @@ class Twins:
             same = a == b or self._all(sorted(a, key=str), sorted(b, key=str))
         else:
             same = self._all(a, b)
-        return same and self(getattr(a, "__dict__", 0), getattr(b, "__dict__", 0))
+        return same and self(_attributes(a), _attributes(b))
 
     def _objects(self, a: Any, b: Any) -> bool:
         name = type(a).__name__
         if issubclass(type(a), contextvars.ContextVar):
             return self(a.get(None), b.get(None))
+        if issubclass(type(a), pathlib.PurePath):  # it keeps what it was asked
+            return bool(a == b)
         if issubclass(type(a), random.Random):
             return a is b or a.getstate() == b.getstate()
         if name in ("ndarray", "bytearray"):
@@ -110,5 +128,5 @@ class Twins:
         slots = [
             k for c in type(a).__mro__ for k in getattr(c, "__slots__", ()) if k not in ("__dict__", "__weakref__")
         ]
-        same = self(getattr(a, "__dict__", 0), getattr(b, "__dict__", 0))
-        return same and self._all([getattr(a, k, None) for k in slots], [getattr(b, k, None) for k in slots])
+        same = self(_attributes(a), _attributes(b))
+        return same and self._all(*([_attribute(o, k) for k in slots] for o in (a, b)))

@@ -22,6 +22,11 @@ def is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 
+def is_zeros(t: torch.Tensor) -> bool:
+    """Are these zeros that take no memory, as forward-mode AD makes them?"""
+    return t._is_zerotensor()
+
+
 def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
     """The strides of a contiguous tensor of this size."""
     from torch._prims_common import make_contiguous_strides_for

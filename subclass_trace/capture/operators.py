@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from .. import torch_api
 from ..errors import NeedsEager
+from .known import known_value
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -39,6 +41,15 @@ def _contiguous(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
+def _equal(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Of constants, the answer is a constant."""
+    known = [known_value(recorder, t) for t in args]
+    if any(t is None for t in known):
+        return NotImplemented
+    with torch_api.no_modes():
+        return func(*known)
+
+
 #: operations whose second argument is a list of indices
 _INDEXED = (
     aten.index.Tensor,
@@ -52,5 +63,6 @@ RULES: dict[Any, Rule] = {
     aten.detach.default: _detach,
     **dict.fromkeys(_INDEXED, _indexed),
     aten.rrelu_with_noise.default: _contiguous,
+    aten.equal.default: _equal,
     aten.detach_.default: lambda recorder, func, args, kwargs: func(*args),  # the very value: no node
 }

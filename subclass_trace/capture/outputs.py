@@ -291,7 +291,12 @@ def shared_leaves(
             elif isinstance(spec, WrapperSpec) and id(t) in first:
                 found[k] = SharedLeaf("value", first[id(t)])
             elif t.layout is torch.strided and torch_api.storage_ref(t) in written:
-                if any(one_storage(leaf, t) for leaf in inputs.leaf_values):
+                others = [n for n, leaf in enumerate(inputs.leaf_values) if one_storage(leaf, t)]
+                whole = [n for n in others if _same_elements(inputs.originals[n], t)]
+                if whole:  # `detach()` counts versions with it, `data` alone
+                    together = t._version == inputs.leaf_values[whole[0]]._version
+                    found[k] = SharedLeaf("detach()" if together else "data", whole[0])
+                elif others:
                     raise NeedsEager(
                         "a result shares memory with an input that the region writes, and autograd does not know",
                         path=Path("result").item(number),
@@ -301,6 +306,12 @@ def shared_leaves(
                 first.setdefault(id(t), k)
         place += len(leaves)
     return found
+
+
+def _same_elements(a: Tensor, b: Tensor) -> bool:
+    """Do two tensors in one storage show the same, in the same way?"""
+    layouts = [(t.shape, t.stride(), t.storage_offset(), t.dtype) for t in (a, b)]
+    return layouts[0] == layouts[1]
 
 
 def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs: Inputs) -> None:

@@ -113,6 +113,8 @@ class Recorder(TracedGraph):
         Raises:
             UnsupportedError: the function comes upon it by a path that has no name.
         """
+        if torch_api.is_zeros(real):  # a batching rule in C++ has made a view of them past this mode
+            raise NeedsEager("the region takes forward-mode derivatives under vmap", path=self.user_line())
         unknown = id(real) not in self._lifted and self.state is not None and self.state.follows
         if unknown and self.tag == "is_forward" and not self.sealed:
             raise UnsupportedError(
@@ -308,7 +310,9 @@ class Recorder(TracedGraph):
         t, view = args[0], torch_api.view_form(func)
         if view is None or t.requires_grad or self._is_from_outside(t):
             raise refused_write(func, t, self.user_line(), "the shape or the memory of a tensor")
-        node = self.call(view, args, kwargs)
+        before, node = self.node_of(t), self.call(view, args, kwargs)
+        if before.meta["val"] is t:
+            before.meta["val"] = self.bare(t)
         out = self.results.run(func, args, kwargs)
         self.annotate(node, view, args, kwargs)
         self.track(t, node)

@@ -179,7 +179,7 @@ class ValueOutput:
 @dataclass(frozen=True)
 class SharedLeaf:
     """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs (``kind`` "input"), or of the
-    forward values ("value")."""
+    forward values ("value"); or what that leaf of the inputs has as its ``detach()``, or ``data``."""
 
     kind: str
     number: int

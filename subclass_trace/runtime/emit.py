@@ -280,7 +280,8 @@ def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[
         value = (
             f"o[{k}]" if shared is None else flat[shared.number] if shared.kind == "value" else leaves[shared.number]
         )
-        source.line(f"d{k} = {value}{'.detach()' if shared is None else ''}")
+        own = "detach()" if shared is None else shared.kind
+        source.line(f"d{k} = {value}{'' if own in ('input', 'value') else '.' + own}")
         flat[k] = f"d{k}"
     return flat
 

@@ -29,6 +29,9 @@ ENTERED = tuple(
         "optim/",
         "amp/grad_scaler.py",
         "distributions/",
+        "distributed/tensor/_api.py",
+        "distributed/tensor/parallel/",
+        "distributed/tensor/experimental/",
         "_functorch/functional_call.py",
         "utils/_pytree.py",
         "utils/hooks.py",
@@ -56,6 +59,17 @@ def kind_of_file(filename: str) -> str:
     if filename.startswith(_TORCH) and not filename[len(_TORCH) :].startswith(ENTERED):
         return TORCH
     return ENTER
+
+
+#: of torch's own code, what would be done once, while the region is traced
+_IN_EACH_CALL = ("torch.distributed.fsdp", "torch.distributed._composable.replicate", "torch.nn.parallel.distributed")
+
+
+def is_managed(function: Any) -> bool:
+    """Is it Python code of torch's that has to run in each call: it moves the memory of parameters, or tells a reducer?"""
+    module = function.__globals__.get("__name__", "")
+    # Dynamo asks for the second one, in branches of control flow.
+    return type(module) is str and module.startswith(_IN_EACH_CALL) and function.__name__ != "_get_active_ddp_module"
 
 
 def is_recorders(code: types.CodeType) -> bool:
@@ -99,7 +113,7 @@ def is_transparent(filename: str) -> bool:
     if kind_of_file(filename) != ENTER or filename.startswith(("<frozen", "<eval_with_key>", "<guards>")):
         return True
     parts = filename.replace(os.sep, "/")
-    return any(f"/{name}/" in parts for name in ("numpy", "sympy", "mpmath", "torchgen")) or parts.endswith(
+    return any(f"/{name}/" in parts for name in ("numpy", "sympy", "mpmath", "torchgen", "optree")) or parts.endswith(
         ("/copyreg.py", "/typing_extensions.py")
     )
 

@@ -14,7 +14,7 @@ from . import attributes, calls
 from .boundary import is_stdlib_name
 from .c_functions import by_method, context_variable
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
-from .iteration import iterate
+from .iteration import iterate, keys_of
 from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Builtin, Function, is_immutable
 from .place import Place
 from .recorder import instance_dict
@@ -175,6 +175,8 @@ def _many(rec: Any, o: Any, value: Any) -> Any:
     if is_a(o, dict) and is_a(value, dict):
         rec.touch(value)
         return {key: rec.given_item(value, key, v) for key, v in dict.items(value)}
+    if is_a(o, dict) and hasattr(value, "keys"):
+        return keys_of(rec, value)
     if is_a(o, (set, dict)):
         return [*map(_as_member(rec, o), iterate(rec, value))]
     return iterate(rec, value)

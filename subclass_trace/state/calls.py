@@ -23,6 +23,7 @@ from .boundary import (
     TORCH,
     is_called_by_others,
     is_compiled_by_dynamo,
+    is_managed,
     is_of_library,
     is_of_torch,
     is_recorders,
@@ -108,6 +109,8 @@ class Calls(Recorder):
         if special is not None:
             return special(self, f, args, kwargs)
         kind = kind_of(f.__code__)
+        if is_managed(f):
+            self._refuse_managed(f)
         if kind == TORCH:
             handler = of_disabled if is_of_disabled(f.__code__) else torch_call
             return handler(self, f, args, kwargs)
@@ -132,6 +135,17 @@ class Calls(Recorder):
             return made(*args, **kwargs)
         finally:
             sys.setprofile(_net)
+
+    def _refuse_managed(self, f: Any) -> None:
+        self.refuse(
+            UnsupportedError(
+                "the region calls a module that torch manages in Python, in each call: it moves the memory of parameters, "
+                "or tells its reducer of gradients",
+                path=f"{f.__globals__['__name__']} ({f.__name__})",
+                expected="what manages the module around the region",
+                fix="compile the layers inside of it: layer.forward = subclass_trace.compile(layer.forward)",
+            )
+        )
 
     def _with_defaults(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The cells of a function that was there before, and the defaults that the call takes, are read. What stands for a

@@ -30,6 +30,7 @@ def sharding_as_eager(below: Callable[[], contextlib.AbstractContextManager[None
             stack.enter_context(_slices_as_eager(module.ShardingPropagator, below))
             stack.enter_context(_unrecorded_decompositions())
             stack.enter_context(_strides_as_numbers(module.DTensorSpec))
+            stack.enter_context(_hashes_not_kept(module.DTensorSpec))
             stack.enter_context(_sizes_as_numbers_for_offsets())
         yield
 
@@ -155,14 +156,31 @@ def _strides_as_numbers(spec_class: Any) -> Iterator[None]:
     def hashed(self: Any) -> Any:
         meta = self.tensor_meta
         symbolic = meta is not None and any(isinstance(n, torch.SymInt) for n in meta.stride)
-        of_schema = (
-            sys._getframe(3).f_code.co_name == "__hash__"
-        )  # in Python torch does without a hash, if there is none
+        asking = sys._getframe(3)  # what has asked for the hash of the spec
+        while asking.f_code.co_name in ("call", "hashed") and asking.f_back is not None:
+            asking = asking.f_back
+        of_schema = asking.f_code.co_name == "__hash__"  # in Python torch does without a hash, if there is none
         if symbolic and not of_schema and not any(isinstance(n, torch.SymInt) for n in meta.shape):
             self.tensor_meta = meta._replace(stride=tuple(map(int, meta.stride)))
         return original(self)
 
     with replaced_here(spec_class, name, hashed):
+        yield
+
+
+@contextlib.contextmanager
+def _hashes_not_kept(spec_class: Any) -> Iterator[None]:
+    """A spec keeps its hash when it is asked first: in a trace of a backward that is a change of what a ``ctx`` holds."""
+    original: Any = spec_class.__hash__
+
+    def hashed(self: Any) -> Any:
+        kept = vars(self).get("_hash")
+        made = original(self)
+        if kept is None and vars(self).get("_hash") is not None:
+            vars(self)["_hash"] = None
+        return made
+
+    with replaced_here(spec_class, "__hash__", hashed):
         yield
 
 

@@ -35,6 +35,32 @@ def test_views_of_other_sizes(mesh, name, dynamic) -> None:
                 assert a.shape == b.shape and torch.equal(a.to_local(), b.to_local())
 
 
+MERGING = {
+    "linear": lambda x, w: F.linear(x, w).relu(),
+    "flatten": lambda x, w: x.flatten(0, 1) * 2,
+}
+
+
+@pytest.mark.parametrize("name", MERGING)
+def test_lengths_of_a_sharded_dimension_that_is_merged(mesh, name) -> None:
+    """Where it is spread evenly, its length is a symbol."""
+    function = MERGING[name]
+    region = st.compile(function)
+    for length in (4, 6, 2, 8, 10):
+        rows = []
+        for run in (function, region):
+            torch.manual_seed(length)
+            local, weight = torch.randn(2, length, 8), torch.randn(8, 8)
+            x = DTensor.from_local(local, mesh, [Shard(1)], run_check=False).detach().requires_grad_()
+            w = DTensor.from_local(weight, mesh, REPLICATE, run_check=False).detach().requires_grad_()
+            out = run(x, w)
+            out.to_local().square().sum().backward()
+            grads = [x.grad.to_local(), *([w.grad.to_local()] if name == "linear" else [])]
+            rows.append((out.placements, out.shape, [out.detach().to_local(), *grads]))
+        assert rows[0][:2] == rows[1][:2] and all(map(torch.equal, rows[0][2], rows[1][2]))
+    assert len(region.specializations) == 2
+
+
 INTERPOLATIONS = ["nearest", "nearest-exact", "bilinear", "bicubic"]
 
 

@@ -159,3 +159,34 @@ def test_regions_of_dense_tensors_do_not_ask(mesh) -> None:
             region(torch.ones(2, requires_grad=True)).sum().backward()
     (only,) = region.specializations
     assert only.ambient.dtensor is None and len(only.program.backwards.compiled) == 1
+
+
+class _Residual(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(size)
+        self.up, self.down = nn.Linear(size, 2 * size), nn.Linear(2 * size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.silu(self.up(self.norm(x))))
+
+
+def test_a_sequence_parallel_block_is_traced_in_its_first_call(mesh) -> None:
+    """A spec keeps its hash when it is asked for it first: that is no change of Python state by a backward."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    plan = {
+        "norm": SequenceParallel(sequence_dim=1),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+    }
+    module = parallelize_module(_Residual(24), mesh, plan)
+    x = DTensor.from_local(torch.randn(2, 4, 24), mesh, [Shard(1)], run_check=False).requires_grad_()
+    region = st.compile(module, frontend="trace")
+    region(x).to_local().sum().backward()
+    assert len(region.specializations) == 1

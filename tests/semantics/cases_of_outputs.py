@@ -100,6 +100,18 @@ same(
     refused="UnsupportedError",
 )
 same, fact = cases("Outputs")
+same(
+    "`detach()` of an input that is written then",
+    lambda x: (d := x.detach(), x.mul_(2), (x * 3, d))[2],
+    plain(dense),
+)
+same("`.data` of an input that is written then", lambda x: (d := x.data, x.mul_(2), (x * 3, d))[2], plain(dense))
+same(
+    "`detach()` of a value with a history, which is written then",
+    lambda x: (d := x.detach(), x.mul_(2), (x * 3, d))[2],
+    nonleaf(dense),
+    back=(0,),
+)
 same("`x.detach().requires_grad_()`", lambda x: x.detach().requires_grad_(), root(dense), refused="UnsupportedError")
 same("members of a split of an intermediate", lambda x: (x * 2).split(1), root(dense), back=(0, 1, 2), torch="error")
 same("value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")

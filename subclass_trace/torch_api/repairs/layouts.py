@@ -138,10 +138,10 @@ def _kernel(op: Any, rule: Rule | None) -> Kernel:
     def fake(*args: Any, **kwargs: Any) -> Any:
         out = op(*args, **kwargs)
         results = [out] if isinstance(out, Tensor) else out
-        if not isinstance(results[0], Tensor) or results[0].device.type != "cpu":
+        if any(t is not None and t.device.type != "cpu" for t in results):
             return out
         if rule is None:
-            strides: Sequence[Any] = [contiguous_strides(t.shape) for t in results]
+            strides: Sequence[Any] = [None if t is None else contiguous_strides(t.shape) for t in results]
         else:
             strides = rule(*args, **kwargs)
         if isinstance(out, Tensor):

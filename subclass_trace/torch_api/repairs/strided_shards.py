@@ -77,5 +77,27 @@ def numbers_as_split_factors() -> Iterator[None]:
         numeric = isinstance(given, torch.SymInt) and given.node.has_hint()
         create(self, dim, split_factor=int(given) if numeric else given)
 
-    with replaced_here(views, "_explicit_unbacked_hint", hint), replaced_here(cls, "__init__", with_number):
+    with (
+        replaced_here(views, "_explicit_unbacked_hint", hint),
+        replaced_here(cls, "__init__", with_number),
+        replaced_here(cls, "local_shard_size_and_offset", _size_of_even_parts(cls)),
+    ):
         yield
+
+
+def _size_of_even_parts(cls: Any) -> Callable[..., Any]:
+    """Of a symbolic size that is spread evenly, each rank has an equal part (that it is even is guarded).
+
+    Torch makes a list of all places, which fixes the size.
+    """
+    original: Any = cls.local_shard_size_and_offset
+
+    def found(self: Any, curr_local_size: Any, num_chunks: Any, rank: Any, *mode: Any, **named: Any) -> Any:
+        asked = next(iter((*mode, *named.values())), None)
+        symbolic = isinstance(curr_local_size, torch.SymInt) and curr_local_size.node.has_hint()
+        if symbolic and getattr(asked, "name", None) == "NONE":  # no places, but their number
+            if curr_local_size % (self.split_factor * num_chunks) == 0:
+                return curr_local_size // num_chunks, None
+        return original(self, curr_local_size, num_chunks, rank, *mode, **named)
+
+    return found

@@ -102,6 +102,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
                 fix="register it outside of the region, or on x * 1",
             )
         self.recorder.has_hooks = True
+        self.recorder.hooked.add(t.grad_fn)
         return func(t, _numbered(hook, self.recorder))
 
     def _refuse_text(self, t: Any, frame: Any) -> None:

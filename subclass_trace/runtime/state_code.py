@@ -487,4 +487,3 @@ class StateEmitter:
             names = [s.name("x") for _ in pins.places]
             s.line(f"{', '.join(names)}, = {s.held(pins.things)}")
             self.rows.names.update(zip(pins.places, names, strict=True))
-

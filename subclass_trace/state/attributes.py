@@ -26,7 +26,9 @@ _C_DESCRIPTORS = (
     types.ClassMethodDescriptorType,
 )
 #: attributes of a tensor that its metadata, or the capture, answer for
-_OF_TENSOR = frozenset(("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "_base", "layout", "ndim", "data"))
+_OF_TENSOR = frozenset(
+    ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "_base", "layout", "ndim", "data")
+)
 #: attributes that are the object itself
 _STRUCTURE = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__closure__", "__bases__")
 #: attributes of a tensor of which a stand-in has its own

@@ -533,7 +533,9 @@ CLASSES.update(
             (Partial, Method, property, staticmethod, classmethod, slice, range, object, Function, weakref.ref), plain
         ),
         **dict.fromkeys((operator.attrgetter, operator.itemgetter, operator.methodcaller), plain),
-        **dict.fromkeys((io.BytesIO, io.StringIO, types.SimpleNamespace, types.MappingProxyType, torch.Size, torch.device), plain),
+        **dict.fromkeys(
+            (io.BytesIO, io.StringIO, types.SimpleNamespace, types.MappingProxyType, torch.Size, torch.device), plain
+        ),
         type: _make_class,
     }
 )

@@ -149,7 +149,11 @@ def _reading(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name in ("keys", "values", "items", "__repr__", "__str__"):
         return f(*a, **k)
     if name in ("__iter__", "__reversed__"):
-        return iter(iterate(rec, o)) if name == "__iter__" else calls.C_TABLE.get(reversed, _reversed)(rec, reversed, (o,), {})
+        return (
+            iter(iterate(rec, o))
+            if name == "__iter__"
+            else calls.C_TABLE.get(reversed, _reversed)(rec, reversed, (o,), {})
+        )
     if name == "copy" and (rec.stand_ins or rec.symbols) and type(o) in (list, dict, set):
         held = rec.given(o)
         return f() if held is o else held

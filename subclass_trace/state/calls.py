@@ -653,7 +653,9 @@ def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[
         return attributes.plain_put(rec, t, rest[0], rest[1] if name == "__setattr__" else MISSING)
     if name in _FACTS and rec.place_of(t) is not None:
         real = rec.real(t)
-        return rec.at(rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())), torch_api.asked(real, name))
+        return rec.at(
+            rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())), torch_api.asked(real, name)
+        )
     if name in _REGISTERS:
         args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)
     return torch_call(rec, f, args, kwargs)

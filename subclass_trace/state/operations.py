@@ -485,7 +485,10 @@ def _binary_of_c(rec: Any, symbol: str, do: Callable[[Any, Any], Any], a: Any, b
         rec.write(a)
         return do(a, rec.given(b) if is_a(b, (list, dict, set)) else b)
     if symbol == "+" and is_a(a, (list, tuple)) and is_a(b, (list, tuple)):
-        return do(type(a)(iterate(rec, a)) if type(a) in (list, tuple) else a, type(b)(iterate(rec, b)) if type(b) in (list, tuple) else b)
+        return do(
+            type(a)(iterate(rec, a)) if type(a) in (list, tuple) else a,
+            type(b)(iterate(rec, b)) if type(b) in (list, tuple) else b,
+        )
     return do(rec.mapped(a), rec.mapped(b))
 
 

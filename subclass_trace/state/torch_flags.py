@@ -96,9 +96,7 @@ def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     return f(*a, **k)
 
 
-calls.CLASSES.update(
-    dict.fromkeys((torch.autocast, torch.cpu.amp.autocast, torch.cuda.amp.autocast), _autocasts)
-)
+calls.CLASSES.update(dict.fromkeys((torch.autocast, torch.cpu.amp.autocast, torch.cuda.amp.autocast), _autocasts))
 for _table, _handler in ((torch_api.FLAGS_OF_GETTER, _asked), (torch_api.FLAGS_OF_SETTER, _set)):
     for _function in _table:
         (calls.FUNCTIONS if type(_function) is Function else calls.C_TABLE)[_function] = _handler

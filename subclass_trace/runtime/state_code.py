@@ -308,7 +308,7 @@ class Pins:
             return False
         if type(lookup(type(of), "__getattribute__")) is types.FunctionType:
             return False
-        if id(space) not in self._once:
+        if (id(space),) not in self._once:
             self._once[(id(space),)] = ()
             torch_api.own_table(space)
         self._add("tables", space)

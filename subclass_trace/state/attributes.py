@@ -1,5 +1,5 @@
-"""Attributes, as the interpreter finds them, each lookup recorded: classes by their order of bases, descriptors, the dict of the
-object, ``__getattr__``; of modules, classes and ``super`` in their own ways. Code of the user's that this runs (properties,
+"""Attributes, as the interpreter finds them, each lookup recorded: classes by their order of bases, descriptors, the dict of
+the object, ``__getattr__``; of modules, classes and ``super`` in their own ways. Code of the user's that this runs (properties,
 ``__getattribute__``, ``__set__``) runs as clones.
 """
 

@@ -1,4 +1,4 @@
-"""What a call does: functions of Python's run as clones, classes by their ``__new__`` and ``__init__``, C functions by their line
+"""What a call does: functions of Python's run as clones, classes by ``__new__`` and ``__init__``, C functions by their line
 of a table (`c_functions`, `c_methods`), torch functions as they are, all others with everything that they are given read whole.
 """
 

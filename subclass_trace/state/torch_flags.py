@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from .. import torch_api
+from ..errors import NeedsEager
 from ..plan import SideEffect
 from ..plan.values import Constant
 from . import calls
 from .kinds import Function
+from .recorder import user_line
 from .writes import Table
 
 
@@ -42,6 +44,7 @@ class FlagsOfRun:
         """What the region has set: each call shall."""
         now = torch_api.read_flags()
         changed = torch_api.changed_flags(self.inside, now)
+        changed += [name for name in sorted(self.set) if name not in changed and now[name] != self.outside[name]]
         flags = [torch_api.FLAG_NAMED[name] for name in changed]
         return [
             SideEffect(flag, FLAGS, "put", (flag.name,), (Constant(now[flag.name]),))
@@ -90,7 +93,12 @@ def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
 
 def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     """A function that sets flags."""
-    rec.flags.set.update(flag.name for flag in torch_api.FLAGS_OF_SETTER[f])
+    names = [flag.name for flag in torch_api.FLAGS_OF_SETTER[f]]
+    if "default devices" in names:  # a mode, which would stand above those of the trace
+        rec.refuse(
+            NeedsEager("the region sets the default device", path=user_line(), fix="set it outside of the region")
+        )
+    rec.flags.set.update(names)
     return f(*a, **k)
 
 

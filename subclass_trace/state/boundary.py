@@ -29,7 +29,6 @@ ENTERED = tuple(
         "optim/",
         "amp/grad_scaler.py",
         "distributions/",
-        "distributed/tensor/_api.py",
         "distributed/tensor/parallel/",
         "distributed/tensor/experimental/",
         "_functorch/functional_call.py",
@@ -47,6 +46,8 @@ _OF_AUTHORS = tuple(os.path.join(_PACKAGE, name, "") for name in ("zoo", "author
 _REGION_OF_MODULE = os.path.join(_PACKAGE, "frontends", "module.py")
 
 _LOGGING = os.path.join("logging", "__init__.py")
+
+_DTENSOR = os.path.join("torch", "distributed", "tensor", "_api.py")
 
 ENTER, TORCH, OURS = "enter", "torch", "ours"
 
@@ -78,7 +79,9 @@ def is_recorders(code: types.CodeType) -> bool:
 
 
 def kind_of(code: types.CodeType) -> str:
-    """The same of a code object."""
+    """The same of a code object; ``distribute_module`` calls functions of the user's by a lambda."""
+    if code.co_name == "<lambda>" and code.co_filename.endswith(_DTENSOR):
+        return ENTER
     return kind_of_file(code.co_filename)
 
 

@@ -191,7 +191,7 @@ def _container(rec: Any, cls: Any, a: Args, k: Named) -> Any:
 
 
 def _iterating(rec: Any, f: Any, a: Args, k: Named) -> Any:
-    given = [iterate(rec, v) if type(v) not in ATOMS and not callable(v) else v for v in a]
+    given = [iterate(rec, v) if type(v) not in ATOMS and not calls.is_function(v) else v for v in a]
     return f(*given, **{name: callback(v) if callable(v) else v for name, v in k.items()})
 
 

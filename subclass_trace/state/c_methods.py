@@ -170,7 +170,7 @@ def _writing(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
 
 
 def _many(rec: Any, o: Any, value: Any) -> Any:
-    if type(value) in ATOMS or callable(value):
+    if type(value) in ATOMS or calls.is_function(value):
         return value
     if is_a(o, dict) and is_a(value, dict):
         rec.touch(value)

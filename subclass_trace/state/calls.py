@@ -247,6 +247,13 @@ def callback(f: Any, *, called_only: bool = True) -> Any:
     return f
 
 
+def is_function(value: Any) -> bool:
+    """Is it there to be called, and not to be iterated? (An `nn.ModuleList` is both.)"""
+    return is_a(value, (Function, Method, Partial, *C_CALLABLES)) or (
+        callable(value) and lookup(type(value), "__iter__") is MISSING and not is_a(value, type)
+    )
+
+
 def _has_own_call(kind: type) -> bool:
     return is_a(lookup(kind, "__call__"), Function)
 

@@ -106,7 +106,10 @@ def _draws_from_objects(graph: torch.fx.GraphModule, codes: Codes) -> bool:
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables.misc import RandomVariable
 
-    known: Any = InstructionTranslator.current_tx().output.side_effects.id_to_variable
+    try:
+        known: Any = InstructionTranslator.current_tx().output.side_effects.id_to_variable
+    except AttributeError:  # a graph that Dynamo has not made
+        return False
     return any(isinstance(variable, RandomVariable) for variable in known.values())
 
 

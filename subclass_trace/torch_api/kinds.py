@@ -26,6 +26,8 @@ def asked(t: torch.Tensor, name: str) -> Any:
     """What a method of a real tensor without arguments answers, past all modes."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         return getattr(torch.Tensor, name)(t)
+
+
 def is_zeros(t: torch.Tensor) -> bool:
     """Are these zeros that take no memory, as forward-mode AD makes them?"""
     return t._is_zerotensor()

@@ -15,6 +15,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
+from ..subclass.protocol import REAL
 from ..torch_api import pytree
 from .graphs import is_write
 
@@ -35,6 +36,7 @@ def _is_callable(x: object) -> bool:
 def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Record one call of a higher order operator."""
     flat, spec = pytree.tree_flatten((args, kwargs))
+    flat = [recorder.lift(x) if type(x) in REAL else x for x in flat]
     modules = {
         id(x): _of_operators(recorder, x)
         for x in flat

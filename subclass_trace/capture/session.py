@@ -13,6 +13,7 @@ import torch.fx.traceback
 
 from .. import torch_api
 from ..errors import UnsupportedError
+from ..state.calls import callback
 from ..subclass.paths import Path
 from ..torch_api import tape as _door
 from .recorder import Recorder
@@ -95,6 +96,7 @@ class Session:
             enter(torch_api.numbers_as_split_factors())
             enter(torch_api.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
             enter(steps_that_are_left_out(self.recorder))
+            enter(torch_api.functions_of_operators(callback))
             enter(self.recorder)
             yield
 

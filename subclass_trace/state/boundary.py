@@ -30,6 +30,7 @@ ENTERED = tuple(
         "amp/grad_scaler.py",
         "distributions/",
         "distributed/tensor/parallel/",
+        "distributed/algorithms/_checkpoint/",
         "distributed/tensor/experimental/",
         "_functorch/functional_call.py",
         "utils/_pytree.py",
@@ -119,6 +120,19 @@ def is_transparent(filename: str) -> bool:
     return any(f"/{name}/" in parts for name in ("numpy", "sympy", "mpmath", "torchgen", "optree")) or parts.endswith(
         ("/copyreg.py", "/typing_extensions.py")
     )
+
+
+_OPERATORS = os.path.join("torch", "_ops.py"), os.path.join("torch", "_library", "custom_ops.py")
+
+
+def is_kernel(frame: Any, instrumented: Any) -> bool:
+    """Does code that is not instrumented run as the kernel of an operator, called by torch's dispatcher? ``frame``: that of its
+    caller."""
+    while frame is not None and not instrumented(frame.f_code):
+        if frame.f_code.co_filename.endswith(_OPERATORS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_called_by_others(frame: Any, instrumented: Any) -> bool:

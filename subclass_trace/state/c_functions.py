@@ -401,10 +401,11 @@ def _partial(rec: Any, f: Any, a: Args, k: Named) -> Any:
 def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
     """What a cache keeps has no other place: the guard asks it again."""
     rec.step(f, "inner", "__wrapped__", f.__wrapped__)
-    plain = all(type(v) in ATOMS for v in (*a, *k.values()))
-    if rec.place_of(f) is None or k or not plain:
-        for value in a:
+    for value in a:
+        if type(value) not in ATOMS and not is_a(value, torch.Tensor):
             rec.pin(value)
+    plain = all(type(v) in ATOMS or (rec.place_of(v) is not None and not is_a(v, torch.Tensor)) for v in a)
+    if rec.place_of(f) is None or k or not plain:
         if rec.place_of(f) is not None and _has_kept(f, a, k):
             _refuse_cached(f)
         return rec.call(f.__wrapped__, *a, **k)

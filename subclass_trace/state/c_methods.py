@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .. import torch_api
 from . import attributes, calls
 from .boundary import is_stdlib_name
 from .c_functions import by_method, context_variable
@@ -85,9 +86,8 @@ def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
     return opaque(rec, f, a, k)
 
 
-_TABLES = (*(getattr(torch._C, f"_{name}") for name in ("VariableFunctions", "nn", "fft", "linalg", "special")), torch._C)
 #: what the functions of torch's in C are methods of
-_OWNERS = {id(f.__self__) for table in _TABLES for f in (getattr(table, n) for n in dir(table)) if type(f) is Builtin and f.__self__ is not None}
+_OWNERS = torch_api.owners_of_c_functions()
 #: the key of `torch.autograd.Function.apply` in the table of functions
 APPLY = "torch.autograd.Function.apply"
 

@@ -23,6 +23,7 @@ from .boundary import (
     TORCH,
     is_called_by_others,
     is_compiled_by_dynamo,
+    is_kernel,
     is_managed,
     is_of_library,
     is_of_torch,
@@ -282,6 +283,11 @@ def _net(frame: Any, event: str, arg: Any) -> None:
         return  # the recorder's own
     if is_called_by_others(frame.f_back, is_instrumented if library else _or_torchs):
         return
+    if is_kernel(frame.f_back, is_instrumented):
+        sys.setprofile(None)
+        _read_kernel(rec, frame)
+        sys.setprofile(_net)
+        return
     rec.refuse(
         UnsupportedError(
             "C code calls Python code that is not read",
@@ -294,6 +300,20 @@ def _net(frame: Any, event: str, arg: Any) -> None:
 def _or_torchs(code: Any) -> bool:
     """Code of the user's that torch's calls does run unseen."""
     return is_instrumented(code) or is_of_torch(code.co_filename)
+
+
+def _read_kernel(rec: Any, frame: Any) -> None:
+    """Python code of a library that torch's dispatcher calls: an operator writes nothing but its arguments. All globals that it
+    names are read, as a whole."""
+    code = frame.f_code
+    if id(code) in rec.walked:
+        return
+    rec.walked.add(id(code))
+    names = set(code.co_names)
+    rec.root(frame.f_globals)
+    for name in sorted(names & frame.f_globals.keys()):
+        if type(frame.f_globals[name]) is not Function:  # it is met when it is called
+            _read_named(rec, frame.f_globals, name, names)
 
 
 def unwatched(f: Any, *args: Any) -> Any:
@@ -405,7 +425,7 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if changed:
         args = tuple(map(_called, args))
         kwargs = {name: _called(v) for name, v in kwargs.items()}
-    if special:
+    if special or torch_api.is_library_operator(f):
         return rec.give(watched(f, args, kwargs))
     out = f(*args, **kwargs)
     if rec.make is None and args and is_a(args[0], torch.Tensor) and type(out) in ATOMS:

@@ -108,7 +108,8 @@ FUNCTIONS.update(
         _Module._call_impl: _call_module,
         APPLY: _apply,
         torch.utils.checkpoint.checkpoint: _first_is_called,
-        torch._compile._disable_dynamo(lambda: None).__code__: _not_compiled,
+        torch_api.not_compiled_code(): _not_compiled,
+        torch_api.apply_function: _apply,
     }
 )
 if type(torch.autograd.Function.apply) is Method:

@@ -9,12 +9,57 @@ import contextlib
 import importlib
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._library.custom_ops
 
 from .this_thread import replaced_here
+
+
+def not_compiled_code() -> Any:
+    """The code of what torch wraps its own functions in that Dynamo shall not compile; ``__wrapped__`` is the function."""
+    return torch._compile._disable_dynamo(lambda: None).__code__
+
+
+def owners_of_c_functions() -> dict[int, Any]:
+    """What the functions of torch's in C are methods of: id -> it."""
+    names = ("VariableFunctions", "nn", "fft", "linalg", "special")
+    tables = (*(getattr(torch._C, f"_{name}") for name in names), torch._C)
+    functions = (getattr(table, name) for table in tables for name in dir(table))
+    owners = (getattr(f, "__self__", None) for f in functions if type(f) is types.BuiltinFunctionType)
+    return {id(owner): owner for owner in owners if owner is not None}
+
+
+def is_library_operator(f: Any) -> bool:
+    """Is it an operator that a library has added to torch, which may have kernels in Python?"""
+    if isinstance(f, torch._library.custom_ops.CustomOpDef):
+        return True
+    if isinstance(f, torch._ops.OpOverloadPacket):
+        return f._qualified_op_name.partition("::")[0] not in _OWN_OPERATORS
+    return isinstance(f, torch._ops.OpOverload) and f.namespace not in _OWN_OPERATORS
+
+
+_OWN_OPERATORS = ("aten", "prims", "prim", "c10d", "_c10d_functional", "_dtensor", "inductor", "debugprims", "rngprims")
+
+
+@contextlib.contextmanager
+def functions_of_operators(wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, the Python functions of custom operators that autograd calls are ``wrap`` of them."""
+    before = []
+    for definition in list(torch._library.custom_ops.OPDEFS.values()):
+        for name in ("_backward_fn", "_setup_context_fn"):
+            function = getattr(definition, name, None)
+            if function is not None:
+                before.append((definition, name, function))
+                setattr(definition, name, wrap(function))
+    try:
+        yield
+    finally:
+        for row in before:
+            setattr(*row)
 
 
 @contextlib.contextmanager

@@ -54,7 +54,10 @@ def _kept_objects(call: Any) -> Any:
     return [made.n for made in state["log"]]
 
 
-@fact("a module that has two names, one of which is given to another module", torch="not in the survey")
+@fact(
+    "a module that has two names, one of which is given to another module",
+    torch="not in the survey",
+)
 def _names_of_modules() -> None:
     net = torch.nn.Module()
     net.first, net.second = torch.nn.ReLU(), torch.nn.Sigmoid()
@@ -86,7 +89,11 @@ def _written_array() -> None:
     assert numbers[0] == 1
 
 
-@fact("`id()` of a tensor, as in `names[id(p)]`", torch="not in the survey", refused="SideEffectError")
+@fact(
+    "`id()` of a tensor, as in `names[id(p)]`",
+    torch="not in the survey",
+    refused="SideEffectError",
+)
 def _tables_by_tensor() -> None:
     layer, other = torch.nn.Linear(2, 2), two(2, seed=0)
     names = {id(p): n for n, p in layer.named_parameters()} | {id(other): "other"}
@@ -116,7 +123,10 @@ class _Slotted:
     __slots__ = ("n", "t")
 
 
-@fact("a tensor as the default of an argument, a number and a tensor in `__slots__`", torch="not in the survey")
+@fact(
+    "a tensor as the default of an argument, a number and a tensor in `__slots__`",
+    torch="not in the survey",
+)
 def _defaults_and_slots(call: Any) -> Any:
     held, ones = _Slotted(), torch.ones(2)
     held.n, held.t = 1, dense(2, seed=3)
@@ -197,13 +207,21 @@ def _makes_a_class(call: Any) -> Any:
     return len(_Registered.names)
 
 
-@fact("C code of unknown meaning (`csv`, `sqlite3`)", torch="not in the survey", refused="UnsupportedError")
+@fact(
+    "C code of unknown meaning (`csv`, `sqlite3`)",
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
 def _unknown_c_code(call: Any) -> Any:
     region = call(lambda x: x * len(next(csv.reader(["a,b,c"]))))
     return torch.stack([region(dense(2, seed=k)) for k in range(2)])
 
 
-@fact("frames (`sys._getframe`, `inspect.stack`)", torch="not in the survey", refused="UnsupportedError")
+@fact(
+    "frames (`sys._getframe`, `inspect.stack`)",
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
 def _frames(call: Any) -> Any:
     region = call(lambda x: x * len(sys._getframe().f_code.co_name))
     return torch.stack([region(dense(2, seed=k)) for k in range(2)])
@@ -272,9 +290,14 @@ def _locked(call: Any) -> Any:
     return waits
 
 
-@fact("another thread reads what stands in lists, attributes and globals while the region is traced")
+@fact("another thread looks at lists, attributes and globals while the region is traced")
 def _watched_by_a_thread() -> None:
-    layer, box, seen, done = torch.nn.Linear(2, 2), [dense(2, seed=1)], set[type](), threading.Event()
+    layer, box, seen, done = (
+        torch.nn.Linear(2, 2),
+        [dense(2, seed=1)],
+        set[type](),
+        threading.Event(),
+    )
 
     def watch() -> None:
         while not done.is_set():

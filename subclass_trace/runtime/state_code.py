@@ -7,6 +7,7 @@ what stands there is pinned anew. What stands among the arguments is compared in
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import operator
 import types
@@ -328,7 +329,7 @@ class Pins:
             if not self._namespace(value):
                 self.facts.append((_holds, value, row.kind, row.known))
         elif row.kind in ("len", "keys", "truth", "set"):
-            if is_a(value, dict) and self._sees_writes:
+            if is_a(value, dict) and self._sees_writes and not is_a(value, collections.OrderedDict):
                 self._add("tables", value)
             elif row.kind in ("len", "truth") and is_a(value, (list, set)):
                 self._add("lengths", value)

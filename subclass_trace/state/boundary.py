@@ -48,6 +48,7 @@ _REGION_OF_MODULE = os.path.join(_PACKAGE, "frontends", "module.py")
 
 _LOGGING = os.path.join("logging", "__init__.py")
 
+_FUNCTION = os.path.join("torch", "autograd", "function.py")
 _DTENSOR = os.path.join("torch", "distributed", "tensor", "_api.py")
 
 ENTER, TORCH, OURS = "enter", "torch", "ours"
@@ -82,6 +83,8 @@ def is_recorders(code: types.CodeType) -> bool:
 def kind_of(code: types.CodeType) -> str:
     """The same of a code object; ``distribute_module`` calls functions of the user's by a lambda."""
     if code.co_name == "<lambda>" and code.co_filename.endswith(_DTENSOR):
+        return ENTER
+    if code.co_name == "wrapper" and code.co_filename.endswith(_FUNCTION):  # `once_differentiable`
         return ENTER
     return kind_of_file(code.co_filename)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import __future__
+
 import abc
 import bisect
 import builtins
@@ -91,14 +93,19 @@ def _locals(rec: Any, f: Any, a: Args, k: Named) -> Any:
 
 def _eval(rec: Any, f: Any, a: Args, k: Named) -> Any:
     frame = instrumented_frame()
-    code = compile(a[0], "<eval>", f.__name__) if is_a(a[0], str) else a[0]
-    spaces = a[1:] or (frame.f_globals, frame.f_locals)
-    for space in spaces:
-        if rec.place_of(space) is not None:
-            rec.touch(space)
+    flags = frame.f_code.co_flags & _FUTURE
+    code = compile(a[0], "<eval>", f.__name__, flags, dont_inherit=True) if is_a(a[0], str) else a[0]
+    given = [v for v in a[1:] if v is not None]
+    spaces = given or (frame.f_globals, frame.f_locals)
     if "__name__" in spaces[0]:
         rec.root(spaces[0])
     return f(instrument(types.CodeType.replace(code)), *spaces)
+
+
+#: of a code object: what ``from __future__`` has set
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _name).compiler_flag
 
 
 def _dir(rec: Any, f: Any, a: Args, k: Named) -> Any:

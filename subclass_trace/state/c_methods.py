@@ -64,6 +64,8 @@ def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
         return context_variable(rec, f, a, k)
     if name == "apply" and is_a(owner, type) and issubclass(owner, torch.autograd.Function):
         return calls.FUNCTIONS[APPLY](rec, f, (owner, *a), k)
+    if is_a(owner, torch.autograd.graph.Node) and name in ("register_hook", "register_prehook"):
+        a = tuple(map(callback, a))
     world = world_name(f, owner)
     if world is not None:
         refuse_world(rec, world)

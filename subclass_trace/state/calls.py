@@ -426,13 +426,28 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         args = tuple(map(_called, args))
         kwargs = {name: _called(v) for name, v in kwargs.items()}
     if special or torch_api.is_library_operator(f):
-        return rec.give(watched(f, args, kwargs))
+        out = watched(f, args, kwargs)
+        if type(out) in ATOMS and out is not None:
+            _note_answer(rec, f, args, kwargs, out)
+        return rec.give(out)
     out = f(*args, **kwargs)
-    if rec.make is None and args and is_a(args[0], torch.Tensor) and type(out) in ATOMS:
-        _note_fact(rec, f, args, kwargs, out)
-    if not args and not kwargs and not is_a(getattr(f, "__self__", None), torch.Tensor) and type(out) in ATOMS and out is not None and f not in torch_api.CONSTANT_GETTERS:
-        return rec.at(rec.child(rec.root(f), "call", ()), out)  # it tells of a state of torch's
+    if type(out) in ATOMS and out is not None:
+        _note_answer(rec, f, args, kwargs, out)
     return rec.give(out)
+
+
+def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """What a torch function tells without a tensor is a state of torch's; of a real tensor, which a backward has met, a fact."""
+    if args and is_a(args[0], torch.Tensor):
+        if rec.make is None:
+            _note_fact(rec, f, args, kwargs, out)
+        return
+    if kwargs or is_a(getattr(f, "__self__", None), torch.Tensor) or f in torch_api.CONSTANT_GETTERS:
+        return
+    fixed = (type, types.ModuleType)
+    if all(type(a) in ATOMS or is_a(a, fixed) or (is_torchs(a) and rec.place_of(a) is not None) for a in args):
+        if not (type(f) is not Function and args):  # C functions of arguments compute with them
+            rec.state_at(rec.child(rec.root(f), "call", args), out)
 
 
 def _note_fact(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -448,6 +463,8 @@ def _with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, An
         read_argument(rec, value)
         if type(value) in (Function, Method, Partial):
             read_code(rec, value)
+        elif is_torchs(value) and not is_a(value, (torch.Tensor, torch.nn.Module)) and rec.place_of(value) is not None:
+            rec.deep(value, "a branch")
     given, named = tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
     profile = sys.getprofile()
     sys.setprofile(None)
@@ -486,6 +503,8 @@ def _read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> 
                 rec.deep(rec.item(held.__dict__, inner, held.__dict__[inner]), "a branch", 1)
     elif type(held) in (Function, Method, Partial):
         read_code(rec, held)
+    elif is_a(held, type):
+        rec.deep(held, "a branch")
     else:
         rec._reached(given, held, "a branch", 1)
 

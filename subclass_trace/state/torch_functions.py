@@ -110,6 +110,7 @@ FUNCTIONS.update(
         torch.utils.checkpoint.checkpoint: _first_is_called,
         torch_api.not_compiled_code(): _not_compiled,
         torch_api.apply_function: _apply,
+        torch.Tensor.is_shared: lambda rec, f, a, k: calls.tensor_method(rec, f, rec.give(a[0]), a, k),
     }
 )
 if type(torch.autograd.Function.apply) is Method:

@@ -1,7 +1,8 @@
-"""Steps on floats from inside of tensors (`torch_api.exact_numbers`), for back ends that have formulas of their own.
+"""Steps on floats from inside of tensors, for back ends that have formulas of their own.
 
-Inductor computes numbers by sympy, which has ``v - v == 0`` for a NaN. So each step becomes a call of an operator that it
-does not look into, on tensors without dimensions.
+Inductor computes numbers by sympy, which has ``v - v == 0`` for a NaN. So each step (see
+`torch_api.exact_numbers`) becomes a call of an operator that it does not look into, on tensors
+without dimensions.
 """
 
 from __future__ import annotations

@@ -113,6 +113,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
                 fix="register it outside of the region, or on x * 1",
             )
         self.recorder.has_hooks = True
+        self.recorder.hooked.add(t.grad_fn)
         return func(t, _numbered(hook, self.recorder))
 
     def _refuse_text(self, t: Any, frame: Any) -> None:
@@ -173,6 +174,9 @@ def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*args, **kwargs)
     if kwargs.get("out") is not None or not torch_api.is_fake(out) or not out._is_view():
         return out
+    bias = kwargs.get("bias", (*args, None, None, None)[2])
+    if getattr(func, "__name__", "") == "linear" and bias is not None and out.dim() == 1:
+        return out  # of a vector, eager's is one, too
     if any(out._base is a or is_traceable(a) for a in (*args, *kwargs.values()) if isinstance(a, Tensor)):
         return out  # a view of an argument, or a wrapper's own answer
     return _aten._unsafe_view.default(out._base, out.shape)

@@ -78,7 +78,8 @@ class OutputClassifier:
         if id(o) in self._result_of:
             return SameOutput(self._result_of[id(o)])
         self._check_usable(o)
-        if o.retains_grad or gradient_of(o) is not None:
+        own = any(id(t) in self.recorder.graded for t in (o, o._base))
+        if o.retains_grad or own or gradient_of(o) is not None:
             raise UnsupportedError(
                 "the region calls retain_grad() on a result, or sets its .grad: its gradient inside of the region",
                 path=self._path,
@@ -137,7 +138,7 @@ class OutputClassifier:
         """Does the history of ``o`` lead to its base, past no ``autograd.Function`` of the user's?
 
         Raises:
-            NeedsEager: it leads elsewhere, as where a view of a view was made under no_grad.
+            NeedsEager: it leads elsewhere, as where a view of a view was made under no_grad, or past hooks.
         """
         ends = {base.grad_fn, self._edges.get(id(base))} - {None}
         todo, seen, found = [o.grad_fn], set(), False
@@ -145,6 +146,8 @@ class OutputClassifier:
             node = todo.pop()
             if node in ends or getattr(node, "variable", None) is base:
                 found = True
+            elif node in self.recorder.hooked:
+                raise NeedsEager("a result is a view of a view with hooks, which would not run", path=self._path)
             elif torch_api.is_custom_node(node):
                 return False
             elif node not in seen:

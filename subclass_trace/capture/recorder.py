@@ -75,6 +75,8 @@ class Recorder(TracedGraph):
         self.mutable = False
         self.beside: set[fx.Node] | None = None  # see `functionalize`
         self.has_hooks = False  # on values of the region
+        self.hooked: set[Any] = set()  # the autograd nodes of values with hooks
+        self.graded: dict[int, Tensor] = {}  # values of the region whose ``.grad`` the region has set, by id
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None

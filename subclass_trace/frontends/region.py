@@ -89,7 +89,8 @@ class Region:
         for serve in fast:
             result = serve(args, kwargs)
             if result is not MISS:
-                if serve is not fast[0]:  # it will serve the next call, too
+                # It will serve the next call, too. (But a checkpoint that runs its calls again shall meet the same ones.)
+                if serve is not fast[0] and not torch_api.saved_tensor_hooks_active():
                     self.__fast = (serve, *[other for other in fast if other is not serve])
                 if self.__row:
                     self.__row = []

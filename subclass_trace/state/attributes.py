@@ -50,13 +50,24 @@ def get(rec: Any, o: Any, name: str) -> Any:
     if type(own) is Function:
         return _by_own(rec, o, kind, own, name)
     if kind is THREAD_LOCAL or issubclass(kind, THREAD_LOCAL):
-        return rec.step(o, "getattr", name, getattr(o, name))
+        return _of_thread(rec, o, name)
     value = plain(rec, o, kind, name)
     if value is not MISSING:
         return value
     if kind is Method:  # a bound method has the attributes of its function
         return get(rec, o.__func__, name)
     return _fallback(rec, o, kind, name)
+
+
+def _of_thread(rec: Any, o: Any, name: str) -> Any:
+    """An attribute of a thread-local, which has a dict for each thread."""
+    space = THREAD_LOCAL.__getattribute__(o, "__dict__")
+    try:
+        value = getattr(o, name)
+    except AttributeError:
+        rec.step(o, "getattr", name, MISSING, space)
+        raise
+    return rec.step(o, "getattr", name, value, space)
 
 
 def _by_own(rec: Any, o: Any, kind: type, own: Any, name: str) -> Any:
@@ -175,7 +186,7 @@ def _of_tensor(rec: Any, o: Any, name: str) -> Any:
         return rec.step(o, "getattr", name, object.__getattribute__(real, name))
     data = member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__"))
     if not data and own is not None and name not in own:
-        value = rec.step(o, "attr", name, _attribute_of(rec, o, real, name))
+        value = rec.step(o, "attr", name, _attribute_of(rec, o, real, name), space)
         if value is not MISSING:
             return value
     if member is MISSING or name == "__dict__":
@@ -364,14 +375,14 @@ def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:
         )
     if name in rec.own.get(id(o), ()):
         return  # a part of the context of a wrapper, which the capture compares
-    space = vars(o) if is_a(o, torch.Tensor) else instance_dict(o)
+    space = vars(o) if is_a(o, torch.Tensor) else None if is_a(o, THREAD_LOCAL) else instance_dict(o)
     data = member is not MISSING and has(type(member), "__set__")
     if space is not None and not data:
         rec.write_names(o, space, name)
     elif type(member) is types.MemberDescriptorType:
         rec.write(o, name, whole=False, table=SLOTS)
     elif is_a(o, THREAD_LOCAL):
-        rec.write_names(o, object.__getattribute__(o, "__dict__"), name)
+        rec.write_names(o, THREAD_LOCAL.__getattribute__(o, "__dict__"), name)
     elif not is_a(o, torch.Tensor):  # whose data, gradient and flags the capture sees
         rec.refuse(
             SideEffectError(
@@ -386,8 +397,8 @@ def _store(o: Any, name: str, value: Any) -> None:
         delattr(o, name) if value is MISSING else setattr(o, name, value)
         return
     base: Any = type if is_a(o, type) else object
-    if is_a(o, types.ModuleType):
-        base = types.ModuleType
+    if is_a(o, (types.ModuleType, THREAD_LOCAL)):
+        base = types.ModuleType if is_a(o, types.ModuleType) else THREAD_LOCAL
     elif type(lookup(type(o), "__setattr__")) is not Function:  # C code of its class may have its own way
         base = None
     if base is None:

@@ -9,12 +9,14 @@ import bisect
 import builtins
 import collections
 import contextvars
+import decimal
 import functools
 import heapq
 import io
 import itertools
 import math
 import operator
+import os
 import sys
 import threading
 import types
@@ -590,6 +592,8 @@ C_TABLE.update(
         threading.get_ident: _of_library("the number of the thread"),
         **dict.fromkeys(_CHANGE_FIRST, _changes_first),
         sys._getframe: _refuse_call("a frame"),
+        **dict.fromkeys((os.fspath, sys.intern), plain),
+        decimal.getcontext: asks,
         sys.audit: plain,  # which tells those who watch the interpreter
     }
 )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from . import attributes, calls
+from . import attributes, calls, kinds
 from .boundary import is_stdlib_name
 from .c_functions import by_method, context_variable
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
@@ -44,6 +44,12 @@ _WRITE = frozenset(_WRITING.split())
 _READ_AND_WRITE = frozenset(("pop", "popitem", "remove", "discard", "popleft", "sort", "reverse", "rotate", "insert"))
 #: methods that take what can be iterated
 _TAKE_MANY = frozenset(_TAKING.split())
+_CHANGING = """
+    append extend insert pop remove clear reverse __setitem__ __delitem__ __iadd__ __imul__ fill sort put resize itemset
+    partition setfield setflags byteswap __isub__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __ior__ __iand__ __ixor__
+"""
+#: methods that change an array or a bytearray
+_CHANGE = frozenset(_CHANGING.split())
 #: methods that compare items
 _COMPARE = frozenset(["index", "count", "__eq__", "__ne__", "__lt__", "remove"])
 _OF_OBJECTS = ("__init_subclass__", "__setattr__", "__getattribute__", "__delattr__")
@@ -70,6 +76,8 @@ def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
     if world is not None:
         refuse_world(rec, world)
         return f(*map(rec.mapped, a), **k)
+    if is_a(owner, kinds.ARRAYS) and name in _CHANGE and rec.place_of(owner) is not None:
+        return refuse_change(rec, owner, name)
     if type(f) is types.MethodWrapperType or name in (*_COPYING, "__new__"):
         return _of_object(rec, f, owner, name, a, k)
     if type(owner) in LOCKS or type(owner) in WORLDLY:

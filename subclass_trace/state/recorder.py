@@ -324,7 +324,10 @@ class Recorder:
         """All that a class defines itself is read."""
         names = self.child(self.root(names_of), "call", (cls,))
         self.at(names, names_of(cls))
+        written = self.written.get(id(cls))
         for name, value in list(type.__dict__["__dict__"].__get__(cls).items()):
+            if written is not None and written.covers(name):
+                continue
             if name not in ("__dict__", "__weakref__"):
                 self.at(self.child(self.root(cls), "own", name), value)
 

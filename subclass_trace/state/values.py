@@ -78,7 +78,8 @@ _OF_C = 1 << 7 | 1 << 8
 
 def solid_base(cls: type) -> type:
     """The class of C whose layout and state its instances have."""
-    return next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
+    made = (c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
+    return next(made, cls)
 
 
 def is_told(value: Any) -> bool:

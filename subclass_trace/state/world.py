@@ -95,6 +95,8 @@ def refuse_world(rec: Any, name: str) -> None:
     if _is_importing():
         return
     frame = instrumented_frame()
+    if name.startswith(("lock.", "RLock.")) and frame is not None and is_of_library(frame.f_code.co_filename):
+        return  # a library's own
     while frame is not None and (not is_instrumented(frame.f_code) or is_of_library(frame.f_code.co_filename)):
         frame = frame.f_back
     if frame is None or is_of_torch(frame.f_code.co_filename):

@@ -46,6 +46,20 @@ def _may_see_errors(code: Any) -> bool:
     return any(step.opname.startswith("SETUP_") for step in dis.get_instructions(code))  # Python 3.10
 
 
+def _without_reads(steps: list[dis.Instruction]) -> list[dis.Instruction]:
+    """Without what a clone puts in between: a constant, which it asks about what is on the stack."""
+    kept: list[dis.Instruction] = []
+    k = 0
+    while k < len(steps):
+        names = [step.opname for step in steps[k : k + 3]]
+        if names[:2] == ["LOAD_CONST", "SWAP"] and names[2:] in (["BINARY_SUBSCR"], ["BINARY_OP"]):
+            k += 3
+        else:
+            kept.append(steps[k])
+            k += 1
+    return kept
+
+
 def asserted(frame: Any) -> tuple[bool, str | None] | None:
     """The truth that an ``assert`` expects of a value for which it asks in this frame, and its message, a constant.
 
@@ -56,15 +70,13 @@ def asserted(frame: Any) -> tuple[bool, str | None] | None:
     """
     steps = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _NOTHING]
     at = next(k for k, step in enumerate(steps) if step.offset >= frame.f_lasti)
-    jump, *then = steps[at + (steps[at].opname in ("TO_BOOL", "COMPARE_OP", *_READS)) :][:8]
+    jump, *then = steps[at + (steps[at].opname in ("TO_BOOL", "COMPARE_OP", *_READS)) :][:16]
+    then = _without_reads(then)
     if not jump.opname.endswith(("IF_TRUE", "IF_FALSE")) or (then[0].opname, then[0].argrepr) not in _ERRORS:
         return None
     message = None
-    if then[1].opname == "LOAD_CONST" and then[2].opname.startswith("CALL"):
+    if then[1].opname == "LOAD_CONST" and then[2].opname.startswith(("CALL", "BUILD_TUPLE")):
         message = then.pop(1).argval
-    elif then[1].opname == "LOAD_CONST" and then[2].opname == "BUILD_TUPLE":  # a clone's call: a pair, which is handed over
-        message = then.pop(1).argval
-        del then[1:4]
     if then[1 + (message is not None)].opname != "RAISE_VARARGS":
         return None
     while frame is not None and not frame.f_code.co_filename.endswith(_RUN):

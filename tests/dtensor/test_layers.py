@@ -167,7 +167,7 @@ class _Residual(nn.Module):
         self.norm = nn.RMSNorm(size)
         self.up, self.down = nn.Linear(size, 2 * size), nn.Linear(2 * size, size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(F.silu(self.up(self.norm(x))))
 
 

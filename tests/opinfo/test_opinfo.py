@@ -43,6 +43,7 @@ REFUSED = [
     "argwhere",
     "bincount",
     "combinations",
+    "cov",
     "equal",
     "istft",
     "item",

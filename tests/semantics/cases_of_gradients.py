@@ -421,6 +421,63 @@ def _hook_on_input() -> None:
 
 
 @fact(
+    "gradient of a result with respect to an input that got its history in the region (`x.mul_(w)`)",
+    torch="differs in the same way",
+    differs="a region is one node of the autograd graph: what its input has become inside of it is not part of it",
+)
+def _gradient_of_written_input() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        x.mul_(w)
+        return x * 2
+
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    y = st.compile(f)(x, w)
+    (g,) = torch.autograd.grad(y.sum(), x, allow_unused=True)
+    assert g is not None, "eager gives 2"
+
+
+def _hooked_view(x: Tensor) -> Any:
+    v = x.view(-1)
+    v.register_hook(lambda g: g * 10)
+    return v[1:], v * 2
+
+
+same(
+    "a view with a hook, which another view and another result are made of: runs eagerly",
+    _hooked_view,
+    nonleaf(dense),
+    back=(0, 1),
+    torch="not in the survey",
+    refused="NeedsEager",
+)
+
+
+def _graded(view: bool) -> Callable[[Tensor], Any]:
+    def f(x: Tensor) -> Tensor:
+        y = (x * 2).detach() if view else x * 2
+        y.grad = torch.ones_like(y)
+        return y.view(-1) if view else y
+
+    return f
+
+
+same(
+    "`.grad` of a value with a history, which is returned, is set",
+    _graded(False),
+    root(dense),
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
+same(
+    "`.grad` of a value is set of which a view is returned",
+    _graded(True),
+    plain(dense),
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
+
+
+@fact(
     "gradient of one result with respect to another result",
     torch="differs in the same way",
     differs="a region is one node of the autograd graph: what one result does to another inside of it is not part of it",

@@ -105,6 +105,13 @@ same(
     lambda x: (d := x.detach(), x.mul_(2), (x * 3, d))[2],
     plain(dense),
 )
+same(
+    "`F.linear` of a vector, with a bias: a view of a matrix",
+    lambda x: torch.nn.functional.linear(x[0], x[:, :3], x[:, 0]),
+    root(dense, 3, 3),
+    back=(0,),
+    torch="not in the survey",
+)
 same("`.data` of an input that is written then", lambda x: (d := x.data, x.mul_(2), (x * 3, d))[2], plain(dense))
 same(
     "`detach()` of a value with a history, which is written then",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from case_kit import cases, plain, root
 from torch.utils.checkpoint import checkpoint
 from wrappers import Scaled, dense, two
@@ -86,6 +87,19 @@ def _checkpoint_around(call: Any) -> Any:
     y = checkpoint(call(lambda x: x.sin() * 2), x, use_reentrant=False)
     y.backward(y.detach())
     return x.grad.a
+
+
+@fact("a checkpoint in which the region is called with several sizes, with dropout", close=True)
+def _checkpoint_of_sizes(call: Any) -> Any:
+    region = call(lambda x: F.dropout(x.sin() * 2, 0.5, True))
+    found = []
+    for size in (4, 4, 6, 5, 6):
+        torch.manual_seed(size)
+        x = dense(size, 3, seed=size).requires_grad_()
+        y = checkpoint(lambda t: torch.cat([region(t), region(t[:2])]), x, use_reentrant=False)
+        y.square().sum().backward()
+        found += [y.detach(), x.grad]
+    return torch.cat([t.flatten() for t in found])
 
 
 def _statistics_in_a_checkpoint(**kinds: Any) -> list[torch.Tensor]:

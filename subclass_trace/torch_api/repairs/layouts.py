@@ -25,7 +25,8 @@ _aten = torch.ops.aten
 def _elementwise(*tensors: Any) -> Sequence[int]:
     """Of what is computed element by element of these operands, in the kernel's order."""
     operands = [t for t in tensors if isinstance(t, Tensor)]
-    size = torch.functional.broadcast_shapes(*(t.shape for t in operands))  # type: ignore[no-untyped-call]
+    shapes = [t.shape for t in operands]
+    size = torch.functional.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return compute_elementwise_output_strides(*(t.expand(size) for t in operands))
 
 
@@ -141,7 +142,8 @@ def _kernel(op: Any, rule: Rule | None) -> Kernel:
         if any(t is not None and t.device.type != "cpu" for t in results):
             return out
         if rule is None:
-            strides: Sequence[Any] = [None if t is None else contiguous_strides(t.shape) for t in results]
+            sizes = [None if t is None else t.shape for t in results]
+            strides: Sequence[Any] = [None if n is None else contiguous_strides(n) for n in sizes]
         else:
             strides = rule(*args, **kwargs)
         if isinstance(out, Tensor):

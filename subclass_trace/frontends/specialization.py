@@ -168,7 +168,12 @@ class _HasSymbols(Exception):
 
 @stage("trace")
 def traced_call(
-    function: Callable[..., Any], call: Arguments, options: Options, history: SizeHistory, session: Session, symbols: bool
+    function: Callable[..., Any],
+    call: Arguments,
+    options: Options,
+    history: SizeHistory,
+    session: Session,
+    symbols: bool,
 ) -> tuple[Captured, StateRun, _Maker]:
     """Trace one call; Python state is as it was before, whatever happens.
 

@@ -236,9 +236,7 @@ class Backwards:
         return next((entry for entry in self.compiled if entry.serves(tangents, create_graph, env, call)), None)
 
     @working("another backward")
-    def _trace(
-        self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any
-    ) -> CompiledBackward:
+    def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any) -> CompiledBackward:
         tape, shape_env = self.tape, self.tape.session.shape_env
         live = [flatten(o)[1] for o in tape.outputs]
         rows = zip(tangents, live, strict=True)

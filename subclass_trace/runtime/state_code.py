@@ -308,7 +308,7 @@ class Pins:
             return False
         if type(lookup(type(of), "__getattribute__")) is types.FunctionType:
             return False
-        if id(space) not in self._once:
+        if (id(space),) not in self._once:
             self._once[(id(space),)] = ()
             torch_api.own_table(space)
         self._add("tables", space)
@@ -487,4 +487,3 @@ class StateEmitter:
             names = [s.name("x") for _ in pins.places]
             s.line(f"{', '.join(names)}, = {s.held(pins.things)}")
             self.rows.names.update(zip(pins.places, names, strict=True))
-

@@ -1,5 +1,5 @@
-"""Attributes, as the interpreter finds them, each lookup recorded: classes by their order of bases, descriptors, the dict of the
-object, ``__getattr__``; of modules, classes and ``super`` in their own ways. Code of the user's that this runs (properties,
+"""Attributes, as the interpreter finds them, each lookup recorded: classes by their order of bases, descriptors, the dict of
+the object, ``__getattr__``; of modules, classes and ``super`` in their own ways. Code of the user's that this runs (properties,
 ``__getattribute__``, ``__set__``) runs as clones.
 """
 
@@ -26,7 +26,9 @@ _C_DESCRIPTORS = (
     types.ClassMethodDescriptorType,
 )
 #: attributes of a tensor that its metadata, or the capture, answer for
-_OF_TENSOR = frozenset(("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "_base", "layout", "ndim", "data"))
+_OF_TENSOR = frozenset(
+    ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "_base", "layout", "ndim", "data")
+)
 #: attributes that are the object itself
 _STRUCTURE = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__closure__", "__bases__")
 #: attributes of a tensor of which a stand-in has its own

@@ -139,8 +139,8 @@ def is_kernel(frame: Any, instrumented: Any) -> bool:
 
 
 def is_called_by_others(frame: Any, instrumented: Any) -> bool:
-    """Does code that is not instrumented run for torch's own ends, for this package's (which flattens and rebuilds wrappers), to
-    import or to warn? ``frame``: that of its caller."""
+    """Does code that is not instrumented run for torch's own ends, for this package's (which flattens and rebuilds wrappers),
+    to import or to warn? ``frame``: that of its caller."""
     answer: bool | None = None
     while frame is not None and not instrumented(frame.f_code):
         file = frame.f_code.co_filename

@@ -1,7 +1,6 @@
 """Built-in functions and classes, `operator`, `functools`, `itertools`, ...: a line each, what they read, write and call."""
 
 from __future__ import annotations
-
 import __future__
 
 import abc
@@ -23,7 +22,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -46,10 +45,11 @@ from .kinds import (
     Partial,
     is_immutable,
 )
-from .recorder import user_line
+from .recorder import current, user_line
 from .values import ATOMS, MISSING, is_a, lookup
 
-Args, Named = tuple[Any, ...], dict[str, Any]
+Args: TypeAlias = tuple[Any, ...]
+Named: TypeAlias = dict[str, Any]
 
 
 def plain(rec: Any, f: Any, a: Args, k: Named) -> Any:
@@ -118,7 +118,7 @@ def _dir(rec: Any, f: Any, a: Args, k: Named) -> Any:
         rec.root(o.__dict__)
         rec.row(o.__dict__, "keys", list(o.__dict__))
     else:
-        space = getattr(o, "__dict__", None)
+        space: Any = getattr(o, "__dict__", None)
         if is_a(space, dict):
             rec.row(attributes.get(rec, o, "__dict__"), "keys", list(space))
         for cls in (o if is_a(o, type) else type(o)).__mro__:
@@ -442,7 +442,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _refuse_cached(f: Any) -> None:
-    raise calls.current().refused(
+    raise current().refused(
         SideEffectError(
             "functools.lru_cache keeps what the region computes, or what it is called with",
             path=f"{getattr(f, '__qualname__', 'a cache')} at {user_line()}",
@@ -533,7 +533,9 @@ CLASSES.update(
             (Partial, Method, property, staticmethod, classmethod, slice, range, object, Function, weakref.ref), plain
         ),
         **dict.fromkeys((operator.attrgetter, operator.itemgetter, operator.methodcaller), plain),
-        **dict.fromkeys((io.BytesIO, io.StringIO, types.SimpleNamespace, types.MappingProxyType, torch.Size, torch.device), plain),
+        **dict.fromkeys(
+            (io.BytesIO, io.StringIO, types.SimpleNamespace, types.MappingProxyType, torch.Size, torch.device), plain
+        ),
         type: _make_class,
     }
 )

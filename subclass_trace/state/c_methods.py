@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import types
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -22,7 +22,8 @@ from .recorder import instance_dict
 from .values import ATOMS, MISSING, is_a, lookup
 from .world import refuse_world, world_name
 
-Args, Named = tuple[Any, ...], dict[str, Any]
+Args: TypeAlias = tuple[Any, ...]
+Named: TypeAlias = dict[str, Any]
 
 _READING = """
     keys values items copy __iter__ index count union intersection difference issubset issuperset isdisjoint
@@ -105,7 +106,11 @@ APPLY = "torch.autograd.Function.apply"
 def _is_of_torch(f: Any, owner: Any) -> bool:
     if id(owner) in _OWNERS:
         return True
-    names = (getattr(f, "__module__", None), type(owner).__module__, getattr(owner, "__module__", None))
+    names: tuple[Any, ...] = (
+        getattr(f, "__module__", None),
+        type(owner).__module__,
+        getattr(owner, "__module__", None),
+    )
     if is_a(owner, types.ModuleType):
         names = (*names, owner.__name__)
     return any(type(name) is str and name.partition(".")[0] == "torch" for name in names)
@@ -149,7 +154,11 @@ def _reading(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name in ("keys", "values", "items", "__repr__", "__str__"):
         return f(*a, **k)
     if name in ("__iter__", "__reversed__"):
-        return iter(iterate(rec, o)) if name == "__iter__" else calls.C_TABLE.get(reversed, _reversed)(rec, reversed, (o,), {})
+        return (
+            iter(iterate(rec, o))
+            if name == "__iter__"
+            else calls.C_TABLE.get(reversed, _reversed)(rec, reversed, (o,), {})
+        )
     if name == "copy" and (rec.stand_ins or rec.symbols) and type(o) in (list, dict, set):
         held = rec.given(o)
         return f() if held is o else held

@@ -1,5 +1,5 @@
-"""What a call does: functions of Python's run as clones, classes by their ``__new__`` and ``__init__``, C functions by their line of
-a table (`c_functions`, `c_methods`), torch functions as they are, all others with everything that they are given read whole.
+"""What a call does: functions of Python's run as clones, classes by their ``__new__`` and ``__init__``, C functions by their line
+of a table (`c_functions`, `c_methods`), torch functions as they are, all others with everything that they are given read whole.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ from .kinds import (
     is_immutable,
 )
 from .recorder import Recorder, current, instance_dict, user_line
-from .values import ATOMS, MISSING, is_a, lookup
+from .values import ATOMS, MISSING, has, is_a, lookup
 from .writes import NAMES as NAMES
 
 #: handlers: (recorder, what is called, arguments, keywords) -> result
@@ -98,7 +99,7 @@ class Calls(Recorder):
         if is_torchs(f) and not issubclass(kind, torch.nn.Module):
             return torch_call(self, f, args, kwargs)
         if method is not MISSING and not is_immutable(kind) and not is_a(method, C_CALLABLES):
-            if attributes.has(type(method), "__get__"):
+            if has(type(method), "__get__"):
                 return self.call(attributes.bound(self, method, f, kind, "__call__"), *args, **kwargs)
         return opaque(self, f, args, kwargs)
 
@@ -339,7 +340,7 @@ PURE = frozenset(_PURE.split())
 
 def module_of(f: Any) -> str:
     """The package of a C callable."""
-    owner = getattr(f, "__self__", None)
+    owner: Any = getattr(f, "__self__", None)
     found = (
         getattr(f, "__module__", None)
         or getattr(getattr(f, "__objclass__", None), "__module__", None)
@@ -437,7 +438,7 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """What a torch function tells without a tensor is a state of torch's; of a real tensor, which a backward has met, a fact."""
+    """What a torch function tells without a tensor is a state of torch's; of a real tensor, which a backward met, a fact."""
     if args and is_a(args[0], torch.Tensor):
         if rec.make is None:
             _note_fact(rec, f, args, kwargs, out)
@@ -458,7 +459,7 @@ def _note_fact(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 
 def _with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A higher order operator: Dynamo looks at the functions that it is given, which are read whole, with all that they name."""
+    """A higher order operator: Dynamo looks at the functions that it is given, which are read with all that they name."""
     for value in (*args, *kwargs.values()):
         read_argument(rec, value)
         if type(value) in (Function, Method, Partial):
@@ -522,10 +523,10 @@ def read_argument(rec: Any, value: Any) -> bool:
         return False
     if is_a(value, (list, tuple)):
         rec.touch(value)
-        return any([read_argument(rec, v) for v in value])
+        return any(list(map(partial(read_argument, rec), value)))
     if is_a(value, dict):
         rec.touch(value)
-        return any([read_argument(rec, v) for v in dict.values(value)])
+        return any(list(map(partial(read_argument, rec), dict.values(value))))
     if type(value) in (Function, Method, Partial):
         return kind_of_callable(value) == ENTER
     if is_a(value, (set, frozenset, *VIEWS)):
@@ -536,7 +537,7 @@ def read_argument(rec: Any, value: Any) -> bool:
             refuse_change(rec, value, "iterated")
         return False
     if type(value) is slice:
-        return any([read_argument(rec, v) for v in (value.start, value.stop, value.step)])
+        return any(list(map(partial(read_argument, rec), (value.start, value.stop, value.step))))
     if rec.place_of(value) is not None and not is_torchs(value):
         rec.deep(value, "torch")
     return False
@@ -653,7 +654,9 @@ def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[
         return attributes.plain_put(rec, t, rest[0], rest[1] if name == "__setattr__" else MISSING)
     if name in _FACTS and rec.place_of(t) is not None:
         real = rec.real(t)
-        return rec.at(rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())), torch_api.asked(real, name))
+        return rec.at(
+            rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())), torch_api.asked(real, name)
+        )
     if name in _REGISTERS:
         args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)
     return torch_call(rec, f, args, kwargs)

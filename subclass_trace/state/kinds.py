@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
+from ..torch_api.authors import OpOverloadPacket
 from .values import ATOMS
 
 Function, Method, Builtin = types.FunctionType, types.MethodType, types.BuiltinFunctionType
@@ -33,7 +34,7 @@ C_CALLABLES = (
     types.ClassMethodDescriptorType,
 )
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _ITERABLE: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1), range(2**70))
 ITERATORS: tuple[type, ...] = (
     types.GeneratorType,
@@ -69,7 +70,7 @@ DESCRIPTORS = (
     staticmethod,
     classmethod,
     torch_api.OpOverload,
-    torch_api.OpOverloadPacket,
+    OpOverloadPacket,
 )
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 #: objects that hold a part of the world, and cannot be compared

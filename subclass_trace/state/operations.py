@@ -17,6 +17,7 @@ import torch
 
 from .. import torch_api
 from . import attributes, calls
+from .boundary import ENTER, kind_of
 from .frames import instrumented_frame
 from .instrument import OPS
 from .iteration import iterate, keys_of
@@ -188,7 +189,7 @@ def _item_of_tensor(rec: Any, t: Any, key: Any) -> Any:
         key = rec.mapped(key)
     cls = type(rec.real(t))
     getter = MISSING if attributes.is_of_torch_class(cls) else rec.lookup(cls, "__getitem__")
-    if type(getter) is Function and calls.kind_of(getter.__code__) == calls.ENTER:
+    if type(getter) is Function and kind_of(getter.__code__) == ENTER:
         return rec.call(getter, t, key)
     return t[rec.give(key)]
 
@@ -250,8 +251,8 @@ def _item_of_dict(rec: Any, o: Any, key: Any) -> Any:
 
 
 def found_in(rec: Any, o: Any, key: Any) -> tuple[Any, Any]:
-    """A key of a dict as it stands there, and its value: a tensor is a key as the real one, or as the stand-in where the run has
-    made the dict."""
+    """A key of a dict as it stands there, and its value: a tensor is a key as the real one, or as the stand-in where the
+    run has made the dict."""
     hashed(rec, key, o)
     key = torch_api.plain_number(key)
     real = rec.real(key)
@@ -485,7 +486,10 @@ def _binary_of_c(rec: Any, symbol: str, do: Callable[[Any, Any], Any], a: Any, b
         rec.write(a)
         return do(a, rec.given(b) if is_a(b, (list, dict, set)) else b)
     if symbol == "+" and is_a(a, (list, tuple)) and is_a(b, (list, tuple)):
-        return do(type(a)(iterate(rec, a)) if type(a) in (list, tuple) else a, type(b)(iterate(rec, b)) if type(b) in (list, tuple) else b)
+        return do(
+            type(a)(iterate(rec, a)) if type(a) in (list, tuple) else a,
+            type(b)(iterate(rec, b)) if type(b) in (list, tuple) else b,
+        )
     return do(rec.mapped(a), rec.mapped(b))
 
 
@@ -627,7 +631,7 @@ def manager(o: Any) -> Any:
         if rec.place_of(o) is not None and type(o) not in LOCKS and not calls.is_torchs(o):
             calls.refuse_change(rec, o, "with")
         return o
-    return o if calls.kind_of(enter.__code__) != calls.ENTER else Manager(o)
+    return o if kind_of(enter.__code__) != ENTER else Manager(o)
 
 
 def formatted(o: Any) -> Any:

@@ -1,7 +1,7 @@
 """What one run reads and writes of Python state that was there before it.
 
-A `Recorder` is asked by instrumented code (`operations`, `calls`). It knows by its id where each object that was there before was
-met first: a `Place`. A read of a place gives a `Row` once, and from then on what stands for the value in the trace: a
+A `Recorder` is asked by instrumented code (`operations`, `calls`). It knows by its id where each object that was there before
+was met first: a `Place`. A read of a place gives a `Row` once, and from then on what stands for the value in the trace: a
 stand-in for a tensor, a symbol for a number that changes between calls, else itself. What the run has made has no place and
 costs nothing. A write is noted before it happens: later reads of what it wrote are no reads of state, and all is put back.
 """
@@ -509,8 +509,8 @@ class Recorder:
 
     def symbol_at(self, place: Place, key: Any) -> Any:
         """The symbol of a number that stood at a key of something that was written, or None."""
-        of_object = place.kind == "getattr" and place.key == "__dict__" and place.parent is not None
-        at = self.child(place.parent, "attr", key) if of_object else self.child(place, "item", key)
+        owner = place.parent if place.kind == "getattr" and place.key == "__dict__" else None
+        at = self.child(place, "item", key) if owner is None else self.child(owner, "attr", key)
         return self.symbols.get(at)
 
     def _item_place(self, thing: Any, place: Place, key: Any) -> Place:

@@ -96,7 +96,9 @@ class _Run(Calls):
         """
         for variable, before, _ in self.variables.values():
             if variable.get(MISSING) is not before:
-                raise SideEffectError("the region sets a ContextVar", path=variable.name, fix="set it outside of the region")
+                raise SideEffectError(
+                    "the region sets a ContextVar", path=variable.name, fix="set it outside of the region"
+                )
 
     def check_generator(self, generator: torch.Generator) -> None:
         """The region draws from this explicit generator.
@@ -206,7 +208,6 @@ class StateRun(_Run):
         self.stand_ins, self.reals, self.symbols, self.make, self.own = {}, {}, {}, None, {}
         self.written, self.recipes, self.walked = {}, None, set()
 
-
     def _keep(self, number: int, thing: Any, place: Place) -> None:
         """A backward that is traced later may come upon an object of the call, which nothing of ours shall keep alive."""
         try:
@@ -257,7 +258,9 @@ class BackwardState(_Run):
             UnsupportedError: it may be one of the call that was traced, which is not known any more.
         """
         if id(thing) in self.gone and id(thing) not in self.known:
-            self.refuse(UnsupportedError("a backward reads a container among the arguments of its region", fix="pass its items"))
+            self.refuse(
+                UnsupportedError("a backward reads a container among the arguments of its region", fix="pass its items")
+            )
         return super().place_of(thing)
 
     def finish(self) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from .. import torch_api
 from ..plan import SideEffect
 from ..plan.values import Constant
@@ -81,13 +79,13 @@ def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
         note(rec, flag)
         now = flag.read()
         if flag.write is not None and now != run.outside[flag.name] and now == run.inside[flag.name]:
-            aside.append((flag, now))
+            aside.append((flag.write, now))
             flag.write(run.outside[flag.name])
     try:
         return f(*a, **k)
     finally:
-        for flag, now in aside:
-            flag.write(now)
+        for write, now in aside:
+            write(now)
 
 
 def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
@@ -96,9 +94,7 @@ def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     return f(*a, **k)
 
 
-calls.CLASSES.update(
-    dict.fromkeys((torch.autocast, torch.cpu.amp.autocast, torch.cuda.amp.autocast), _autocasts)
-)
+calls.CLASSES.update(dict.fromkeys(torch_api.autocast_classes(), _autocasts))
 for _table, _handler in ((torch_api.FLAGS_OF_GETTER, _asked), (torch_api.FLAGS_OF_SETTER, _set)):
     for _function in _table:
         (calls.FUNCTIONS if type(_function) is Function else calls.C_TABLE)[_function] = _handler

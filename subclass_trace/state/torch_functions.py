@@ -1,10 +1,10 @@
-"""Functions of torch's with a meaning of their own: calls of modules, custom autograd Functions, checkpoints, branches of control
-flow operators, what is kept out of Dynamo's graphs."""
+"""Functions of torch's with a meaning of their own: calls of modules, custom autograd Functions, checkpoints, what is kept
+out of Dynamo's graphs."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.utils.checkpoint
@@ -14,13 +14,15 @@ from . import attributes, calls
 from .boundary import ENTER, is_users, kind_of
 from .c_methods import APPLY
 from .calls import FUNCTIONS, callback, torch_call
+from .instrument import clone
 from .kinds import Function, Method
 from .recorder import instance_dict
 from .rows import HOOKS
 from .values import is_a, lookup
 from .world import refuse_disabled
 
-Args, Named = tuple[Any, ...], dict[str, Any]
+Args: TypeAlias = tuple[Any, ...]
+Named: TypeAlias = dict[str, Any]
 _Module = torch.nn.Module
 
 
@@ -30,7 +32,7 @@ def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
     space = instance_dict(module) or {}
     tables = torch_api.hooks_of_all()
     hooked = any(space.get(name) for name in HOOKS) or any(tables.values())
-    if hooked or any(id(space.get(name)) in rec.written for name in HOOKS) or torch.jit.is_tracing():
+    if hooked or any(id(space.get(name)) in rec.written for name in HOOKS) or torch_api.jit_tracing():
         return _entered(rec, _Module._call_impl, a, k)
     rec.row(module, "hooks", None)
     for name, table in tables.items():
@@ -44,7 +46,7 @@ def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
 
 def _entered(rec: Any, f: Any, a: Args, k: Named) -> Any:
     """A Python function of torch's, as a clone."""
-    return calls.clone(f)(*a, **k)
+    return clone(f)(*a, **k)
 
 
 def _apply(rec: Any, f: Any, a: Args, k: Named) -> Any:

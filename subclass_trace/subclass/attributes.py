@@ -22,7 +22,7 @@ def is_foreign(value: Any) -> bool:
 
 
 class Memo(dict[Any, Any]):
-    """What code remembers of what it has found out: its contents follow from what was read then, and are no state of a region."""
+    """What code remembers of what it has found out: its contents follow from what was read, and are no state of a region."""
 
 
 def namespace_of(value: Any) -> dict[str, Any] | None:

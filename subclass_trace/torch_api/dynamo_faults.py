@@ -132,7 +132,9 @@ def skip_known_faults(graph: torch.fx.GraphModule) -> None:
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
-    codes = frozenset(context.get_traced_code() or ()) if context is not None else frozenset()
+    codes = frozenset(() if context is None else context.get_traced_code() or ())
+    if not codes:  # somebody else than Dynamo has made the graph
+        return
     for what, is_there in DYNAMO_FAULTS.items():
         if is_there(graph, codes):
             warn_user(f"a call of a region runs eagerly in part: {what}")

@@ -109,6 +109,12 @@ def functorch_config(**values: Any) -> Iterator[None]:
         yield
 
 
+def autocast_classes() -> tuple[type, ...]:
+    """The contexts that turn autocast on."""
+    of_devices: Any = (torch.cpu.amp, torch.cuda.amp)
+    return (torch.autocast, *(module.autocast for module in of_devices))
+
+
 def autocast_state() -> tuple[Any, ...]:
     """Empty when autocast is off everywhere; else (device, dtype) pairs and whether the cache is on."""
     if not torch._C._is_any_autocast_enabled():

@@ -35,7 +35,9 @@ def fast_paths_as_eager() -> Iterator[None]:
     asked = torch.overrides.has_torch_function
 
     def has_torch_function(args: Iterable[Any]) -> bool:
-        return any(map(_overrides, args)) if _can_be_traced(_module_that_asks(asking(sys._getframe(2)))) else asked(args)
+        return (
+            any(map(_overrides, args)) if _can_be_traced(_module_that_asks(asking(sys._getframe(2)))) else asked(args)
+        )
 
     def is_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         """A hint, for which torch would compare the values: a mask that is not said to be causal is used as it is."""

@@ -36,8 +36,9 @@ def page() -> str:
         '507 programs, which the tests do not repeat: "silently wrong" means other numbers or another type without an error;',
         '"supported", that the survey lists no failure of this kind.',
         "",
-        "What is refused in a backward is never handed over: the forward has run. While a region is traced, other threads see",
-        "stand-ins in what stands in lists, dicts, attributes and globals ([architecture](architecture.md), point 11).",
+        "What a backward that is traced later refuses is never handed over: the forward has run. While a region is traced,",
+        "other threads see what its code writes to Python state, until that is put back",
+        "([architecture](architecture.md), point 11).",
         "A few small operations on dense tensors leave their backward to autograd, and have none of the differences of",
         "backwards below.",
     ]

@@ -19,6 +19,7 @@ for part in (
     "cases_of_sizes",
     "cases_of_contexts",
     "cases_of_surroundings",
+    "cases_of_python_state",
 ):  # in the order of the table
     importlib.import_module(part)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import copy
 import functools
 import pickle
@@ -59,11 +58,7 @@ def _class_with_a_region() -> None:
         check(compile_it(lambda codes, scale: codes * scale))
 
 
-@fact(
-    "`nn.LSTM`, `nn.GRU`, `nn.RNN`, which keep weak references to their weights (eagerly once Dynamo has compiled nothing in three calls)",
-    torch="runs them eagerly",
-    refused="SideEffectError",
-)
+@fact("`nn.LSTM`, `nn.GRU`, `nn.RNN`, which keep weak references to their weights", torch="runs them eagerly")
 def _recurrent() -> None:
     for layer in (torch.nn.LSTM(3, 4), torch.nn.GRU(3, 4), torch.nn.RNN(3, 4)):
         assert torch.equal(st.compile(layer)(x := dense(2, 2, 3, seed=0))[0], layer(x)[0])
@@ -295,93 +290,3 @@ same(
     torch="error",
     refused="NeedsEager",
 )
-
-
-@fact("Python side effects: what is counted, appended and assigned", torch="supported (graph break where needed)")
-def _side_effects(call: Any) -> Any:
-    log: list[int] = []
-    f = call(lambda x, log=log: (log.append(1), x * 2)[1])
-    f(two(2, seed=0)), f(two(2, seed=1))
-    return len(log)
-
-
-class _Record:
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-
-@fact(
-    "Python side effects: objects that the function makes, in attributes, lists and dicts: each call puts its own there",
-    torch="not in the survey",
-)
-def _kept_objects(call: Any) -> Any:
-    state: dict[str, Any] = {"last": _Record(0), "log": []}
-
-    def f(x: Tensor, state: dict[str, Any] = state) -> Tensor:
-        state["last"] = made = _Record(state["last"].n + x.shape[0])
-        state["log"].insert(0, made)
-        return x * 2
-
-    region = call(f)
-    for n in (2, 2, 3):
-        region(two(n, seed=0))
-    assert state["last"] is state["log"][0] and len(set(map(id, state["log"]))) == 3
-    return [made.n for made in state["log"]]
-
-
-@fact("a module that has two names, one of which is given to another module", torch="not in the survey")
-def _names_of_modules() -> None:
-    net = torch.nn.Module()
-    net.first, net.second = torch.nn.ReLU(), torch.nn.Sigmoid()
-    net.active = net.first
-    region, x = st.compile(lambda x: net.active(x)), dense(2, seed=0)
-    for active in (net.first, net.second, net.first):
-        net.active = active
-        assert torch.equal(region(x), active(x))
-    assert len(region.specializations) == 2
-
-
-@fact(
-    "a write to an array or a buffer from outside (numpy's, `bytearray`, `array.array`)",
-    refused="SideEffectError",
-    torch="not in the survey",
-)
-def _written_array() -> None:
-    numbers = array.array("i", [0])
-
-    def f(x: Tensor) -> Tensor:
-        numbers[0] += 1
-        return x * 2
-
-    try:
-        st.compile(f)(two(2, seed=0))
-    except st.SubclassTraceError:
-        assert numbers[0] == 0
-        raise
-    assert numbers[0] == 1
-
-
-@fact("`id()` of a tensor, as in `names[id(p)]`", torch="not in the survey", refused="SideEffectError")
-def _tables_by_tensor() -> None:
-    layer, other = torch.nn.Linear(2, 2), two(2, seed=0)
-    names = {id(p): n for n, p in layer.named_parameters()} | {id(other): "other"}
-    lengths = {p: p.numel() for p in layer.parameters()}
-
-    def f(x: Tensor) -> Any:
-        return x * 2, names.get(id(x)), [(names[id(p)], lengths[p]) for p in layer.parameters()]
-
-    region = st.compile(f)
-    for x in (two(2, seed=1), other, two(2, seed=2), other):
-        assert region(x)[1:] == f(x)[1:]
-
-
-@fact(
-    "Python side effects: a method of a list that is called through another object",
-    torch="supported (graph break where needed)",
-)
-def _calls_for_effect(call: Any) -> Any:
-    log: list[int] = []
-    note = functools.partial(log.insert, 0)
-    f = call(lambda x, note=note: (note(1), x * 2)[1])
-    f(two(2, seed=0)), f(two(2, seed=1))
-    return len(log)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ..torch_api import is_user_code
+from ..torch_api import asking, is_user_code
 
 #: methods that make text on behalf of others
 _ON_BEHALF = frozenset({"__repr__", "__str__", "__format__", "handle_torch_function"})
@@ -17,8 +17,9 @@ _ON_BEHALF = frozenset({"__repr__", "__str__", "__format__", "handle_torch_funct
 
 def asking_frame(frame: Any) -> Any:
     """The frame of user code that asks for the text of an object in ``frame``; None where torch or this package asks."""
+    frame = asking(frame)
     while frame is not None and not is_user_code(frame.f_code) and frame.f_code.co_name in _ON_BEHALF:
-        frame = frame.f_back
+        frame = asking(frame.f_back)
     return frame if frame is not None and is_user_code(frame.f_code) else None
 
 

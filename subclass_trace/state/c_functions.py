@@ -46,7 +46,7 @@ from .kinds import (
     is_immutable,
 )
 from .recorder import current, user_line
-from .values import ATOMS, MISSING, is_a, lookup
+from .values import ATOMS, MISSING, is_a, lookup, pairs_of
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
@@ -189,7 +189,7 @@ def _container(rec: Any, cls: Any, a: Args, k: Named) -> Any:
     if a and is_a(a[0], dict) and cls in (dict, collections.OrderedDict):
         held = a[0]
         rec.touch(held)
-        a = ({rec.give(n): rec.given_item(held, n, v) for n, v in dict.items(held)}, *a[1:])
+        a = ({rec.give(n): rec.given_item(held, n, v) for n, v in pairs_of(held)}, *a[1:])
     else:
         a = (*(iterate(rec, v) for v in a[:1]), *a[1:])
     out = cls(*a, **k)

@@ -19,7 +19,7 @@ from .iteration import iterate, keys_of
 from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Builtin, Function, is_immutable
 from .place import Place
 from .recorder import instance_dict
-from .values import ATOMS, MISSING, is_a, lookup
+from .values import ATOMS, MISSING, is_a, lookup, pairs_of
 from .world import refuse_world, world_name
 
 Args: TypeAlias = tuple[Any, ...]
@@ -77,7 +77,8 @@ def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
     if world is not None:
         refuse_world(rec, world)
         return f(*map(rec.mapped, a), **k)
-    if is_a(owner, kinds.ARRAYS) and name in _CHANGE and rec.place_of(owner) is not None:
+    changes = (is_a(owner, kinds.ARRAYS) and name in _CHANGE) or name in ("__setstate__", "cache_clear")
+    if changes and rec.place_of(owner) is not None:
         return refuse_change(rec, owner, name)
     if type(f) is types.MethodWrapperType or name in (*_COPYING, "__new__"):
         return _of_object(rec, f, owner, name, a, k)
@@ -193,7 +194,7 @@ def _many(rec: Any, o: Any, value: Any) -> Any:
         return value
     if is_a(o, dict) and is_a(value, dict):
         rec.touch(value)
-        return {key: rec.given_item(value, key, v) for key, v in dict.items(value)}
+        return {key: rec.given_item(value, key, v) for key, v in pairs_of(value)}
     if is_a(o, dict) and hasattr(value, "keys"):
         return keys_of(rec, value)
     if is_a(o, (set, dict)):

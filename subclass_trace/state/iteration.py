@@ -12,7 +12,7 @@ import torch
 from ..errors import SideEffectError
 from .kinds import ITERATORS, VIEWS, Function
 from .recorder import user_line
-from .values import MISSING, is_a, lookup
+from .values import MISSING, is_a, lookup, pairs_of
 
 _WHOLE = (list, tuple, dict, set, frozenset, collections.deque, *VIEWS, types.MappingProxyType)
 
@@ -111,8 +111,8 @@ def _given_view(rec: Any, view: Any) -> Any:
     if is_a(view, VIEWS[0]):
         return map(rec.give, view)
     if is_a(view, VIEWS[1]):
-        return (rec.given_item(held, key, value) for key, value in dict.items(held))
-    return ((rec.give(key), rec.given_item(held, key, value)) for key, value in dict.items(held))
+        return (rec.given_item(held, key, value) for key, value in pairs_of(held))
+    return ((rec.give(key), rec.given_item(held, key, value)) for key, value in pairs_of(held))
 
 
 def keys_of(rec: Any, o: Any) -> dict[Any, Any]:

@@ -23,7 +23,7 @@ from .instrument import OPS
 from .iteration import iterate, keys_of
 from .kinds import CONTAINERS, LOCKS, SIMPLE, VALUES, VIEWS, Function, is_immutable
 from .recorder import current
-from .values import ATOMS, MISSING, is_a, lookup
+from .values import ATOMS, MISSING, is_a, lookup, pairs_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -550,7 +550,7 @@ def _containers_equal(rec: Any, a: Any, b: Any) -> bool:
         return x is y or bool(truth(compare("eq", (x, y))))
 
     if is_a(a, dict):
-        rows = [(k, rec.given_item(a, k, v)) for k, v in dict.items(a)]
+        rows = [(k, rec.given_item(a, k, v)) for k, v in pairs_of(a)]
         return all(k in b and equal(rec.given_item(b, k, b[k]), value) for k, value in rows)
     return all(map(equal, rec.each(a), rec.each(b)))
 
@@ -598,7 +598,7 @@ def mapping(o: Any) -> Any:
         return o
     if is_a(o, dict) and type(lookup(type(o), "keys")) is not Function:
         rec.touch(o)
-        return {key: rec.given_item(o, key, value) for key, value in dict.items(o)}
+        return {key: rec.given_item(o, key, value) for key, value in pairs_of(o)}
     return keys_of(rec, o) if hasattr(o, "keys") else o
 
 

@@ -39,7 +39,7 @@ from .kinds import (
 )
 from .place import Place
 from .rows import Row, base_value, members, raw
-from .values import ATOMS, MISSING, is_a, lookup, lookup_after
+from .values import ATOMS, MISSING, is_a, lookup, lookup_after, pairs_of
 from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
 
 #: so many places, and no more; a LLaMA of 32 layers reads some 30,000
@@ -345,8 +345,9 @@ class Recorder:
             return
         if is_a(thing, dict):
             held = self.box(thing)
-            self.row(thing, "keys", list(dict.keys(held)))
-            for key, value in list(dict.items(held)):
+            ordered: Any = collections.OrderedDict if is_a(held, collections.OrderedDict) else dict
+            self.row(thing, "keys", list(ordered.keys(held)))
+            for key, value in list(pairs_of(held)):
                 self._item(thing, key, value)
                 if type(key) not in ATOMS:
                     self._member(key)
@@ -445,7 +446,7 @@ class Recorder:
         """The items of what is changed in any way are read, and what stands for them takes their places."""
         self.touch(thing)
         if is_a(thing, dict):
-            rows = [(k, self.given_item(thing, k, v), v) for k, v in list(dict.items(thing))]
+            rows = [(k, self.given_item(thing, k, v), v) for k, v in list(pairs_of(thing))]
         else:
             rows = [(k, self.given_item(thing, k, v), v) for k, v in enumerate(list(items_of(thing)))]
         base: Any = dict if is_a(thing, dict) else list if is_a(thing, list) else collections.deque
@@ -527,8 +528,8 @@ class Recorder:
     def given(self, thing: Any) -> Any:
         """A copy of a list, dict or set with what stands for its items; the thing itself where that is the same."""
         if is_a(thing, dict):
-            pairs = [(self.give(k), self.given_item(thing, k, v)) for k, v in dict.items(thing)]
-            same = all(a is k and b is v for (a, b), (k, v) in zip(pairs, dict.items(thing), strict=True))
+            pairs = [(self.give(k), self.given_item(thing, k, v)) for k, v in pairs_of(thing)]
+            same = all(a is k and b is v for (a, b), (k, v) in zip(pairs, pairs_of(thing), strict=True))
             return thing if same else dict(pairs)
         items = [self.given_item(thing, k, v) for k, v in enumerate(items_of(thing))]
         if all(a is b for a, b in zip(items, items_of(thing), strict=True)):
@@ -577,7 +578,7 @@ class Recorder:
     def _deep_parts(self, value: Any, kind: type, by: str, depth: int) -> None:
         if is_a(value, (list, tuple, dict, set, frozenset, collections.deque)):
             self.touch(value)
-            items = dict.items(value) if is_a(value, dict) else enumerate(items_of(value))
+            items = pairs_of(value) if is_a(value, dict) else enumerate(items_of(value))
             for key, held in list(items):
                 self._reached(self.given_item(value, key, held), held, by, depth)
         elif is_a(value, VIEWS) or kind is types.MappingProxyType:

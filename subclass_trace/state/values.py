@@ -127,6 +127,11 @@ def short(value: Any) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
+def pairs_of(table: Any) -> Any:
+    """The items of a dict, past its class: an OrderedDict has an order of its own."""
+    return (collections.OrderedDict if is_a(table, collections.OrderedDict) else dict).items(table)
+
+
 def dict_of_class(cls: type) -> dict[str, Any]:
     """The dict behind the proxy: read for its version, never written."""
     return next(d for d in gc.get_referents(cls.__dict__) if type(d) is dict)

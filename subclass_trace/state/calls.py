@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import operator
 import sys
 import types
 import weakref
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import SideEffectError, UnsupportedError
+from ..errors import NeedsEager, SideEffectError, UnsupportedError
 from . import attributes
 from .boundary import (
     ENTER,
@@ -464,6 +465,7 @@ def _with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, An
         read_argument(rec, value)
         if type(value) in (Function, Method, Partial):
             read_code(rec, value)
+            _check_branch(rec, value)
         elif is_torchs(value) and not is_a(value, (torch.Tensor, torch.nn.Module)) and rec.place_of(value) is not None:
             rec.deep(value, "a branch")
     given, named = tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
@@ -473,6 +475,53 @@ def _with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return rec.give(f(*given, **named))
     finally:
         sys.setprofile(profile)
+
+
+#: code of branches that Dynamo has looked at, and that reads Python state
+_branches: set[types.CodeType] = set()
+
+
+def _check_branch(rec: Any, f: Any) -> None:
+    """Dynamo keeps what it has made of the code of a branch, also where Python state has changed since.
+
+    Raises:
+        NeedsEager: it has looked at this code before, which reads such state.
+    """
+    while type(f) is not Function:
+        f = f.func if is_a(f, Partial) else getattr(f, "__func__", None)
+        if f is None:
+            return
+    held = [value for cell in f.__closure__ or () for value in gc.get_referents(cell)]
+    held += [f.__globals__[name] for name in names_in(f.__code__) & f.__globals__.keys()]
+    if not any(map(_is_state, held)):
+        return
+    if f.__code__ in _branches:
+        rec.refuse(
+            NeedsEager(
+                "a branch reads Python state, and Dynamo has traced its code before",
+                path=f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})",
+                fix="pass what it reads as an operand",
+            )
+        )
+    _branches.add(f.__code__)
+
+
+def _is_state(value: Any) -> bool:
+    """May what a branch names change without its name?"""
+    if is_a(value, (torch.Tensor, torch.nn.Parameter, *C_CALLABLES)):
+        return False
+    if is_a(value, (type, types.ModuleType)):
+        return module_root(value) not in ("torch", "builtins") and not is_stdlib_name(getattr(value, "__name__", ""))
+    return not (type(value) is Function and kind_of(value.__code__) != ENTER)
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """The names that a code object has, with those of the code in it."""
+    names, codes = set[str](), [code]
+    for code in codes:
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if type(c) is types.CodeType]
+    return names
 
 
 def read_code(rec: Any, f: Any) -> None:
@@ -485,10 +534,7 @@ def read_code(rec: Any, f: Any) -> None:
     if id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:
         return
     rec.walked.add(id(f.__code__))
-    names, codes = set[str](), [f.__code__]
-    for code in codes:
-        names.update(code.co_names)
-        codes += [c for c in code.co_consts if type(c) is types.CodeType]
+    names = names_in(f.__code__)
     rec.root(f.__globals__)
     for name in sorted(names & f.__globals__.keys()):
         _read_named(rec, f.__globals__, name, names)
@@ -675,6 +721,12 @@ class Text:
 
     def __format__(self, spec: str) -> str:
         return str(call_now(format, self.value, spec))
+
+    def __getattr__(self, name: str) -> Any:
+        return call_now(getattr, self.value, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return call_now(operator.getitem, self.value, key)
 
     def __str__(self) -> str:
         return str(call_now(str, self.value))

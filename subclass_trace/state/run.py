@@ -29,6 +29,7 @@ from .guards import StateGuards
 from .kinds import CONTAINERS, set_by_class
 from .place import Call, Place
 from .recorder import set_current
+from .rows import Row
 from .side_effects import Recipes, printed, side_effects
 from .values import ATOMS, MISSING, is_a, is_atom
 from .writes import Written
@@ -262,6 +263,14 @@ class BackwardState(_Run):
                 UnsupportedError("a backward reads a container among the arguments of its region", fix="pass its items")
             )
         return super().place_of(thing)
+
+    def _note_tensor(self, place: Place, value: torch.Tensor) -> None:
+        """A tensor that was there before: what stands there when a backward runs is this very one."""
+        if id(value) in self.reals:
+            return
+        if not place.moves:
+            self.rows.append(Row("is", place, value))
+        self.known.setdefault(id(value), (value, place))
 
     def finish(self) -> None:
         """Read off what the code did.

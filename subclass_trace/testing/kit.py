@@ -9,10 +9,12 @@ from typing import Any
 
 from ..errors import OptionError, SubclassTraceError
 from ..stages import working
+from .causes import coverage_of
 from .report import Report
 from .resolve import Target, resolve
 from .rules import Profile, load, profile_of, select
 from .runner import Outcome, Result, run_rule
+from .sweep import sweep_of
 
 
 class ConformanceError(SubclassTraceError, AssertionError):
@@ -63,7 +65,7 @@ def check(
     start = time.perf_counter()
     with working(f"check of {subject.name}"):
         results = [run_rule(subject, r, level) if r in chosen else Result(r, Outcome.SKIPPED) for r in load()]
-    return Report(subject, tuple(results), level.name, time.perf_counter() - start)
+    return Report(subject, tuple(results), level.name, time.perf_counter() - start, coverage_of(sweep_of(subject)))
 
 
 def assert_conforms(target: Target, **how: Any) -> Report:

@@ -82,6 +82,16 @@ def kept_arguments(x: Any) -> dict[str, str]:
     return {n: repr(state[n]) for n in sorted(names) if type(state.get(n)) in (bool, int, float, str)}
 
 
+def copied(value: Any) -> Any:
+    """A deep copy of a context; the context itself where it cannot be copied."""
+    import copy
+
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
 def same_metadata(a: Any, b: Any, cls: Any) -> bool:
     """Are two contexts of a class the same, as torch's guards see it?"""
     guard = getattr(cls, "__metadata_guard__", None)
@@ -147,7 +157,7 @@ def same(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
         xs, ys = ([t.detach().resolve_conj().resolve_neg() for t in leaves(v)] for v in (x, y))
         if [(t.dtype, t.shape) for t in xs] != [(t.dtype, t.shape) for t in ys]:
             return False
-        return all(is_fake_tensor(a) or _near(a, b, rtol, atol) for a, b in zip(xs, ys, strict=True))
+        return all(is_fake_tensor(a) or near(a, b, rtol, atol) for a, b in zip(xs, ys, strict=True))
     if type(x) is not type(y):
         return False
     if isinstance(x, (list, tuple)):
@@ -157,12 +167,13 @@ def same(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
     return bool(x == y) or (x != x and y != y)
 
 
-def _near(a: torch.Tensor, b: torch.Tensor, rtol: float, atol: float) -> bool:
+def near(a: torch.Tensor, b: torch.Tensor, rtol: float = 0.0, atol: float = 0.0) -> bool:
+    """Are the numbers of two dense tensors the same, up to a tolerance? NaN is NaN."""
     if a.is_floating_point() and a.dtype.itemsize == 1:  # torch.equal does not know float8
         return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     if torch.equal(a, b):
         return True
-    if not (a.is_floating_point() or a.is_complex()):
+    if a.shape != b.shape or not (a.is_floating_point() or a.is_complex()):
         return False
     if (rtol or atol) and a.is_floating_point() and a.dtype.itemsize == 2:
         # two right orders of summation differ by roundings of the largest number

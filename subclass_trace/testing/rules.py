@@ -43,6 +43,7 @@ class Cost(enum.Enum):
 
     CHEAP = "cheap"  #: eager operations, microseconds to milliseconds
     DEAR = "dear"  #: compiles, starts threads or writes files: tenths of a second
+    SWEEP = "sweep"  #: judged by the sweep alone, which is made once for all rules
 
 
 @dataclass(frozen=True, slots=True)

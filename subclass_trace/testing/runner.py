@@ -24,9 +24,11 @@ from hypothesis import strategies as s
 from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
 
 from ..stages import stage
+from .calls import KINDS
 from .rules import Cost, Profile, Rule
 from .script import Failure, NotApplicable, NotBuilt, Script
 from .subject import Subject
+from .sweep import Swept, sweep_of
 
 
 class Outcome(enum.Enum):
@@ -52,6 +54,8 @@ class Result:
         failure: the smallest counterexample.
         error: the traceback of a fault in the kit.
         seconds: wall time.
+        calls: all calls of the sweep that break it.
+        suspects: operations of these calls that no right call takes.
     """
 
     rule: Rule
@@ -62,6 +66,8 @@ class Result:
     failure: Failure | None = None
     error: str | None = None
     seconds: float = 0.0
+    calls: tuple[str, ...] = ()
+    suspects: frozenset[str] = frozenset()
 
     @property
     def reason(self) -> str:
@@ -96,6 +102,9 @@ REJECTIONS = 120
 
 def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
     """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings as they were."""
+    swept = sweep_of(subject)
+    if rule.id in swept.failures or rule.cost is Cost.SWEEP:
+        return _by_sweep(rule, swept)
     tally = _Tally(tries_left=TRIES + 4 * profile.examples(rule.cost))
     start = time.perf_counter()
     grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
@@ -107,6 +116,25 @@ def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
         torch.set_grad_enabled(grad)
         torch.set_num_threads(threads)
     return replace(_judge(rule, tally), seconds=time.perf_counter() - start)
+
+
+def _by_sweep(rule: Rule, swept: Swept) -> Result:
+    """What the sweep says about a rule."""
+    found = swept.failures.get(rule.id, [])
+    count = swept.passed[rule.id] or len(swept.right) * (rule.id not in KINDS)
+    if found:
+        calls = tuple(dict.fromkeys(f.call for f in found))
+        clean = frozenset[str]().union(*swept.right.values())
+        suspects = frozenset[str]().union(*(f.operations for f in found)) - clean
+        worst = min(found, key=_length)
+        return Result(rule, Outcome.FAIL, count + len(found), 1, failure=worst, calls=calls, suspects=suspects)
+    if count:
+        return Result(rule, Outcome.PASS, count, 1)
+    return Result(rule, Outcome.NOT_APPLICABLE, 0, 1, ((swept.unbuilt or "it refuses all calls of this kind", 1),))
+
+
+def _length(failure: Failure) -> tuple[int, int]:
+    return len(failure.lines), sum(map(len, failure.lines))
 
 
 @contextlib.contextmanager
@@ -199,7 +227,7 @@ def _example(script: Script, rule: Rule, tally: _Tally) -> None:
 def _judge(rule: Rule, tally: _Tally) -> Result:
     refused = (*tally.refused.most_common(), *tally.unbuilt.most_common())
     if tally.failures:
-        smallest = min(tally.failures, key=lambda f: (len(f.lines), sum(map(len, f.lines))))
+        smallest = min(tally.failures, key=_length)
         return Result(rule, Outcome.FAIL, tally.checks, tally.examples, refused, smallest)
     if tally.error is not None:
         return Result(rule, Outcome.ERROR, tally.checks, tally.examples, refused, error=tally.error)

@@ -52,6 +52,8 @@ class Failure(Exception):
         got, expected: the two sides as text.
         lines: the lines that ran, from making the instance to the failure.
         subject: what was checked.
+        operations: names of the operations that it takes, where that is known.
+        call: the call of the sweep that shows it.
     """
 
     what: str
@@ -59,10 +61,17 @@ class Failure(Exception):
     expected: str
     lines: tuple[str, ...]
     subject: Subject
+    operations: frozenset[str] = frozenset()
+    call: str = ""
 
     @property
     def script(self) -> str:
-        """A program that shows it."""
+        """A short program that shows it; it imports its helpers from this package."""
+        return program(self.subject, self.lines, short=True)
+
+    @property
+    def standalone(self) -> str:
+        """The same program with the sources of its helpers: it needs torch and the class alone."""
         return program(self.subject, self.lines)
 
     def __str__(self) -> str:

@@ -42,6 +42,10 @@ class Subject:
         tolerance: rtol and atol wherever numbers are compared.
         notes: comments in front of a program, such as why it cannot run on its own.
         derived: ``make`` was found by trying constructors: nobody has named it.
+        programs: calls that must work, beside those of the table: expressions over ``x`` and ``y``.
+        random: it draws random numbers by design: each call is seeded.
+        valid: expression with ``{0}`` for a wrapper: the mask of the elements that mean something.
+        use: ``weight``, ``parameter``, ``activation``, ``input``, or nothing: inferred.
     """
 
     cls: type
@@ -56,6 +60,10 @@ class Subject:
     tolerance: tuple[float, float] = (1e-5, 1e-6)
     notes: tuple[str, ...] = ()
     derived: bool = False
+    programs: tuple[str, ...] = ()
+    random: bool = False
+    valid: str | None = None
+    use: str = ""
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..rules import Severity, rule
+from ..rules import Cost, Severity, rule
 from ..script import NotApplicable, Script, on
 
 _BINARY = ("torch.add({0}, {1})", "torch.mul({0}, {1})", "torch.maximum({0}, {1})")
@@ -30,27 +30,16 @@ def strangers(t: Script) -> None:
     )
 
 
-@rule("ST305", "inference mode gives the same results")
+@rule("ST305", "inference mode gives the same results", cost=Cost.SWEEP)
 def inference_mode(t: Script) -> None:
     """Composite operations (`reshape`, `linear`, `matmul`, `contiguous`) are taken apart by autograd, above
     `__torch_dispatch__`; in inference mode nobody does that, and the class meets them whole. What works without inference
-    mode must work in it, with the same result. (Item 5 of PyTorch issue 162964.)
+    mode must work in it, with the same result. (Item 5 of PyTorch issue 162964.) Views in inference mode of a wrapper that
+    was made outside are not asked for: torch's own `return_and_correct_aliasing` does not make them.
+
+    Passes: `if (out := func.decompose(*args, **kwargs)) is not NotImplemented: return out`.
+    Fails: an error for every operation that has no rule of its own, `aten.linear` among them.
     """
-    t.wrapper("x", min_dims=1)
-    op = t.choose(
-        "x.reshape(-1)",
-        "x.flatten()",
-        "x.expand_as(x)",
-        "x.square()",
-        "x.chunk(2)[0]",
-        "torch.nn.functional.linear(x, x)",
-        "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
-        "torch.matmul(x, x.t())",
-        "x.to(torch.float64)",
-    )
-    t.require(f"with torch.no_grad():\n    y = {op}")
-    t.run(f"with torch.inference_mode():\n    z = {op}", "what works without inference mode works in it")
-    t.expect("z", "y", "the same result as without inference mode")
 
 
 @rule("ST308", "an inner tensor with a conjugate or negative bit is computed with", severity=Severity.WARNING)

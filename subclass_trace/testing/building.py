@@ -179,9 +179,9 @@ def _with_projection(subject: Subject) -> Subject:
 def _with_tolerance(subject: Subject) -> Subject:
     """The subject with a coarse tolerance if the class rounds, as quantised ones do."""
     error = _rounding(subject)
-    if error < 2e-5:
+    if error < 5e-7:
         return subject
-    tolerance = min(_COARSE if error < 0.05 else _VERY_COARSE, round(64 * error, 3))
+    tolerance = min(_COARSE if error < 0.05 else _VERY_COARSE, float(f"{64 * error:.1g}"))
     note = (
         f"{subject.cls.__qualname__} rounds (by {error:.2%} of the largest number), so numbers are compared with "
         f"rtol=atol={tolerance}"
@@ -200,9 +200,10 @@ def _rounding(subject: Subject) -> float:
         numbers = torch.rand(shape, generator=torch.Generator().manual_seed(0)).sub_(0.5).to(dtype)
         try:
             made = eval(subject.make.format("_dense"), {**subject.namespace, "_dense": numbers})
-            error = (_project(subject, made).detach().double() - numbers.double()).abs().max()
+            dense, exact = _project(subject, made).detach().double(), numbers.double()
+            factor = (dense * exact).sum() / (exact * exact).sum()  # a scale of its own is no rounding
+            error = (dense - factor * exact).abs().max() / dense.abs().max()
         except Exception:  # sizes that the class does not have
             continue
-        relative = float(error / numbers.abs().max())
-        return relative if relative < 0.5 else 0.0
+        return float(error) if float(error) < 0.5 else 0.0
     return 0.0

@@ -1,21 +1,25 @@
 """The calls that models make, as data: what the sweep runs on small instances and on dense tensors.
 
-A call is an expression, or statements that end in ``out = ...``, over these names:
-
-    x, y    wrappers of one shape (rows, columns), with other values, and other contexts where the factory has them
-    m       a wrapper of the shape (columns, rows)
-    a       a wrapper of three dimensions
-    p, q    dense tensors of the shapes of x and m, of their dtype
-    r, l    dense vectors, as long as a row of x, as a column
-    s       a dense number
-    c       a bool mask of the shape of x; i, j: indices of rows, and for gather
-
-What a call is in eager mode (a view, a copy, a write) the dense program says. `KINDS` gives what it does not: which rule is
+A call is an expression, or statements that end in ``out = ...``, over the names of `OPERANDS` and of torch. What a call is in eager mode (a view, a copy, a write) the dense program says. `KINDS` gives what it does not: which rule is
 broken where the value is wrong.
 """
 
 from __future__ import annotations
 
+OPERANDS = {
+    "x": "a wrapper of the shape (rows, columns)",
+    "y": "another one: positive numbers, and another context where the factory has them",
+    "p": "a dense tensor of the shape and dtype of x",
+    "q": "a dense tensor of the shape of m",
+    "m": "a wrapper of the shape (columns, rows)",
+    "a": "a wrapper of three dimensions",
+    "r": "a dense vector, as long as a row of x",
+    "l": "a dense vector, as long as a column of x",
+    "s": "a dense number",
+    "c": "a bool mask of the shape of x",
+    "i": "indices of rows",
+    "j": "indices for gather",
+}
 #: in both orders, with wrappers, dense tensors and numbers on either side
 ARITHMETIC = (
     "x + y", "x - y", "x * y", "x / y", "x + p", "x - p", "x * p", "x / p", "x + 2", "x - 2", "x * 2",
@@ -104,6 +108,8 @@ VIEWS = (
     "x.unbind(-1)", "x.tensor_split(2)", "x.unfold(0, 1, 1)", "list(x)", "x.detach()", "x.data", "x.t().t()", "x.t()[1:]",
     "x[1:].t()", "x.ravel()", "x.requires_grad_(False)", "x.view(1, *x.shape)",
 )  # fmt: skip
+#: views and copies whose strides compilers compute on their own
+STRIDED = ("x.t()", "x.transpose(0, 1)", "x.permute(1, 0)", "x.clone()", "x.t().clone()", "x.unsqueeze(0)", "x.detach()", "x[1:]")  # fmt: skip
 COPIES = (
     "x[i]", "x[[1, 0]]", "x[:, i]", "x[c]", "x.index_select(0, i)", "x.index_select(-1, i)", "x.gather(1, j)", "x.take(i)",
     "x.repeat(2, 1)", "x.tile(2)", "x.flip(0)", "x.flip(-1)", "x.roll(1, 0)", "x.roll(1, -1)", "x.roll(1)",
@@ -130,13 +136,17 @@ WRITES = (
     "x.fill_(3)", "x.relu_()", "x.exp_()", "y.sqrt_()", "x.clamp_(0, 1)", "x.clamp_min_(0)", "x.sigmoid_()",
     "x.tanh_()", "x.square_()", "x.pow_(2)", "x.floor_()", "p.add_(x)", "p.mul_(x)", "p.sub_(x)", "p[0].add_(x[0])",
     "x.masked_fill_(c, 0)", "x.lerp_(y, 0.5)", "x[0] = 1.0", "x[0] = r", "x[1] = y[0]", "x[:, 1:] = 0", "x[c] = 0", "x[i] = y",
-    "x[:1].mul_(0.5)", "x[1:].neg_()", "x[1:].copy_(r)", "x.t().add_(1)", "x.view(-1).mul_(2)", "x.unbind()[1].mul_(0.25)",
-    "x.split(1)[1].zero_()", "x[1:].fill_(1)", "x.chunk(2)[1].neg_()", "x[:, 1].mul_(0.5)", "x.data.add_(1)",
-    "x.detach().mul_(2)", "x.index_add_(0, i, y)", "x.scatter_(1, j, 5.0)", "x.index_fill_(0, i, 1.0)", "x.index_copy_(0, i, y)",
+    "x.index_add_(0, i, y)", "x.scatter_(1, j, 5.0)", "x.index_fill_(0, i, 1.0)", "x.index_copy_(0, i, y)",
     "torch.add(y, 1, out=x)", "torch.mul(y, 2, out=x)", "torch.sub(y, 1, out=x)", "torch.neg(x, out=p)", "torch.add(x, y, out=p)",
     "torch.mm(x, q, out=torch.empty(0, dtype=p.dtype))", "torch._foreach_add_([x], 1)", "torch._foreach_mul_([x, y], 2)",
     "torch._foreach_add_([x], [y])", "torch._foreach_sub_([x], [p])", "torch._foreach_neg_([x])", "torch._foreach_zero_([x, y])",
     "F.relu(x, inplace=True)", "F.dropout(x, 0.5, training=False, inplace=True)", "x.tril_()", "x.cumsum_(0)",
+)  # fmt: skip
+#: writes through views
+VIEW_WRITES = (
+    "x[:1].mul_(0.5)", "x[1:].neg_()", "x[1:].copy_(r)", "x.t().add_(1)", "x.view(-1).mul_(2)", "x.unbind()[1].mul_(0.25)",
+    "x.split(1)[1].zero_()", "x[1:].fill_(1)", "x.chunk(2)[1].neg_()", "x[:, 1].mul_(0.5)", "x.data.add_(1)",
+    "x.detach().mul_(2)",
 )  # fmt: skip
 #: writes with a keyword that counts
 KEYWORD_WRITES = (
@@ -196,6 +206,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "ST502": CLONES,
     "ST503": (*CONVERSIONS, *CONVERTED),
     "ST326": WRITES,
+    "ST324": VIEW_WRITES,
     "ST505": TAKES_OVER,
     "ST513": OPTIMIZERS,
     "ST511": LOADS,

@@ -62,7 +62,7 @@ class Operands:
         judged: are values compared: is there a projection to dense?
         agree: the dense value of a fresh wrapper has its dtype.
         first: names and context of ``x``, before other instances were made.
-        variants: instances like ``y`` with another number of the factory, with their sources.
+        variants: instances like ``y`` with another number of the factory: source, instance, factory.
         same_context: the source of ``y`` with the context of ``x``, if the factory has another one.
     """
 
@@ -80,7 +80,7 @@ class Operands:
         self.lines: dict[str, str] = {}
         self.shared: dict[str, Any] = {}
         self.same_context: str | None = None
-        self.variants: list[tuple[str, Any]] = []
+        self.variants: list[tuple[str, Any, str]] = []
         self._codes: dict[str, CodeType] = {}
         self._wrapper("x", shape, dtype, 1)
         context = _context(self.shared["x"])
@@ -114,7 +114,7 @@ class Operands:
     def _define(self, name: str, line: str) -> None:
         try:
             code = compile(line, f"<{name}>", "eval")
-            value = eval(code, self.base)
+            value = self._made(code)
             if not isinstance(value, torch.Tensor):
                 raise TypeError(f"a {type(value).__qualname__}")
         except Exception as error:
@@ -131,7 +131,7 @@ class Operands:
                 other = self.shared["y"]
                 if meta(other) != meta(before) or _names(other) != _names(before):
                     continue
-                self.variants.append((self.lines["y"], other))
+                self.variants.append((self.lines["y"], other, make))
                 if not same_metadata(_context(other), _context(before), type(other)):
                     self.same_context = plain
                     return
@@ -165,11 +165,16 @@ class Operands:
     # ------------------------------------------------------------------------------------------------------- using them
     def fresh(self, names: Iterator[str] | frozenset[str]) -> dict[str, Any]:
         """New instances of these operands."""
-        return {name: eval(self._codes[name], self.base) for name in names}
+        return {name: self._made(self._codes[name]) for name in names}
+
+    def _made(self, code: CodeType) -> Any:
+        if self.subject.random:
+            torch.default_generator.manual_seed(0)
+        return eval(code, self.base)
 
     def same(self, name: str, line: str) -> Any:
         """An operand from another line than its own."""
-        return eval(line, self.base)
+        return self._made(compile(line, "<operand>", "eval"))
 
     def copies(self, names: frozenset[str]) -> dict[str, Any]:
         """The operands of the dense program."""

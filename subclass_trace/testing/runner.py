@@ -28,7 +28,7 @@ from .calls import KINDS
 from .rules import Cost, Profile, Rule
 from .script import Failure, NotApplicable, NotBuilt, Script
 from .subject import Subject
-from .sweep import Swept, sweep_of
+from .sweep import Swept, set_torch_state, sweep_of, torch_state
 
 
 class Outcome(enum.Enum):
@@ -107,14 +107,13 @@ def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
         return _by_sweep(rule, swept)
     tally = _Tally(tries_left=TRIES + 4 * profile.examples(rule.cost))
     start = time.perf_counter()
-    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    ambient = torch_state()
     try:
         with stage(rule.id), warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _without_logs():
             warnings.simplefilter("ignore")
             _explore(subject, rule, profile, tally)
     finally:
-        torch.set_grad_enabled(grad)
-        torch.set_num_threads(threads)
+        set_torch_state(ambient)
     return replace(_judge(rule, tally), seconds=time.perf_counter() - start)
 
 
@@ -178,7 +177,7 @@ def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> N
     def explore(data: Any) -> None:
         late = tally.failing_since is not None and time.perf_counter() - tally.failing_since > profile.shrink_seconds
         if not late:
-            _example(Script(subject, data.draw), rule, tally)
+            _example(Script(subject, data.draw, sweep_of(subject).makes), rule, tally)
 
     try:
         explore()
@@ -197,6 +196,7 @@ class _KitError(Exception):
 def _example(script: Script, rule: Rule, tally: _Tally) -> None:
     tally.examples += 1
     torch.default_generator.manual_seed(0)  # torch.manual_seed keeps a stack for each device that is not there
+    ambient = torch_state()
     try:
         rule.check(script)
     except NotBuilt as reason:
@@ -222,6 +222,7 @@ def _example(script: Script, rule: Rule, tally: _Tally) -> None:
         raise _KitError from error
     finally:
         tally.checks += script.checks
+        set_torch_state(ambient)
 
 
 def _judge(rule: Rule, tally: _Tally) -> Result:

@@ -84,13 +84,16 @@ class _Made:
 
     specs: tuple[Dense, ...] = ()
     line: str = ""
+    make: str = ""
 
 
 class Script:
     """The lines of one example of one rule, their namespace, and the checks made so far."""
 
-    def __init__(self, subject: Subject, draw: Callable[[s.SearchStrategy[Any]], Any]) -> None:
-        self.subject = subject
+    def __init__(
+        self, subject: Subject, draw: Callable[[s.SearchStrategy[Any]], Any], makes: tuple[str, ...] = ()
+    ) -> None:
+        self.subject, self.makes = subject, makes
         self.names: dict[str, Any] = {**HELPERS, **subject.namespace, "torch": torch}
         self.lines: list[str] = []
         self.checks = 0
@@ -153,14 +156,14 @@ class Script:
         suffix = ".requires_grad_()" if grad else ""
         made = self._made.get(same or shaped or "")
         if made is None:
-            made = _Made(self._specs(floating or grad, min_dims, min_side))
+            made = _Made(self._specs(floating or grad, min_dims, min_side), make=self.choose(self.subject.make, *self.makes))
         elif shaped is not None:
             made = replace(made, specs=tuple(spec.other() for spec in made.specs))
         refused = "the class cannot be built like this"
         if around != "{0}":
             refused = f"its constructor does not take {around.format('x')} for x"
         for last in (False, True):
-            made = replace(made, line=self.subject.make.format(*[around.format(spec.code) for spec in made.specs]))
+            made = replace(made, line=made.make.format(*[around.format(spec.code) for spec in made.specs]))
             self._made[name] = made
             try:
                 self._do(f"{name} = {made.line}{suffix}", refused)
@@ -199,6 +202,8 @@ class Script:
             raise NotApplicable(NO_PROJECTION)
         if expression in self._made:  # made by the factory: there the projection has to work
             self.only_if(f"{self.subject.dense.format(expression)} is not None", "its projection to dense fails")
+            if self.subject.valid is not None:
+                self.only_if(f"bool({self.subject.valid.format(expression)}.all())", "some of its elements mean nothing")
         return self.subject.dense.format(expression)
 
     def project(self, name: str) -> str:
@@ -275,7 +280,8 @@ class Script:
                 raise self._failure(because, text, f"a value of `{source}`") from error
             sides.append(self.names[side])
         rtol, atol = self.subject.tolerance
-        if not probes.same(sides[0], sides[1], rtol=rtol, atol=atol):
+        compared = [self._values(side) for side in sides] if self.subject.random else sides
+        if not probes.same(compared[0], compared[1], rtol=rtol, atol=atol):
             self.lines += [
                 'print("got:     ", got)',
                 'print("expected:", expected)',
@@ -289,6 +295,14 @@ class Script:
         self.checks += 1
 
     # ------------------------------------------------------------------ inside
+    def _values(self, side: Any) -> Any:
+        """Dense values of wrappers: where numbers are drawn, what is inside may differ."""
+        if isinstance(side, (list, tuple)):
+            return [self._values(v) for v in side]
+        if not isinstance(side, self.subject.cls) or self.subject.dense is None:
+            return side
+        return eval(self.subject.dense.format("_side"), {**self.names, "_side": side})
+
     def _do(self, line: str, otherwise: str) -> None:
         try:
             self._exec(line)
@@ -301,6 +315,8 @@ class Script:
         # The name makes the source of functions defined in a line findable (Dynamo and inspect look it up).
         name = f"<rule {hash(source):x}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        if self.subject.random:
+            torch.default_generator.manual_seed(0)
         exec(compile(source, name, "exec"), self.names)
 
     def _failure(self, what: str, got: str, expected: str) -> Failure:

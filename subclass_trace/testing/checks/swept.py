@@ -164,6 +164,16 @@ def right_part(t: Script) -> None:
     """
 
 
+@rule("ST333", "what is missing does not count", cost=Cost.SWEEP)
+def missing_elements(t: Script) -> None:
+    """A class with a mask or padding (`valid=`) gives results of which the meaningful elements depend on meaningful ones
+    alone. The check writes other numbers where nothing is meant, and calls again.
+
+    Passes: the mask of `x + y` is `x.mask & y.mask`.
+    Fails: it is the mask of x.
+    """
+
+
 @rule("ST403", "gradients of every argument are those of the dense program", cost=Cost.SWEEP)
 def every_argument(t: Script) -> None:
     """A formula of one's own (`torch.autograd.Function`) returns a gradient for each argument. The one for the second

@@ -68,6 +68,11 @@ POINTWISE = (
     "torch.where(c, x, y)", "torch.where(c, y, x)", "torch.where(c, x, 0.0)", "torch.where(c, p, x)",
     "torch.where(x > 0, x, p)", "x.masked_fill(c, 5.0)", "x.masked_fill(c, s)", "x.tril()", "x.triu()", "x.triu(1)",
 )  # fmt: skip
+#: on views
+VIEWED = (
+    "-x.t()", "x.t() + m", "x.t() + q", "x.t() * 2", "x.t().exp()", "x.t().abs()", "x.t().sum(0)", "x[:, 1:] * 2",
+    "x[1:] + p[1:]", "x[1:] + y[1:]", "x[:, 1:].sum()", "x[1:].relu()", "x.t() > 0", "F.linear(q, x.t())", "x[1] * r", "x[:, 1].sum()",
+)  # fmt: skip
 REDUCTIONS = (
     "x.sum()", "x.sum(0)", "x.sum(1)", "x.sum(-1)", "x.sum((0, 1))", "x.mean()", "x.mean(0)", "x.mean(-1)", "x.amax()",
     "x.amax(-1)", "x.amin(0)", "x.max()", "x.min()", "x.max(-1)[0]", "x.min(0)[0]", "x.max(0).indices", "x.argmax()",
@@ -110,6 +115,11 @@ VIEWS = (
 )  # fmt: skip
 #: views and copies whose strides compilers compute on their own
 STRIDED = ("x.t()", "x.transpose(0, 1)", "x.permute(1, 0)", "x.clone()", "x.t().clone()", "x.unsqueeze(0)", "x.detach()", "x[1:]")  # fmt: skip
+#: results that torch may give as a view or as a copy
+EITHER = (
+    "reshape", "flatten", "contiguous", "ravel", "to(", "float()", "double()", "half()", "bfloat16()", "cpu()", "type(",
+    "type_as", "positive", "requires_grad_", "Parameter", "dropout", "tensor_split",
+)  # fmt: skip
 COPIES = (
     "x[i]", "x[[1, 0]]", "x[:, i]", "x[c]", "x.index_select(0, i)", "x.index_select(-1, i)", "x.gather(1, j)", "x.take(i)",
     "x.repeat(2, 1)", "x.tile(2)", "x.flip(0)", "x.flip(-1)", "x.roll(1, 0)", "x.roll(1, -1)", "x.roll(1)",
@@ -123,7 +133,8 @@ COPIES = (
     "torch._foreach_add([x, y], 1)", "torch._foreach_mul([x, y], [y, x])", "torch._foreach_neg([x])",
     "torch._foreach_norm([x, y])", "torch._foreach_sqrt([y])", "torch.block_diag(x, y)",
 )  # fmt: skip
-CLONES = ("x.clone()", "torch.clone(x)", "x.t().clone()", "x[1:].clone()", "copy.copy(x).clone()")
+DETACHED = ("x.detach()", "x.data", "y.detach()")
+CLONES = ("x.clone()", "y.clone()", "torch.clone(x)", "x.t().clone()", "x[1:].clone()")
 CONVERSIONS = (
     "x.to(torch.float64)", "x.to(torch.bfloat16)", "x.to(torch.float32)", "x.double()", "x.half()", "x.float()",
     "x.bfloat16()", "x.to(x.dtype)", "x.to(p)", "x.to(p.double())", "x.to('cpu')", "x.to(x.dtype, copy=True)", "x.cpu()",
@@ -140,6 +151,8 @@ WRITES = (
     "torch.add(y, 1, out=x)", "torch.mul(y, 2, out=x)", "torch.sub(y, 1, out=x)", "torch.neg(x, out=p)", "torch.add(x, y, out=p)",
     "torch.mm(x, q, out=torch.empty(0, dtype=p.dtype))", "torch._foreach_add_([x], 1)", "torch._foreach_mul_([x, y], 2)",
     "torch._foreach_add_([x], [y])", "torch._foreach_sub_([x], [p])", "torch._foreach_neg_([x])", "torch._foreach_zero_([x, y])",
+    "torch.ops.aten.add_.Tensor(x, 1)", "torch.ops.aten.mul_.Tensor(x, 2)", "torch.ops.aten.sub_.Tensor(x, y)",
+    "torch.ops.aten.zero_.default(x)", "torch.ops.aten.neg_.default(x)", "torch.ops.aten.copy_.default(x, y)",
     "F.relu(x, inplace=True)", "F.dropout(x, 0.5, training=False, inplace=True)", "x.tril_()", "x.cumsum_(0)",
 )  # fmt: skip
 #: writes through views
@@ -190,21 +203,24 @@ CONVERTED = (
 DEEPCOPIES = ("copy.deepcopy(x)", "copy.deepcopy(y)", "copy.deepcopy(nn.Parameter(x, False))", "copy.deepcopy({'a': [x]})['a'][0]")
 PICKLES = ("pickle.loads(pickle.dumps(x))", "pickle.loads(pickle.dumps(y))", "pickle.loads(pickle.dumps(nn.Parameter(x, False)))")
 SAVES = ("f = io.BytesIO(); torch.save(x, f); f.seek(0); out = torch.load(f, weights_only=False)",)
+OFFSETS = ("copy.deepcopy(x[1:])", "pickle.loads(pickle.dumps(x[1:]))")
 PARAMETERS = ("nn.Parameter(x, False)", "nn.Parameter(x).detach()")
 #: values are of chance, or of nobody: only what the result looks like counts
 DRAWN = (
     "torch.rand_like(x)", "torch.randn_like(x)", "torch.empty_like(x)", "x.new_empty(2)", "F.dropout(x, 0.5)", "torch.bernoulli(x * 0)",
-    "x.new_empty_strided(x.shape, x.stride())", "x.uniform_()", "x.normal_()",
+    "x.new_empty_strided(x.shape, x.stride())", "x.to('meta')", "x.uniform_()", "x.normal_()",
 )  # fmt: skip
 
 #: calls by the rule that a wrong value breaks
 KINDS: dict[str, tuple[str, ...]] = {
-    "ST310": (*ARITHMETIC, *POINTWISE, *REDUCTIONS, *LAYERS, *COPIES),
+    "ST501": DETACHED,
+    "ST310": (*ARITHMETIC, *POINTWISE, *VIEWED, *REDUCTIONS, *LAYERS, *COPIES),
     "ST315": EXCHANGED,
     "ST314": (*KEYWORDS, *KEYWORD_WRITES),
     "ST332": VIEWS,
     "ST502": CLONES,
-    "ST503": (*CONVERSIONS, *CONVERTED),
+    "ST503": CONVERSIONS,
+    "ST514": CONVERTED,
     "ST326": WRITES,
     "ST324": VIEW_WRITES,
     "ST505": TAKES_OVER,
@@ -214,6 +230,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "ST506": DEEPCOPIES,
     "ST507": (*PICKLES, *SAVES),
     "ST510": PARAMETERS,
+    "ST515": OFFSETS,
 }
 
 #: calls of which one must run, by what the class is used for; of the last ones each

@@ -10,10 +10,11 @@ from typing import Any
 from ..errors import OptionError, SubclassTraceError
 from ..stages import working
 from .causes import coverage_of
+from .isolation import run_rules
 from .report import Report
 from .resolve import Target, resolve
 from .rules import Profile, load, profile_of, select
-from .runner import Outcome, Result, run_rule
+from .runner import Outcome, Result
 from .sweep import sweep_of
 
 
@@ -64,7 +65,8 @@ def check(
     subject = resolve(target, **options)
     start = time.perf_counter()
     with working(f"check of {subject.name}"):
-        results = [run_rule(subject, r, level) if r in chosen else Result(r, Outcome.SKIPPED) for r in load()]
+        found = {result.rule: result for result in run_rules(subject, chosen, level)}
+        results = [found.get(r) or Result(r, Outcome.SKIPPED) for r in load()]
     return Report(subject, tuple(results), level.name, time.perf_counter() - start, coverage_of(sweep_of(subject)))
 
 

@@ -29,6 +29,7 @@ MODULES = {
     "io": "import io",
     "pickle": "import pickle",
 }
+LAYOUTS = ("contiguous", "transposed", "sliced")
 _GENERATOR = "generator=torch.Generator().manual_seed({})"
 
 
@@ -172,8 +173,8 @@ class Operands:
             torch.default_generator.manual_seed(0)
         return eval(code, self.base)
 
-    def same(self, name: str, line: str) -> Any:
-        """An operand from another line than its own."""
+    def made(self, line: str) -> Any:
+        """An instance from a line of source."""
         return self._made(compile(line, "<operand>", "eval"))
 
     def copies(self, names: frozenset[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 
 from ..torch_api.testing import Pair as Pair
 from ..torch_api.testing import is_fake_tensor, is_opaque_object
+from ..torch_api.testing import outer_storage as outer_storage
 
 
 def inners(x: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import contextlib
 import linecache
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -73,6 +73,9 @@ class Failure(Exception):
     def standalone(self) -> str:
         """The same program with the sources of its helpers: it needs torch and the class alone."""
         return program(self.subject, self.lines)
+
+    def __reduce__(self) -> Any:
+        return Failure, tuple(getattr(self, f.name) for f in fields(self))
 
     def __str__(self) -> str:
         return f"{self.what}\n  got:      {self.got}\n  expected: {self.expected}"

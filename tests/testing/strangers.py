@@ -77,7 +77,7 @@ FAULTS = [
     Fault("linear_is_right_with_grad_only", "Weight", "return Linear.apply(x, w, bias)", "return Linear.apply(x, w, bias) if torch.is_grad_enabled() else x @ w.codes.to(x.dtype).t()", "ST306 ST310"),
     Fault("detach_gives_a_dense_tensor", "Weight", "out = Weight(args[0].codes, args[0].scale)", "return args[0].dequantize()", "ST501 ST510"),
     # ---------------------------------------------------------------------------------------------- Holes
-    Fault("mask_is_that_of_the_first", "Holes", "mask &= t.present", "mask &= first.present", "ST310 ST312 ST316"),
+    Fault("mask_is_that_of_the_first", "Holes", "mask &= t.present", "mask &= first.present", "ST333"),
     Fault("clone_shares_the_mask", "Holes", "func(first.present, **kwargs))\n        if func is aten._to", "first.present)\n        if func is aten._to", "ST502"),
     Fault("mask_is_context", "Holes", 'return ["values_", "present"], ()', 'return ["values_"], (self.present,)', "ST101 ST106 ST107"),
     Fault("comparison_has_another_dtype", "Holes", "return Holes(data, mask)\n        if func is aten.sum", "return Holes(data.to(first.dtype), mask)\n        if func is aten.sum", "ST313"),

@@ -60,7 +60,7 @@ POINTWISE = (
     "x.asinh()", "y.reciprocal()", "x.exp2()", "x.expm1()", "y.log1p()", "y.log2()", "x.tan()", "x.atan()", "x.pow(3)",
     "x.neg()", "x.clamp(-1, 1)", "F.gelu(x)", "F.silu(x)", "F.mish(x)", "F.relu6(x)", "F.hardswish(x)", "F.logsigmoid(x)",
     "F.celu(x)", "F.softsign(x)", "F.tanhshrink(x)", "F.hardsigmoid(x)", "F.selu(x)", "x.frac()", "x.clamp_min(0)",
-    "x.positive()", "x.xlogy(y)",
+    "x.positive()", "x.xlogy(y)", "y.abs()", "y.relu()", "y.clamp(min=0)",
     "x.isnan()", "x.isfinite()", "x.signbit()", "x.logical_not()",
     "x > y", "x > p", "p > x", "x > 1", "1 < x", "x == y", "x == x", "x != 0", "x >= y", "x <= 0", "x < p",
     "torch.isclose(x, y)", "torch.equal(x, x)", "torch.equal(x, y)", "torch.allclose(x, x)", "(x > 0).any()",

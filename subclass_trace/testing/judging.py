@@ -19,6 +19,8 @@ from .refusals import Refusal, refusal_of
 
 #: rules about calls whose result is the operand again: of the class, with its context
 KEEPS = frozenset({"ST501", "ST502", "ST506", "ST507", "ST510", "ST511", "ST515"})
+#: of these, with the same numbers in all inner tensors
+EXACT = frozenset({"ST501", "ST506", "ST507", "ST510"})
 #: of these, in memory of its own
 OWNS = frozenset({"ST502", "ST506", "ST507", "ST515"})
 MEANINGLESS = "a result that means something does not depend on elements that mean nothing"
@@ -206,7 +208,8 @@ class Judge(Gradients, Evidence):
         values = []
         for source, value in ((look, got), (dense_look, expected)):
             try:
-                values.append(eval(source.format("_v"), {**self.operands.base, "_v": value}))
+                names = {**self.operands.base, **self.operands.shared, "leaves": probes.leaves}
+                values.append(eval(source.format("_v"), {**names, "_v": value}))
             except Exception as error:
                 values.append(f"{type(error).__name__}: {error}")
         rule = kind or rule or self._rule_of_value(call)
@@ -249,8 +252,13 @@ class Judge(Gradients, Evidence):
             if not wrapped:
                 return call.rule, "it keeps the class", "type({})", self.subject.cls.__qualname__
             if len(self.wrapped(call)) == 1 and not self._same_context(call, got):
-                context = "{}.__tensor_flatten__()[1]"
-                return call.rule, "it keeps the context", context, context.format(self.wrapped(call)[0]).replace("{", "{{")
+                look, source = "{}.__tensor_flatten__()", self.wrapped(call)[0]
+                return call.rule, "it keeps names and context", look, look.format(source)
+            if call.rule in EXACT and len(self.wrapped(call)) == 1:
+                source = self.wrapped(call)[0]
+                values = self.snapshot[source][2]
+                if len(values) != len(probes.leaves(got)) or not all(map(probes.near, probes.leaves(got), values)):
+                    return call.rule, "it keeps all numbers inside", "leaves({})", f"leaves({source})"
         if call.drawn or not self.operands.judged or self.has_gaps(call, got):
             return None
         look = self.subject.dense or "{}" if wrapped else "{}"
@@ -327,6 +335,7 @@ class Judge(Gradients, Evidence):
         """Results share memory with the operands that they share it with on dense tensors."""
         outs, dense_outs = ([t for t in flat(r.out) if torch.is_tensor(t)] for r in (ran, dense))
         free = any(n in call.text for n in EITHER)
+        self._strides(call, outs, dense_outs)
         for n in self.wrapped(call):
             x, dense_x = ran.after[n], dense.after[n]
             for k, (got, expected) in enumerate(zip(outs, dense_outs, strict=False)):
@@ -335,7 +344,8 @@ class Judge(Gradients, Evidence):
                 shared, view = probes.shares_memory(x, got), probes.shares_memory(dense_x, expected)
                 one = item("got", ran.out, k)
                 if view and not shared and not free:
-                    self._memory(call, "ST321", "a view looks at the memory of its base", f"shares_memory({n}, {one})")
+                    rule = call.rule if call.rule == "ST501" else "ST321"
+                    self._memory(call, rule, "a view looks at the memory of its base", f"shares_memory({n}, {one})")
                 if call.rule in OWNS and shared:
                     self._memory(call, call.rule, "it shares no memory", f"not shares_memory({n}, {one})")
                 if shared and not view and not free and self._reached(call, n, k):
@@ -345,7 +355,6 @@ class Judge(Gradients, Evidence):
                     raise Found("ST331", what, "they are written", "they are as before", lines)
                 if view and shared and expected is not dense_x and isinstance(got, self.subject.cls):
                     self._view(call, n, got, expected, one)
-        self._strides(call, outs, dense_outs)
 
     def _view(self, call: Call, n: str, got: Any, expected: torch.Tensor, one: str) -> None:
         """Torch knows that a view is one."""

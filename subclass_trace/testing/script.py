@@ -159,7 +159,8 @@ class Script:
         suffix = ".requires_grad_()" if grad else ""
         made = self._made.get(same or shaped or "")
         if made is None:
-            made = _Made(self._specs(floating or grad, min_dims, min_side), make=self.choose(self.subject.make, *self.makes))
+            make = self.choose(self.subject.make, *self.makes) if self.makes else self.subject.make
+            made = _Made(self._specs(floating or grad, min_dims, min_side), make=make)
         elif shaped is not None:
             made = replace(made, specs=tuple(spec.other() for spec in made.specs))
         refused = "the class cannot be built like this"

@@ -5,12 +5,6 @@ from __future__ import annotations
 from ..rules import Cost, Severity, rule
 from ..script import Script
 
-#: View operations for any shape; what the class refuses is left out.
-VIEWS = ("x[:1]", "x.t()", "x.view(-1)", "x.transpose(0, -1)", "x.unsqueeze(0)", "x.unbind()[0]", "x.split(1)[0]")
-#: In-place operations on {0}.
-WRITES = ("{0}.add_(1)", "{0}.mul_(2)", "{0}.zero_()")
-
-
 @rule("ST321", "a view shares memory with its base", cost=Cost.SWEEP)
 def views_alias(t: Script) -> None:
     """What the schema of an operation calls a view must look at the memory of its input. Autograd and compilers believe

@@ -3,25 +3,7 @@
 from __future__ import annotations
 
 from ..rules import Cost, rule
-from ..script import Script, on
-
-OPERATIONS = (
-    "x * 2",
-    "x.sin()",
-    "x * x",
-    "x.exp()",
-    "x.sum()",
-    "x.relu()",
-    "x.tanh()",
-    "x.sigmoid()",
-    "x.reshape(-1).sin()",
-    "x.t() * 3",
-    "x.softmax(-1)",
-    "x @ x.t()",
-    "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
-    "x.to(torch.float64) * 2",
-)
-
+from ..script import Script
 
 @rule("ST401", "what is computed from a wrapper that requires grad requires grad", cost=Cost.SWEEP)
 def keeps_requires_grad(t: Script) -> None:
@@ -64,15 +46,6 @@ def writes_are_differentiated(t: Script) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- inside
-def _forward(t: Script, op: str) -> None:
-    """``y`` and ``dense_y``, the same program on the wrapper and on its dense value."""
-    t.require(f"y = {op}")
-    t.require("assert y.requires_grad", "its result does not require grad")
-    t.require(f"d = {t.dense('x')}.detach().clone().requires_grad_()")
-    t.require(f"dense_y = {on('d', op)}")
-    _agree(t)
-
-
 def _agree(t: Script) -> None:
     """The forward is right: if it is not, that is another rule's matter."""
     t.only_if_near(t.project("y"), "dense_y", "its forward is another thing")

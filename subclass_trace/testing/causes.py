@@ -38,7 +38,15 @@ CAUSES: tuple[tuple[str, str], ...] = (
 _RANK = {id: (k, n) for k, (_, ids) in enumerate(CAUSES) for n, id in enumerate(ids.split())}
 #: what a broken protocol makes fail
 _OF_THE_PROTOCOL = ("ST2", "ST7", "ST1", "ST506", "ST507", "ST51", "ST601", "ST305", "ST8")
-_SYMBOLS = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "mm", ">": "gt", "[": "slice select index"}
+_SYMBOLS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "@": "mm",
+    ">": "gt",
+    "[": "slice select index",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,11 @@ class Cause:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"cause": self.title, "rule": self.head.rule.id, "also": [r.rule.id for r in self.others]}
+        return {
+            "cause": self.title,
+            "rule": self.head.rule.id,
+            "also": [r.rule.id for r in self.others],
+        }
 
 
 def causes_of(failures: Iterable[Result]) -> list[Cause]:
@@ -86,7 +98,14 @@ def _follows(r: Result, title: str, other: str, group: list[Result]) -> bool:
     head = group[0].rule.id
     if title == other:
         return True
-    if other == CAUSES[1][0] and r.rule.family in ("dispatch", "compiled", "aliasing", "gradients", "copying", "swept"):
+    if other == CAUSES[1][0] and r.rule.family in (
+        "dispatch",
+        "compiled",
+        "aliasing",
+        "gradients",
+        "copying",
+        "swept",
+    ):
         return True
     if head.startswith(("ST10", "ST11")) and r.rule.id.startswith(_OF_THE_PROTOCOL):
         return True
@@ -106,7 +125,12 @@ def operations_of(r: Result, strictly: bool = False) -> set[str]:
         return set(r.failure.operations)
     body = "\n".join(r.failure.lines)
     names = set(re.findall(r"[A-Za-z_]+", body))
-    names |= {name for sign, given in _SYMBOLS.items() if f" {sign} " in body or (sign == "[" and "[" in body) for name in given.split()}
+    names |= {
+        name
+        for sign, given in _SYMBOLS.items()
+        if f" {sign} " in body or (sign == "[" and "[" in body)
+        for name in given.split()
+    }
     return {n.strip("_") for n in names}
 
 
@@ -138,11 +162,26 @@ class Coverage:
             f"operations: {self.right} right, {self.wrong} wrong, {len(self.refused)} refused, {len(self.untried)} not tried; "
             f"used as {'an' if self.use[0] in 'ai' else 'a'} {self.use}"
         ]
-        needed = [t for texts in NEEDED[self.use] if all(t in self.refused for t in texts) for t in texts[:1]]
+        needed = [
+            t
+            for texts in NEEDED[self.use]
+            if all(t in self.refused for t in texts)
+            for t in texts[:1]
+        ]
         shown = [*needed, *(t for t in self.refused if t not in needed)][:6]
-        more = f"; and {len(self.refused) - len(shown)} others" if len(self.refused) > len(shown) else ""
+        more = (
+            f"; and {len(self.refused) - len(shown)} others"
+            if len(self.refused) > len(shown)
+            else ""
+        )
         if shown:
-            lines.append("not exercised: " + "; ".join(f"{' '.join(t.split())[:60]} (refused: {self.refused[t][:90]})" for t in shown) + more)
+            lines.append(
+                "not exercised: "
+                + "; ".join(
+                    f"{' '.join(t.split())[:60]} (refused: {self.refused[t][:90]})" for t in shown
+                )
+                + more
+            )
         return [*lines, *self._limits()]
 
     def _limits(self) -> list[str]:
@@ -151,7 +190,8 @@ class Coverage:
         for where in ("in inference mode", "with gradients", "with a backward"):
             found = [text for text in self.limited if text.endswith(where)]
             if found:
-                lines.append(f"{len(found)} calls are refused {where}, such as {' '.join(found[0].split())[:60]} ({self.limited[found[0]][:90]})")
+                first, said = " ".join(found[0].split())[:60], self.limited[found[0]][:90]
+                lines.append(f"{len(found)} calls are refused {where}, such as {first} ({said})")
         return lines
 
     def as_json(self) -> dict[str, Any]:
@@ -170,4 +210,6 @@ def coverage_of(swept: Swept) -> Coverage:
     wrong = {f.call for found in swept.failures.values() for f in found if f.call}
     refused = {text: r.said for text, r in swept.refused.items() if text not in wrong}
     limited = {text: r.said for text, r in swept.limited.items()}
-    return Coverage(swept.use or "input", len(swept.right), len(wrong), refused, tuple(swept.untried), limited)
+    return Coverage(
+        swept.use or "input", len(swept.right), len(wrong), refused, tuple(swept.untried), limited
+    )

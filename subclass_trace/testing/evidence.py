@@ -1,12 +1,12 @@
 """How the sweep writes down what it has found: the lines of a program, from the operands to both sides.
 
-    x = MyTensor(torch.randn((2, 3), generator=torch.Generator().manual_seed(1)).mul(4))
-    dx = x.dequantize().clone()
-    got = x.abs()
-    expected = dx.abs()
-    print("got:     ", got)
-    print("expected:", expected)
-    assert same(got.dequantize(), expected)
+x = MyTensor(torch.randn((2, 3), generator=torch.Generator().manual_seed(1)).mul(4))
+dx = x.dequantize().clone()
+got = x.abs()
+expected = dx.abs()
+print("got:     ", got)
+print("expected:", expected)
+assert same(got.dequantize(), expected)
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class Found(Exception):
         lines: source that shows it.
     """
 
-    def __init__(
-        self, rule: str, what: str, got: Any, expected: Any, lines: Iterable[str]
-    ) -> None:
+    def __init__(self, rule: str, what: str, got: Any, expected: Any, lines: Iterable[str]) -> None:
         super().__init__(rule)
         self.rule, self.what, self.lines = rule, what, tuple(lines)
         self.got, self.expected = str(got)[:600], str(expected)[:600]

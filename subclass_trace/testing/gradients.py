@@ -45,7 +45,9 @@ class Gradients(Evidence):
             if not outs[k].requires_grad:
                 look = f"{item('got', other, k)}.requires_grad"
                 lines = [*self.setup(call), *steps, *self.body(call, "got"), *shown(look, "True")]
-                raise Found("ST401", "it requires grad, as the dense result does", False, True, lines)
+                raise Found(
+                    "ST401", "it requires grad, as the dense result does", False, True, lines
+                )
         if kept and self.operands.judged:
             pairs = [outs[k] for k in kept], [dense_outs[k] for k in kept]
             sources = [(item("z", other, k), item("dense_z", other, k)) for k in kept]
@@ -78,18 +80,36 @@ class Gradients(Evidence):
             self._gradient(call, n, g, dense_g, wanted, sources, outs, plain)
 
     def _gradient(
-        self: Any, call: Call, n: str, g: Any, dense_g: Any, wanted: Any, sources: Any, outs: Any, plain: bool
+        self: Any,
+        call: Call,
+        n: str,
+        g: Any,
+        dense_g: Any,
+        wanted: Any,
+        sources: Any,
+        outs: Any,
+        plain: bool,
     ) -> None:
         wrapper = n in self.operands.wrappers
         if (g is None and dense_g is None) or (not wrapper and self.has_gaps(call, g)):
             return
         rule = "ST406" if plain else "ST402" if n == "x" else "ST403"
-        what, look, value, near = f"the gradient for {n} is that of the dense program", "g", g, False
+        what, look, value, near = (
+            f"the gradient for {n} is that of the dense program",
+            "g",
+            g,
+            False,
+        )
         zero = dense_g is None or not bool(dense_g.count_nonzero())
         if g is None or dense_g is None:
             near = zero and (g is None or not bool(probes.leaves(g)[0].count_nonzero()))
         elif wrapper and not isinstance(g, self.subject.cls) and type(g) is not torch.Tensor:
-            rule, what, value, dense_g = "ST404", "a gradient is of the class, or dense", type(g), self.subject.cls
+            rule, what, value, dense_g = (
+                "ST404",
+                "a gradient is of the class, or dense",
+                type(g),
+                self.subject.cls,
+            )
             look = "type(g)"
         else:
             look = self.projected("g", g)
@@ -104,7 +124,9 @@ class Gradients(Evidence):
         if not near:
             lines = self._grad_lines(call, n, wanted, sources, outs, plain)
             right = "dense_g" if rule != "ST404" else f"type({n})"
-            raise Found(rule, what, value, dense_g, [*lines, *shown(look, right, self.subject.tolerance)])
+            raise Found(
+                rule, what, value, dense_g, [*lines, *shown(look, right, self.subject.tolerance)]
+            )
 
     def _grad_lines(
         self: Any, call: Call, n: str, wanted: list[str], sources: Any, outs: Any, plain: bool
@@ -119,7 +141,9 @@ class Gradients(Evidence):
         end = f"d{n}" if n in self.operands.wrappers else n
         for name, out, source, given in (("g", 0, n, tangents), ("dense_g", 1, end, dense)):
             heads = ", ".join(pair[out] for pair in sources)
-            lines.append(f"({name},) = torch.autograd.grad([{heads}], [{source}], [{', '.join(given)}], True, allow_unused=True)")
+            lines.append(
+                f"({name},) = torch.autograd.grad([{heads}], [{source}], [{', '.join(given)}], True, allow_unused=True)"
+            )
         return lines
 
     def _slack(self, outs: Any) -> float:
@@ -129,7 +153,13 @@ class Gradients(Evidence):
 
     # --------------------------------------------------------------------------------- values
     def close(
-        self, wrapper: Any, got: torch.Tensor, expected: torch.Tensor, rtol: float = 0.0, atol: float = 0.0, scale: float = 1.0
+        self,
+        wrapper: Any,
+        got: torch.Tensor,
+        expected: torch.Tensor,
+        rtol: float = 0.0,
+        atol: float = 0.0,
+        scale: float = 1.0,
     ) -> bool:
         """Are the values near, where they mean something?
 
@@ -143,7 +173,10 @@ class Gradients(Evidence):
         if short.is_floating_point and short.itemsize == 2 and expected.is_floating_point():
             finite = expected[expected.isfinite()]
             slack = 8 * torch.finfo(short).eps
-            rtol, atol = max(rtol, slack), max(atol, slack * float(finite.abs().max()) if finite.numel() else 0.0)
+            rtol, atol = (
+                max(rtol, slack),
+                max(atol, slack * float(finite.abs().max()) if finite.numel() else 0.0),
+            )
         mask = self.meaningful(wrapper)
         if mask is not None and mask.shape == got.shape:
             got, expected = (torch.where(mask, t, torch.zeros_like(t)) for t in (got, expected))

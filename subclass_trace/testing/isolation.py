@@ -52,7 +52,7 @@ def run_rules(subject: Subject, rules: Sequence[Rule], profile: Profile) -> Iter
 
 def can_fork() -> bool:
     """Is a fork safe here?"""
-    return hasattr(os, "fork") and not torch.cuda.is_available() and not torch.cuda.is_initialized()
+    return hasattr(os, "fork") and not torch.cuda.is_available()
 
 
 def _lost_rule(subject: Subject, rule: Rule, why: str) -> Result:
@@ -69,7 +69,9 @@ class _Child:
         why: what became of it.
     """
 
-    def __init__(self, subject: Subject, rules: Sequence[Rule], profile: Profile, lost: dict[str, str]) -> None:
+    def __init__(
+        self, subject: Subject, rules: Sequence[Rule], profile: Profile, lost: dict[str, str]
+    ) -> None:
         self.subject, self.doing, self.why = subject, "", ""
         self._limit = 30.0 + 10 * profile.shrink_seconds
         self._pipe, theirs = Pipe(duplex=False)
@@ -85,7 +87,9 @@ class _Child:
         by_id = {r.id: r for r in load()}
         while True:
             try:
-                if not self._pipe.poll(CALL_LIMIT if self.doing not in ("", "rule") else self._limit):
+                if not self._pipe.poll(
+                    CALL_LIMIT if self.doing not in ("", "rule") else self._limit
+                ):
                     self.why = "it does not come to an end"
                     return
                 kind, value = self._pipe.recv()
@@ -94,9 +98,13 @@ class _Child:
                 return
             if kind == "result":
                 self.doing = ""
-                yield replace(value, rule=by_id[value.rule], failure=_with(self.subject, value.failure))
+                yield replace(
+                    value, rule=by_id[value.rule], failure=_with(self.subject, value.failure)
+                )
             elif kind == "swept":
-                failures = {k: [_with(self.subject, f) for f in v] for k, v in value.failures.items()}
+                failures = {
+                    k: [_with(self.subject, f) for f in v] for k, v in value.failures.items()
+                }
                 sweep.keep(self.subject, replace(value, failures=failures))
             elif kind == "end":
                 self.doing = ""
@@ -107,7 +115,11 @@ class _Child:
     def _signal(self) -> str:
         _, status = os.waitpid(self._process, 0)
         self._process = 0
-        return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+        return (
+            signal.Signals(os.WTERMSIG(status)).name
+            if os.WIFSIGNALED(status)
+            else f"status {os.WEXITSTATUS(status)}"
+        )
 
     def end(self) -> None:
         """The process is no more."""
@@ -119,11 +131,17 @@ class _Child:
             self._process = 0
 
 
-def _with(subject: Subject | None, failure: Failure | None) -> Any:
+def _with(subject: Any, failure: Failure | None) -> Any:
     return failure and replace(failure, subject=subject)
 
 
-def _work(pipe: Connection, subject: Subject, rules: Sequence[Rule], profile: Profile, lost: dict[str, str]) -> None:
+def _work(
+    pipe: Connection,
+    subject: Subject,
+    rules: Sequence[Rule],
+    profile: Profile,
+    lost: dict[str, str],
+) -> None:
     """What the child does; it never returns."""
     status = 1
     try:

@@ -12,17 +12,15 @@ import torch
 
 from .. import torch_api
 from . import probes
-from .calls import EITHER, STRIDED
-from .evidence import Call, Evidence, Found, flat, item, shown
+from .evidence import Call, Found, flat, shown
 from .gradients import Gradients
+from .memory import Memory, pointers
 from .refusals import Refusal, refusal_of
 
 #: rules about calls whose result is the operand again: of the class, with its context
 KEEPS = frozenset({"ST501", "ST502", "ST506", "ST507", "ST510", "ST511", "ST515"})
 #: of these, with the same numbers in all inner tensors
 EXACT = frozenset({"ST501", "ST506", "ST507", "ST510"})
-#: of these, in memory of its own
-OWNS = frozenset({"ST502", "ST506", "ST507", "ST515"})
 MEANINGLESS = "a result that means something does not depend on elements that mean nothing"
 #: what torch's `return_and_correct_aliasing` says in inference mode to views of what is outside
 OUTSIDE = "Cannot set version_counter for inference tensor"
@@ -37,11 +35,11 @@ class Ran(NamedTuple):
     pointwise: bool = False
 
 
-class Operations(torch_api.TorchDispatchMode):
+class Operations(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the names of the operations that run inside, without the underscore of those in place."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
         self.pointwise = True
 
@@ -56,7 +54,7 @@ class Refused(Exception):
     """The class does not do the call; the argument is a `Refusal`."""
 
 
-class Judge(Gradients, Evidence):
+class Judge(Gradients, Memory):
     """Judges calls on operands of one size.
 
     Attributes:
@@ -137,7 +135,8 @@ class Judge(Gradients, Evidence):
             x, (names, context, values) = self.operands.shared[n], self.snapshot[n]
             now, context_now = x.__tensor_flatten__()
             rule, what, look = "ST113", "names and context", "{}.__tensor_flatten__()"
-            got, expected = (list(now), context_now), (names, context)
+            got: Any = (list(now), context_now)
+            expected: Any = (names, context)
             if list(now) == names and probes.same_metadata(context_now, context, type(x)):
                 if all(map(probes.near, probes.leaves(x), values)):
                     continue
@@ -205,7 +204,7 @@ class Judge(Gradients, Evidence):
         lines = [*self.setup(call), *self.against_dense(call, "" if name else "got", also)]
         looks = look.format(sides[0] + step), dense_look.format(sides[1] + step)
         tolerance = self.subject.tolerance if not kind else None
-        values = []
+        values: list[Any] = []
         for source, value in ((look, got), (dense_look, expected)):
             try:
                 names = {**self.operands.base, **self.operands.shared, "leaves": probes.leaves}
@@ -213,7 +212,7 @@ class Judge(Gradients, Evidence):
             except Exception as error:
                 values.append(f"{type(error).__name__}: {error}")
         rule = kind or rule or self._rule_of_value(call)
-        raise Found(rule, what, *values, [*lines, *shown(*looks, tolerance)])
+        raise Found(rule, what, values[0], values[1], [*lines, *shown(*looks, tolerance)])
 
     def _difference(self, call: Call, got: Any, expected: Any) -> tuple[str, str, str, str] | None:
         """The rule ("" where the call says it), what should hold, and what to look at on both sides."""
@@ -223,7 +222,9 @@ class Judge(Gradients, Evidence):
         if not isinstance(expected, torch.Tensor):
             judged = self.operands.judged and not call.drawn and not self.has_gaps(call, got)
             same = probes.same(got, expected, *self.subject.tolerance)
-            return ("", "the value of the dense program", "{}", "{}") if judged and not same else None
+            return (
+                ("", "the value of the dense program", "{}", "{}") if judged and not same else None
+            )
         kind = call.rule if call.rule in ("ST503", "ST514") else "ST313"
         looks = {
             "is_tensor({})": "it gives a tensor",
@@ -242,12 +243,19 @@ class Judge(Gradients, Evidence):
                 return call.rule if "is" in look and call.rule in KEEPS else kind, what, look, look
         return self._inside(call, got, expected)
 
-    def _inside(self, call: Call, got: Any, expected: torch.Tensor) -> tuple[str, str, str, str] | None:
+    def _inside(
+        self, call: Call, got: Any, expected: torch.Tensor
+    ) -> tuple[str, str, str, str] | None:
         """The same for what is inside of a result: devices, class and context, numbers."""
         wrapped = isinstance(got, self.subject.cls)
         places = {v.device.type for v in probes.leaves(got) if v.numel()}
         if places - {expected.device.type}:
-            return "ST503", "all inner tensors are there", "[v.device for v in leaves({})]", "[v.device for v in leaves({})]"
+            return (
+                "ST503",
+                "all inner tensors are there",
+                "[v.device for v in leaves({})]",
+                "[v.device for v in leaves({})]",
+            )
         if call.rule in KEEPS and call.names.isdisjoint("p"):
             if not wrapped:
                 return call.rule, "it keeps the class", "type({})", self.subject.cls.__qualname__
@@ -257,8 +265,15 @@ class Judge(Gradients, Evidence):
             if call.rule in EXACT and len(self.wrapped(call)) == 1:
                 source = self.wrapped(call)[0]
                 values = self.snapshot[source][2]
-                if len(values) != len(probes.leaves(got)) or not all(map(probes.near, probes.leaves(got), values)):
-                    return call.rule, "it keeps all numbers inside", "leaves({})", f"leaves({source})"
+                if len(values) != len(probes.leaves(got)) or not all(
+                    map(probes.near, probes.leaves(got), values)
+                ):
+                    return (
+                        call.rule,
+                        "it keeps all numbers inside",
+                        "leaves({})",
+                        f"leaves({source})",
+                    )
         if call.drawn or not self.operands.judged or self.has_gaps(call, got):
             return None
         look = self.subject.dense or "{}" if wrapped else "{}"
@@ -312,95 +327,23 @@ class Judge(Gradients, Evidence):
         finally:
             ops.lines["y"] = kept
 
-    # --------------------------------------------------------------------------------- memory
-    def writes(self, call: Call, ran: Ran, dense: Ran, lies: dict[str, list[int]]) -> None:
-        """A write gives its first argument, goes into the inner tensors, and is counted."""
-        for n in self.wrapped(call):
-            x, dense_x = ran.after[n], dense.after[n]
-            if not dense_x._version:
-                continue
-            apart = any(part in call.text for part in (".data", "detach"))
-            version, place = f"{n}._version > 0", f"[v.data_ptr() for v in leaves({n})] == before"
-            for rule, what, holds, look in (
-                ("ST323", "the result is the tensor that was written", dense.out is not dense_x or ran.out is x, f"got is {n}"),
-                ("ST324", "a write goes into the inner tensors", pointers(x) == lies[n], place),
-                ("ST327", "a write is counted", bool(x._version) or apart, version),
-            ):
-                if not holds:
-                    before = f"before = [v.data_ptr() for v in leaves({n})]"
-                    lines = [*self.setup(call), *[before] * ("before" in look), *self.body(call, "got")]
-                    raise Found(rule, what, False, True, [*lines, *shown(look, "True")])
-
-    def aliases(self, call: Call, ran: Ran, dense: Ran) -> None:
-        """Results share memory with the operands that they share it with on dense tensors."""
-        outs, dense_outs = ([t for t in flat(r.out) if torch.is_tensor(t)] for r in (ran, dense))
-        free = any(n in call.text for n in EITHER)
-        self._strides(call, outs, dense_outs)
-        for n in self.wrapped(call):
-            x, dense_x = ran.after[n], dense.after[n]
-            for k, (got, expected) in enumerate(zip(outs, dense_outs, strict=False)):
-                if not expected.numel() or not probes.leaves(x):
-                    continue
-                shared, view = probes.shares_memory(x, got), probes.shares_memory(dense_x, expected)
-                one = item("got", ran.out, k)
-                if view and not shared and not free:
-                    rule = call.rule if call.rule == "ST501" else "ST321"
-                    self._memory(call, rule, "a view looks at the memory of its base", f"shares_memory({n}, {one})")
-                if call.rule in OWNS and shared:
-                    self._memory(call, call.rule, "it shares no memory", f"not shares_memory({n}, {one})")
-                if shared and not view and not free and self._reached(call, n, k):
-                    steps = [f"before = [v.clone() for v in leaves({n})]", *self.body(call, "got"), f"{one}.zero_()"]
-                    what = "a write to the result does not reach the operands"
-                    lines = [*self.setup(call), *steps, *shown(f"leaves({n})", "before")]
-                    raise Found("ST331", what, "they are written", "they are as before", lines)
-                if view and shared and expected is not dense_x and isinstance(got, self.subject.cls):
-                    self._view(call, n, got, expected, one)
-
-    def _view(self, call: Call, n: str, got: Any, expected: torch.Tensor, one: str) -> None:
-        """Torch knows that a view is one."""
-        if expected._is_view() and not got._is_view() and "detach" not in call.text and ".data" not in call.text:
-            self._memory(call, "ST327", "torch knows that it is a view", f"{one}._is_view()")
-        outer = probes.outer_storage
-        if outer(got) != outer(self.operands.shared[n]):
-            self._memory(call, "ST322", "base and view have one storage", f"outer_storage({one}) == outer_storage({n})")
-
-    def _memory(self, call: Call, rule: str, what: str, look: str) -> None:
-        lines = [*self.setup(call), *self.body(call, "got"), *shown(look, "True")]
-        raise Found(rule, what, False, True, lines)
-
-    def _reached(self, call: Call, name: str, k: int) -> bool:
-        """Does a write to a result change an operand? Tried on new operands."""
-        try:
-            with torch.no_grad():
-                given = self.given(call, True)
-                before = [v.clone() for v in probes.leaves(given[name])]
-                out = [t for t in flat(self.run(call, given).out) if torch.is_tensor(t)][k]
-                try:
-                    out.zero_()
-                except Exception:  # perhaps it can be copied into
-                    out.copy_(self.operands.shared["y"])
-        except Exception:  # it cannot be written
-            return False
-        return not all(map(probes.near, probes.leaves(given[name]), before))
-
-    def _strides(self, call: Call, outs: list[Any], dense_outs: list[Any]) -> None:
-        x, dense_x = self.operands.shared["x"], self.operands.dense["x"]
-        if call.text not in STRIDED or x.layout != dense_x.layout or x.stride() != dense_x.stride():
-            return
-        for got, expected in zip(outs, dense_outs, strict=False):
-            if isinstance(got, self.subject.cls) and got.stride() != expected.stride():
-                lines = [*self.setup(call), *self.against_dense(call, "got")]
-                lines += shown("got.stride()", "expected.stride()")
-                what = "strides as of a dense tensor"
-                raise Found("ST613", what, got.stride(), expected.stride(), lines)
-
     # --------------------------------------------------------------------------------- modes and masks
     def in_inference(self, call: Call, ran: Ran, dense: Ran, writes: bool) -> None:
         """In inference mode it gives the same."""
         if "backward" in call.text:
             return
-        given = self.given(call, writes)
+        inside = call.text.startswith(
+            "torch.ops"
+        )  # tensors of the mode itself: what the class returns counts
+        with torch.inference_mode(inside):
+            given = self.given(call, writes)
         lines = [*self.setup(call), *self.body(call, "got", "torch.inference_mode()")]
+        if inside:
+            lines = [
+                "\n    ".join(
+                    ["with torch.inference_mode():", *self.setup(call), *self.body(call, "got")]
+                )
+            ]
         try:
             with torch.inference_mode():
                 other = self.run(call, given)
@@ -413,7 +356,11 @@ class Judge(Gradients, Evidence):
         for n in ["", *again] if call.expression else [""]:
             got, expected = (other.after[n], ran.after[n]) if n else (other.out, ran.out)
             if not self.alike(got, expected, self.subject.tolerance):
-                first = [*self.setup(call), *self.body(call, "expected"), *lines[len(self.setup(call)) :]]
+                first = [
+                    *self.setup(call),
+                    *self.body(call, "expected"),
+                    *lines[len(self.setup(call)) :],
+                ]
                 look = n or self.projected("got", got), n or self.projected("expected", expected)
                 what = "the same result as without inference mode"
                 raise Found("ST305", what, got, expected, [*first, *shown(*look)])
@@ -444,7 +391,10 @@ class Judge(Gradients, Evidence):
                 continue
             assert self.subject.valid is not None
             inside = "torch.where(mask, t, t + 7) if t.shape == mask.shape and t.is_floating_point() else t"
-            steps += [f"mask = {self.subject.valid.format(n)}", f"{n} = rebuild({n}, lambda t: {inside})"]
+            steps += [
+                f"mask = {self.subject.valid.format(n)}",
+                f"{n} = rebuild({n}, lambda t: {inside})",
+            ]
             names = {**self.operands.base, "rebuild": probes.rebuild, n: given[n], "mask": mask}
             exec(steps[-1], names)
             given[n] = names[n]
@@ -458,8 +408,17 @@ class Judge(Gradients, Evidence):
             if mask is not None and torch.is_tensor(b) and mask.shape == b.shape:
                 a, b = (torch.where(mask, t, torch.zeros_like(t)) for t in (a, b))
             if not probes.same(a, b, *self.subject.tolerance):
-                lines = [*self.setup(call), *self.body(call, "expected"), *steps, *self.body(call, "got")]
-                lines += ['print("got:     ", got)', 'print("expected:", expected)', f"assert False, {MEANINGLESS!r}"]
+                lines = [
+                    *self.setup(call),
+                    *self.body(call, "expected"),
+                    *steps,
+                    *self.body(call, "got"),
+                ]
+                lines += [
+                    'print("got:     ", got)',
+                    'print("expected:", expected)',
+                    f"assert False, {MEANINGLESS!r}",
+                ]
                 raise Found("ST333", MEANINGLESS, a, b, lines)
 
 
@@ -467,10 +426,7 @@ def state(x: Any) -> tuple[list[str], Any, list[torch.Tensor]]:
     """Names, context and numbers of a wrapper, to compare with later."""
     names, context = x.__tensor_flatten__()
     copy = probes.copied(context)
-    told = probes.same_metadata(context, copy, type(x))  # else ST106 says that it is not equal to its copy
+    told = probes.same_metadata(
+        context, copy, type(x)
+    )  # else ST106 says that it is not equal to its copy
     return list(names), copy if told else context, [t.detach().clone() for t in probes.leaves(x)]
-
-
-def pointers(x: Any) -> list[int]:
-    """Where the numbers of a tensor lie."""
-    return [v.data_ptr() for v in probes.leaves(x)]

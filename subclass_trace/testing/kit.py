@@ -28,7 +28,8 @@ class ConformanceError(SubclassTraceError, AssertionError):
         broken = [*report.failures, *report.errors]
         lines = [f"{r.rule.id} {r.rule.title}: {r.reason}" for r in broken]
         super().__init__(
-            f"{report.subject.name} breaks {len(broken)} of {len(report.results)} rules\n" + "\n".join(lines),
+            f"{report.subject.name} breaks {len(broken)} of {len(report.results)} rules\n"
+            + "\n".join(lines),
             fix="`report.failures[0].failure.script` is a program that shows the first one, "
             f"`subclass-trace check --explain {broken[0].rule.id}` says how to mend it",
         )
@@ -61,13 +62,21 @@ def check(
     level = profile_of(profile).at_most(max_examples)
     chosen = select(rules, skip)
     if not chosen:
-        raise OptionError("no rule is left to check", got=f"rules={rules}, skip={skip}", fix="skip fewer")
+        raise OptionError(
+            "no rule is left to check", got=f"rules={rules}, skip={skip}", fix="skip fewer"
+        )
     subject = resolve(target, **options)
     start = time.perf_counter()
     with working(f"check of {subject.name}"):
         found = {result.rule: result for result in run_rules(subject, chosen, level)}
         results = [found.get(r) or Result(r, Outcome.SKIPPED) for r in load()]
-    return Report(subject, tuple(results), level.name, time.perf_counter() - start, coverage_of(sweep_of(subject)))
+    return Report(
+        subject,
+        tuple(results),
+        level.name,
+        time.perf_counter() - start,
+        coverage_of(sweep_of(subject)),
+    )
 
 
 def assert_conforms(target: Target, **how: Any) -> Report:

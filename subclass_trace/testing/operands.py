@@ -102,7 +102,9 @@ class Operands:
 
     # ----------------------------------------------------------------------------------------- how they are written
     def _wrapper(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
-        gaps = [self._gap(shape, dtype, seed + 10 * k, name == "y") for k in range(self.subject.arity)]
+        gaps = [
+            self._gap(shape, dtype, seed + 10 * k, name == "y") for k in range(self.subject.arity)
+        ]
         self._define(name, self.subject.make.format(*gaps))
 
     def _gap(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int, positive: bool) -> str:
@@ -142,7 +144,11 @@ class Operands:
 
     def _plain(self, x: torch.Tensor) -> None:
         shape, dtype = tuple(x.shape), x.dtype
-        lines = {"p": gap(shape, dtype, 5), "q": gap(shape[::-1], dtype, 6), "s": f"torch.tensor(1.5).to({dtype})"}
+        lines = {
+            "p": gap(shape, dtype, 5),
+            "q": gap(shape[::-1], dtype, 6),
+            "s": f"torch.tensor(1.5).to({dtype})",
+        }
         if shape:
             rows, columns, count = shape[0], shape[-1], math.prod(shape)
             lines |= {
@@ -196,7 +202,11 @@ def operands_of(subject: Subject) -> Operands:
         NoOperands: nothing can be built.
     """
     dtypes = (*subject.floating, *subject.dtypes)
-    shapes = sorted(subject.sizes, key=_plainness) if subject.sizes else [(2, 3), (3, 4), (4, 4), (4,), ()]
+    shapes = (
+        sorted(subject.sizes, key=_plainness)
+        if subject.sizes
+        else [(2, 3), (3, 4), (4, 4), (4,), ()]
+    )
     said: NoOperands | None = None
     for shape in shapes[:8]:
         try:
@@ -220,7 +230,7 @@ def varied(make: str, names: dict[str, Any]) -> Iterator[str]:
     for holder in (*call.keywords, *_positional(call)):
         node = holder.value if isinstance(holder, ast.keyword) else holder
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            kept = node.value
+            kept: Any = node.value
             node.value = other_number(kept)
             yield _gapped(ast.unparse(tree))
             node.value = kept

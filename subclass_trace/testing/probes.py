@@ -46,7 +46,11 @@ def named_leaves(x: Any, path: str = "x") -> list[tuple[str, torch.Tensor]]:
     """Path and tensor of each leaf."""
     if not hasattr(type(x), "__tensor_flatten__"):
         return [(path, x)] if isinstance(x, torch.Tensor) else []
-    return [pair for name in x.__tensor_flatten__()[0] for pair in named_leaves(getattr(x, name), f"{path}.{name}")]
+    return [
+        pair
+        for name in x.__tensor_flatten__()[0]
+        for pair in named_leaves(getattr(x, name), f"{path}.{name}")
+    ]
 
 
 def plain_meta(x: Any) -> dict[str, Any]:
@@ -57,7 +61,9 @@ def plain_meta(x: Any) -> dict[str, Any]:
         return "jagged" if isinstance(n, torch.SymInt) else n
 
     sizes: dict[str, Any] = {
-        k: tuple(map(number, v)) for k, v in meta(x).items() if k in ("size", "stride") and v is not None
+        k: tuple(map(number, v))
+        for k, v in meta(x).items()
+        if k in ("size", "stride") and v is not None
     }
     if 0 in x.shape:
         sizes["stride"] = None
@@ -78,9 +84,13 @@ def kept_arguments(x: Any) -> dict[str, str]:
     names = set()
     for function in (type(x).__init__, type(x).__new__):
         if inspect.isfunction(function):
-            names |= {name for own in inspect.signature(function).parameters for name in (own, f"_{own}")}
+            names |= {
+                name for own in inspect.signature(function).parameters for name in (own, f"_{own}")
+            }
     state = instance_state(x)
-    return {n: repr(state[n]) for n in sorted(names) if type(state.get(n)) in (bool, int, float, str)}
+    return {
+        n: repr(state[n]) for n in sorted(names) if type(state.get(n)) in (bool, int, float, str)
+    }
 
 
 def copied(value: Any) -> Any:
@@ -105,7 +115,11 @@ def tensors_within(value: Any, path: str = "context", seen: Any = None) -> list[
     seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor):
         return [path]
-    if id(value) in seen or isinstance(value, (str, bytes, int, float, type, torch.Size)) or is_opaque_object(value):
+    if (
+        id(value) in seen
+        or isinstance(value, (str, bytes, int, float, type, torch.Size))
+        or is_opaque_object(value)
+    ):
         return []
     seen.add(id(value))
     if isinstance(value, dict):
@@ -133,7 +147,12 @@ def rebuilds(x: Any) -> bool:
     contexts = y.__tensor_flatten__()[1], copy.deepcopy(x.__tensor_flatten__()[1])
     first, second = (list(x.__tensor_flatten__()[0]) for _ in range(2))
     identical = first == second and all(a is b for a, b in zip(leaves(y), leaves(x), strict=True))
-    return identical and meta(y) == meta(x) and y.requires_grad <= x.requires_grad and same_metadata(*contexts, type(x))
+    return (
+        identical
+        and meta(y) == meta(x)
+        and y.requires_grad <= x.requires_grad
+        and same_metadata(*contexts, type(x))
+    )
 
 
 def copy_works(x: Any) -> bool:

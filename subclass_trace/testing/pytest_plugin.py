@@ -62,14 +62,18 @@ class ConformanceTests:
         options = self.options
         if rule not in select(options.get("rules"), options.get("skip", ())):
             pytest.skip("left out by options")
-        level = profile_of(options.get("profile", self.profile)).at_most(options.get("max_examples"))
+        level = profile_of(options.get("profile", self.profile)).at_most(
+            options.get("max_examples")
+        )
         judge(run_rule(self.subject(), rule, level))
 
     @classmethod
     def subject(cls) -> Subject:
         """The subject, made once per class."""
         if "_subject" not in vars(cls):
-            cls._subject = resolve(cls.target, **{k: v for k, v in cls.options.items() if k not in _HOW})
+            cls._subject = resolve(
+                cls.target, **{k: v for k, v in cls.options.items() if k not in _HOW}
+            )
         return cls._subject
 
     _subject: ClassVar[Subject]

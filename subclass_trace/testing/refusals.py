@@ -16,7 +16,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from .calls import NEEDED
 
@@ -78,7 +77,11 @@ def named_by(cls: type) -> frozenset[str]:
     found: set[str] = set()
     for owner in cls.__mro__:
         module = sys.modules.get(owner.__module__)
-        if module is None or owner.__module__.startswith(("torch.", "subclass_trace.auth")) or owner.__module__ in ("torch", "builtins"):
+        if (
+            module is None
+            or owner.__module__.startswith(("torch.", "subclass_trace.auth"))
+            or owner.__module__ in ("torch", "builtins")
+        ):
             continue
         try:
             source = inspect.getsource(owner if owner.__module__ == "__main__" else module)

@@ -39,7 +39,9 @@ def safe_repr(value: Any) -> str:
 def both_sides(got: Any, expected: Any) -> tuple[str, str]:
     """The two sides of a comparison as text; where that is the same, with sizes, strides and the tensors inside."""
     texts = safe_repr(got), safe_repr(expected)
-    if texts[0] != texts[1] or not (isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)):
+    if texts[0] != texts[1] or not (
+        isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)
+    ):
         return texts
     first, second = (
         f"{text} of size {tuple(x.shape)}, {x.dtype}, with {safe_repr(probes.named_leaves(x))}"
@@ -65,7 +67,10 @@ def program(subject: Subject, lines: Iterable[str], *, short: bool = False) -> s
 
 def _definitions(body: str) -> list[str]:
     helpers = _needed(body)
-    return [*(["from typing import Any"] if helpers else []), *(f"\n{_source(name).strip()}\n" for name in helpers)]
+    return [
+        *(["from typing import Any"] if helpers else []),
+        *(f"\n{_source(name).strip()}\n" for name in helpers),
+    ]
 
 
 def _imports(body: str) -> list[str]:

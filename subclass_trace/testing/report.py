@@ -24,7 +24,7 @@ from __future__ import annotations
 import html
 import platform
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Report:
     results: tuple[Result, ...]
     profile: str
     seconds: float
-    coverage: Coverage = Coverage()
+    coverage: Coverage = field(default_factory=Coverage)
 
     @property
     def causes(self) -> list[Cause]:
@@ -85,7 +85,9 @@ class Report:
     @property
     def hints(self) -> tuple[str, ...]:
         """What would let more rules apply."""
-        missing = sum(r.outcome is Outcome.NOT_APPLICABLE and r.reason == NO_PROJECTION for r in self.results)
+        missing = sum(
+            r.outcome is Outcome.NOT_APPLICABLE and r.reason == NO_PROJECTION for r in self.results
+        )
         text = "rules about numbers did not apply; give to_dense= (--to-dense '{0}.name'), the dense value of a wrapper"
         return (f"{missing} {text}",) if missing else ()
 
@@ -134,7 +136,11 @@ def versions() -> dict[str, str]:
         own = version("subclass_trace")
     except PackageNotFoundError:  # run from a checkout
         own = "checkout"
-    return {"python": platform.python_version(), "torch": str(torch.__version__), "subclass_trace": own}
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "subclass_trace": own,
+    }
 
 
 def _row(r: Result) -> dict[str, Any]:
@@ -175,10 +181,17 @@ def text(report: Report) -> str:
     lines.append("")
     for r in report.results:
         if r.outcome is not Outcome.SKIPPED:
-            lines.append(f"{MARKS[r.outcome]} {r.rule.id} {r.rule.title}" + (f" ({r.checks})" if r.checks else ""))
+            lines.append(
+                f"{MARKS[r.outcome]} {r.rule.id} {r.rule.title}"
+                + (f" ({r.checks})" if r.checks else "")
+            )
             lines += [] if r.outcome is Outcome.PASS else [f"      {r.reason[:200]}"]
     for r in report.errors:
-        lines += ["", _ruled(f"{r.rule.id} broke: a fault of the kit, please report it"), r.error or ""]
+        lines += [
+            "",
+            _ruled(f"{r.rule.id} broke: a fault of the kit, please report it"),
+            r.error or "",
+        ]
     text = "\n".join([*lines, summary(report)])
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
@@ -187,13 +200,21 @@ def _cause(number: int, cause: Cause) -> list[str]:
     """One cause: what is wrong, the program that shows it, and what else it breaks."""
     head = cause.head
     assert head.failure is not None
-    lines = [_ruled(f"{number}. {cause.title}: {head.rule.id} {head.rule.title} ({head.rule.severity.value})")]
+    lines = [
+        _ruled(
+            f"{number}. {cause.title}: {head.rule.id} {head.rule.title} ({head.rule.severity.value})"
+        )
+    ]
     lines += [str(head.failure), "", head.failure.script]
     if len(head.calls) > 1:
         others = [_one_line(c) for c in head.calls if c != head.failure.call]
-        lines.append(f"The same in {len(others)} other calls: {'; '.join(others[:8])}{' ...' * (len(others) > 8)}")
+        lines.append(
+            f"The same in {len(others)} other calls: {'; '.join(others[:8])}{' ...' * (len(others) > 8)}"
+        )
     if cause.others:
-        lines.append("It also breaks: " + "; ".join(f"{r.rule.id} {r.rule.title}" for r in cause.others))
+        lines.append(
+            "It also breaks: " + "; ".join(f"{r.rule.id} {r.rule.title}" for r in cause.others)
+        )
     return [*lines, head.rule.advice]
 
 
@@ -218,5 +239,7 @@ def summary(report: Report) -> str:
 def write_page(report: Report, path: Path) -> Path:
     """Write the report as an HTML page that needs nothing else."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(report.subject.name, f"<pre>{html.escape(text(report))}</pre>"), encoding="utf-8")
+    path.write_text(
+        document(report.subject.name, f"<pre>{html.escape(text(report))}</pre>"), encoding="utf-8"
+    )
     return path

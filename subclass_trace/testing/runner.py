@@ -109,7 +109,12 @@ def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
     start = time.perf_counter()
     ambient = torch_state()
     try:
-        with stage(rule.id), warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _without_logs():
+        with (
+            stage(rule.id),
+            warnings.catch_warnings(),
+            torch.random.fork_rng(devices=[]),
+            _without_logs(),
+        ):
             warnings.simplefilter("ignore")
             _explore(subject, rule, profile, tally)
     finally:
@@ -126,10 +131,18 @@ def _by_sweep(rule: Rule, swept: Swept) -> Result:
         clean = frozenset[str]().union(*swept.right.values())
         suspects = frozenset[str]().union(*(f.operations for f in found)) - clean
         worst = min(found, key=_length)
-        return Result(rule, Outcome.FAIL, count + len(found), 1, failure=worst, calls=calls, suspects=suspects)
+        return Result(
+            rule, Outcome.FAIL, count + len(found), 1, failure=worst, calls=calls, suspects=suspects
+        )
     if count:
         return Result(rule, Outcome.PASS, count, 1)
-    return Result(rule, Outcome.NOT_APPLICABLE, 0, 1, ((swept.unbuilt or "it refuses all calls of this kind", 1),))
+    return Result(
+        rule,
+        Outcome.NOT_APPLICABLE,
+        0,
+        1,
+        ((swept.unbuilt or "it refuses all calls of this kind", 1),),
+    )
 
 
 def _length(failure: Failure) -> tuple[int, int]:
@@ -175,7 +188,10 @@ def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> N
     )
     @given(s.data())
     def explore(data: Any) -> None:
-        late = tally.failing_since is not None and time.perf_counter() - tally.failing_since > profile.shrink_seconds
+        late = (
+            tally.failing_since is not None
+            and time.perf_counter() - tally.failing_since > profile.shrink_seconds
+        )
         if not late:
             _example(Script(subject, data.draw, sweep_of(subject).makes), rule, tally)
 
@@ -195,7 +211,9 @@ class _KitError(Exception):
 
 def _example(script: Script, rule: Rule, tally: _Tally) -> None:
     tally.examples += 1
-    torch.default_generator.manual_seed(0)  # torch.manual_seed keeps a stack for each device that is not there
+    torch.default_generator.manual_seed(
+        0
+    )  # torch.manual_seed keeps a stack for each device that is not there
     ambient = torch_state()
     try:
         rule.check(script)
@@ -234,5 +252,7 @@ def _judge(rule: Rule, tally: _Tally) -> Result:
         return Result(rule, Outcome.ERROR, tally.checks, tally.examples, refused, error=tally.error)
     if tally.checks:
         return Result(rule, Outcome.PASS, tally.checks, tally.examples, refused)
-    refused = refused or (("no example of the kind that the rule needs can be drawn", tally.examples),)
+    refused = refused or (
+        ("no example of the kind that the rule needs can be drawn", tally.examples),
+    )
     return Result(rule, Outcome.NOT_APPLICABLE, 0, tally.examples, refused)

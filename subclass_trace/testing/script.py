@@ -94,7 +94,10 @@ class Script:
     """The lines of one example of one rule, their namespace, and the checks made so far."""
 
     def __init__(
-        self, subject: Subject, draw: Callable[[s.SearchStrategy[Any]], Any], makes: tuple[str, ...] = ()
+        self,
+        subject: Subject,
+        draw: Callable[[s.SearchStrategy[Any]], Any],
+        makes: tuple[str, ...] = (),
     ) -> None:
         self.subject, self.makes = subject, makes
         self.names: dict[str, Any] = {**HELPERS, **subject.namespace, "torch": torch}
@@ -126,7 +129,9 @@ class Script:
         try:
             holds = bool(self.value(condition))
         except Exception as error:
-            raise NotApplicable(f"{otherwise} ({type(error).__name__}: {_first_line(error)})") from error
+            raise NotApplicable(
+                f"{otherwise} ({type(error).__name__}: {_first_line(error)})"
+            ) from error
         if not holds:
             raise NotApplicable(otherwise)
 
@@ -167,7 +172,9 @@ class Script:
         if around != "{0}":
             refused = f"its constructor does not take {around.format('x')} for x"
         for last in (False, True):
-            made = replace(made, line=made.make.format(*[around.format(spec.code) for spec in made.specs]))
+            made = replace(
+                made, line=made.make.format(*[around.format(spec.code) for spec in made.specs])
+            )
             self._made[name] = made
             try:
                 self._do(f"{name} = {made.line}{suffix}", refused)
@@ -179,7 +186,9 @@ class Script:
                 made = replace(made, specs=plain)  # many classes take contiguous tensors only
         x = self.names[name]
         if not issubclass(type(x), self.subject.cls):
-            raise NotBuilt(f"{made.line} gave a {type(x).__qualname__}, not a {self.subject.cls.__qualname__}")
+            raise NotBuilt(
+                f"{made.line} gave a {type(x).__qualname__}, not a {self.subject.cls.__qualname__}"
+            )
         if (floating or grad) and not (x.is_floating_point() or x.is_complex()):
             raise NotApplicable(f"its dtype is {x.dtype}")
         return x
@@ -190,7 +199,9 @@ class Script:
             raise NotApplicable("it has no instances of a floating point dtype")
         shapes = subject.shapes(min_dims, min_side)
         if shapes.is_empty:
-            what = f"{min_dims} dimensions" + (f" with sides of at least {min_side}" if min_side else "")
+            what = f"{min_dims} dimensions" + (
+                f" with sides of at least {min_side}" if min_side else ""
+            )
             raise NotApplicable(f"it is not made of tensors of at least {what}")
         kinds = s.sampled_from(subject.floating if floating else subject.dtypes)
         specs: tuple[Dense, ...] = self.draw(dense_specs(subject.arity, shapes, kinds))
@@ -205,9 +216,15 @@ class Script:
         if self.subject.dense is None:
             raise NotApplicable(NO_PROJECTION)
         if expression in self._made:  # made by the factory: there the projection has to work
-            self.only_if(f"{self.subject.dense.format(expression)} is not None", "its projection to dense fails")
+            self.only_if(
+                f"{self.subject.dense.format(expression)} is not None",
+                "its projection to dense fails",
+            )
             if self.subject.valid is not None:
-                self.only_if(f"bool({self.subject.valid.format(expression)}.all())", "some of its elements mean nothing")
+                self.only_if(
+                    f"bool({self.subject.valid.format(expression)}.all())",
+                    "some of its elements mean nothing",
+                )
         return self.subject.dense.format(expression)
 
     def project(self, name: str) -> str:
@@ -225,7 +242,9 @@ class Script:
         try:
             self._exec(line)
         except Exception as error:
-            raise self._failure(because, f"{type(error).__name__}: {_first_line(error)}", "no exception") from error
+            raise self._failure(
+                because, f"{type(error).__name__}: {_first_line(error)}", "no exception"
+            ) from error
 
     def require(self, line: str, otherwise: str | None = None) -> None:
         """Run a line that the class may refuse.
@@ -267,7 +286,9 @@ class Script:
         return eval(compile(expression, "<rule>", "eval"), self.names)
 
     # ------------------------------------------------------------------ checks
-    def expect(self, got: str, expected: str, because: str = "the two sides must be the same") -> None:
+    def expect(
+        self, got: str, expected: str, because: str = "the two sides must be the same"
+    ) -> None:
         """Compare two expressions: tensors with the subject's tolerance, everything else by ``==``. Counted.
 
         Raises:
@@ -311,8 +332,12 @@ class Script:
         try:
             self._exec(line)
         except Exception as error:
-            raise NotApplicable(f"{otherwise} ({type(error).__name__}: {_first_line(error)})") from error
-        if not line.startswith("assert "):  # a precondition: it held, and the counterexample does not need it
+            raise NotApplicable(
+                f"{otherwise} ({type(error).__name__}: {_first_line(error)})"
+            ) from error
+        if not line.startswith(
+            "assert "
+        ):  # a precondition: it held, and the counterexample does not need it
             self.lines.append(line)
 
     def _exec(self, source: str) -> None:

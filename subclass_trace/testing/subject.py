@@ -127,9 +127,15 @@ def subject_of(
             numbers >= 0, there is no such use.
     """
     if use and use not in NEEDED:
-        raise OptionError(f"{use!r} is no use of a wrapper", expected=", ".join(NEEDED), fix="leave it out: it is inferred")
+        raise OptionError(
+            f"{use!r} is no use of a wrapper",
+            expected=", ".join(NEEDED),
+            fix="leave it out: it is inferred",
+        )
     if len(tolerance) != 2 or not all(0 <= t < float("inf") for t in tolerance):
-        raise OptionError("tolerance cannot be used", expected="(rtol, atol), numbers >= 0", got=tolerance)
+        raise OptionError(
+            "tolerance cannot be used", expected="(rtol, atol), numbers >= 0", got=tolerance
+        )
     names: dict[str, Any] = {"torch": torch}
     lines = list(imports)
     notes: list[str] = []
@@ -142,21 +148,31 @@ def subject_of(
         count = _gaps(make, "factory")
     else:
         count = _arguments(make_)
-        make = f"{_name_of(make_, names, lines, notes)}({', '.join(f'{{{k}}}' for k in range(count))})"
+        make = (
+            f"{_name_of(make_, names, lines, notes)}({', '.join(f'{{{k}}}' for k in range(count))})"
+        )
     if callable(to_dense):
         to_dense = f"{_name_of(to_dense, names, lines, notes, 'to_dense')}({{0}})"
     if to_dense is not None and _gaps(to_dense, "to_dense") != 1:
-        raise OptionError("to_dense must have one gap, {0} for the wrapper", got=to_dense, fix="'{0}.dequantize()'")
+        raise OptionError(
+            "to_dense must have one gap, {0} for the wrapper",
+            got=to_dense,
+            fix="'{0}.dequantize()'",
+        )
     if callable(valid):
         valid = f"{_name_of(valid, names, lines, notes, 'valid')}({{0}})"
     if valid is not None and _gaps(valid, "valid") != 1:
-        raise OptionError("valid must have one gap, {0} for the wrapper", got=valid, fix="'{0}.mask'")
+        raise OptionError(
+            "valid must have one gap, {0} for the wrapper", got=valid, fix="'{0}.mask'"
+        )
     texts = tuple(_program(program, names, lines, notes) for program in programs)
     for home in dict.fromkeys(
         getattr(value, "__module__", None) for value in (cls, make_) if value is not torch.Tensor
     ):
         for text in (make, to_dense or "", valid or ""):
-            _names_of_module(text.format(*(f"_{k}" for k in range(count or 1))), home, names, lines, notes)
+            _names_of_module(
+                text.format(*(f"_{k}" for k in range(count or 1))), home, names, lines, notes
+            )
         for text in texts:
             _names_of_module(text, home, names, lines, notes)
     shapes = tuple(tuple(size) for size in sizes)
@@ -166,7 +182,9 @@ def subject_of(
     )  # fmt: skip
 
 
-def _program(program: str | Callable[..., Any], names: dict[str, Any], lines: list[str], notes: list[str]) -> str:
+def _program(
+    program: str | Callable[..., Any], names: dict[str, Any], lines: list[str], notes: list[str]
+) -> str:
     """The source of a call that the author has handed in.
 
     Raises:
@@ -174,16 +192,22 @@ def _program(program: str | Callable[..., Any], names: dict[str, Any], lines: li
     """
     if callable(program):
         parameters = list(inspect.signature(program).parameters)
-        given = parameters if set(parameters) <= OPERANDS.keys() else list(OPERANDS)[: len(parameters)]
+        given = (
+            parameters if set(parameters) <= OPERANDS.keys() else list(OPERANDS)[: len(parameters)]
+        )
         return f"{_name_of(program, names, lines, notes, 'program')}({', '.join(given)})"
     try:
         ast.parse(program)
     except SyntaxError as error:
-        raise OptionError(f"the program {program!r} is no Python", got=error, fix="write a call over x, y and p") from error
+        raise OptionError(
+            f"the program {program!r} is no Python", got=error, fix="write a call over x, y and p"
+        ) from error
     return program
 
 
-def _name_of(value: Any, names: dict[str, Any], lines: list[str], notes: list[str], unnamed: str = "factory") -> str:
+def _name_of(
+    value: Any, names: dict[str, Any], lines: list[str], notes: list[str], unnamed: str = "factory"
+) -> str:
     """The text that stands for a class or function in a program; adds its import, or a note that it has none.
 
     Args:
@@ -211,7 +235,9 @@ def _name_of(value: Any, names: dict[str, Any], lines: list[str], notes: list[st
 _NOT_IMPORTED = "{} cannot be imported: put its definition in front to run this"
 
 
-def _names_of_module(text: str, home: str | None, names: dict[str, Any], lines: list[str], notes: list[str]) -> None:
+def _names_of_module(
+    text: str, home: str | None, names: dict[str, Any], lines: list[str], notes: list[str]
+) -> None:
     """Make known what an expression takes of the module ``home``; adds the imports."""
     module = vars(sys.modules[home]) if home in sys.modules else {}
     used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
@@ -249,12 +275,19 @@ def _arguments(factory: Callable[..., Any]) -> int:
     if isinstance(factory, type):
         target = factory.__init__ if inspect.isfunction(factory.__init__) else factory.__new__  # type: ignore[misc]
     try:
-        parameters = list(inspect.signature(target).parameters.values())[isinstance(factory, type) :]
+        parameters = list(inspect.signature(target).parameters.values())[
+            isinstance(factory, type) :
+        ]
     except (TypeError, ValueError):
         parameters = []
-    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if not needed:
         raise OptionError(
-            f"cannot see how many dense tensors {factory!r} takes", fix="give an expression such as 'Cls({0})'"
+            f"cannot see how many dense tensors {factory!r} takes",
+            fix="give an expression such as 'Cls({0})'",
         )
     return len(needed)

@@ -91,7 +91,8 @@ class Sweep:
         except Found as error:
             found = error
         except Refused as error:
-            if "pickle" not in call.text and call.rule != "ST507" or self._pickles():
+            stored = "pickle" in call.text or call.rule == "ST507"
+            if not stored or self._pickles():
                 self.result.refused.setdefault(call.text, error.args[0])
         except Exception as error:  # of the class, where its result is looked at
             said, lines = f"{type(error).__name__}: {error}", self.judge.raises(call)
@@ -122,7 +123,7 @@ class Sweep:
             return x.is_complex() and "float64" in call.text
         try:
             if call.rule == "ST515":
-                return x.storage_offset() == x[1:].storage_offset()
+                return bool(x.storage_offset() == x[1:].storage_offset())
             # where `to` gives a dense tensor, torch replaces what a parameter shows, not what is in it
             return not isinstance(x.to(torch.float64), self.subject.cls)
         except Exception:
@@ -142,11 +143,15 @@ class Sweep:
         """Torch's global state is not as it was."""
         look = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()"
         shared, judge = self.operands.shared, self.judge
-        grad = [f"{n}.requires_grad_()" for n in judge.wrapped(call) if shared[n].is_floating_point()]
+        grad = [
+            f"{n}.requires_grad_()" for n in judge.wrapped(call) if shared[n].is_floating_point()
+        ]
         steps = [*grad * call.expression, f"before = {look}", *judge.body(call, "z")]
         steps += ["z.sum().backward()"] * bool(judge.seen.names and call.expression)
         lines = [*judge.setup(call), *steps, *shown(f"({look})", "before")]
-        return Found("ST319", "an operation leaves torch's global state alone", after, before, lines)
+        return Found(
+            "ST319", "an operation leaves torch's global state alone", after, before, lines
+        )
 
     def _remember(self, call: Call, ran: Ran, dense: Ran) -> None:
         """The types of results, for `types_agree`."""
@@ -175,13 +180,18 @@ class Sweep:
     def contexts(self) -> None:
         """Instances do not share what they know, and contexts that mean something else are not equal."""
         ops, x = self.operands, self.operands.shared["x"]
-        names, context = x.__tensor_flatten__()
-        if list(names) != ops.first[0] or not probes.same_metadata(context, ops.first[1], type(x)):
-            look = "x.__tensor_flatten__()[1]"
-            lines = [f"x = {ops.lines['x']}", "import copy", f"before = copy.deepcopy({look})"]
-            lines += [f"y = {([ops.lines['y'], *(v[0] for v in ops.variants)])[-1]}", *shown(look, "before")]
-            what = "making another instance leaves the first one alone"
-            self.note(None, Found("ST114", what, context, ops.first[1], lines), frozenset())
+        for other in (ops.lines["y"], *(line for line, _, _ in ops.variants)):
+            ops.made(other)
+            names, context = x.__tensor_flatten__()
+            if list(names) != ops.first[0] or not probes.same_metadata(context, ops.first[1], type(x)):
+                look = "x.__tensor_flatten__()[1]"
+                lines = [f"x = {ops.lines['x']}", "import copy", f"before = copy.deepcopy({look})"]
+                lines += [f"y = {other}", *shown(look, "before")]
+                what = "making another instance leaves the first one alone"
+                found = Found("ST114", what, context, ops.first[1], lines)
+                self.note(None, found, frozenset())
+                ops.made(ops.lines["x"])
+                return
         plain = ops.same_context or ops.lines["y"]
         others = [(plain, line, ops.made(plain), z) for line, z, _ in ops.variants]
         for case in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
@@ -318,7 +328,9 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
     """Some calls on other sizes, dtypes and layouts: the same ones in each run."""
     subject, result = sweep.subject, sweep.result
     known = {f.call for found in result.failures.values() for f in found}.union(result.untried)
-    left = [c for c in calls if c.expression and c.text not in known and c.text not in result.refused]
+    left = [
+        c for c in calls if c.expression and c.text not in known and c.text not in result.refused
+    ]
     shapes = sorted(subject.sizes or SMALL, key=lambda shape: (len(shape), shape))
     for number in range(rounds):
         draw = random.Random(number)
@@ -352,10 +364,14 @@ def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:
         rule = call.rule if call.rule in MUST else rule
         if rule:
             what = f"`{text}` works, as on dense tensors"
-            sweep.note(call, Found(rule, what, refusal.said, "no exception", raises(call)), operations)
+            sweep.note(
+                call, Found(rule, what, refusal.said, "no exception", raises(call)), operations
+            )
     result.use = subject.use or inferred_use(set(result.right))
     for text in missing(result.use, set(result.right)) if subject.use else ():
         if text in result.refused:
             said = result.refused[text].said
-            found = Found("ST318", f"{subject.use}: `{text}` works", said, "no exception", raises(calls[text]))
+            found = Found(
+                "ST318", f"{subject.use}: `{text}` works", said, "no exception", raises(calls[text])
+            )
             sweep.note(calls[text], found, frozenset())

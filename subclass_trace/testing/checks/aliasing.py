@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..rules import Cost, Severity, rule
 from ..script import Script
 
+
 @rule("ST321", "a view shares memory with its base", cost=Cost.SWEEP)
 def views_alias(t: Script) -> None:
     """What the schema of an operation calls a view must look at the memory of its input. Autograd and compilers believe
@@ -13,7 +14,9 @@ def views_alias(t: Script) -> None:
     """
 
 
-@rule("ST322", "a view has the outer storage of its base", severity=Severity.WARNING, cost=Cost.SWEEP)
+@rule(
+    "ST322", "a view has the outer storage of its base", severity=Severity.WARNING, cost=Cost.SWEEP
+)
 def views_share_storage(t: Script) -> None:
     """A wrapper has no data, but it has a storage, and functionalization and AOTAutograd compare storages to find out which
     inputs and outputs alias. `return_and_correct_aliasing` gives a view the storage of its base.
@@ -28,14 +31,22 @@ def in_place_returns_self(t: Script) -> None:
     """
 
 
-@rule("ST324", "a write through a view reaches the base, and one to the base its views", cost=Cost.SWEEP)
+@rule(
+    "ST324",
+    "a write through a view reaches the base, and one to the base its views",
+    cost=Cost.SWEEP,
+)
 def writes_are_seen(t: Script) -> None:
     """`x[:1].add_(1)` changes `x`, and after `x.add_(1)` a view that was taken before shows the new values. In-place
     operations must write into the inner tensors, not replace them: others keep the old ones.
     """
 
 
-@rule("ST326", "an operation in place, or with out=, gives the value of the out-of-place one", cost=Cost.SWEEP)
+@rule(
+    "ST326",
+    "an operation in place, or with out=, gives the value of the out-of-place one",
+    cost=Cost.SWEEP,
+)
 def in_place_value(t: Script) -> None:
     """Compared through the projection to dense, an in-place operation on a wrapper must do what it does to the dense value,
     up to the tolerance that was given for the class. Every out variant has a keyword argument that is written to and is

@@ -79,7 +79,12 @@ def modules_convert(t: Script) -> None:
     """
 
 
-@rule("ST515", "a view of a wrapper can be copied deeply and pickled", severity=Severity.WARNING, cost=Cost.SWEEP)
+@rule(
+    "ST515",
+    "a view of a wrapper can be copied deeply and pickled",
+    severity=Severity.WARNING,
+    cost=Cost.SWEEP,
+)
 def offsets_copy(t: Script) -> None:
     """`Tensor.__deepcopy__` and `Tensor.__reduce_ex__` recognise a wrapper by a data pointer of 0. One with a storage
     offset has another pointer, is taken for a tensor with data, and fails with "Attempted to call copy_() on an invalid

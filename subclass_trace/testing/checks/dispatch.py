@@ -42,7 +42,11 @@ def inference_mode(t: Script) -> None:
     """
 
 
-@rule("ST308", "an inner tensor with a conjugate or negative bit is computed with", severity=Severity.WARNING)
+@rule(
+    "ST308",
+    "an inner tensor with a conjugate or negative bit is computed with",
+    severity=Severity.WARNING,
+)
 def lazy_bits(t: Script) -> None:
     """`x.conj()` is lazy: it sets a bit, and operations look at it above `__torch_dispatch__`. Below, the bit of an inner
     tensor is ignored, so that `Wrapper(c.conj()) * 2` is computed without the conjugate, silently; `z.conj().imag` has a

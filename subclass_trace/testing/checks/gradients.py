@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..rules import Cost, rule
 from ..script import Script
 
+
 @rule("ST401", "what is computed from a wrapper that requires grad requires grad", cost=Cost.SWEEP)
 def keeps_requires_grad(t: Script) -> None:
     """`requires_grad` must survive operations. It gets lost where a class takes over above autograd
@@ -32,7 +33,9 @@ def writes_are_differentiated(t: Script) -> None:
     `clone` and the view itself, all of them on the class. A class may refuse these; it must not get them wrong.
     """
     t.wrapper("x", grad=True, min_dims=1, min_side=2)
-    write = t.choose("y[1:].mul_(3)", "y.mul_(3)", "y[:1].zero_()", "y.view(-1).mul_(2)", "y.t().mul_(3)")
+    write = t.choose(
+        "y[1:].mul_(3)", "y.mul_(3)", "y[:1].zero_()", "y.view(-1).mul_(2)", "y.t().mul_(3)"
+    )
     t.require("assert copy_works(x)", "its copy_ is another thing")
     t.require("y = x * 1")
     t.require(write)

@@ -28,16 +28,36 @@ def inside_another(t: Script) -> None:
             grad = f"({name}_g,) = torch.autograd.grad({name}_y, {name}, {name}_y.detach())"
             t.require(grad, "it refuses the backward")
         t.require(f"q = {on('p.requires_grad_()', op)}")
-        t.run("(g,) = torch.autograd.grad(q, p, q.detach())", "a pair of them can be differentiated")
+        t.run(
+            "(g,) = torch.autograd.grad(q, p, q.detach())", "a pair of them can be differentiated"
+        )
         t.expect("[g.a, g.b]", "[x_g, z_g]", "the pair of the gradients")
     else:
-        op = t.choose("x * 2", "x.sin()", "x.clone()", "x.t()", "x.sum()", "x.add_(1)", "x[:1]", "x.view(-1)", "x + x")
+        op = t.choose(
+            "x * 2",
+            "x.sin()",
+            "x.clone()",
+            "x.t()",
+            "x.sum()",
+            "x.add_(1)",
+            "x[:1]",
+            "x.view(-1)",
+            "x + x",
+        )
         t.require(f"torch.manual_seed(1)\na, b = {on('x.clone()', op)}, {on('z.clone()', op)}")
-        t.run(f"torch.manual_seed(1)\nq = {on('p', op)}", "what works on each of two works on a pair of them")
+        t.run(
+            f"torch.manual_seed(1)\nq = {on('p', op)}",
+            "what works on each of two works on a pair of them",
+        )
         t.expect("[q.a, q.b]", "[a, b]", "a pair of results")
 
 
-@rule("ST613", "operations give the strides that they give on dense tensors", severity=Severity.WARNING, cost=Cost.SWEEP)
+@rule(
+    "ST613",
+    "operations give the strides that they give on dense tensors",
+    severity=Severity.WARNING,
+    cost=Cost.SWEEP,
+)
 def strides(t: Script) -> None:
     """Views and copies choose the strides of their result by fixed rules, which compilers compute on their own with meta
     tensors. A wrapper whose outer strides are others breaks `view`, `is_contiguous` and the guards on strides.

@@ -20,11 +20,17 @@ def round_trips(t: Script) -> None:
     t.run("y = rebuild(x)", "flatten and unflatten must not raise")
     t.require("context = x.__tensor_flatten__()[1]")
     t.expect("meta(y)", "meta(x)", "the rebuilt wrapper must look like the one that was flattened")
-    t.expect("kept_arguments(y) == kept_arguments(x)", "True", "a rebuilt one has the numbers that its constructor took")
+    t.expect(
+        "kept_arguments(y) == kept_arguments(x)",
+        "True",
+        "a rebuilt one has the numbers that its constructor took",
+    )
     if t.attempt("assert same_metadata(context, context, type(x)) is not None"):
         equal = "same_metadata(y.__tensor_flatten__()[1], context, type(x))"
         t.expect(equal, "True", "a rebuilt one has an equal context")
-    t.expect("(y.requires_grad, y.is_leaf)", "(False, True)", "a rebuilt plain value has no history")
+    t.expect(
+        "(y.requires_grad, y.is_leaf)", "(False, True)", "a rebuilt plain value has no history"
+    )
     if t.value("x.is_floating_point()") and t.attempt("x.requires_grad_()"):
         t.require("y = rebuild(x, torch.detach)")
         t.expect("y.is_leaf", "True", "a rebuilt leaf is a leaf")
@@ -41,12 +47,22 @@ def stable_attributes(t: Script) -> None:
     """
     t.wrapper("x")
     t.require("names = x.__tensor_flatten__()[0]")
-    t.expect("list(x.__tensor_flatten__()[0])", "list(names)", "two calls must name the same attributes")
+    t.expect(
+        "list(x.__tensor_flatten__()[0])", "list(names)", "two calls must name the same attributes"
+    )
     t.expect("len(set(names))", "len(names)", "no attribute may be named twice")
     t.require("first, second = inners(x), inners(x)")
-    t.expect("[n for n in first if first[n] is not second.get(n)]", "[]", "getattr must give the same object twice")
+    t.expect(
+        "[n for n in first if first[n] is not second.get(n)]",
+        "[]",
+        "getattr must give the same object twice",
+    )
     if t.attempt("y = rebuild(x)"):
-        t.expect("list(y.__tensor_flatten__()[0])", "list(names)", "a rebuilt one must name the same attributes")
+        t.expect(
+            "list(y.__tensor_flatten__()[0])",
+            "list(names)",
+            "a rebuilt one must name the same attributes",
+        )
 
 
 @rule("ST103", "unflattening stores the inner tensors that it is given", severity=Severity.WARNING)
@@ -57,10 +73,19 @@ def inner_identity(t: Script) -> None:
     """
     t.wrapper("x")
     t.require("before = inners(x)")
-    t.only_if("all(v is before[n] for n, v in inners(x).items())", "its inner tensors are new at each look")
-    t.require("y = type(x).__tensor_unflatten__(before, x.__tensor_flatten__()[1], x.size(), x.stride())")
+    t.only_if(
+        "all(v is before[n] for n, v in inners(x).items())",
+        "its inner tensors are new at each look",
+    )
+    t.require(
+        "y = type(x).__tensor_unflatten__(before, x.__tensor_flatten__()[1], x.size(), x.stride())"
+    )
     t.require("after = inners(y)")
-    t.expect("[n for n in before if after.get(n) is not before[n]]", "[]", "each inner tensor must be the very object")
+    t.expect(
+        "[n for n in before if after.get(n) is not before[n]]",
+        "[]",
+        "each inner tensor must be the very object",
+    )
 
 
 @rule("ST106", "the context is equal to its own copy")
@@ -74,7 +99,11 @@ def context_comparable(t: Script) -> None:
     t.require("import copy")
     t.require("context = x.__tensor_flatten__()[1]")
     t.run("twin = copy.deepcopy(context)", "a context must be deepcopy-able")
-    t.expect("same_metadata(context, twin, type(x))", "True", "a context must be equal to its own deep copy")
+    t.expect(
+        "same_metadata(context, twin, type(x))",
+        "True",
+        "a context must be equal to its own deep copy",
+    )
 
 
 @rule("ST115", "equal contexts have equal hashes")
@@ -122,7 +151,11 @@ def inner_without_grad(t: Script) -> None:
             t.expect(flags.format("y"), "[]", "results of operations hold data")
 
 
-@rule("ST110", "building from tensors that require grad does not hide them inside", severity=Severity.WARNING)
+@rule(
+    "ST110",
+    "building from tensors that require grad does not hide them inside",
+    severity=Severity.WARNING,
+)
 def built_from_grad(t: Script) -> None:
     """A constructor is not differentiable by itself. Given a tensor that requires grad it may refuse, detach, or be an
     `autograd.Function` whose result requires grad. Storing the tensor as it is looks fine, and loses the gradient.
@@ -151,10 +184,17 @@ def honours_outer(t: Script) -> None:
     t.wrapper("y")
     t.require("context = x.__tensor_flatten__()[1]")
     t.require("z = rebuild(y)")
-    t.only_if("meta(z) == meta(y) and same_metadata(context, context, type(y))", "it does not survive the round trip")
+    t.only_if(
+        "meta(z) == meta(y) and same_metadata(context, context, type(y))",
+        "it does not survive the round trip",
+    )
     t.assume(t.value("x.dim() == y.dim() and list(inners(x)) == list(inners(y))"))
     t.run(
         "z = type(y).__tensor_unflatten__(inners(y), context, y.size(), y.stride())",
         "unflatten must accept other sizes than those of the time of flattening",
     )
-    t.expect("(z.size(), z.stride())", "(y.size(), y.stride())", "sizes and strides are those of the call")
+    t.expect(
+        "(z.size(), z.stride())",
+        "(y.size(), y.stride())",
+        "sizes and strides are those of the call",
+    )

@@ -40,7 +40,9 @@ def let_go(t: Script) -> None:
     Fails: `out.source = x`, or `CACHE[id(x)] = x`.
     """
     t.wrapper("x")
-    op = t.choose("x * 2", "x.clone()", "x.exp()", "x + x", "x.sum()", "-x", "x.to(torch.float64, copy=True)")
+    op = t.choose(
+        "x * 2", "x.clone()", "x.exp()", "x + x", "x.sum()", "-x", "x.to(torch.float64, copy=True)"
+    )
     t.require("import gc, weakref")
     t.require(f"with torch.no_grad():\n    y = {op}")
     t.require("alive = weakref.ref(x)")

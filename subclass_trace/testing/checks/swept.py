@@ -62,7 +62,12 @@ def twice(t: Script) -> None:
     """
 
 
-@rule("ST312", "results keep the type that their like have", severity=Severity.WARNING, cost=Cost.SWEEP)
+@rule(
+    "ST312",
+    "results keep the type that their like have",
+    severity=Severity.WARNING,
+    cost=Cost.SWEEP,
+)
 def types_agree(t: Script) -> None:
     """Where nearly all operations of a kind give an instance of the class, one that gives a dense tensor has lost the type:
     what the class knows (a scale, a mask, a placement) ends there, without an error.

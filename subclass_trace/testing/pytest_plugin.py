@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from .isolation import run_rules
 from .resolve import check_options, resolve
 from .rules import Profile, Rule, load, profile_of, select
-from .runner import Outcome, Result, run_rule
+from .runner import Outcome, Result
 from .subject import Subject
 
 #: options of a test class that are not about building instances
@@ -65,7 +66,8 @@ class ConformanceTests:
         level = profile_of(options.get("profile", self.profile)).at_most(
             options.get("max_examples")
         )
-        judge(run_rule(self.subject(), rule, level))
+        (result,) = run_rules(self.subject(), [rule], level)
+        judge(result)
 
     @classmethod
     def subject(cls) -> Subject:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import pickle
 import random
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -183,7 +184,9 @@ class Sweep:
         for other in (ops.lines["y"], *(line for line, _, _ in ops.variants)):
             ops.made(other)
             names, context = x.__tensor_flatten__()
-            if list(names) != ops.first[0] or not probes.same_metadata(context, ops.first[1], type(x)):
+            if list(names) != ops.first[0] or not probes.same_metadata(
+                context, ops.first[1], type(x)
+            ):
                 look = "x.__tensor_flatten__()[1]"
                 lines = [f"x = {ops.lines['x']}", "import copy", f"before = copy.deepcopy({look})"]
                 lines += [f"y = {other}", *shown(look, "before")]
@@ -281,7 +284,8 @@ def sweep_of(subject: Subject, rounds: int = 8) -> Swept:
         rounds: how many other sizes, dtypes and layouts are searched.
     """
     if subject not in _DONE:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             torch.default_generator.manual_seed(0)
             _DONE[subject] = _swept(subject, rounds)
     return _DONE[subject]

@@ -50,9 +50,7 @@ def breaks(
     return add
 
 
-def miscomputes(
-    rule: str, *operations: Any, also: dict[str, str] | None = None, heads: tuple[str, ...] = ()
-) -> Any:
+def miscomputes(rule: str, *operations: Any, also: dict[str, str] | None = None, heads: tuple[str, ...] = ()) -> Any:
     """Register a class that computes these operations by the decorated function, whose ``right`` computes as it should."""
 
     def add(compute: Callable[..., Any]) -> type:

@@ -228,8 +228,8 @@ class OwnProgram(Sound):
 def FirstChunkTwice(cls, right, func, args, kwargs):
     """Each chunk shows the first part."""
     out = right(func, args, kwargs)
-    size = out[0].shape
-    return [out[0] if v.shape == size else v for v in out]
+    first = out[0]
+    return [cls(first.data_, first.extra, first.tag) if v.shape == first.shape else v for v in out]
 
 
 def masked(cls):
@@ -324,4 +324,3 @@ def KeepsItsOperand(cls, right, func, args, kwargs):
     out = right(func, args, kwargs)
     out.source = args[0]
     return out
-

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-HEAD = '''\
+HEAD = """\
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map, tree_leaves, tree_map_only
@@ -20,7 +20,7 @@ def plain(*tensors):
     for t in tensors:
         if t is not None and (t.requires_grad or t.is_neg() or t.is_conj()):
             raise ValueError("data without gradients and lazy bits, please")
-'''
+"""
 
 #: codes and a scale in the context; everything is computed densely, but what is cheap on the codes
 SCALED = '''\
@@ -121,7 +121,7 @@ TABLE.update({aten.clone.default: convert, aten._to_copy.default: convert, aten.
 '''
 
 #: a generic pair: every operation on both
-BOTH = '''\
+BOTH = """\
 class Both(torch.Tensor):
     @staticmethod
     def __new__(cls, left, right, outer_size=None, outer_stride=None):
@@ -164,7 +164,7 @@ class Both(torch.Tensor):
         right = func(*tree_map_only(Both, lambda t: t.right, args), **tree_map_only(Both, lambda t: t.right, kwargs))
         out = tree_map(lambda a, b: Both(a, b) if isinstance(a, torch.Tensor) else a, left, right)
         return return_and_correct_aliasing(func, args, kwargs, out)
-'''
+"""
 
 #: an int8 weight with a scale for each row, for inference
 WEIGHT = '''\
@@ -480,7 +480,7 @@ PLAIN = {"gt", "lt", "eq", "ne", "ge", "le", "sign", "isnan", "isfinite", "argma
 '''
 
 #: the real and the imaginary part of complex numbers
-CARTESIAN = '''\
+CARTESIAN = """\
 class Cartesian(torch.Tensor):
     @staticmethod
     def __new__(cls, re, im):
@@ -542,10 +542,10 @@ LINEAR = {aten.detach.default, aten.alias.default, aten.t.default, aten.transpos
           aten.view.default, aten.unsqueeze.default, aten.expand.default, aten.permute.default, aten.neg.default,
           aten.clone.default, aten.sum.default, aten.sum.dim_IntList, aten.split.Tensor, aten.unbind.int, aten.flip.default,
           aten.index_select.default}
-'''
+"""
 
 #: declared with this package: two bytes of codes, a scale for each row
-DECLARED = '''\
+DECLARED = """\
 import subclass_trace as st
 
 
@@ -600,7 +600,7 @@ def _mul(func, x, y):
 
 
 Rows.implements_per_inner(aten.copy_.default)
-'''
+"""
 
 #: a tensor, and perhaps a correction of it
 CORRECTED = '''\

@@ -182,14 +182,14 @@ def test_a_class_without_the_protocol() -> None:
 def test_json_has_the_documented_keys() -> None:
     data = json.loads(json.dumps(check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3).as_json()))
     assert set(data) == {
-        "schema", "class", "versions", "profile", "seconds", "made_by", "tolerance", "ok", "counts", "rules",
+        "schema", "class", "versions", "profile", "seconds", "made_by", "tolerance", "ok", "counts", "coverage", "causes", "rules",
     }  # fmt: skip
-    assert (data["schema"], data["ok"]) == (2, False)
+    assert (data["schema"], data["ok"]) == (3, False)
     row = next(r for r in data["rules"] if r["id"] == "ST502")
     assert set(row) == {
-        "id", "title", "family", "severity", "outcome", "checks", "examples", "seconds", "reason", "failure",
+        "id", "title", "family", "severity", "outcome", "checks", "examples", "seconds", "reason", "calls", "failure",
     }  # fmt: skip
-    assert set(row["failure"]) == {"what", "got", "expected", "script"}
+    assert set(row["failure"]) == {"what", "got", "expected", "script", "standalone"}
     assert data["counts"] == {"pass": 1, "fail": 1, "not applicable": 0, "skipped": len(load()) - 2, "error": 0}
 
 

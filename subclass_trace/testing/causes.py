@@ -98,14 +98,7 @@ def _follows(r: Result, title: str, other: str, group: list[Result]) -> bool:
     head = group[0].rule.id
     if title == other:
         return True
-    if other == CAUSES[1][0] and r.rule.family in (
-        "dispatch",
-        "compiled",
-        "aliasing",
-        "gradients",
-        "copying",
-        "swept",
-    ):
+    if other in (CAUSES[1][0], CAUSES[3][0]):  # nothing that an instance does can be trusted
         return True
     if head.startswith(("ST10", "ST11")) and r.rule.id.startswith(_OF_THE_PROTOCOL):
         return True

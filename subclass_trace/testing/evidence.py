@@ -65,7 +65,9 @@ class Found(Exception):
 
     def __init__(self, rule: str, what: str, got: Any, expected: Any, lines: Iterable[str]) -> None:
         super().__init__(rule)
-        self.rule, self.what, self.lines = rule, what, tuple(lines)
+        *before, last = lines
+        last += f", {what!r}" if last.startswith("assert same(") else ""
+        self.rule, self.what, self.lines = rule, what, (*before, last)
         self.got, self.expected = str(got)[:600], str(expected)[:600]
 
 

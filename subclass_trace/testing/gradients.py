@@ -39,6 +39,7 @@ class Gradients(Evidence):
             lines = [*self.setup(call), *first, *steps, *self.body(call, "got")]
             lines += shown(self.projected("got", other), self.projected("expected", ran.out))
             raise Found("ST306", "the same result as under no_grad", other, ran.out, lines)
+        self.passed["ST306"] += 1
         outs, dense_outs = flat(other), flat(expected)
         kept = [k for k, t in enumerate(dense_outs) if torch.is_tensor(t) and t.requires_grad]
         for k in kept:
@@ -48,6 +49,7 @@ class Gradients(Evidence):
                 raise Found(
                     "ST401", "it requires grad, as the dense result does", False, True, lines
                 )
+        self.passed["ST401"] += len(kept)
         if kept and self.operands.judged:
             pairs = [outs[k] for k in kept], [dense_outs[k] for k in kept]
             sources = [(item("z", other, k), item("dense_z", other, k)) for k in kept]
@@ -121,6 +123,7 @@ class Gradients(Evidence):
                 near = same and self.close(g, value, dense_g, slack, slack * scale, scale)
             except Exception as error:
                 value = f"{type(error).__name__}: {error}"
+        self.passed.update([rule, "ST404"])
         if not near:
             lines = self._grad_lines(call, n, wanted, sources, outs, plain)
             right = "dense_g" if rule != "ST404" else f"type({n})"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +61,7 @@ class Judge(Gradients, Memory):
     Attributes:
         limited: right calls that are refused in inference mode or with gradients.
         seen: the operations of backwards.
+        passed: rules about gradients -> comparisons.
     """
 
     def __init__(self, subject: Any, operands: Any) -> None:
@@ -67,6 +69,7 @@ class Judge(Gradients, Memory):
         self.snapshot = {n: state(operands.shared[n]) for n in operands.wrappers}
         self.limited: dict[str, Refusal] = {}
         self.seen = Operations()  # of backwards
+        self.passed: Counter[str] = Counter()
 
     # --------------------------------------------------------------------------------- running
     def run(self, call: Call, given: dict[str, Any]) -> Ran:

@@ -33,7 +33,6 @@ import torch
 from ..report.page import document
 from .causes import Cause, Coverage, causes_of
 from .runner import Outcome, Result
-from .script import NO_PROJECTION
 from .subject import Subject
 
 SCHEMA = 3
@@ -85,11 +84,8 @@ class Report:
     @property
     def hints(self) -> tuple[str, ...]:
         """What would let more rules apply."""
-        missing = sum(
-            r.outcome is Outcome.NOT_APPLICABLE and r.reason == NO_PROJECTION for r in self.results
-        )
-        text = "rules about numbers did not apply; give to_dense= (--to-dense '{0}.name'), the dense value of a wrapper"
-        return (f"{missing} {text}",) if missing else ()
+        text = "numbers were not compared; give to_dense= (--to-dense '{0}.name'), the dense value of a wrapper"
+        return () if self.subject.dense is not None else (text,)
 
     @property
     def made_by(self) -> str:

@@ -310,6 +310,7 @@ def _swept(subject: Subject, rounds: int) -> Swept:
         sweep.attempt(call)
     sweep.types_agree()
     result.limited = sweep.judge.limited
+    result.passed.update(sweep.judge.passed)
     _judge_refusals(sweep, {c.text: c for c in calls})
     _search(sweep, calls, rounds)
     return result

@@ -285,7 +285,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 #: calls of which one must run, by what the class is used for; of the last ones each
 NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
     "weight": (
-        ("F.linear(p, x)", "F.embedding(i, x)", "x @ q", "p @ x.t()", "F.conv1d(p[None], x[None])"),
+        ("F.linear(p, x)", "F.embedding(i, x)", "F.conv1d(p[None], x[None])"),
         *((text,) for text in ("x.detach()", PARAMETERS[0], DEEPCOPIES[0], LOADS[1], SAVES[0])),
     ),
     "parameter": (

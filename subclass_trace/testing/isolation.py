@@ -148,7 +148,7 @@ def _work(
         torch.set_num_threads(1)  # the threads of the parent are not here
         sweep.lost.update(lost)
         sweep.before_each.append(lambda text: pipe.send(("call", text)))
-        swept = sweep.sweep_of(subject)
+        swept = sweep.sweep_of(subject, profile.cheap // 2)
         sweep.before_each.clear()
         failures = {k: [_with(None, f) for f in v] for k, v in swept.failures.items()}
         pipe.send(("swept", replace(swept, failures=failures)))

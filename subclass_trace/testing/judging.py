@@ -262,7 +262,10 @@ class Judge(Gradients, Memory):
         if call.rule in KEEPS and call.names.isdisjoint("p"):
             if not wrapped:
                 return call.rule, "it keeps the class", "type({})", self.subject.cls.__qualname__
-            if len(self.wrapped(call)) == 1 and not self._same_context(call, got):
+            direct = len(self.wrapped(call)) == 1 and not any(
+                n in call.text for n in (".t()", "[1:]")
+            )
+            if direct and not self._same_context(call, got):
                 look, source = "{}.__tensor_flatten__()", self.wrapped(call)[0]
                 return call.rule, "it keeps names and context", look, look.format(source)
             if call.rule in EXACT and len(self.wrapped(call)) == 1:

@@ -102,7 +102,7 @@ REJECTIONS = 120
 
 def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
     """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings as they were."""
-    swept = sweep_of(subject)
+    swept = sweep_of(subject, profile.cheap // 2)
     if rule.id in swept.failures or rule.cost is Cost.SWEEP:
         return _by_sweep(rule, swept)
     tally = _Tally(tries_left=TRIES + 4 * profile.examples(rule.cost))

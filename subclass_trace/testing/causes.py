@@ -37,7 +37,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
 )
 _RANK = {id: (k, n) for k, (_, ids) in enumerate(CAUSES) for n, id in enumerate(ids.split())}
 #: what a broken protocol makes fail
-_OF_THE_PROTOCOL = ("ST2", "ST7", "ST1", "ST506", "ST507", "ST51", "ST601", "ST305", "ST8")
+_OF_THE_PROTOCOL = ("ST2", "ST7", "ST1", "ST50", "ST51", "ST601", "ST305", "ST8")
 _SYMBOLS = {
     "+": "add",
     "-": "sub",

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from broken import breaks, miscomputes
 from sound import Sound
+from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
 from subclass_trace.testing.subject import subject_of
@@ -36,9 +37,15 @@ class Scaled(Sound):
 
     @classmethod
     def compute(cls, func, args, kwargs):
-        if func.is_view or func in (aten.clone.default, aten._to_copy.default):
-            out = super().compute(func, args, kwargs)
-            return out
+        x, floating = args[0], kwargs.get("dtype", torch.float32).is_floating_point
+        if floating and (func.is_view or func in (aten.clone.default, aten._to_copy.default)):
+            fresh = func is aten.clone.default
+
+            def wrap(data):
+                return cls(data, x.scale, x.extra.clone() if fresh else x.extra.to(data.device))
+
+            out = tree_map_only(torch.Tensor, wrap, func(x.data_, *args[1:], **kwargs))
+            return return_and_correct_aliasing(func, args, kwargs, out)
         if func._schema.is_mutable:
             raise NotImplementedError("in place")
         dense = tree_map_only(cls, lambda x: x.dense(), (args, kwargs))

@@ -13,11 +13,12 @@ from subclass_trace.testing import rules
 from subclass_trace.testing.causes import causes_of
 from subclass_trace.testing.isolation import run_rules
 from subclass_trace.testing.rules import PROFILES, Cost, Profile, Rule
-from subclass_trace.testing.runner import Outcome, run_rule
+from subclass_trace.testing.runner import Outcome, Result, run_rule
 from subclass_trace.testing.sweep import set_torch_state, torch_state
 
 RULES = rules.load()
 BROKEN = broken.load()
+SOUND = sound.subject()
 FEW = Profile("few", 2, 1, 0.0)
 QUICK = Profile("quick", 8, 1, 0.5)
 #: enough to catch the broken one
@@ -26,7 +27,7 @@ SEARCH = Profile("search", 40, 3, 1.0)
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.slug)
 def test_a_sound_class_passes_each_rule(rule: Rule) -> None:
-    result = run_rule(sound.subject(), rule, QUICK)
+    result = run_rule(SOUND, rule, QUICK)
     assert result.outcome is Outcome.PASS, f"{result.reason}\n{result.failure and result.failure.script}{result.error}"
     assert result.checks > 0
 
@@ -36,12 +37,17 @@ def _id(b: broken.Broken) -> str:
 
 
 @pytest.mark.parametrize("subject", BROKEN, ids=_id)
-def test_each_broken_subclass_is_caught_by_its_rule(subject: broken.Broken) -> None:
+def test_each_broken_subclass_is_caught_by_its_rule_and_reported_as_one_cause(subject: broken.Broken) -> None:
+    """Of the rules that the sweep judges, and its own; all rules in the slow test."""
     rule = next(r for r in RULES if r.id == subject.rule)
-    (result,) = run_rules(subject.subject, [rule], FEW if rule.cost is Cost.SWEEP else SEARCH)
+    results = list(run_rules(subject.subject, [r for r in RULES if r.cost is Cost.SWEEP], FEW))
+    if rule.cost is not Cost.SWEEP:
+        results.append(run_rule(subject.subject, rule, SEARCH))
+    result = next(r for r in results if r.rule is rule)
     assert result.outcome is Outcome.FAIL, f"{result.outcome} {result.reason} {result.error}"
     assert result.failure is not None
-    if rule.id == "ST802":  # this one does not come to an end
+    _one_cause(subject, results)
+    if rule.id == "ST802":  # its program does not come to an end
         return
     _fails_as_it_says(rule, result.failure.standalone)
     if rule.family != "compiled":
@@ -63,20 +69,13 @@ def _fails_as_it_says(rule: Rule, program: str) -> None:
     assert not isinstance(caught.value, (NameError, SyntaxError, ImportError)), f"{caught.value}\n{program}"
 
 
-@pytest.mark.parametrize("subject", BROKEN, ids=_id)
-def test_what_else_it_breaks_follows_from_one_cause(subject: broken.Broken) -> None:
-    """All cheap rules; those that compile as well in the slow test."""
-    _one_cause(subject, [r for r in RULES if r.cost is Cost.SWEEP or r.id == subject.rule], FEW)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("subject", BROKEN, ids=_id)
 def test_all_that_it_breaks_follows_from_one_cause(subject: broken.Broken) -> None:
-    _one_cause(subject, list(RULES), PROFILES["dev"])
+    _one_cause(subject, list(run_rules(subject.subject, RULES, PROFILES["dev"])))
 
 
-def _one_cause(subject: broken.Broken, candidates: list[Rule], profile: Profile) -> None:
-    results = list(run_rules(subject.subject, candidates, profile))
+def _one_cause(subject: broken.Broken, results: list[Result]) -> None:
     assert [r.error for r in results if r.outcome is Outcome.ERROR] == []
     causes = causes_of(r for r in results if r.failure is not None and r.rule.id not in subject.also)
     heads = {c.head.rule.id for c in causes}

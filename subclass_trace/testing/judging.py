@@ -243,8 +243,8 @@ class Judge(Gradients, Memory):
             sides = (eval(look.format("_v"), {**base, "_v": v}) for v in (got, expected))
             if len(set(sides)) > 1 and not (free and "shape" in look):
                 look = look.replace("is_tensor", "torch.is_tensor")
-                kind = "ST510" if "Parameter" in look else kind
-                return call.rule if "is" in look and call.rule in KEEPS else kind, what, look, look
+                kind = call.rule if "is" in look and call.rule in KEEPS else kind
+                return "ST510" if "Parameter" in look else kind, what, look, look
         return self._inside(call, got, expected)
 
     def _inside(

@@ -350,7 +350,7 @@ FAULTS = [
         "Rows",
         "scale=func(x.scale, 0, *bounds))",
         "scale=x.scale[: func(x.codes, 0, *bounds).shape[0]])",
-        "ST332 ST326",
+        "ST332 ST326 ST310",
     ),
     Fault(
         "negative_numbers_lose_the_sign",

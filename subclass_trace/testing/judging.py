@@ -359,6 +359,10 @@ class Judge(Gradients, Memory):
             return
         if call.drawn:
             return
+        for n in self.wrapped(call):
+            if writes and dense.out is dense.after[n] and other.out is not other.after[n]:
+                what = "the result is the tensor that was written"
+                raise Found("ST323", what, False, True, [*lines, *shown(f"got is {n}", "True")])
         again = [] if self.subject.random or not writes else sorted(given)
         for n in ["", *again] if call.expression else [""]:
             got, expected = (other.after[n], ran.after[n]) if n else (other.out, ran.out)
@@ -371,10 +375,6 @@ class Judge(Gradients, Memory):
                 look = n or self.projected("got", got), n or self.projected("expected", expected)
                 what = "the same result as without inference mode"
                 raise Found("ST305", what, got, expected, [*first, *shown(*look)])
-        for n in self.wrapped(call):
-            if writes and dense.out is dense.after[n] and other.out is not other.after[n]:
-                what = "the result is the tensor that was written"
-                raise Found("ST323", what, False, True, [*lines, *shown(f"got is {n}", "True")])
 
     def _not_in_inference(self, call: Call, error: Exception, lines: list[str]) -> None:
         try:

@@ -83,7 +83,9 @@ class Sweep:
             self.result.untried.append(call.text)
             return
         dense = self.judge.dense(call)
-        if dense is None and call.rule == "ST320":  # dense tensors cannot do the program of the author
+        if (
+            dense is None and call.rule == "ST320"
+        ):  # dense tensors cannot do the program of the author
             self.result.untried.append(call.text)
         if dense is None or self._of_no_use(call):
             return

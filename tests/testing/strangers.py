@@ -62,7 +62,7 @@ FAULTS = [
         "Scaled",
         "return out if out is None else written",
         "return out",
-        "ST323 ST317 ST326 ST313",
+        "ST323 ST305",
     ),
     Fault(
         "views_are_of_scale_one",
@@ -98,7 +98,7 @@ FAULTS = [
         "Both",
         "right = func(*tree_map_only(Both, lambda t: t.right, args)",
         "right = func(*tree_map_only(Both, lambda t: t.left if isinstance(args[0], list) else t.right, args)",
-        "ST601 ST310",
+        "ST601 ST310 ST326",
     ),
     Fault(
         "minus_from_the_right",
@@ -298,10 +298,10 @@ FAULTS = [
         "ST310 ST315",
     ),
     Fault(
-        "product_shares_v",
+        "product_shares_u",
         "LowRank",
         "return cls(a.u * args[1], a.v.clone())",
-        "return cls(a.u * args[1], a.v)",
+        "return cls(a.u, a.v * args[1])",
         "ST331",
     ),
     # ---------------------------------------------------------------------------------------------- Quantity

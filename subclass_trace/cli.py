@@ -5,7 +5,8 @@
     subclass-trace check pkg.mod:MyTensor --html report.html     for people
     subclass-trace check --list                                  all rules
     subclass-trace check --explain ST308                         one rule: why
-    subclass-trace new MyTensor                                  a class and its test
+    subclass-trace check pkg.mod:MyTensor --programs calls.py    and the calls of a file
+    subclass-trace new MyTensor --use weight                     a class and its test
 
 Exit codes: 0 all rules hold, 1 some do not, 2 the command could not run (no such class, no way to build it, a fault of
 the kit).
@@ -14,6 +15,8 @@ the kit).
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import json
 import os
 import sys
@@ -62,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("--sizes", nargs="+", metavar="SIZE", help="sizes of the dense tensors: 2,3 32,32")
     c.add_argument("--dtypes", nargs="+", metavar="DTYPE", help="dtypes of the dense tensors: float32 bfloat16")
     c.add_argument("--tolerance", type=float, metavar="T", help="rtol and atol for numbers, for classes that round")
+    c.add_argument(
+        "--programs", type=Path, metavar="FILE", help="calls that must work: functions of x, y (and p) in it"
+    )
+    c.add_argument("--use", choices=("weight", "parameter", "activation", "input"), help="what a model does with it")
+    c.add_argument("--random", action="store_true", help="its operations draw random numbers by design")
+    c.add_argument("--valid", help="expression for the mask of meaningful elements: '{0}.mask'")
     c.add_argument("--rules", nargs="+", metavar="ID", help="only these: ST101, ST1, protocol")
     c.add_argument("--skip", nargs="+", metavar="ID", default=[], help="not these")
     c.add_argument("--profile", default="dev", choices=("dev", "ci", "thorough"))
@@ -73,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     c.set_defaults(run=_check)
     n = commands.add_parser("new", help="write a new wrapper class and its test")
     n.add_argument("name", help="name of the class")
+    n.add_argument("--use", default="activation", choices=("activation", "weight"), help="what it is for")
     n.add_argument("--directory", type=Path, default=Path("."), help="where (default: here)")
     n.set_defaults(run=_new)
     return parser
@@ -126,6 +136,10 @@ def _how_to_build(options: argparse.Namespace) -> dict[str, Any]:
         if not all(isinstance(d, torch.dtype) for d in dtypes):
             raise OptionError("--dtypes cannot be read", expected="names: float32 bfloat16", got=options.dtypes)
     return {
+        "programs": _programs(options.programs) if options.programs else None,
+        "use": options.use,
+        "random": options.random or None,
+        "valid": options.valid,
         "factory": options.factory,
         "to_dense": options.to_dense,
         "tolerance": None if options.tolerance is None else (options.tolerance, options.tolerance),
@@ -134,10 +148,28 @@ def _how_to_build(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _programs(path: Path) -> list[Any]:
+    """The functions that a file defines: calls over ``x``, ``y`` and ``p`` that must work.
+
+    Raises:
+        OptionError: the file cannot be read or run, or has no function.
+    """
+    sys.path.insert(0, str(path.parent))
+    try:
+        names = vars(importlib.import_module(path.stem))
+    except Exception as error:  # importing runs it
+        got = f"{type(error).__name__}: {error}"
+        raise OptionError(f"--programs {path} cannot be run", expected="a Python file", got=got) from error
+    found = [v for v in names.values() if inspect.isfunction(v) and v.__module__ == path.stem]
+    if not found:
+        raise OptionError(f"{path} has no program", expected="functions such as def call(x, y): return x @ y.t()")
+    return found
+
+
 def _new(options: argparse.Namespace) -> int:
     from .authoring.scaffold import write_scaffold
 
-    for path in write_scaffold(options.name, options.directory):
+    for path in write_scaffold(options.name, options.directory, use=options.use):
         print(f"wrote {path}")
     return OK
 

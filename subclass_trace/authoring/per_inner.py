@@ -11,7 +11,7 @@ from .. import torch_api
 from ..errors import RuleError, UnsupportedError
 from ..torch_api import authors as _authors
 from .effects import BIT_VIEWS, Run, aten, instances, is_view, returns_arguments, substitute, written, written_positions
-from .fields import like
+from .fields import build, like, values_of
 
 #: operations that mean the same on an inner tensor of any shape
 _ANY_SHAPE = frozenset(
@@ -162,8 +162,11 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0]
-        if kwargs.get("dtype") not in (None, x.dtype) or kwargs.get("layout") not in (None, x.layout):
+        if kwargs.get("layout") not in (None, x.layout):
             return otherwise(args, kwargs)
+        if kwargs.get("dtype") not in (None, x.dtype):
+            converted = _in_dtype(x, func, kwargs)
+            return otherwise(args, kwargs) if converted is None else converted
         how = {k: v for k, v in kwargs.items() if k not in ("dtype", "layout")}
         elsewhere = {k: v for k, v in how.items() if k != "memory_format"}
         inner = {n: getattr(x, n) for n in x.__tensor_flatten__()[0]}
@@ -177,6 +180,29 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
         return like(x, tensors) if alike else like(x, tensors, x.shape, _strides_of_copy(x))
 
     return run
+
+
+def _in_dtype(x: Any, func: Any, kwargs: dict[str, Any]) -> Any:
+    """The copy in another floating dtype, or None where the declaration does not say how.
+
+    It does where the outer dtype is a field of the context, or where inner tensors that look like the wrapper have it. A
+    scale of that dtype is not converted: it may be too small for the other one.
+    """
+    dtype, kept = kwargs["dtype"], x.dtype
+    if not (dtype.is_floating_point and kept.is_floating_point and hasattr(type(x), "_wrapper_dense")):
+        return None
+    how = {k: v for k, v in kwargs.items() if k in ("device", "non_blocking", "pin_memory")}
+    values = {n: dtype if v is kept else v for n, v in values_of(x).items()}
+    by_context = any(v is kept for v in values_of(x).values())
+    for n, t in values.items():
+        if isinstance(t, torch.Tensor):
+            shown = not by_context and t.dtype is kept and t.shape == x.shape
+            values[n] = func(t, dtype=dtype if shown else t.dtype, **how)
+    new = build(type(x), values, x.shape, _strides_of_copy(x))
+    same = all(
+        v.dtype is not kept or v.shape == x.shape or by_context for v in values.values() if isinstance(v, torch.Tensor)
+    )
+    return new if new.dtype is dtype and same else None
 
 
 def _strides_of_copy(x: torch.Tensor) -> Sequence[Any]:

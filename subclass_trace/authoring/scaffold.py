@@ -16,22 +16,26 @@ from pathlib import Path
 from ..errors import OptionError
 
 
-def write_scaffold(name: str, directory: str | os.PathLike[str]) -> list[Path]:
+def write_scaffold(name: str, directory: str | os.PathLike[str], *, use: str = "activation") -> list[Path]:
     """Write a wrapper class and its test.
 
     Args:
         name: of the class; the files are named after it (``MyTensor``: ``my_tensor.py``).
         directory: where; made if it does not exist.
+        use: ``"activation"``, or ``"weight"``: of a layer, in int8, with a scale for each row.
 
     Returns:
         The two files. ``pytest test_my_tensor.py`` passes as they are.
 
     Raises:
-        OptionError: the name cannot be one of a class; or a file exists.
+        OptionError: the name cannot be one of a class; there is no such use; or a file exists.
     """
+    if use not in _TEXTS:
+        raise OptionError(f"{use!r} is no use", expected=" or ".join(map(repr, _TEXTS)))
+    body, test = _TEXTS[use]
     module = _module_name(name)
     folder = Path(directory)
-    paths = {folder / f"{module}.py": _CLASS, folder / f"test_{module}.py": _TEST}
+    paths = {folder / f"{module}.py": body, folder / f"test_{module}.py": test}
     there = [path for path in paths if path.exists()]
     if there:
         raise OptionError(f"{there[0]} exists", path=there[0], fix="choose another name or directory")
@@ -141,3 +145,96 @@ def test_trains_like_the_dense_weight() -> None:
         torch.nn.functional.linear(x, dense).square().sum().backward()
         torch.testing.assert_close(w.grad, dense.grad)
 '''
+
+_WEIGHT = '''\
+"""`MyTensor`: the weight of a layer in int8, with a scale for each row. value = codes * scale.
+
+Replace the inner tensors and `dequantize` by yours; the author's guide of subclass_trace says what each part is for.
+`pytest test_my_tensor.py` checks the class against the rules that every wrapper subclass has to keep.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from subclass_trace import WrapperTensor
+from subclass_trace.authoring import Outer
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+class MyTensor(WrapperTensor, default="dequantize"):
+    """``codes * scale``: (m, n) in int8, and (m, 1) in the dtype that the weight shows."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @classmethod
+    def outer_metadata(cls, fields: Any) -> Outer:
+        """As codes, in the dtype of the scale."""
+        return Outer(dtype=fields.scale.dtype)
+
+    @classmethod
+    def from_dense(cls, x: Tensor) -> MyTensor:
+        """Quantise a matrix. Not differentiable."""
+        if x.dim() != 2:
+            raise ValueError(f"MyTensor holds matrices, got {tuple(x.shape)}")
+        scale = x.detach().abs().amax(1, keepdim=True).clamp(min=1e-6) / 127
+        return cls((x.detach() / scale).round().to(torch.int8), scale)
+
+    def dequantize(self) -> Tensor:
+        """The dense value: what every operation without a rule computes on."""
+        return self.codes * self.scale
+
+    def requantize_(self, value: Tensor) -> None:
+        """Write a dense value: what an optimizer's step ends in."""
+        shared = [d for d in (0, 1) if self.scale.shape[d] == 1]  # columns; of a transpose, rows
+        self.scale.copy_(value.abs().amax(shared, keepdim=True).clamp(min=1e-6) / 127)
+        self.codes.copy_((value / self.scale).round())
+
+
+MyTensor.implements_per_inner(aten.copy_.default)  # exact: each row has a scale of its own
+
+
+@MyTensor.implements(aten.t.default)
+def _t(func: Any, x: MyTensor) -> MyTensor:
+    """`F.linear` asks for it: both inner tensors are transposed, and the product is the transpose."""
+    return x.replace(codes=func(x.codes), scale=func(x.scale))
+
+
+@MyTensor.implements(aten.slice.Tensor)
+def _rows(func: Any, x: MyTensor, dim: int = 0, *bounds: Any) -> Any:
+    """Rows have their scale with them; a slice of columns is refused."""
+    if dim != 0 or x.scale.shape[0] != x.shape[0]:
+        return NotImplemented
+    return x.replace(codes=func(x.codes, 0, *bounds), scale=func(x.scale, 0, *bounds))
+'''
+
+_WEIGHT_TEST = '''\
+"""`MyTensor` keeps the rules of wrapper subclasses, and is a weight."""
+
+from __future__ import annotations
+
+import torch
+from subclass_trace import compile
+from subclass_trace.testing import assert_conforms
+
+from my_tensor import MyTensor
+
+
+def test_conforms() -> None:
+    assert_conforms(MyTensor, use="weight", max_examples=5)
+
+
+def test_a_layer_has_it_as_its_weight() -> None:
+    layer = torch.nn.Linear(4, 3)
+    layer.weight = torch.nn.Parameter(MyTensor.from_dense(layer.weight))
+    x = torch.randn(2, 4)
+    expected = torch.nn.functional.linear(x, layer.weight.dequantize(), layer.bias)
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(compile(layer)(x), expected)
+'''
+
+_TEXTS = {"activation": (_CLASS, _TEST), "weight": (_WEIGHT, _WEIGHT_TEST)}

@@ -6,6 +6,7 @@
 True
 """
 
+from .equivalence import EquivalenceError, assert_equivalent, programs, round_trips
 from .kit import ConformanceError, assert_conforms, check
 from .report import Report
 from .resolve import register_strategy, wrappers
@@ -18,6 +19,7 @@ from .subject import Subject, subject_of
 __all__ = [
     "PROFILES",
     "ConformanceError",
+    "EquivalenceError",
     "Failure",
     "NotApplicable",
     "Outcome",
@@ -29,10 +31,13 @@ __all__ = [
     "Severity",
     "Subject",
     "assert_conforms",
+    "assert_equivalent",
     "check",
     "dense_tensors",
     "dtypes",
+    "programs",
     "register_strategy",
+    "round_trips",
     "shapes",
     "subject_of",
     "wrappers",

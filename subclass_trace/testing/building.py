@@ -23,7 +23,19 @@ from .subject import Subject
 _PROJECTIONS = ("to_dense", "dequantize", "full_tensor", "dense")
 _TRIALS = ((2, 3), (2,), (4, 4), (32, 32))
 #: sizes to try with a class that takes none of the small ones
-_LARGE = ((32, 32), (32, 64), (64, 32), (64, 64), (16, 16), (16, 32), (128, 128), (128, 256), (64,), (128,), (256,))
+_LARGE = (
+    (32, 32),
+    (32, 64),
+    (64, 32),
+    (64, 64),
+    (16, 16),
+    (16, 32),
+    (128, 128),
+    (128, 256),
+    (64,),
+    (128,),
+    (256,),
+)
 #: rtol and atol for classes that round; the second for those with very few bits
 _COARSE, _VERY_COARSE = 0.2, 0.5
 
@@ -140,7 +152,10 @@ def _project(subject: Subject, made: Any) -> Any:
 # --------------------------------------------------------------------------------------------- what he does not say
 def _with_sizes(subject: Subject) -> Subject:
     """The subject with the sizes that its factory takes, if it refuses some: a draw that it refuses costs time."""
-    dtype = next((d for d in subject.dtypes if any(_takes(subject, shape, d) for shape in _trials(subject))), None)
+    dtype = next(
+        (d for d in subject.dtypes if any(_takes(subject, shape, d) for shape in _trials(subject))),
+        None,
+    )
     small = [shape for shape in strategies.SMALL if _takes(subject, shape, dtype)]
     if len(small) == len(strategies.SMALL):
         return subject
@@ -156,7 +171,9 @@ def _with_sizes(subject: Subject) -> Subject:
 
 def _with_dtypes(subject: Subject) -> Subject:
     """The subject with the dtypes that its factory takes."""
-    taken = tuple(d for d in subject.dtypes if any(_takes(subject, shape, d) for shape in _trials(subject)))
+    taken = tuple(
+        d for d in subject.dtypes if any(_takes(subject, shape, d) for shape in _trials(subject))
+    )
     return replace(subject, dtypes=taken) if taken else subject
 
 
@@ -179,9 +196,9 @@ def _with_projection(subject: Subject) -> Subject:
 def _with_tolerance(subject: Subject) -> Subject:
     """The subject with a coarse tolerance if the class rounds, as quantised ones do."""
     error = _rounding(subject)
-    if error < 2e-5:
+    if error < 5e-7:
         return subject
-    tolerance = min(_COARSE if error < 0.05 else _VERY_COARSE, round(64 * error, 3))
+    tolerance = min(_COARSE if error < 0.05 else _VERY_COARSE, float(f"{64 * error:.1g}"))
     note = (
         f"{subject.cls.__qualname__} rounds (by {error:.2%} of the largest number), so numbers are compared with "
         f"rtol=atol={tolerance}"
@@ -193,16 +210,24 @@ def _rounding(subject: Subject) -> float:
     """By how much of the largest number a fresh instance differs from what it was made of, where it says that it was
     quantised: another projection may give another value by design, and so does a method that is off by more than a half.
     """
-    if subject.dense is None or "dequantize" not in subject.dense or subject.arity != 1 or not subject.floating:
+    if (
+        subject.dense is None
+        or "dequantize" not in subject.dense
+        or subject.arity != 1
+        or not subject.floating
+    ):
         return 0.0
     dtype = max(subject.floating, key=lambda d: (d is torch.float32, torch.finfo(d).bits))
     for shape in sorted(_trials(subject), key=lambda shape: (shape != (32, 32), -math.prod(shape))):
         numbers = torch.rand(shape, generator=torch.Generator().manual_seed(0)).sub_(0.5).to(dtype)
         try:
             made = eval(subject.make.format("_dense"), {**subject.namespace, "_dense": numbers})
-            error = (_project(subject, made).detach().double() - numbers.double()).abs().max()
+            dense, exact = _project(subject, made).detach().double(), numbers.double()
+            factor = (dense * exact).sum() / (
+                exact * exact
+            ).sum()  # a scale of its own is no rounding
+            error = (dense - factor * exact).abs().max() / dense.abs().max()
         except Exception:  # sizes that the class does not have
             continue
-        relative = float(error / numbers.abs().max())
-        return relative if relative < 0.5 else 0.0
+        return float(error) if float(error) < 0.5 else 0.0
     return 0.0

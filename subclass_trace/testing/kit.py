@@ -9,10 +9,13 @@ from typing import Any
 
 from ..errors import OptionError, SubclassTraceError
 from ..stages import working
+from .causes import coverage_of
+from .isolation import run_rules
 from .report import Report
 from .resolve import Target, resolve
 from .rules import Profile, load, profile_of, select
-from .runner import Outcome, Result, run_rule
+from .runner import Outcome, Result
+from .sweep import sweep_of
 
 
 class ConformanceError(SubclassTraceError, AssertionError):
@@ -25,7 +28,8 @@ class ConformanceError(SubclassTraceError, AssertionError):
         broken = [*report.failures, *report.errors]
         lines = [f"{r.rule.id} {r.rule.title}: {r.reason}" for r in broken]
         super().__init__(
-            f"{report.subject.name} breaks {len(broken)} of {len(report.results)} rules\n" + "\n".join(lines),
+            f"{report.subject.name} breaks {len(broken)} of {len(report.results)} rules\n"
+            + "\n".join(lines),
             fix="`report.failures[0].failure.script` is a program that shows the first one, "
             f"`subclass-trace check --explain {broken[0].rule.id}` says how to mend it",
         )
@@ -58,12 +62,21 @@ def check(
     level = profile_of(profile).at_most(max_examples)
     chosen = select(rules, skip)
     if not chosen:
-        raise OptionError("no rule is left to check", got=f"rules={rules}, skip={skip}", fix="skip fewer")
+        raise OptionError(
+            "no rule is left to check", got=f"rules={rules}, skip={skip}", fix="skip fewer"
+        )
     subject = resolve(target, **options)
     start = time.perf_counter()
     with working(f"check of {subject.name}"):
-        results = [run_rule(subject, r, level) if r in chosen else Result(r, Outcome.SKIPPED) for r in load()]
-    return Report(subject, tuple(results), level.name, time.perf_counter() - start)
+        found = {result.rule: result for result in run_rules(subject, chosen, level)}
+        results = [found.get(r) or Result(r, Outcome.SKIPPED) for r in load()]
+    return Report(
+        subject,
+        tuple(results),
+        level.name,
+        time.perf_counter() - start,
+        coverage_of(sweep_of(subject)),
+    )
 
 
 def assert_conforms(target: Target, **how: Any) -> Report:

@@ -13,6 +13,7 @@ import torch
 
 from ..torch_api.testing import Pair as Pair
 from ..torch_api.testing import is_fake_tensor, is_opaque_object
+from ..torch_api.testing import outer_storage as outer_storage
 
 
 def inners(x: Any) -> dict[str, Any]:
@@ -45,7 +46,11 @@ def named_leaves(x: Any, path: str = "x") -> list[tuple[str, torch.Tensor]]:
     """Path and tensor of each leaf."""
     if not hasattr(type(x), "__tensor_flatten__"):
         return [(path, x)] if isinstance(x, torch.Tensor) else []
-    return [pair for name in x.__tensor_flatten__()[0] for pair in named_leaves(getattr(x, name), f"{path}.{name}")]
+    return [
+        pair
+        for name in x.__tensor_flatten__()[0]
+        for pair in named_leaves(getattr(x, name), f"{path}.{name}")
+    ]
 
 
 def plain_meta(x: Any) -> dict[str, Any]:
@@ -56,7 +61,9 @@ def plain_meta(x: Any) -> dict[str, Any]:
         return "jagged" if isinstance(n, torch.SymInt) else n
 
     sizes: dict[str, Any] = {
-        k: tuple(map(number, v)) for k, v in meta(x).items() if k in ("size", "stride") and v is not None
+        k: tuple(map(number, v))
+        for k, v in meta(x).items()
+        if k in ("size", "stride") and v is not None
     }
     if 0 in x.shape:
         sizes["stride"] = None
@@ -77,9 +84,23 @@ def kept_arguments(x: Any) -> dict[str, str]:
     names = set()
     for function in (type(x).__init__, type(x).__new__):
         if inspect.isfunction(function):
-            names |= {name for own in inspect.signature(function).parameters for name in (own, f"_{own}")}
+            names |= {
+                name for own in inspect.signature(function).parameters for name in (own, f"_{own}")
+            }
     state = instance_state(x)
-    return {n: repr(state[n]) for n in sorted(names) if type(state.get(n)) in (bool, int, float, str)}
+    return {
+        n: repr(state[n]) for n in sorted(names) if type(state.get(n)) in (bool, int, float, str)
+    }
+
+
+def copied(value: Any) -> Any:
+    """A deep copy of a context; the context itself where it cannot be copied."""
+    import copy
+
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
 
 
 def same_metadata(a: Any, b: Any, cls: Any) -> bool:
@@ -94,7 +115,11 @@ def tensors_within(value: Any, path: str = "context", seen: Any = None) -> list[
     seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor):
         return [path]
-    if id(value) in seen or isinstance(value, (str, bytes, int, float, type, torch.Size)) or is_opaque_object(value):
+    if (
+        id(value) in seen
+        or isinstance(value, (str, bytes, int, float, type, torch.Size))
+        or is_opaque_object(value)
+    ):
         return []
     seen.add(id(value))
     if isinstance(value, dict):
@@ -122,7 +147,12 @@ def rebuilds(x: Any) -> bool:
     contexts = y.__tensor_flatten__()[1], copy.deepcopy(x.__tensor_flatten__()[1])
     first, second = (list(x.__tensor_flatten__()[0]) for _ in range(2))
     identical = first == second and all(a is b for a, b in zip(leaves(y), leaves(x), strict=True))
-    return identical and meta(y) == meta(x) and y.requires_grad <= x.requires_grad and same_metadata(*contexts, type(x))
+    return (
+        identical
+        and meta(y) == meta(x)
+        and y.requires_grad <= x.requires_grad
+        and same_metadata(*contexts, type(x))
+    )
 
 
 def copy_works(x: Any) -> bool:
@@ -147,7 +177,7 @@ def same(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
         xs, ys = ([t.detach().resolve_conj().resolve_neg() for t in leaves(v)] for v in (x, y))
         if [(t.dtype, t.shape) for t in xs] != [(t.dtype, t.shape) for t in ys]:
             return False
-        return all(is_fake_tensor(a) or _near(a, b, rtol, atol) for a, b in zip(xs, ys, strict=True))
+        return all(is_fake_tensor(a) or near(a, b, rtol, atol) for a, b in zip(xs, ys, strict=True))
     if type(x) is not type(y):
         return False
     if isinstance(x, (list, tuple)):
@@ -157,12 +187,13 @@ def same(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
     return bool(x == y) or (x != x and y != y)
 
 
-def _near(a: torch.Tensor, b: torch.Tensor, rtol: float, atol: float) -> bool:
+def near(a: torch.Tensor, b: torch.Tensor, rtol: float = 0.0, atol: float = 0.0) -> bool:
+    """Are the numbers of two dense tensors the same, up to a tolerance? NaN is NaN."""
     if a.is_floating_point() and a.dtype.itemsize == 1:  # torch.equal does not know float8
         return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     if torch.equal(a, b):
         return True
-    if not (a.is_floating_point() or a.is_complex()):
+    if a.shape != b.shape or not (a.is_floating_point() or a.is_complex()):
         return False
     if (rtol or atol) and a.is_floating_point() and a.dtype.itemsize == 2:
         # two right orders of summation differ by roundings of the largest number

@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from .isolation import run_rules
 from .resolve import check_options, resolve
 from .rules import Profile, Rule, load, profile_of, select
-from .runner import Outcome, Result, run_rule
+from .runner import Outcome, Result
 from .subject import Subject
 
 #: options of a test class that are not about building instances
@@ -62,14 +63,19 @@ class ConformanceTests:
         options = self.options
         if rule not in select(options.get("rules"), options.get("skip", ())):
             pytest.skip("left out by options")
-        level = profile_of(options.get("profile", self.profile)).at_most(options.get("max_examples"))
-        judge(run_rule(self.subject(), rule, level))
+        level = profile_of(options.get("profile", self.profile)).at_most(
+            options.get("max_examples")
+        )
+        (result,) = run_rules(self.subject(), [rule], level)
+        judge(result)
 
     @classmethod
     def subject(cls) -> Subject:
         """The subject, made once per class."""
         if "_subject" not in vars(cls):
-            cls._subject = resolve(cls.target, **{k: v for k, v in cls.options.items() if k not in _HOW})
+            cls._subject = resolve(
+                cls.target, **{k: v for k, v in cls.options.items() if k not in _HOW}
+            )
         return cls._subject
 
     _subject: ClassVar[Subject]

@@ -39,7 +39,9 @@ def safe_repr(value: Any) -> str:
 def both_sides(got: Any, expected: Any) -> tuple[str, str]:
     """The two sides of a comparison as text; where that is the same, with sizes, strides and the tensors inside."""
     texts = safe_repr(got), safe_repr(expected)
-    if texts[0] != texts[1] or not (isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)):
+    if texts[0] != texts[1] or not (
+        isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)
+    ):
         return texts
     first, second = (
         f"{text} of size {tuple(x.shape)}, {x.dtype}, with {safe_repr(probes.named_leaves(x))}"
@@ -48,21 +50,35 @@ def both_sides(got: Any, expected: Any) -> tuple[str, str]:
     return first, second
 
 
-def program(subject: Subject, lines: Iterable[str]) -> str:
-    """A program that runs the lines. It needs only torch and what the subject imports."""
+def program(subject: Subject, lines: Iterable[str], *, short: bool = False) -> str:
+    """A program that runs the lines. It needs only torch and what the subject imports; a short one this package as well."""
     body = "\n".join(lines)
-    helpers = _needed(body)
     text = [
+        *(f"# {note}" for note in subject.notes if "cannot be imported" in note or not short),
         "import torch",
-        *(["from typing import Any"] if helpers else []),
         *subject.imports,
-        *(f"\n{_source(name).strip()}\n" for name in helpers),
+        *(_imports(body) if short else _definitions(body)),
         *([subject.setup] if subject.setup else []),
-        "torch.manual_seed(0)",
+        *(["torch.manual_seed(0)"] if subject.random or not short else []),
         body,
     ]
-    head = [f"# {note}" for note in subject.notes]
-    return "\n".join([*head, *text]) + "\n"
+    return "\n".join(text) + "\n"
+
+
+def _definitions(body: str) -> list[str]:
+    helpers = _needed(body)
+    return [
+        *(["from typing import Any"] if helpers else []),
+        *(f"\n{_source(name).strip()}\n" for name in helpers),
+    ]
+
+
+def _imports(body: str) -> list[str]:
+    named = {n.id for n in ast.walk(ast.parse(body)) if isinstance(n, ast.Name)} & HELPERS.keys()
+    homes: dict[str, list[str]] = {}
+    for name in sorted(named):
+        homes.setdefault(HELPERS[name].__module__, []).append(name)
+    return [f"from {home} import {', '.join(names)}" for home, names in homes.items()]
 
 
 @functools.cache

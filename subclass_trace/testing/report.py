@@ -2,7 +2,7 @@
 
 The JSON has a ``schema`` number, which changes when a key is renamed or removed; keys may be added without notice:
 
-    schema            2
+    schema            3
     class             "package.module.Class"
     versions          {"python": ..., "torch": ..., "subclass_trace": ...}
     profile, seconds  name of the profile, wall time
@@ -10,10 +10,13 @@ The JSON has a ``schema`` number, which changes when a key is renamed or removed
     tolerance         [rtol, atol], with which numbers are compared
     ok                true if no rule fails or breaks
     counts            {"pass": n, "fail": n, "not applicable": n, "skipped": n, "error": n}
+    coverage          {"use": ..., "right": n, "wrong": n, "refused": {call: what it says}, "untried": [calls]}
+    causes            a list, what hurts most first: {"cause", "rule", "also"}
     rules             a list, in the order of the ids:
         id, title, family, severity, outcome, checks, examples, seconds
         reason        what failed, or why the rule does not apply; "" for a pass
-        failure       null, or {"what", "got", "expected", "script"}
+        calls         calls of the sweep that break it
+        failure       null, or {"what", "got", "expected", "script", "standalone"}
 """
 
 from __future__ import annotations
@@ -21,18 +24,18 @@ from __future__ import annotations
 import html
 import platform
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..report.page import document
+from .causes import Cause, Coverage, causes_of
 from .runner import Outcome, Result
-from .script import NO_PROJECTION
 from .subject import Subject
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,19 @@ class Report:
         results: one per rule, skipped ones too.
         profile: name of the profile.
         seconds: wall time.
+        coverage: how many calls of the sweep were right, wrong, refused, not tried.
     """
 
     subject: Subject
     results: tuple[Result, ...]
     profile: str
     seconds: float
+    coverage: Coverage = field(default_factory=Coverage)
+
+    @property
+    def causes(self) -> list[Cause]:
+        """The failures by likely cause, what would hurt a user most first."""
+        return causes_of(self.failures)
 
     @property
     def failures(self) -> tuple[Result, ...]:
@@ -74,9 +84,8 @@ class Report:
     @property
     def hints(self) -> tuple[str, ...]:
         """What would let more rules apply."""
-        missing = sum(r.outcome is Outcome.NOT_APPLICABLE and r.reason == NO_PROJECTION for r in self.results)
-        text = "rules about numbers did not apply; give to_dense= (--to-dense '{0}.name'), the dense value of a wrapper"
-        return (f"{missing} {text}",) if missing else ()
+        text = "numbers were not compared; give to_dense= (--to-dense '{0}.name'), the dense value of a wrapper"
+        return () if self.subject.dense is not None else (text,)
 
     @property
     def made_by(self) -> str:
@@ -102,6 +111,8 @@ class Report:
             "tolerance": list(self.subject.tolerance),
             "ok": self.ok,
             "counts": {o.value: self.counts[o] for o in Outcome},
+            "coverage": self.coverage.as_json(),
+            "causes": [c.as_json() for c in self.causes],
             "rules": [_row(r) for r in self.results],
         }
 
@@ -121,7 +132,11 @@ def versions() -> dict[str, str]:
         own = version("subclass_trace")
     except PackageNotFoundError:  # run from a checkout
         own = "checkout"
-    return {"python": platform.python_version(), "torch": str(torch.__version__), "subclass_trace": own}
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "subclass_trace": own,
+    }
 
 
 def _row(r: Result) -> dict[str, Any]:
@@ -136,8 +151,15 @@ def _row(r: Result) -> dict[str, Any]:
         "examples": r.examples,
         "seconds": round(r.seconds, 3),
         "reason": r.reason,
+        "calls": list(r.calls),
         "failure": failure
-        and {"what": failure.what, "got": failure.got, "expected": failure.expected, "script": failure.script},
+        and {
+            "what": failure.what,
+            "got": failure.got,
+            "expected": failure.expected,
+            "script": failure.script,
+            "standalone": failure.standalone,
+        },
     }
 
 
@@ -148,20 +170,52 @@ MARKS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_APPLICABLE: "–"
 
 
 def text(report: Report) -> str:
-    """The report for people: a line for each rule, the program of each failure, a summary."""
+    """The report for people: each cause with one program, a line for each rule, a summary."""
     lines = [report.subject.name]
+    for number, cause in enumerate(report.causes, 1):
+        lines += ["", *_cause(number, cause)]
+    lines.append("")
     for r in report.results:
         if r.outcome is not Outcome.SKIPPED:
-            lines.append(f"{MARKS[r.outcome]} {r.rule.id} {r.rule.title}" + (f" ({r.checks})" if r.checks else ""))
+            lines.append(
+                f"{MARKS[r.outcome]} {r.rule.id} {r.rule.title}"
+                + (f" ({r.checks})" if r.checks else "")
+            )
             lines += [] if r.outcome is Outcome.PASS else [f"      {r.reason[:200]}"]
-    for r in report.failures:
-        assert r.failure is not None
-        lines += ["", _ruled(f"{r.rule.id} {r.rule.title} ({r.rule.severity.value})"), str(r.failure), ""]
-        lines += [r.failure.script, r.rule.advice, ""]
     for r in report.errors:
-        lines += ["", _ruled(f"{r.rule.id} broke: a fault of the kit, please report it"), r.error or ""]
+        lines += [
+            "",
+            _ruled(f"{r.rule.id} broke: a fault of the kit, please report it"),
+            r.error or "",
+        ]
     text = "\n".join([*lines, summary(report)])
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def _cause(number: int, cause: Cause) -> list[str]:
+    """One cause: what is wrong, the program that shows it, and what else it breaks."""
+    head = cause.head
+    assert head.failure is not None
+    lines = [
+        _ruled(
+            f"{number}. {cause.title}: {head.rule.id} {head.rule.title} ({head.rule.severity.value})"
+        )
+    ]
+    lines += [str(head.failure), "", head.failure.script]
+    if len(head.calls) > 1:
+        others = [_one_line(c) for c in head.calls if c != head.failure.call]
+        lines.append(
+            f"The same in {len(others)} other calls: {'; '.join(others[:8])}{' ...' * (len(others) > 8)}"
+        )
+    if cause.others:
+        lines.append(
+            "It also breaks: " + "; ".join(f"{r.rule.id} {r.rule.title}" for r in cause.others)
+        )
+    return [*lines, head.rule.advice]
+
+
+def _one_line(call: str) -> str:
+    return " ".join(call.split())[:80]
 
 
 def _ruled(title: str) -> str:
@@ -169,16 +223,19 @@ def _ruled(title: str) -> str:
 
 
 def summary(report: Report) -> str:
-    """What came of all rules, and how instances were made."""
+    """What came of all rules, what was not exercised, and how instances were made."""
     counts = report.counts
     parts = [f"{counts[o]} {o.value}" for o in Outcome if counts[o]]
     checks = sum(r.checks for r in report.results)
     line = f"{report.subject.name}: {', '.join(parts)}; {checks} checks in {report.seconds:.1f} s ({report.profile})"
-    return "\n".join([line, report.made_by, *(f"note: {n}" for n in (*report.subject.notes, *report.hints))])
+    notes = (f"note: {n}" for n in (*report.subject.notes, *report.hints))
+    return "\n".join([line, *report.coverage.text, report.made_by, *notes])
 
 
 def write_page(report: Report, path: Path) -> Path:
     """Write the report as an HTML page that needs nothing else."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(report.subject.name, f"<pre>{html.escape(text(report))}</pre>"), encoding="utf-8")
+    path.write_text(
+        document(report.subject.name, f"<pre>{html.escape(text(report))}</pre>"), encoding="utf-8"
+    )
     return path

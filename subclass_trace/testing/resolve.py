@@ -34,7 +34,9 @@ _CONSTRUCTORS = (
 )
 
 
-def register_strategy(cls: type, factory: str | Callable[..., torch.Tensor], **options: Any) -> None:
+def register_strategy(
+    cls: type, factory: str | Callable[..., torch.Tensor], **options: Any
+) -> None:
     """Tell the kit, and ``hypothesis.strategies.from_type``, how to build instances of a class.
 
     Args:
@@ -62,7 +64,9 @@ def load_target(name: str) -> Any:
             value = getattr(value, part)
     except Exception as error:  # importing runs the module
         got = f"{type(error).__name__}: {error}"
-        raise OptionError(f"cannot find {name!r}", expected="package.module:Class", got=got) from error
+        raise OptionError(
+            f"cannot find {name!r}", expected="package.module:Class", got=got
+        ) from error
     return value
 
 
@@ -85,13 +89,17 @@ def resolve(target: Target, **options: Any) -> Subject:
         return _from_factory(found, options)
     why = why_not_traceable(found)
     if why is not None:
-        raise ProtocolError(f"{found.__qualname__} is no traceable wrapper subclass: {why}", path=found.__qualname__)
+        raise ProtocolError(
+            f"{found.__qualname__} is no traceable wrapper subclass: {why}", path=found.__qualname__
+        )
     known = _REGISTERED.get(found, {})
     options = {**known, **options}
     derived = "factory" not in options
     if derived:
         options["factory"] = _derive(found, options)
-    subject = subject_of(found, options.get("factory"), **{k: v for k, v in options.items() if k != "factory"})
+    subject = subject_of(
+        found, options.get("factory"), **{k: v for k, v in options.items() if k != "factory"}
+    )
     return completed(replace(subject, derived=derived), options)
 
 
@@ -108,7 +116,9 @@ def check_options(options: Mapping[str, Any]) -> None:
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, _OPTIONS, 1)
             fix = f"did you mean {near[0]}=?" if near else None
-            raise OptionError(f"no option is called {name!r}", expected=", ".join(_OPTIONS), fix=fix)
+            raise OptionError(
+                f"no option is called {name!r}", expected=", ".join(_OPTIONS), fix=fix
+            )
 
 
 def _from_factory(factory: Callable[..., torch.Tensor], options: dict[str, Any]) -> Subject:
@@ -158,7 +168,9 @@ def _candidates(cls: type) -> Iterator[str]:
             yield make
 
 
-def wrappers(target: Any, *, floating: bool = False, **options: Any) -> s.SearchStrategy[torch.Tensor]:
+def wrappers(
+    target: Any, *, floating: bool = False, **options: Any
+) -> s.SearchStrategy[torch.Tensor]:
     """Instances of a wrapper class.
 
     Args:
@@ -176,6 +188,8 @@ def wrappers(target: Any, *, floating: bool = False, **options: Any) -> s.Search
 
 def _instance(subject: Any, specs: tuple[Dense, ...]) -> Any:
     try:
-        return eval(subject.make.format(*(f"({spec.code})" for spec in specs)), dict(subject.namespace))
+        return eval(
+            subject.make.format(*(f"({spec.code})" for spec in specs)), dict(subject.namespace)
+        )
     except Exception:  # sizes or dtypes that the class does not have
         return None

@@ -43,6 +43,7 @@ class Cost(enum.Enum):
 
     CHEAP = "cheap"  #: eager operations, microseconds to milliseconds
     DEAR = "dear"  #: compiles, starts threads or writes files: tenths of a second
+    SWEEP = "sweep"  #: judged by the sweep alone, which is made once for all rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,12 @@ class Profile:
 
 
 PROFILES = {
-    p.name: p for p in (Profile("dev", 16, 2, 2.0), Profile("ci", 80, 6, 5.0), Profile("thorough", 1000, 60, 60.0))
+    p.name: p
+    for p in (
+        Profile("dev", 16, 2, 2.0),
+        Profile("ci", 80, 6, 5.0),
+        Profile("thorough", 1000, 60, 60.0),
+    )
 }
 
 
@@ -153,7 +159,9 @@ def rule(
             raise OptionError(f"{id!r} cannot be the id of a rule", expected="a free id like ST101")
         text = inspect.getdoc(check)
         if not text:
-            raise OptionError(f"the check of rule {id} has no docstring", fix="say why the rule exists")
+            raise OptionError(
+                f"the check of rule {id} has no docstring", fix="say why the rule exists"
+            )
         family = check.__module__.rpartition(".")[2]
         _RULES[id] = Rule(id, title, family, severity, cost, text, check)
         return check
@@ -176,7 +184,11 @@ def select(rules: Iterable[str] | None = None, skip: Iterable[str] = ()) -> tupl
         OptionError: a name fits no rule.
     """
     every = load()
-    chosen = list(every) if rules is None else [r for r in every if any(_fits(r, n) for n in _known(every, rules))]
+    chosen = (
+        list(every)
+        if rules is None
+        else [r for r in every if any(_fits(r, n) for n in _known(every, rules))]
+    )
     dropped = _known(every, skip)
     return tuple(r for r in chosen if not any(_fits(r, n) for n in dropped))
 

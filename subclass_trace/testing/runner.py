@@ -24,9 +24,11 @@ from hypothesis import strategies as s
 from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
 
 from ..stages import stage
+from .calls import KINDS
 from .rules import Cost, Profile, Rule
 from .script import Failure, NotApplicable, NotBuilt, Script
 from .subject import Subject
+from .sweep import Swept, set_torch_state, sweep_of, torch_state
 
 
 class Outcome(enum.Enum):
@@ -52,6 +54,8 @@ class Result:
         failure: the smallest counterexample.
         error: the traceback of a fault in the kit.
         seconds: wall time.
+        calls: all calls of the sweep that break it.
+        suspects: operations of these calls that no right call takes.
     """
 
     rule: Rule
@@ -62,6 +66,8 @@ class Result:
     failure: Failure | None = None
     error: str | None = None
     seconds: float = 0.0
+    calls: tuple[str, ...] = ()
+    suspects: frozenset[str] = frozenset()
 
     @property
     def reason(self) -> str:
@@ -96,17 +102,52 @@ REJECTIONS = 120
 
 def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
     """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings as they were."""
+    swept = sweep_of(subject, profile.cheap // 2)
+    if rule.id in swept.failures or rule.cost is Cost.SWEEP:
+        return _by_sweep(rule, swept)
     tally = _Tally(tries_left=TRIES + 4 * profile.examples(rule.cost))
     start = time.perf_counter()
-    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    ambient = torch_state()
     try:
-        with stage(rule.id), warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _without_logs():
+        with (
+            stage(rule.id),
+            warnings.catch_warnings(),
+            torch.random.fork_rng(devices=[]),
+            _without_logs(),
+        ):
             warnings.simplefilter("ignore")
             _explore(subject, rule, profile, tally)
     finally:
-        torch.set_grad_enabled(grad)
-        torch.set_num_threads(threads)
+        set_torch_state(ambient)
     return replace(_judge(rule, tally), seconds=time.perf_counter() - start)
+
+
+def _by_sweep(rule: Rule, swept: Swept) -> Result:
+    """What the sweep says about a rule."""
+    found = swept.failures.get(rule.id, [])
+    counted = rule.id in KINDS or rule.id.startswith(("ST40", "ST306"))
+    count = swept.passed[rule.id] or len(swept.right) * (not counted)
+    if found:
+        calls = tuple(dict.fromkeys(f.call for f in found))
+        clean = frozenset[str]().union(*swept.right.values())
+        suspects = frozenset[str]().union(*(f.operations for f in found)) - clean
+        worst = min(found, key=_length)
+        return Result(
+            rule, Outcome.FAIL, count + len(found), 1, failure=worst, calls=calls, suspects=suspects
+        )
+    if count:
+        return Result(rule, Outcome.PASS, count, 1)
+    return Result(
+        rule,
+        Outcome.NOT_APPLICABLE,
+        0,
+        1,
+        ((swept.unbuilt or "it refuses all calls of this kind", 1),),
+    )
+
+
+def _length(failure: Failure) -> tuple[int, int]:
+    return len(failure.lines), sum(map(len, failure.lines))
 
 
 @contextlib.contextmanager
@@ -148,9 +189,12 @@ def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> N
     )
     @given(s.data())
     def explore(data: Any) -> None:
-        late = tally.failing_since is not None and time.perf_counter() - tally.failing_since > profile.shrink_seconds
+        late = (
+            tally.failing_since is not None
+            and time.perf_counter() - tally.failing_since > profile.shrink_seconds
+        )
         if not late:
-            _example(Script(subject, data.draw), rule, tally)
+            _example(Script(subject, data.draw, sweep_of(subject).makes), rule, tally)
 
     try:
         explore()
@@ -168,7 +212,10 @@ class _KitError(Exception):
 
 def _example(script: Script, rule: Rule, tally: _Tally) -> None:
     tally.examples += 1
-    torch.default_generator.manual_seed(0)  # torch.manual_seed keeps a stack for each device that is not there
+    torch.default_generator.manual_seed(
+        0
+    )  # torch.manual_seed keeps a stack for each device that is not there
+    ambient = torch_state()
     try:
         rule.check(script)
     except NotBuilt as reason:
@@ -194,16 +241,19 @@ def _example(script: Script, rule: Rule, tally: _Tally) -> None:
         raise _KitError from error
     finally:
         tally.checks += script.checks
+        set_torch_state(ambient)
 
 
 def _judge(rule: Rule, tally: _Tally) -> Result:
     refused = (*tally.refused.most_common(), *tally.unbuilt.most_common())
     if tally.failures:
-        smallest = min(tally.failures, key=lambda f: (len(f.lines), sum(map(len, f.lines))))
+        smallest = min(tally.failures, key=_length)
         return Result(rule, Outcome.FAIL, tally.checks, tally.examples, refused, smallest)
     if tally.error is not None:
         return Result(rule, Outcome.ERROR, tally.checks, tally.examples, refused, error=tally.error)
     if tally.checks:
         return Result(rule, Outcome.PASS, tally.checks, tally.examples, refused)
-    refused = refused or (("no example of the kind that the rule needs can be drawn", tally.examples),)
+    refused = refused or (
+        ("no example of the kind that the rule needs can be drawn", tally.examples),
+    )
     return Result(rule, Outcome.NOT_APPLICABLE, 0, tally.examples, refused)

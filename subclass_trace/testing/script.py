@@ -16,7 +16,7 @@ import contextlib
 import linecache
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -52,6 +52,8 @@ class Failure(Exception):
         got, expected: the two sides as text.
         lines: the lines that ran, from making the instance to the failure.
         subject: what was checked.
+        operations: names of the operations that it takes, where that is known.
+        call: the call of the sweep that shows it.
     """
 
     what: str
@@ -59,11 +61,21 @@ class Failure(Exception):
     expected: str
     lines: tuple[str, ...]
     subject: Subject
+    operations: frozenset[str] = frozenset()
+    call: str = ""
 
     @property
     def script(self) -> str:
-        """A program that shows it."""
+        """A short program that shows it; it imports its helpers from this package."""
+        return program(self.subject, self.lines, short=True)
+
+    @property
+    def standalone(self) -> str:
+        """The same program with the sources of its helpers: it needs torch and the class alone."""
         return program(self.subject, self.lines)
+
+    def __reduce__(self) -> Any:
+        return Failure, tuple(getattr(self, f.name) for f in fields(self))
 
     def __str__(self) -> str:
         return f"{self.what}\n  got:      {self.got}\n  expected: {self.expected}"
@@ -75,13 +87,19 @@ class _Made:
 
     specs: tuple[Dense, ...] = ()
     line: str = ""
+    make: str = ""
 
 
 class Script:
     """The lines of one example of one rule, their namespace, and the checks made so far."""
 
-    def __init__(self, subject: Subject, draw: Callable[[s.SearchStrategy[Any]], Any]) -> None:
-        self.subject = subject
+    def __init__(
+        self,
+        subject: Subject,
+        draw: Callable[[s.SearchStrategy[Any]], Any],
+        makes: tuple[str, ...] = (),
+    ) -> None:
+        self.subject, self.makes = subject, makes
         self.names: dict[str, Any] = {**HELPERS, **subject.namespace, "torch": torch}
         self.lines: list[str] = []
         self.checks = 0
@@ -111,7 +129,9 @@ class Script:
         try:
             holds = bool(self.value(condition))
         except Exception as error:
-            raise NotApplicable(f"{otherwise} ({type(error).__name__}: {_first_line(error)})") from error
+            raise NotApplicable(
+                f"{otherwise} ({type(error).__name__}: {_first_line(error)})"
+            ) from error
         if not holds:
             raise NotApplicable(otherwise)
 
@@ -144,14 +164,17 @@ class Script:
         suffix = ".requires_grad_()" if grad else ""
         made = self._made.get(same or shaped or "")
         if made is None:
-            made = _Made(self._specs(floating or grad, min_dims, min_side))
+            make = self.choose(self.subject.make, *self.makes) if self.makes else self.subject.make
+            made = _Made(self._specs(floating or grad, min_dims, min_side), make=make)
         elif shaped is not None:
             made = replace(made, specs=tuple(spec.other() for spec in made.specs))
         refused = "the class cannot be built like this"
         if around != "{0}":
             refused = f"its constructor does not take {around.format('x')} for x"
         for last in (False, True):
-            made = replace(made, line=self.subject.make.format(*[around.format(spec.code) for spec in made.specs]))
+            made = replace(
+                made, line=made.make.format(*[around.format(spec.code) for spec in made.specs])
+            )
             self._made[name] = made
             try:
                 self._do(f"{name} = {made.line}{suffix}", refused)
@@ -163,7 +186,9 @@ class Script:
                 made = replace(made, specs=plain)  # many classes take contiguous tensors only
         x = self.names[name]
         if not issubclass(type(x), self.subject.cls):
-            raise NotBuilt(f"{made.line} gave a {type(x).__qualname__}, not a {self.subject.cls.__qualname__}")
+            raise NotBuilt(
+                f"{made.line} gave a {type(x).__qualname__}, not a {self.subject.cls.__qualname__}"
+            )
         if (floating or grad) and not (x.is_floating_point() or x.is_complex()):
             raise NotApplicable(f"its dtype is {x.dtype}")
         return x
@@ -174,7 +199,9 @@ class Script:
             raise NotApplicable("it has no instances of a floating point dtype")
         shapes = subject.shapes(min_dims, min_side)
         if shapes.is_empty:
-            what = f"{min_dims} dimensions" + (f" with sides of at least {min_side}" if min_side else "")
+            what = f"{min_dims} dimensions" + (
+                f" with sides of at least {min_side}" if min_side else ""
+            )
             raise NotApplicable(f"it is not made of tensors of at least {what}")
         kinds = s.sampled_from(subject.floating if floating else subject.dtypes)
         specs: tuple[Dense, ...] = self.draw(dense_specs(subject.arity, shapes, kinds))
@@ -189,7 +216,15 @@ class Script:
         if self.subject.dense is None:
             raise NotApplicable(NO_PROJECTION)
         if expression in self._made:  # made by the factory: there the projection has to work
-            self.only_if(f"{self.subject.dense.format(expression)} is not None", "its projection to dense fails")
+            self.only_if(
+                f"{self.subject.dense.format(expression)} is not None",
+                "its projection to dense fails",
+            )
+            if self.subject.valid is not None:
+                self.only_if(
+                    f"bool({self.subject.valid.format(expression)}.all())",
+                    "some of its elements mean nothing",
+                )
         return self.subject.dense.format(expression)
 
     def project(self, name: str) -> str:
@@ -207,7 +242,9 @@ class Script:
         try:
             self._exec(line)
         except Exception as error:
-            raise self._failure(because, f"{type(error).__name__}: {_first_line(error)}", "no exception") from error
+            raise self._failure(
+                because, f"{type(error).__name__}: {_first_line(error)}", "no exception"
+            ) from error
 
     def require(self, line: str, otherwise: str | None = None) -> None:
         """Run a line that the class may refuse.
@@ -249,7 +286,9 @@ class Script:
         return eval(compile(expression, "<rule>", "eval"), self.names)
 
     # ------------------------------------------------------------------ checks
-    def expect(self, got: str, expected: str, because: str = "the two sides must be the same") -> None:
+    def expect(
+        self, got: str, expected: str, because: str = "the two sides must be the same"
+    ) -> None:
         """Compare two expressions: tensors with the subject's tolerance, everything else by ``==``. Counted.
 
         Raises:
@@ -266,7 +305,8 @@ class Script:
                 raise self._failure(because, text, f"a value of `{source}`") from error
             sides.append(self.names[side])
         rtol, atol = self.subject.tolerance
-        if not probes.same(sides[0], sides[1], rtol=rtol, atol=atol):
+        compared = [self._values(side) for side in sides] if self.subject.random else sides
+        if not probes.same(compared[0], compared[1], rtol=rtol, atol=atol):
             self.lines += [
                 'print("got:     ", got)',
                 'print("expected:", expected)',
@@ -280,18 +320,32 @@ class Script:
         self.checks += 1
 
     # ------------------------------------------------------------------ inside
+    def _values(self, side: Any) -> Any:
+        """Dense values of wrappers: where numbers are drawn, what is inside may differ."""
+        if isinstance(side, (list, tuple)):
+            return [self._values(v) for v in side]
+        if not isinstance(side, self.subject.cls) or self.subject.dense is None:
+            return side
+        return eval(self.subject.dense.format("_side"), {**self.names, "_side": side})
+
     def _do(self, line: str, otherwise: str) -> None:
         try:
             self._exec(line)
         except Exception as error:
-            raise NotApplicable(f"{otherwise} ({type(error).__name__}: {_first_line(error)})") from error
-        if not line.startswith("assert "):  # a precondition: it held, and the counterexample does not need it
+            raise NotApplicable(
+                f"{otherwise} ({type(error).__name__}: {_first_line(error)})"
+            ) from error
+        if not line.startswith(
+            "assert "
+        ):  # a precondition: it held, and the counterexample does not need it
             self.lines.append(line)
 
     def _exec(self, source: str) -> None:
         # The name makes the source of functions defined in a line findable (Dynamo and inspect look it up).
         name = f"<rule {hash(source):x}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        if self.subject.random:
+            torch.default_generator.manual_seed(0)
         exec(compile(source, name, "exec"), self.names)
 
     def _failure(self, what: str, got: str, expected: str) -> Failure:

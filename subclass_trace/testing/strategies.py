@@ -47,7 +47,9 @@ class Dense:
         if self.layout == "transposed":
             return f"{replace(self, shape=shape[::-1], layout='contiguous').code}.permute({_numbers(range(len(shape))[::-1])})"
         if self.layout == "sliced":
-            return f"{replace(self, shape=(shape[0] + 1, *shape[1:]), layout='contiguous').code}[1:]"
+            return (
+                f"{replace(self, shape=(shape[0] + 1, *shape[1:]), layout='contiguous').code}[1:]"
+            )
         count = 1
         for n in shape:
             count *= n
@@ -78,7 +80,9 @@ def shapes(
 ) -> s.SearchStrategy[tuple[int, ...]]:
     """Shapes, of up to three dimensions by default; they shrink to few, and to sides of 2, which say more than 0 and 1."""
     most = max(3, min_dims) if max_dims is None else max_dims
-    return s.lists(s.sampled_from(_sides(min_side, max_side)), min_size=min_dims, max_size=most).map(tuple)
+    return s.lists(
+        s.sampled_from(_sides(min_side, max_side)), min_size=min_dims, max_size=most
+    ).map(tuple)
 
 
 def _sides(least: int, most: int) -> list[int]:
@@ -115,14 +119,20 @@ def dense_specs(
     """``count`` dense tensors of one shape, dtype and layout, for the arguments of a wrapper's factory."""
     size = draw(shape if shape is not None else shapes())
     kind = draw(dtype if dtype is not None else dtypes())
-    allowed: Sequence[str] = LAYOUTS if len(size) > 1 else LAYOUTS[::2] if len(size) == 1 else LAYOUTS[:1]
+    allowed: Sequence[str] = (
+        LAYOUTS if len(size) > 1 else LAYOUTS[::2] if len(size) == 1 else LAYOUTS[:1]
+    )
     layout = draw(s.sampled_from(allowed))
     seed = draw(s.sampled_from((0, 1, 2)))
-    return tuple(Dense(tuple(size), kind, layout, seed + 10 * k if k else seed) for k in range(count))
+    return tuple(
+        Dense(tuple(size), kind, layout, seed + 10 * k if k else seed) for k in range(count)
+    )
 
 
 def dense_tensors(
-    *, shape: s.SearchStrategy[tuple[int, ...]] | None = None, dtype: s.SearchStrategy[torch.dtype] | None = None
+    *,
+    shape: s.SearchStrategy[tuple[int, ...]] | None = None,
+    dtype: s.SearchStrategy[torch.dtype] | None = None,
 ) -> s.SearchStrategy[torch.Tensor]:
     """Dense tensors of any layout; the simplest is ``tensor(1.)``."""
     return dense_specs(1, shape, dtype).map(lambda specs: specs[0].make())

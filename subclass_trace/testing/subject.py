@@ -21,6 +21,7 @@ from hypothesis import strategies as s
 
 from ..errors import OptionError
 from . import strategies
+from .calls import NEEDED, OPERANDS
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 
@@ -42,6 +43,10 @@ class Subject:
         tolerance: rtol and atol wherever numbers are compared.
         notes: comments in front of a program, such as why it cannot run on its own.
         derived: ``make`` was found by trying constructors: nobody has named it.
+        programs: calls that must work, beside those of the table: expressions over ``x`` and ``y``.
+        random: it draws random numbers by design: each call is seeded.
+        valid: expression with ``{0}`` for a wrapper: the mask of the elements that mean something.
+        use: ``weight``, ``parameter``, ``activation``, ``input``, or nothing: inferred.
     """
 
     cls: type
@@ -56,6 +61,10 @@ class Subject:
     tolerance: tuple[float, float] = (1e-5, 1e-6)
     notes: tuple[str, ...] = ()
     derived: bool = False
+    programs: tuple[str, ...] = ()
+    random: bool = False
+    valid: str | None = None
+    use: str = ""
 
     @property
     def name(self) -> str:
@@ -94,6 +103,10 @@ def subject_of(
     tolerance: tuple[float, float] = (1e-5, 1e-6),
     imports: Sequence[str] = (),
     setup: str = "",
+    programs: Sequence[str | Callable[..., Any]] = (),
+    random: bool = False,
+    valid: str | Callable[[Any], torch.Tensor] | None = None,
+    use: str = "",
 ) -> Subject:
     """A subject from a factory, given as a callable or as an expression with gaps.
 
@@ -102,13 +115,27 @@ def subject_of(
             Expressions may use ``torch``, what ``imports`` and ``setup`` define, and the names of the module of the class.
         to_dense: the projection to dense, callable or expression.
         setup: lines to run once in front of everything (a device mesh).
+        programs: calls that must work and give the dense value: functions of ``x, y`` (two wrappers; ``p`` is a dense tensor
+            like them, see `calls`), or expressions over these names.
+        random: operations draw random numbers by design: each is seeded, and its numbers are compared up to the tolerance.
+        valid: the mask of the elements of a wrapper that mean something, callable or expression; others are not compared.
+        use: what a model does with it: ``weight``, ``parameter``, ``activation`` or ``input``; what that cannot do without must
+            work.
 
     Raises:
         OptionError: the number of arguments cannot be found, an expression is none, the tolerance is no pair of
-            numbers >= 0.
+            numbers >= 0, there is no such use.
     """
+    if use and use not in NEEDED:
+        raise OptionError(
+            f"{use!r} is no use of a wrapper",
+            expected=", ".join(NEEDED),
+            fix="leave it out: it is inferred",
+        )
     if len(tolerance) != 2 or not all(0 <= t < float("inf") for t in tolerance):
-        raise OptionError("tolerance cannot be used", expected="(rtol, atol), numbers >= 0", got=tolerance)
+        raise OptionError(
+            "tolerance cannot be used", expected="(rtol, atol), numbers >= 0", got=tolerance
+        )
     names: dict[str, Any] = {"torch": torch}
     lines = list(imports)
     notes: list[str] = []
@@ -121,23 +148,66 @@ def subject_of(
         count = _gaps(make, "factory")
     else:
         count = _arguments(make_)
-        make = f"{_name_of(make_, names, lines, notes)}({', '.join(f'{{{k}}}' for k in range(count))})"
+        make = (
+            f"{_name_of(make_, names, lines, notes)}({', '.join(f'{{{k}}}' for k in range(count))})"
+        )
     if callable(to_dense):
         to_dense = f"{_name_of(to_dense, names, lines, notes, 'to_dense')}({{0}})"
     if to_dense is not None and _gaps(to_dense, "to_dense") != 1:
-        raise OptionError("to_dense must have one gap, {0} for the wrapper", got=to_dense, fix="'{0}.dequantize()'")
+        raise OptionError(
+            "to_dense must have one gap, {0} for the wrapper",
+            got=to_dense,
+            fix="'{0}.dequantize()'",
+        )
+    if callable(valid):
+        valid = f"{_name_of(valid, names, lines, notes, 'valid')}({{0}})"
+    if valid is not None and _gaps(valid, "valid") != 1:
+        raise OptionError(
+            "valid must have one gap, {0} for the wrapper", got=valid, fix="'{0}.mask'"
+        )
+    texts = tuple(_program(program, names, lines, notes) for program in programs)
     for home in dict.fromkeys(
         getattr(value, "__module__", None) for value in (cls, make_) if value is not torch.Tensor
     ):
-        for text in (make, to_dense or ""):
-            _names_of_module(text.format(*(f"_{k}" for k in range(count or 1))), home, names, lines, notes)
+        for text in (make, to_dense or "", valid or ""):
+            _names_of_module(
+                text.format(*(f"_{k}" for k in range(count or 1))), home, names, lines, notes
+            )
+        for text in texts:
+            _names_of_module(text, home, names, lines, notes)
     shapes = tuple(tuple(size) for size in sizes)
     return Subject(
-        cls, make, count, to_dense, tuple(dict.fromkeys(lines)), setup, names, shapes, tuple(dtypes), tolerance, tuple(notes)
+        cls, make, count, to_dense, tuple(dict.fromkeys(lines)), setup, names, shapes, tuple(dtypes), tolerance, tuple(notes),
+        programs=texts, random=random, valid=valid, use=use,
     )  # fmt: skip
 
 
-def _name_of(value: Any, names: dict[str, Any], lines: list[str], notes: list[str], unnamed: str = "factory") -> str:
+def _program(
+    program: str | Callable[..., Any], names: dict[str, Any], lines: list[str], notes: list[str]
+) -> str:
+    """The source of a call that the author has handed in.
+
+    Raises:
+        OptionError: it is no Python, or a function whose parameters are no operands.
+    """
+    if callable(program):
+        parameters = list(inspect.signature(program).parameters)
+        given = (
+            parameters if set(parameters) <= OPERANDS.keys() else list(OPERANDS)[: len(parameters)]
+        )
+        return f"{_name_of(program, names, lines, notes, 'program')}({', '.join(given)})"
+    try:
+        ast.parse(program)
+    except SyntaxError as error:
+        raise OptionError(
+            f"the program {program!r} is no Python", got=error, fix="write a call over x, y and p"
+        ) from error
+    return program
+
+
+def _name_of(
+    value: Any, names: dict[str, Any], lines: list[str], notes: list[str], unnamed: str = "factory"
+) -> str:
     """The text that stands for a class or function in a program; adds its import, or a note that it has none.
 
     Args:
@@ -165,7 +235,9 @@ def _name_of(value: Any, names: dict[str, Any], lines: list[str], notes: list[st
 _NOT_IMPORTED = "{} cannot be imported: put its definition in front to run this"
 
 
-def _names_of_module(text: str, home: str | None, names: dict[str, Any], lines: list[str], notes: list[str]) -> None:
+def _names_of_module(
+    text: str, home: str | None, names: dict[str, Any], lines: list[str], notes: list[str]
+) -> None:
     """Make known what an expression takes of the module ``home``; adds the imports."""
     module = vars(sys.modules[home]) if home in sys.modules else {}
     used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
@@ -203,12 +275,19 @@ def _arguments(factory: Callable[..., Any]) -> int:
     if isinstance(factory, type):
         target = factory.__init__ if inspect.isfunction(factory.__init__) else factory.__new__  # type: ignore[misc]
     try:
-        parameters = list(inspect.signature(target).parameters.values())[isinstance(factory, type) :]
+        parameters = list(inspect.signature(target).parameters.values())[
+            isinstance(factory, type) :
+        ]
     except (TypeError, ValueError):
         parameters = []
-    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if not needed:
         raise OptionError(
-            f"cannot see how many dense tensors {factory!r} takes", fix="give an expression such as 'Cls({0})'"
+            f"cannot see how many dense tensors {factory!r} takes",
+            fix="give an expression such as 'Cls({0})'",
         )
     return len(needed)

@@ -21,28 +21,36 @@ class Broken:
         rule: the id of the rule that must catch it.
         subject: how to build it.
         also: ids of rules that cannot but catch it too, each with the reason why. Keep this empty if you can.
+        heads: rules that may be named as its cause as well, since they show the same fault.
     """
 
     rule: str
     subject: Subject
     also: dict[str, str] = field(default_factory=dict)
+    heads: tuple[str, ...] = ()
 
 
 BROKEN: list[Broken] = []
 
 
-def breaks(rule: str, *, also: dict[str, str] | None = None, make: Callable[[type], Subject] = subject) -> Any:
+def breaks(
+    rule: str,
+    *,
+    also: dict[str, str] | None = None,
+    make: Callable[[type], Subject] = subject,
+    heads: tuple[str, ...] = (),
+) -> Any:
     """Register the decorated class as one that breaks this rule."""
 
     def add(cls: type) -> type:
         # resolved late: the class is not yet an attribute of its module while it is decorated
-        _PENDING.append((rule, cls, also or {}, make))
+        _PENDING.append((rule, cls, also or {}, make, heads))
         return cls
 
     return add
 
 
-def miscomputes(rule: str, *operations: Any, also: dict[str, str] | None = None) -> Any:
+def miscomputes(rule: str, *operations: Any, also: dict[str, str] | None = None, heads: tuple[str, ...] = ()) -> Any:
     """Register a class that computes these operations by the decorated function, whose ``right`` computes as it should."""
 
     def add(compute: Callable[..., Any]) -> type:
@@ -52,12 +60,12 @@ def miscomputes(rule: str, *operations: Any, also: dict[str, str] | None = None)
 
         body = {"__doc__": compute.__doc__, "__module__": compute.__module__, "compute": classmethod(other)}
         made = type(compute.__name__, (Sound,), body)
-        return breaks(rule, also=also)(made)
+        return breaks(rule, also=also, heads=heads)(made)
 
     return add
 
 
-_PENDING: list[tuple[str, type, dict[str, str], Callable[[type], Subject]]] = []
+_PENDING: list[tuple[str, type, dict[str, str], Callable[[type], Subject], tuple[str, ...]]] = []
 
 
 def load() -> list[Broken]:
@@ -65,6 +73,6 @@ def load() -> list[Broken]:
     for file in sorted(Path(__file__).parent.glob("broken_*.py")):
         import_module(file.stem)
     while _PENDING:
-        rule, cls, also, make = _PENDING.pop(0)
-        BROKEN.append(Broken(rule, make(cls), also))
+        rule, cls, also, make, heads = _PENDING.pop(0)
+        BROKEN.append(Broken(rule, make(cls), also, heads))
     return BROKEN

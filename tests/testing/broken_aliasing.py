@@ -17,7 +17,7 @@ def replaced(x, func, args, kwargs):
     return data
 
 
-@miscomputes("ST321", aten.slice.Tensor)
+@miscomputes("ST321", aten.slice.Tensor, heads=("ST326",))
 def CopiesSlices(cls, right, func, args, kwargs):
     """A slice is a copy."""
     out = right(func, args, kwargs)

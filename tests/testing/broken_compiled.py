@@ -52,12 +52,12 @@ def replace(x, value):
 @miscomputes("ST704", aten.sub_.Tensor)
 def ReplacesInner(cls, right, func, args, kwargs):
     """While it is traced, sub_ puts a new tensor in place of the old one, and forgets what it subtracts."""
-    if traced(args[0]):
+    if isinstance(args[0], cls) and traced(args[0]):
         return replace(args[0], args[0].data_ - 0)
     return right(func, args, kwargs)
 
 
-@breaks("ST701")
+@breaks("ST701", heads=("ST310",))
 class ValueInContext(Sound):
     """The context holds a value that guards do not compare, and sinh uses it."""
 

@@ -38,7 +38,7 @@ def LeavesOneBehind(cls, right, func, args, kwargs):
     return out
 
 
-@miscomputes("ST505", aten.copy_.default)
+@miscomputes("ST505", aten.copy_.default, heads=("ST326",))
 def CopyShares(cls, right, func, args, kwargs):
     """copy_ takes the tensor of the source."""
     if isinstance(args[0], cls) and isinstance(args[1], cls):
@@ -98,7 +98,7 @@ def ParameterNotWritten(cls, right, func, args, kwargs):
     return right(func, args, kwargs)
 
 
-@miscomputes("ST513", aten.add_.Tensor)
+@miscomputes("ST513", aten.add_.Tensor, heads=("ST314",))
 def LosesAlpha(cls, right, func, args, kwargs):
     """add_ ignores alpha."""
     kwargs = {}

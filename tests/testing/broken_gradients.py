@@ -33,7 +33,7 @@ def TanhBackward(cls, right, func, args, kwargs):
     return cls(grad.data_ * (1 - out.data_), out.extra, out.tag)
 
 
-@miscomputes("ST406", aten.mul.Tensor)
+@miscomputes("ST406", aten.mul.Tensor, heads=("ST310",))
 def DropsDense(cls, right, func, args, kwargs):
     """A product of a dense tensor and a wrapper is the wrapper."""
     if type(args[0]) is torch.Tensor and args[0].shape == args[1].shape and args[0].dim():
@@ -41,7 +41,7 @@ def DropsDense(cls, right, func, args, kwargs):
     return right(func, args, kwargs)
 
 
-@miscomputes("ST410", aten.new_empty_strided.default)
+@miscomputes("ST410", aten.new_empty_strided.default, heads=("ST331",))
 def EmptyShares(cls, right, func, args, kwargs):
     """new_empty_strided gives the memory of its argument."""
     out = right(func, args, kwargs)

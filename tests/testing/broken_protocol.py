@@ -23,7 +23,7 @@ class ForgetsOffset(Sound):
 _turn = itertools.count()
 
 
-@breaks("ST102")
+@breaks("ST102", heads=("ST113",))
 class SwapsNames(Sound):
     """The order of the names changes from call to call."""
 

@@ -55,15 +55,22 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_class_breaks_no_more_than_the_card_says(name: str) -> None:
-    """Rules that compile on two of them; on all, and with more examples, in the slow test."""
+    """Rules that compile on two of them; on all, and with more examples, in the slow test.
+
+    The findings of the sweep are on the card as far as somebody has judged them; a class of this package has none.
+    """
     dear = name.endswith((".zoo.two.TwoTensor", ".DTensor"))
-    assert _broken(name, FEW, [r for r in load() if dear or r.cost is Cost.CHEAP]) <= FINDINGS[of(name)]
+    own = name.startswith("subclass_trace.")
+    kinds = {Cost.CHEAP, *([Cost.SWEEP] if own else []), *([Cost.DEAR] if dear else [])}
+    assert _broken(name, FEW, [r for r in load() if r.cost in kinds]) <= FINDINGS[of(name)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_class_breaks_what_the_card_says(name: str) -> None:
-    assert _broken(name, PROFILES["dev"], load()) == FINDINGS[of(name)]
+    rules = [r for r in load() if r.cost is not Cost.SWEEP]
+    judged = {r.id for r in rules} & FINDINGS[of(name)]
+    assert _broken(name, PROFILES["dev"], rules) == judged
 
 
 def _broken(name: str, profile: Profile, rules: Sequence[Rule]) -> set[str]:
@@ -74,7 +81,7 @@ def _broken(name: str, profile: Profile, rules: Sequence[Rule]) -> set[str]:
     results = [run_rule(subject, r, profile) for r in rules if r.id not in skip]
     assert [r.error for r in results if r.outcome is Outcome.ERROR] == []
     assert all(r.checks > 0 for r in results if r.outcome is Outcome.PASS)
-    assert sum(r.outcome is Outcome.PASS for r in results) >= 20
+    assert sum(r.outcome is Outcome.PASS for r in results) >= 10
     return {r.rule.id for r in results if r.outcome is Outcome.FAIL}
 
 

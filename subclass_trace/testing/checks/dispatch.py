@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..rules import Severity, rule
+from ..rules import Cost, Severity, rule
 from ..script import NotApplicable, Script, on
 
 _BINARY = ("torch.add({0}, {1})", "torch.mul({0}, {1})", "torch.maximum({0}, {1})")
@@ -30,30 +30,23 @@ def strangers(t: Script) -> None:
     )
 
 
-@rule("ST305", "inference mode gives the same results")
+@rule("ST305", "inference mode gives the same results", cost=Cost.SWEEP)
 def inference_mode(t: Script) -> None:
     """Composite operations (`reshape`, `linear`, `matmul`, `contiguous`) are taken apart by autograd, above
     `__torch_dispatch__`; in inference mode nobody does that, and the class meets them whole. What works without inference
-    mode must work in it, with the same result. (Item 5 of PyTorch issue 162964.)
+    mode must work in it, with the same result. (Item 5 of PyTorch issue 162964.) Views in inference mode of a wrapper that
+    was made outside are not asked for: torch's own `return_and_correct_aliasing` does not make them.
+
+    Passes: `if (out := func.decompose(*args, **kwargs)) is not NotImplemented: return out`.
+    Fails: an error for every operation that has no rule of its own, `aten.linear` among them.
     """
-    t.wrapper("x", min_dims=1)
-    op = t.choose(
-        "x.reshape(-1)",
-        "x.flatten()",
-        "x.expand_as(x)",
-        "x.square()",
-        "x.chunk(2)[0]",
-        "torch.nn.functional.linear(x, x)",
-        "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
-        "torch.matmul(x, x.t())",
-        "x.to(torch.float64)",
-    )
-    t.require(f"with torch.no_grad():\n    y = {op}")
-    t.run(f"with torch.inference_mode():\n    z = {op}", "what works without inference mode works in it")
-    t.expect("z", "y", "the same result as without inference mode")
 
 
-@rule("ST308", "an inner tensor with a conjugate or negative bit is computed with", severity=Severity.WARNING)
+@rule(
+    "ST308",
+    "an inner tensor with a conjugate or negative bit is computed with",
+    severity=Severity.WARNING,
+)
 def lazy_bits(t: Script) -> None:
     """`x.conj()` is lazy: it sets a bit, and operations look at it above `__torch_dispatch__`. Below, the bit of an inner
     tensor is ignored, so that `Wrapper(c.conj()) * 2` is computed without the conjugate, silently; `z.conj().imag` has a
@@ -74,25 +67,12 @@ def lazy_bits(t: Script) -> None:
     t.expect(t.project("y"), on("d", op), "computed as on the dense value, whose bit is looked at")
 
 
-@rule("ST310", "operations give the value of the dense program")
+@rule("ST310", "operations give the value of the dense program", cost=Cost.SWEEP)
 def dense_values(t: Script) -> None:
     """A projection P to dense commutes with operations: `P(op(x)) == op(P(x))`, up to the tolerance that was given. A class
-    may refuse an operation, or give a dense result; a wrong value is what nobody notices. (A few operations are tried here;
-    the table of operations tries all that torch has samples for.)
+    may refuse an operation, or give a dense result; a wrong value is what nobody notices. The calls of the sweep, on other
+    sizes, dtypes and layouts.
+
+    Passes: `(x + y).dequantize()` is `x.dequantize() + y.dequantize()`.
+    Fails: `abs` of codes whose zero is not 0.
     """
-    t.wrapper("x")
-    t.require(f"d = {t.dense('x')}")
-
-    def as_dense(op: str) -> None:
-        t.require(f"y = {op}")
-        t.require(f"dense_y = {on('d', op)}")
-        t.expect(t.project("y"), "dense_y", "the value of the dense program")
-
-    t.each(_VALUES, as_dense, "it refuses all of these operations")
-
-
-_VALUES = (
-    "x * 2", "x + 1", "1 - x", "x.abs()", "x.floor_divide(2)", "x > 2", "x.sum()", "x.sum(0)", "x.amax()",
-    "x.reshape(-1)", "x.unsqueeze(0)", "x.sqrt()", "torch.where(x > 1, x, 0)", "x.flip(0)",
-    "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
-)  # fmt: skip

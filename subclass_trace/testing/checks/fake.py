@@ -6,7 +6,17 @@ from ..rules import Severity, rule
 from ..script import Script
 
 #: Operations that many classes have; each is tried, and what the class refuses is left out.
-OPERATIONS = ("x * 2", "x + x", "x.clone()", "x.detach()", "x.sum()", "x.view(-1)", "x.t()", "x[:1]", "x.unsqueeze(0)")
+OPERATIONS = (
+    "x * 2",
+    "x + x",
+    "x.clone()",
+    "x.detach()",
+    "x.sum()",
+    "x.view(-1)",
+    "x.t()",
+    "x[:1]",
+    "x.unsqueeze(0)",
+)
 
 
 @rule("ST201", "a wrapper has a fake twin")
@@ -20,7 +30,11 @@ def fake_twin(t: Script) -> None:
     t.run("mode = faking()")
     t.run("y = faked(mode, x)", "a wrapper of fake tensors can be made")
     t.expect("plain_meta(y)", "plain_meta(x)", "the fake twin looks like the real one")
-    t.expect("[is_fake_tensor(v) for v in leaves(y)]", "[True for v in leaves(x)]", "all inner tensors are fake")
+    t.expect(
+        "[is_fake_tensor(v) for v in leaves(y)]",
+        "[True for v in leaves(x)]",
+        "all inner tensors are fake",
+    )
 
 
 @rule("ST203", "operations on fake tensors are those on real ones")
@@ -35,7 +49,10 @@ def fake_operations(t: Script) -> None:
     op = t.choose(*OPERATIONS)
     _twin(t)
     t.require(f"y = {op}")
-    t.run(f"with mode:\n    fake_y = {op.replace('x', 'fake_x')}", "what works on real tensors works on fake ones")
+    t.run(
+        f"with mode:\n    fake_y = {op.replace('x', 'fake_x')}",
+        "what works on real tensors works on fake ones",
+    )
     t.expect("plain_meta(fake_y)", "plain_meta(y)", "the same result, up to the data")
     real = "[n for n, v in named_leaves(fake_y) if not is_fake_tensor(v)]"
     t.expect(real, "[]", "no real tensor in a fake result")
@@ -53,15 +70,27 @@ def symbolic_sizes(t: Script) -> None:
     t.run("mode = faking_symbolic()")
     t.run("fake_x = faked(mode, x, dynamic=True)", "a twin with symbolic sizes can be made")
     t.expect("specialised(mode)", "[]", "unflatten is given symbols, and turns none into a number")
-    t.only_if("any(isinstance(n, torch.SymInt) for n in fake_x.shape)", "its sizes are numbers although dynamic")
+    t.only_if(
+        "any(isinstance(n, torch.SymInt) for n in fake_x.shape)",
+        "its sizes are numbers although dynamic",
+    )
     t.require("before = specialised(mode)")
     op = t.choose("", "x.clone()", "x * 2", "x.detach()", "x + x", "x.sum()")
     if not op:
-        t.run("y = rebuild(fake_x)", "a wrapper with symbolic sizes goes through flatten and unflatten")
-        t.expect("[str(n) for n in y.shape]", "[str(n) for n in fake_x.shape]", "the rebuilt one has the same symbols")
+        t.run(
+            "y = rebuild(fake_x)",
+            "a wrapper with symbolic sizes goes through flatten and unflatten",
+        )
+        t.expect(
+            "[str(n) for n in y.shape]",
+            "[str(n) for n in fake_x.shape]",
+            "the rebuilt one has the same symbols",
+        )
     elif t.attempt(f"real = {op}"):
         fake_op = op.replace("x", "fake_x")
-        t.run(f"with mode:\n    y = {fake_op}", "what works on real tensors works with symbolic sizes")
+        t.run(
+            f"with mode:\n    y = {fake_op}", "what works on real tensors works with symbolic sizes"
+        )
     t.expect("specialised(mode)", "before", "no symbol became a number")
     t.expect("numbers(fake_x.shape)", "numbers(x.shape)", "the symbols stand for the real sizes")
     if "real" in t.names:

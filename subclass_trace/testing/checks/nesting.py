@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..rules import Severity, rule
+from ..rules import Cost, Severity, rule
 from ..script import NotApplicable, Script, on
 
 
@@ -28,31 +28,37 @@ def inside_another(t: Script) -> None:
             grad = f"({name}_g,) = torch.autograd.grad({name}_y, {name}, {name}_y.detach())"
             t.require(grad, "it refuses the backward")
         t.require(f"q = {on('p.requires_grad_()', op)}")
-        t.run("(g,) = torch.autograd.grad(q, p, q.detach())", "a pair of them can be differentiated")
+        t.run(
+            "(g,) = torch.autograd.grad(q, p, q.detach())", "a pair of them can be differentiated"
+        )
         t.expect("[g.a, g.b]", "[x_g, z_g]", "the pair of the gradients")
     else:
-        op = t.choose("x * 2", "x.sin()", "x.clone()", "x.t()", "x.sum()", "x.add_(1)", "x[:1]", "x.view(-1)", "x + x")
+        op = t.choose(
+            "x * 2",
+            "x.sin()",
+            "x.clone()",
+            "x.t()",
+            "x.sum()",
+            "x.add_(1)",
+            "x[:1]",
+            "x.view(-1)",
+            "x + x",
+        )
         t.require(f"torch.manual_seed(1)\na, b = {on('x.clone()', op)}, {on('z.clone()', op)}")
-        t.run(f"torch.manual_seed(1)\nq = {on('p', op)}", "what works on each of two works on a pair of them")
+        t.run(
+            f"torch.manual_seed(1)\nq = {on('p', op)}",
+            "what works on each of two works on a pair of them",
+        )
         t.expect("[q.a, q.b]", "[a, b]", "a pair of results")
 
 
-@rule("ST613", "operations give the strides that they give on dense tensors", severity=Severity.WARNING)
+@rule(
+    "ST613",
+    "operations give the strides that they give on dense tensors",
+    severity=Severity.WARNING,
+    cost=Cost.SWEEP,
+)
 def strides(t: Script) -> None:
     """Views and copies choose the strides of their result by fixed rules, which compilers compute on their own with meta
     tensors. A wrapper whose outer strides are others breaks `view`, `is_contiguous` and the guards on strides.
     """
-    t.wrapper("x", min_dims=1, min_side=2)
-    t.assume(t.value("x.layout is torch.strided"))
-
-    def as_on_dense(op: str) -> None:
-        t.require(f"y = {op}")
-        t.require("assert type(y) is type(x)", "its results are of another class")
-        t.require("m = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='meta')")
-        t.require(f"meta_y = {on('m', op)}")
-        t.expect("(y.shape, y.stride())", "(meta_y.shape, meta_y.stride())", "sizes and strides as of a dense tensor")
-
-    t.each(_STRIDED, as_on_dense, "it refuses views and copies, or gives another class")
-
-
-_STRIDED = ("x.transpose(0, -1)", "x.t()", "x.clone()", "x.unsqueeze(0)", "x.detach()", "x.permute(-1)", "x[:1]")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..rules import rule
+from ..rules import Cost, rule
 from ..script import Script
 
 
@@ -18,3 +18,34 @@ def prints(t: Script) -> None:
     t.expect("leaves(x)", "before", "printing changes nothing")
     if t.value("x.is_floating_point()") and t.attempt("y = x.detach().requires_grad_()"):
         t.run("text = repr(y)", "a tensor that requires grad can be printed")
+
+
+@rule("ST802", "no call hangs or kills the interpreter", cost=Cost.SWEEP)
+def comes_to_an_end(t: Script) -> None:
+    """Each call of the sweep comes to an end in a few seconds. One that does not, or that kills the process, takes everything
+    down: a loop that waits for a shape which never comes, or a raw pointer to memory that a wrapper does not have.
+
+    Passes: an error.
+    Fails: `while x.dim() > 1: x = x.squeeze(0)` for a dimension that cannot go.
+    """
+
+
+@rule("ST805", "results do not keep operands alive")
+def let_go(t: Script) -> None:
+    """What an operation gives holds its own inner tensors; the wrapper that it was made of must be free to go (but for views,
+    and for what autograd saves). A class that keeps the operand in the result, in its context or in a table of the class
+    holds on to every activation of a training run.
+
+    Passes: `cls(func(x.data_), x.scale)`.
+    Fails: `out.source = x`, or `CACHE[id(x)] = x`.
+    """
+    t.wrapper("x")
+    op = t.choose(
+        "x * 2", "x.clone()", "x.exp()", "x + x", "x.sum()", "-x", "x.to(torch.float64, copy=True)"
+    )
+    t.require("import gc, weakref")
+    t.require(f"with torch.no_grad():\n    y = {op}")
+    t.require("alive = weakref.ref(x)")
+    t.run("del x")
+    t.run("if alive() is not None: gc.collect()")
+    t.expect("alive() is None", "True", "the operand can go")

@@ -1,0 +1,153 @@
+"""How the sweep writes down what it has found: the lines of a program, from the operands to both sides.
+
+x = MyTensor(torch.randn((2, 3), generator=torch.Generator().manual_seed(1)).mul(4))
+dx = x.dequantize().clone()
+got = x.abs()
+expected = dx.abs()
+print("got:     ", got)
+print("expected:", expected)
+assert same(got.dequantize(), expected)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+
+from .operands import MODULES, Operands
+from .subject import Subject
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the table.
+
+    Attributes:
+        text: the source.
+        rule: which rule a wrong value breaks.
+        drawn: values are of chance.
+        code: what `eval` or `exec` takes.
+        names: what it names.
+        expression: not statements.
+    """
+
+    text: str
+    rule: str
+    drawn: bool
+    code: CodeType
+    names: frozenset[str]
+    expression: bool
+
+
+def call_of(text: str, rule: str, drawn: bool = False) -> Call:
+    """A call from its source."""
+    try:
+        code, expression = compile(text, f"<{text}>", "eval"), True
+    except SyntaxError:
+        code, expression = compile(text, f"<{text}>", "exec"), False
+    return Call(text, rule, drawn, code, frozenset(code.co_names), expression)
+
+
+class Found(Exception):
+    """A call is not what it is on dense tensors.
+
+    Args:
+        rule: which rule that breaks.
+        what: what should hold.
+        got, expected: the two sides.
+        lines: source that shows it.
+    """
+
+    def __init__(self, rule: str, what: str, got: Any, expected: Any, lines: Iterable[str]) -> None:
+        super().__init__(rule)
+        *before, last = lines
+        last += f", {what!r}" if last.startswith("assert same(") else ""
+        self.rule, self.what, self.lines = rule, what, (*before, last)
+        self.got, self.expected = str(got)[:600], str(expected)[:600]
+
+
+class Evidence:
+    """Writes programs about calls on operands of one size."""
+
+    def __init__(self, subject: Subject, operands: Operands) -> None:
+        self.subject, self.operands = subject, operands
+
+    def used(self, call: Call) -> frozenset[str]:
+        """The operands of a call."""
+        return call.names & self.operands.lines.keys()
+
+    def wrapped(self, call: Call) -> list[str]:
+        """Those of them that are wrappers."""
+        return sorted(self.used(call) & self.operands.wrappers)
+
+    def setup(self, call: Call) -> list[str]:
+        """Imports and operands."""
+        imports = [line for n, line in MODULES.items() if n in call.names and n != "torch"]
+        seed = "torch.manual_seed(0); " if self.subject.random else ""
+        lines = self.operands.lines.items()
+        return [*imports, *(f"{seed}{n} = {line}" for n, line in lines if n in call.names)]
+
+    def body(self, call: Call, target: str, mode: str = "") -> list[str]:
+        """The call itself, in a mode."""
+        if call.expression:
+            lines = [f"{target} = {call.text}" if target else call.text]
+        else:
+            lines = [*call.text.splitlines(), *([f"{target} = out"] * (target != ""))]
+        return ["\n    ".join([f"with {mode}:", *lines])] if mode else lines
+
+    def against_dense(self, call: Call, target: str, also: Iterable[str] = ()) -> list[str]:
+        """The call, and the same on dense tensors.
+
+        Args:
+            target: a name for the result, or "".
+            also: dense operands of which the dense program gets copies.
+        """
+        wrapped, dense = self.wrapped(call), self.subject.dense
+        source = dense or "torch.randn({0}.shape, dtype={0}.dtype)"
+        lines = [f"d{n} = {source.format(n)}.clone()" for n in wrapped]
+        lines += [f"d{n} = {n}.clone()" for n in also]
+        expected = "expected" if target == "got" else f"dense_{target}" if target else ""
+        return [*lines, *self.body(call, target), *self.on_dense(call, expected, also)]
+
+    def on_dense(self, call: Call, target: str, also: Iterable[str] = ()) -> list[str]:
+        """The call on dense tensors alone."""
+        names = "|".join([*self.wrapped(call), *also])
+        body = self.body(call, target)
+        return [re.sub(rf"\b({names})\b", r"d\1", line) for line in body] if names else body
+
+    def projected(self, name: str, value: Any) -> str:
+        """The source of the dense value of a result."""
+        if isinstance(value, self.subject.cls) and self.subject.dense is not None:
+            return f"{self.subject.dense.format(name)}.detach()"
+        return name
+
+    def raises(self, call: Call) -> list[str]:
+        """Lines that raise."""
+        return [*self.setup(call), *self.body(call, "got")]
+
+
+def shown(got: str, expected: str, tolerance: tuple[float, float] | None = None) -> list[str]:
+    """The end of a program: both sides are printed, and compared."""
+    near = f", {tolerance[0]}, {tolerance[1]}" if tolerance else ""
+    both = (("got", got), ("expected", expected))
+    return [
+        *(f"{name} = {source}" for name, source in both if name != source),
+        'print("got:     ", got)',
+        'print("expected:", expected)',
+        f"assert same(got, expected{near})",
+    ]
+
+
+def flat(value: Any) -> list[Any]:
+    """The values in lists and tuples."""
+    return [t for v in value for t in flat(v)] if isinstance(value, (list, tuple)) else [value]
+
+
+def item(name: str, out: Any, k: int) -> str:
+    """The source of the k-th result."""
+    return name if torch.is_tensor(out) else f"{name}[{k}]"

@@ -1,0 +1,186 @@
+"""Rules run in a forked process: a class that hangs or kills the interpreter costs one call of the sweep, or one rule.
+
+The child tells what it is about to do and what came of it; the parent waits for so long, blames the last thing that was
+begun, and forks another child for the rest. Where a fork is not safe (no ``os.fork``, a GPU in use: autograd has threads
+then), all runs in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from . import sweep
+from .rules import Profile, Rule, load
+from .runner import Outcome, Result, run_rule
+from .script import Failure
+from .subject import Subject
+
+#: seconds of the processor that one call of the sweep may take, and how often that of the clock
+CALL_LIMIT, PATIENCE = 5.0, 12
+
+
+def run_rules(subject: Subject, rules: Sequence[Rule], profile: Profile) -> Iterator[Result]:
+    """The results of these rules, in their order."""
+    if not can_fork():
+        yield from (run_rule(subject, r, profile) for r in rules)
+        return
+    left, lost = list(rules), dict[str, str]()
+    while left:
+        child = _Child(subject, left, profile, lost)
+        try:
+            for result in child.results():
+                left.remove(result.rule)
+                yield result
+            if child.doing == "rule" and left:
+                yield _lost_rule(subject, left.pop(0), child.why)
+            elif child.doing:
+                lost[child.doing] = child.why
+        finally:
+            child.end()
+
+
+def can_fork() -> bool:
+    """Is a fork safe here?"""
+    return hasattr(os, "fork") and not torch.cuda.is_available()
+
+
+def _lost_rule(subject: Subject, rule: Rule, why: str) -> Result:
+    lines = (f"# {rule.id}: {why}; the rule: {rule.title}",)
+    failure = Failure("the check of this rule comes to an end", why, "an end", lines, subject)
+    return Result(rule, Outcome.FAIL, 1, 1, failure=failure)
+
+
+class _Child:
+    """A forked process that runs rules.
+
+    Attributes:
+        doing: what it had begun when it was lost: "rule", or the text of a call; "" if nothing.
+        why: what became of it.
+    """
+
+    def __init__(
+        self, subject: Subject, rules: Sequence[Rule], profile: Profile, lost: dict[str, str]
+    ) -> None:
+        self.subject, self.doing, self.why = subject, "", ""
+        self._limit = 120.0 + 10 * profile.shrink_seconds
+        self._pipe, theirs = Pipe(duplex=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of forks where there are threads
+            self._process = os.fork()
+        if self._process == 0:
+            _work(theirs, subject, rules, profile, lost)
+        theirs.close()
+
+    def results(self) -> Iterator[Result]:
+        """Results as they come, until all are there, or the process is lost."""
+        by_id = {r.id: r for r in load()}
+        while True:
+            try:
+                if not self._comes():
+                    self.why = "it does not come to an end"
+                    return
+                kind, value = self._pipe.recv()
+            except EOFError:
+                self.why = f"the interpreter dies ({self._signal()})"
+                return
+            if kind == "result":
+                self.doing = ""
+                yield replace(
+                    value, rule=by_id[value.rule], failure=_with(self.subject, value.failure)
+                )
+            elif kind == "swept":
+                failures = {
+                    k: [_with(self.subject, f) for f in v] for k, v in value.failures.items()
+                }
+                sweep.keep(self.subject, replace(value, failures=failures))
+            elif kind == "end":
+                self.doing = ""
+                return
+            else:
+                self.doing = value
+
+    def _comes(self) -> bool:
+        """Wait for a message: a busy machine is given more time by the clock."""
+        if self.doing in ("", "rule"):
+            return self._pipe.poll(self._limit)
+        start = _processor_time(self._process)
+        for _ in range(PATIENCE):
+            if self._pipe.poll(CALL_LIMIT):
+                return True
+            if _processor_time(self._process) - start >= 0.9 * CALL_LIMIT:
+                return False
+        return False
+
+    def _signal(self) -> str:
+        _, status = os.waitpid(self._process, 0)
+        self._process = 0
+        return (
+            signal.Signals(os.WTERMSIG(status)).name
+            if os.WIFSIGNALED(status)
+            else f"status {os.WEXITSTATUS(status)}"
+        )
+
+    def end(self) -> None:
+        """The process is no more."""
+        self._pipe.close()
+        if self._process:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
+            self._process = 0
+
+
+def _processor_time(process: int) -> float:
+    """Seconds of the processor that a process has taken; where that is not known, as if it had all."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return time.monotonic()
+
+
+def _with(subject: Any, failure: Failure | None) -> Any:
+    return failure and replace(failure, subject=subject)
+
+
+def _work(
+    pipe: Connection,
+    subject: Subject,
+    rules: Sequence[Rule],
+    profile: Profile,
+    lost: dict[str, str],
+) -> None:
+    """What the child does; it never returns."""
+    status = 1
+    try:
+        torch.set_num_threads(1)  # the threads of the parent are not here
+        sweep.lost.update(lost)
+        sweep.before_each.append(lambda text: pipe.send(("call", text)))
+        swept = sweep.sweep_of(subject, profile.cheap // 2)
+        sweep.before_each.clear()
+        failures = {k: [_with(None, f) for f in v] for k, v in swept.failures.items()}
+        pipe.send(("swept", replace(swept, failures=failures)))
+        for rule in rules:
+            pipe.send(("rule", "rule"))
+            result = run_rule(subject, rule, profile)
+            plain: Any = rule.id
+            pipe.send(("result", replace(result, rule=plain, failure=_with(None, result.failure))))
+        pipe.send(("end", None))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

@@ -1,0 +1,275 @@
+"""What the calls of the sweep are made on: how each operand is written down, and fresh instances of them.
+
+    x = MyTensor(torch.randn((2, 3), generator=torch.Generator().manual_seed(1)))
+    y = MyTensor(torch.rand((2, 3), generator=torch.Generator().manual_seed(2)).mul(1.5).add(0.5), scale=2.0)
+
+``y`` is positive, and has another context where the factory has a number that can be another one.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+
+from .probes import copied, meta, same_metadata
+from .subject import Subject
+
+#: what calls may name besides operands
+MODULES = {
+    "torch": "import torch",
+    "F": "import torch.nn.functional as F",
+    "nn": "from torch import nn",
+    "copy": "import copy",
+    "io": "import io",
+    "pickle": "import pickle",
+}
+LAYOUTS = ("contiguous", "transposed", "sliced")
+_GENERATOR = "generator=torch.Generator().manual_seed({})"
+
+
+class NoOperands(Exception):
+    """No instance can be built for the sweep; the argument says why."""
+
+
+def gap(shape: tuple[int, ...], dtype: torch.dtype, seed: int, positive: bool = False) -> str:
+    """The source of a dense tensor: numbers of both signs (those of the first seeds are larger), or from 0.5 to 2."""
+    if dtype.is_floating_point or dtype.is_complex:
+        kind = "rand" if positive else "randn"
+        wanted = f", dtype={dtype}" if dtype in (torch.float64, torch.complex64) else ""
+        text = f"torch.{kind}({shape}, {_GENERATOR.format(seed)}{wanted})"
+        text += ".mul(1.5).add(0.5)" if positive else ".mul(4)" if seed % 10 < 5 else ""
+        return text if wanted or dtype is torch.float32 else f"{text}.to({dtype})"
+    start = 1 if positive else -2
+    numbers = f"torch.arange({start}, {start + math.prod(shape)}).reshape({shape})"
+    if dtype is torch.bool:
+        return f"({numbers} % {2 + positive} == 0)"
+    return numbers if dtype is torch.int64 else f"{numbers}.to({dtype})"
+
+
+class Operands:
+    """The operands of one size, dtype and layout.
+
+    Attributes:
+        lines: name -> the source of it.
+        wrappers: the names that stand for wrappers.
+        shared: name -> an instance that calls use which write nothing.
+        dense: name of a wrapper -> its dense value.
+        judged: are values compared: is there a projection to dense?
+        agree: the dense value of a fresh wrapper has its dtype.
+        first: names and context of ``x``, before other instances were made.
+        variants: instances like ``y`` with another number of the factory: source, instance, factory.
+        same_context: the source of ``y`` with the context of ``x``, if the factory has another one.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        layout: str = "contiguous",
+    ) -> None:
+        self.subject, self.layout = subject, layout
+        self.base = {**subject.namespace}
+        for line in MODULES.values():
+            exec(line, self.base)
+        self.lines: dict[str, str] = {}
+        self.shared: dict[str, Any] = {}
+        self.same_context: str | None = None
+        self.variants: list[tuple[str, Any, str]] = []
+        self._codes: dict[str, CodeType] = {}
+        self._wrapper("x", shape, dtype, 1)
+        context = _context(self.shared["x"])
+        told = same_metadata(context, copied(context), type(self.shared["x"]))
+        self.first = (_names(self.shared["x"]), copied(context) if told else context)
+        self._wrapper("y", shape, dtype, 2)
+        for name, size in (("m", shape[::-1]), ("a", (2, *shape))):
+            try:
+                self._wrapper(name, size, dtype, 3)
+            except NoOperands:  # calls with it are not tried
+                continue
+        self.wrappers = frozenset(self.lines)
+        self._vary(shape, dtype)
+        self._plain(self.shared["x"])
+        self.judged = subject.dense is not None
+        self.agree = self.judged and self.project(self.shared["x"]).dtype == self.shared["x"].dtype
+        self.dense = {name: self._dense_of(name) for name in self.wrappers}
+
+    # ----------------------------------------------------------------------------------------- how they are written
+    def _wrapper(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
+        gaps = [
+            self._gap(shape, dtype, seed + 10 * k, name == "y") for k in range(self.subject.arity)
+        ]
+        self._define(name, self.subject.make.format(*gaps))
+
+    def _gap(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int, positive: bool) -> str:
+        if self.layout == "transposed" and len(shape) == 2:
+            return f"{gap(shape[::-1], dtype, seed, positive)}.t()"
+        if self.layout == "sliced" and shape:
+            return f"{gap((shape[0] + 1, *shape[1:]), dtype, seed, positive)}[1:]"
+        return gap(shape, dtype, seed, positive)
+
+    def _define(self, name: str, line: str) -> None:
+        try:
+            code = compile(line, f"<{name}>", "eval")
+            value = self._made(code)
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"a {type(value).__qualname__}")
+        except Exception as error:
+            raise NoOperands(f"{line}: {type(error).__name__}: {error}".splitlines()[0]) from error
+        self.lines[name], self.shared[name], self._codes[name] = line, value, code
+
+    def _vary(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Give ``y`` another context, if the factory has a number for it."""
+        plain, before = self.lines["y"], self.shared["y"]
+        for make in varied(self.subject.make, self.base):
+            gaps = [gap(shape, dtype, 2 + 10 * k, True) for k in range(self.subject.arity)]
+            try:
+                self._define("y", make.format(*gaps))
+                other = self.shared["y"]
+                if meta(other) != meta(before) or _names(other) != _names(before):
+                    continue
+                self.variants.append((self.lines["y"], other, make))
+                if not same_metadata(_context(other), _context(before), type(other)):
+                    self.same_context = plain
+                    return
+            except Exception:  # this number has another meaning
+                continue
+        self._define("y", plain)
+
+    def _plain(self, x: torch.Tensor) -> None:
+        shape, dtype = tuple(x.shape), x.dtype
+        lines = {
+            "p": gap(shape, dtype, 5),
+            "q": gap(shape[::-1], dtype, 6),
+            "s": f"torch.tensor(1.5).to({dtype})",
+        }
+        if shape:
+            rows, columns, count = shape[0], shape[-1], math.prod(shape)
+            lines |= {
+                "r": gap((columns,), dtype, 7),
+                "l": gap((rows,), dtype, 8),
+                "c": f"torch.arange({count}).reshape({shape}) % 2 == 0",
+                "i": f"torch.arange({rows}).flip(0) % {max(1, min(rows, columns))}",
+                "j": f"(torch.arange({count}).reshape({shape}) % {columns}).flip(-1)",
+            }
+        for name, line in lines.items():
+            self._define(name, line)
+
+    def _dense_of(self, name: str) -> torch.Tensor:
+        x = self.shared[name]
+        if not self.judged:
+            text = gap(tuple(x.shape), x.dtype, ord(name), name == "y")
+            made: torch.Tensor = eval(text, {"torch": torch})
+            return made
+        return self.project(x).to(x.dtype)
+
+    # ------------------------------------------------------------------------------------------------------- using them
+    def fresh(self, names: Iterator[str] | frozenset[str]) -> dict[str, Any]:
+        """New instances of these operands."""
+        return {name: self._made(self._codes[name]) for name in names}
+
+    def _made(self, code: CodeType) -> Any:
+        if self.subject.random:
+            torch.default_generator.manual_seed(0)
+        return eval(code, self.base)
+
+    def made(self, line: str) -> Any:
+        """An instance from a line of source."""
+        return self._made(compile(line, "<operand>", "eval"))
+
+    def copies(self, names: frozenset[str]) -> dict[str, Any]:
+        """The operands of the dense program."""
+        return {n: (self.dense[n] if n in self.wrappers else self.shared[n]).clone() for n in names}
+
+    def project(self, x: Any) -> torch.Tensor:
+        """The dense value of a wrapper, apart from the wrapper. Raises what the projection raises."""
+        assert self.subject.dense is not None
+        with torch.no_grad():
+            value: torch.Tensor = eval(self.subject.dense.format("_x"), {**self.base, "_x": x})
+            return value.detach().clone()
+
+
+def operands_of(subject: Subject) -> Operands:
+    """Operands of the smallest size that shows most: a matrix that is not square, floating point.
+
+    Raises:
+        NoOperands: nothing can be built.
+    """
+    dtypes = (*subject.floating, *subject.dtypes)
+    shapes = (
+        sorted(subject.sizes, key=_plainness)
+        if subject.sizes
+        else [(2, 3), (3, 4), (4, 4), (4,), ()]
+    )
+    said: NoOperands | None = None
+    for shape in shapes[:8]:
+        try:
+            return Operands(subject, shape, dtypes[0])
+        except NoOperands as error:
+            said = said or error
+    raise said or NoOperands("it has no sizes")
+
+
+def _plainness(shape: tuple[int, ...]) -> tuple[Any, ...]:
+    square = len(set(shape)) != len(shape)
+    return (min(shape, default=1) < 2, len(shape) != 2, square, math.prod(shape), shape)
+
+
+def varied(make: str, names: dict[str, Any]) -> Iterator[str]:
+    """Factories with one other number each: of those that the expression has, then of those that its signature has."""
+    tree = ast.parse(_named(make), mode="eval")
+    call = tree.body
+    if not isinstance(call, ast.Call):
+        return
+    for holder in (*call.keywords, *_positional(call)):
+        node = holder.value if isinstance(holder, ast.keyword) else holder
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            kept: Any = node.value
+            node.value = other_number(kept)
+            yield _gapped(ast.unparse(tree))
+            node.value = kept
+    try:
+        callee = eval(compile(ast.Expression(call.func), "<factory>", "eval"), names)
+        parameters = inspect.signature(callee).parameters
+    except Exception:  # of C, or no name
+        return
+    given = {k.arg for k in call.keywords} | set(list(parameters)[: len(call.args)])
+    for name, p in parameters.items():
+        if name not in given and type(p.default) in (int, float):
+            call.keywords.append(ast.keyword(name, ast.Constant(other_number(p.default))))
+            yield _gapped(ast.unparse(tree))
+            call.keywords.pop()
+
+
+def other_number(n: int | float) -> int | float:
+    """Another one of the kind."""
+    return n + 1 if isinstance(n, int) else n * 2 + (n == 0)
+
+
+def _positional(call: ast.Call) -> list[ast.expr]:
+    return [a for a in call.args if isinstance(a, ast.Constant)]
+
+
+def _named(make: str) -> str:
+    return make.format(*(f"_gap{k}_" for k in range(8)))
+
+
+def _gapped(text: str) -> str:
+    text = text.replace("{", "{{").replace("}", "}}")
+    for k in range(8):
+        text = text.replace(f"_gap{k}_", f"{{{k}}}")
+    return text
+
+
+def _names(x: Any) -> list[str]:
+    return list(x.__tensor_flatten__()[0])
+
+
+def _context(x: Any) -> Any:
+    return x.__tensor_flatten__()[1]

@@ -1,0 +1,386 @@
+"""The sweep: each call of the table (`calls.py`) once on small instances, against the dense program.
+
+`sweep_of(subject)` gives what came of it: findings, each with the rule that it breaks and the lines that show it, and the
+coverage: which calls were right, refused, or not tried. Then some of the calls on other sizes, dtypes and layouts.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import random
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import probes
+from .calls import DRAWN, KINDS
+from .evidence import Call, Found, call_of, shown
+from .judging import Judge, Ran, Refused
+from .operands import LAYOUTS, Operands, operands_of
+from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing
+from .script import Failure
+from .strategies import SMALL
+from .subject import Subject
+
+#: rules about calls that every tensor has
+MUST = frozenset({"ST501", "ST506", "ST507", "ST510", "ST515"})
+#: calls of one round of the search
+SAMPLE = 30
+
+
+@dataclass
+class Swept:
+    """What came of all calls.
+
+    Attributes:
+        failures: rule -> what shows that it is broken, in the order of the table.
+        passed: rule -> the number of calls that were right.
+        right: calls that gave what the dense program gives, and the operations that they took.
+        refused: calls that the dense program can do and the class does not, and what it says.
+        limited: right calls that it refuses in inference mode or with gradients.
+        untried: calls for which no operand can be built.
+        use: what the class is used for, said or inferred.
+        unbuilt: why there was no sweep.
+        makes: factories with other numbers, whose instances have other contexts.
+    """
+
+    failures: dict[str, list[Failure]] = field(default_factory=dict)
+    passed: Counter[str] = field(default_factory=Counter)
+    right: dict[str, frozenset[str]] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    limited: dict[str, Refusal] = field(default_factory=dict)
+    untried: list[str] = field(default_factory=list)
+    use: str = ""
+    unbuilt: str = ""
+    makes: tuple[str, ...] = ()
+
+
+@functools.cache
+def all_calls() -> tuple[Call, ...]:
+    """The calls of the table."""
+    known = [call_of(text, rule) for rule, texts in KINDS.items() for text in texts]
+    return (*known, *(call_of(text, "ST313", True) for text in DRAWN))
+
+
+class Sweep:
+    """Judges calls on operands of one size, and notes what comes of them."""
+
+    def __init__(self, subject: Subject, operands: Operands, result: Swept | None = None) -> None:
+        self.subject, self.operands = subject, operands
+        self.result = Swept() if result is None else result
+        self.judge = Judge(subject, operands)
+        self.types: dict[tuple[Any, ...], list[tuple[Call, Ran, type]]] = {}
+
+    def attempt(self, call: Call, deep: bool = True) -> None:
+        """Judge a call, and note what came of it."""
+        if call.names & {"m", "a"} - self.operands.lines.keys():
+            self.result.untried.append(call.text)
+            return
+        dense = self.judge.dense(call)
+        if (
+            dense is None and call.rule == "ST320"
+        ):  # dense tensors cannot do the program of the author
+            self.result.untried.append(call.text)
+        if dense is None or self._of_no_use(call):
+            return
+        self.judge.seen.names.clear()
+        ambient, found, ran = torch_state(), None, None
+        try:
+            ran = self.judge.judge(call, dense, deep)
+        except Found as error:
+            found = error
+        except Refused as error:
+            stored = "pickle" in call.text or call.rule == "ST507"
+            if not stored or self._pickles():
+                self.result.refused.setdefault(call.text, error.args[0])
+        except Exception as error:  # of the class, where its result is looked at
+            said, lines = f"{type(error).__name__}: {error}", self.judge.raises(call)
+            found = Found(call.rule, "its result can be looked at", said, "no exception", lines)
+        after = torch_state()
+        if after != ambient:
+            set_torch_state(ambient)
+            found = self._moved(call, ambient, after)
+        if found is not None:
+            backward = self.judge.seen.names if found.rule.startswith("ST40") else ()
+            self.note(call, found, dense.operations.union(backward))
+        elif ran is not None:
+            self.result.right[call.text] = dense.operations
+            self.result.passed[call.rule] += 1
+            self._remember(call, ran, dense)
+
+    def note(self, call: Call | None, found: Found, operations: frozenset[str]) -> None:
+        """Keep a finding."""
+        text = call.text if call else ""
+        sides = found.what, found.got, found.expected, found.lines
+        failure = Failure(*sides, self.subject, operations, text)
+        self.result.failures.setdefault(found.rule, []).append(failure)
+
+    def _of_no_use(self, call: Call) -> bool:
+        """Calls that say nothing about this class."""
+        x = self.operands.shared["x"]
+        if call.rule not in ("ST514", "ST515"):
+            return x.is_complex() and "float64" in call.text
+        try:
+            if call.rule == "ST515":
+                return bool(x.storage_offset() == x[1:].storage_offset())
+            # where `to` gives a dense tensor, torch replaces what a parameter shows, not what is in it
+            return not isinstance(x.to(torch.float64), self.subject.cls)
+        except Exception:
+            return True
+
+    def _pickles(self) -> bool:
+        """Can what is inside be pickled?"""
+        try:
+            x = self.operands.shared["x"]
+            pickle.loads(pickle.dumps([v.clone() for v in probes.leaves(x)]))
+            pickle.dumps(x.__tensor_flatten__()[1])
+        except Exception:
+            return False
+        return True
+
+    def _moved(self, call: Call, before: Any, after: Any) -> Found:
+        """Torch's global state is not as it was."""
+        look = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()"
+        shared, judge = self.operands.shared, self.judge
+        grad = [
+            f"{n}.requires_grad_()" for n in judge.wrapped(call) if shared[n].is_floating_point()
+        ]
+        steps = [*grad * call.expression, f"before = {look}", *judge.body(call, "z")]
+        steps += ["z.sum().backward()"] * bool(judge.seen.names and call.expression)
+        lines = [*judge.setup(call), *steps, *shown(f"({look})", "before")]
+        return Found(
+            "ST319", "an operation leaves torch's global state alone", after, before, lines
+        )
+
+    def _remember(self, call: Call, ran: Ran, dense: Ran) -> None:
+        """The types of results, for `types_agree`."""
+        shared = self.operands.shared
+        if dense.pointwise and isinstance(dense.out, torch.Tensor) and call.expression:
+            used = self.judge.wrapped(call)
+            fresh = all(dense.out is not t for t in dense.after.values())
+            if fresh and not call.drawn and all(shared[n].shape == dense.out.shape for n in used):
+                key = (call.rule, dense.out.dtype.is_floating_point, used == ["x"])
+                self.types.setdefault(key, []).append((call, dense, type(ran.out)))
+
+    def types_agree(self) -> None:
+        """A call whose result is no instance of the class, where those of its like are."""
+        cls = self.subject.cls
+        for calls in self.types.values():
+            count = sum(issubclass(kind, cls) for _, _, kind in calls)
+            if count < 6 or len(calls) - count > 0.15 * count:
+                continue
+            for call, dense, kind in calls:
+                if not issubclass(kind, cls):
+                    lines = [*self.judge.raises(call), *shown("type(got)", "type(x)")]
+                    what = f"its result is a {cls.__name__}, as those of {count} calls of this kind"
+                    self.note(call, Found("ST312", what, kind, cls, lines), dense.operations)
+
+    # --------------------------------------------------------------------------------- contexts
+    def contexts(self) -> None:
+        """Instances do not share what they know, and contexts that mean something else are not equal."""
+        ops, x = self.operands, self.operands.shared["x"]
+        for other in (ops.lines["y"], *(line for line, _, _ in ops.variants)):
+            ops.made(other)
+            names, context = x.__tensor_flatten__()
+            if list(names) != ops.first[0] or not probes.same_metadata(
+                context, ops.first[1], type(x)
+            ):
+                look = "x.__tensor_flatten__()[1]"
+                lines = [f"x = {ops.lines['x']}", "import copy", f"before = copy.deepcopy({look})"]
+                lines += [f"y = {other}", *shown(look, "before")]
+                what = "making another instance leaves the first one alone"
+                found = Found("ST114", what, context, ops.first[1], lines)
+                self.note(None, found, frozenset())
+                ops.made(ops.lines["x"])
+                return
+        plain = ops.same_context or ops.lines["y"]
+        others = [(plain, line, ops.made(plain), z) for line, z, _ in ops.variants]
+        for case in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
+            self._told_apart(*case)
+        for line, z in [(case[1], case[3]) for case in others] + [(ops.lines["x"], x)]:
+            self._rebuilt(line, z)
+
+    def _rebuilt(self, line: str, x: Any) -> None:
+        """An instance whose context is not the usual one comes back from flatten and unflatten."""
+        dense, value = self.subject.dense, self.judge.value
+        try:
+            twin = probes.rebuild(x)
+            same = probes.kept_arguments(twin) == probes.kept_arguments(x)
+            look = "kept_arguments({})"
+            if same and self.operands.judged:
+                look, same = str(dense), probes.near(value(twin), value(x))
+        except Exception:  # that is ST101 as it is
+            return
+        if not same:
+            lines = [f"x = {line}", *shown(look.format("rebuild(x)"), look.format("x"))]
+            what = "a rebuilt one has the numbers and the value of the first"
+            self.note(None, Found("ST101", what, twin.__dict__, x.__dict__, lines), frozenset())
+
+    def _told_apart(self, line: str, other_line: str, a: Any, b: Any) -> None:
+        """Contexts of two instances that give the same inner tensors another value."""
+        context, other = a.__tensor_flatten__()[1], b.__tensor_flatten__()[1]
+        kept, value = probes.kept_arguments, self.judge.value
+        try:
+            equal = probes.same_metadata(context, other, type(a))
+            exchanged = type(a).__tensor_unflatten__(probes.inners(a), other, a.size(), a.stride())
+            differ = self.operands.judged and not probes.near(value(exchanged), value(a))
+            lost = kept(probes.rebuild(b)) != kept(b)  # that is ST101
+            lost = lost or (differ and not probes.near(value(probes.rebuild(a)), value(a)))
+        except Exception:  # other rules ask for this
+            return
+        self.result.passed["ST112"] += 1
+        if lost or not equal or not (differ or kept(a) != kept(exchanged)):
+            return
+        look = "kept_arguments({})" if kept(a) != kept(exchanged) else self.subject.dense or "{}"
+        lines = [f"a = {line}", f"b = {other_line}"]
+        lines.append("context, other = a.__tensor_flatten__()[1], b.__tensor_flatten__()[1]")
+        lines.append("c = type(a).__tensor_unflatten__(inners(a), other, a.size(), a.stride())")
+        lines.append(f'print({look.format("a")}, "is not", {look.format("c")})')
+        lines += shown("same_metadata(context, other, type(a))", "False")
+        what = "contexts that mean something else are not equal"
+        self.note(None, Found("ST112", what, True, False, lines), frozenset())
+
+
+# ------------------------------------------------------------------------------------- torch's global state
+def torch_state() -> tuple[Any, ...]:
+    """What torch keeps for the whole process and a call must not change."""
+    return (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_num_threads(),
+    )
+
+
+def set_torch_state(state: tuple[Any, ...]) -> None:
+    """Put it back."""
+    torch.set_default_dtype(state[0])
+    torch.set_grad_enabled(state[1])
+    torch.use_deterministic_algorithms(state[2])
+    torch.set_autocast_enabled("cpu", state[3])
+    torch.set_num_threads(state[4])
+
+
+# ------------------------------------------------------------------------------------- all of it
+_DONE: weakref.WeakKeyDictionary[Subject, Swept] = weakref.WeakKeyDictionary()
+#: told before each call, so that who watches knows what caused a crash or a hang
+before_each: list[Callable[[str], None]] = []
+#: calls that hung or crashed before, and what happened
+lost: dict[str, str] = {}
+
+
+def keep(subject: Subject, swept: Swept) -> None:
+    """Take over what another process has found."""
+    _DONE[subject] = swept
+
+
+def sweep_of(subject: Subject, rounds: int = 8) -> Swept:
+    """What came of the calls for a subject; they run once.
+
+    Args:
+        rounds: how many other sizes, dtypes and layouts are searched.
+    """
+    if subject not in _DONE:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.default_generator.manual_seed(0)
+            _DONE[subject] = _swept(subject, rounds)
+    return _DONE[subject]
+
+
+def _swept(subject: Subject, rounds: int) -> Swept:
+    try:
+        sweep = Sweep(subject, operands_of(subject))
+    except Exception as error:  # whatever the class does when it is built, flattened or projected
+        return Swept(unbuilt=f"{type(error).__name__}: {error}".splitlines()[0])
+    result = sweep.result
+    result.makes = tuple(make for _, _, make in sweep.operands.variants)
+    sweep.contexts()
+    calls = [*(call_of(text, "ST320") for text in subject.programs), *all_calls()]
+    dangerous = _dangers(sweep, calls)
+    for call in calls:
+        if dangerous and (dense := sweep.judge.dense(call)) and dense.operations & dangerous:
+            result.untried += [call.text] * (call.text not in lost)
+            continue
+        for tell in before_each:
+            tell(call.text)
+        sweep.attempt(call)
+    sweep.types_agree()
+    result.limited = sweep.judge.limited
+    result.passed.update(sweep.judge.passed)
+    _judge_refusals(sweep, {c.text: c for c in calls})
+    _search(sweep, calls, rounds)
+    return result
+
+
+def _dangers(sweep: Sweep, calls: list[Call]) -> set[str]:
+    """Operations of calls that hung or crashed before: they are not tried again."""
+    dangerous: set[str] = set()
+    for call in calls:
+        if call.text in lost:
+            dense = sweep.judge.dense(call)
+            dangerous |= dense.operations if dense else set()
+            what = "a call comes to an end"
+            found = Found("ST802", what, lost[call.text], "an end", sweep.judge.raises(call))
+            sweep.note(call, found, frozenset(dangerous))
+    return dangerous
+
+
+def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
+    """Some calls on other sizes, dtypes and layouts: the same ones in each run."""
+    subject, result = sweep.subject, sweep.result
+    known = {f.call for found in result.failures.values() for f in found}.union(result.untried)
+    left = [
+        c for c in calls if c.expression and c.text not in known and c.text not in result.refused
+    ]
+    shapes = sorted(subject.sizes or SMALL, key=lambda shape: (len(shape), shape))
+    for number in range(rounds):
+        draw = random.Random(number)
+        shape, dtype = draw.choice(shapes), draw.choice(subject.dtypes)
+        layout = LAYOUTS[number % len(LAYOUTS)]
+        try:
+            operands = Operands(subject, shape, dtype, layout)
+        except Exception:  # sizes or dtypes that the class does not have
+            continue
+        other = Sweep(subject, operands, Swept(failures=result.failures))
+        for call in draw.sample(left, min(SAMPLE, len(left))):
+            for tell in before_each:
+                tell(call.text)
+            other.attempt(call, deep=number % 2 == 0)
+        result.passed.update(other.result.passed)
+
+
+def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:
+    """Findings of the refused calls: accidents of what the class means to do, programs, the use."""
+    result, subject, raises = sweep.result, sweep.subject, sweep.judge.raises
+    known = frozenset[str]().union(*result.right.values())
+    share = len(result.right) / max(1, len(result.right) + len(result.refused))
+    for text, refusal in result.refused.items():
+        call = calls[text]
+        dense = sweep.judge.dense(call)
+        operations = dense.operations if dense else frozenset[str]()
+        named = means_to(subject.cls, operations, text)
+        means = share >= ALL_OF_THEM or named or bool(operations and operations <= known)
+        meant = refusal.blunder or (refusal.accident and means)
+        rule = "ST320" if text in subject.programs else "ST317" if meant else ""
+        rule = call.rule if call.rule in MUST else rule
+        if rule:
+            what = f"`{text}` works, as on dense tensors"
+            sweep.note(
+                call, Found(rule, what, refusal.said, "no exception", raises(call)), operations
+            )
+    result.use = subject.use or inferred_use(set(result.right))
+    for text in missing(result.use, set(result.right)) if subject.use else ():
+        if text in result.refused:
+            said = result.refused[text].said
+            found = Found(
+                "ST318", f"{subject.use}: `{text}` works", said, "no exception", raises(calls[text])
+            )
+            sweep.note(calls[text], found, frozenset())

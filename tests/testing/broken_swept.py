@@ -1,0 +1,333 @@
+"""Broken subclasses for the rules that the sweep alone judges."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from broken import breaks, miscomputes
+from sound import Sound
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_map_only
+
+from subclass_trace.testing.subject import subject_of
+
+aten = torch.ops.aten
+
+
+def scaled(cls):
+    """The subject of a class whose value is data * scale."""
+    return subject_of(cls, f"{cls.__name__}({{0}})", to_dense="{0}.dense()", dtypes=[torch.float32, torch.float64])
+
+
+class Scaled(Sound):
+    """value = data * scale; everything but what stays linear is computed densely."""
+
+    @staticmethod
+    def __new__(cls, data, scale=2.0, extra=None):
+        return Sound.__new__(cls, data, extra, scale)
+
+    scale = property(lambda self: self.tag)
+
+    def dense(self):
+        return self.data_ * self.scale
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["data_"], context, inner["extra"])
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        x, floating = args[0], kwargs.get("dtype", torch.float32).is_floating_point
+        if floating and (func.is_view or func in (aten.clone.default, aten._to_copy.default)):
+            fresh = func is aten.clone.default
+
+            def wrap(data):
+                return cls(data, x.scale, x.extra.clone() if fresh else x.extra.to(data.device))
+
+            out = tree_map_only(torch.Tensor, wrap, func(x.data_, *args[1:], **kwargs))
+            return return_and_correct_aliasing(func, args, kwargs, out)
+        if func._schema.is_mutable:
+            raise NotImplementedError("in place")
+        dense = tree_map_only(cls, lambda x: x.dense(), (args, kwargs))
+        return func(*dense[0], **dense[1])
+
+
+@breaks("ST112", make=scaled)
+class EqualContexts(Scaled):
+    """Contexts compare by their names, and hold a scale as well."""
+
+    def __tensor_flatten__(self):
+        return ["data_", "extra"], Named(self.scale)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["data_"], context.scale, inner["extra"])
+
+
+class Named:
+    """Equal to every other one."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __eq__(self, other):
+        return isinstance(other, Named)
+
+    def __hash__(self):
+        return 1
+
+
+@miscomputes("ST113", aten.cos.default)
+def CountsInTheContext(cls, right, func, args, kwargs):
+    """An operation leaves a mark in the context of its operand."""
+    args[0].tag = args[0].tag + "'"
+    return right(func, args, kwargs)
+
+
+LAST = {}
+
+
+@breaks("ST114", make=scaled)
+class SharesItsScale(Scaled):
+    """The scale is in a dict that all instances have."""
+
+    def __init__(self, data, scale=2.0, extra=None):
+        LAST["scale"] = scale
+
+    scale = property(lambda self: LAST["scale"])
+
+    def __tensor_flatten__(self):
+        return ["data_", "extra"], LAST["scale"]
+
+
+class Loose:
+    """Equal by value, hashed by identity."""
+
+    def __init__(self, tag):
+        self.tag = tag
+
+    def __eq__(self, other):
+        return isinstance(other, Loose) and self.tag == other.tag
+
+    __hash__ = object.__hash__
+
+
+@breaks("ST115")
+class HashedByIdentity(Sound):
+    """The context has a hash of its own."""
+
+    def __tensor_flatten__(self):
+        return ["data_", "extra"], Loose(self.tag)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["data_"], inner["extra"], context.tag, size, stride)
+
+
+@breaks("ST306")
+class OtherWithGrad(Sound):
+    """tanh is another one where gradients are on."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+            return out * 2 if func is torch.Tensor.tanh and torch.is_grad_enabled() else out
+
+
+_calls = []
+
+
+@miscomputes("ST311", aten.exp2.default)
+def AnotherEachTime(cls, right, func, args, kwargs):
+    """Each second exp2 is another one."""
+    _calls.append(1)
+    out = right(func, args, kwargs)
+    out.data_ = out.data_ + len(_calls) % 2
+    return out
+
+
+@miscomputes("ST312", aten.erf.default)
+def PlainErf(cls, right, func, args, kwargs):
+    """erf gives a dense tensor."""
+    return func(args[0].data_)
+
+
+@miscomputes("ST313", aten.ceil.default)
+def CeilOfDoubles(cls, right, func, args, kwargs):
+    """ceil gives float64."""
+    out = right(func, args, kwargs)
+    return cls(out.data_.double(), out.extra, out.tag)
+
+
+@miscomputes("ST314", aten.addcmul.default)
+def ForgetsValue(cls, right, func, args, kwargs):
+    """addcmul ignores value=."""
+    return right(func, args, {})
+
+
+@miscomputes("ST315", aten.rsub.Scalar)
+def TurnsAround(cls, right, func, args, kwargs):
+    """2 - x is x - 2."""
+    out = right(func, args, kwargs)
+    out.data_ = -out.data_
+    return out
+
+
+@breaks("ST316", make=scaled)
+class ScaleOfTheFirst(Scaled):
+    """hypot takes the scale of the first operand for both."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is aten.hypot.default and all(isinstance(a, cls) for a in args):
+            return func(args[0].data_ * args[0].scale, args[1].data_ * args[0].scale)
+        return super().compute(func, args, kwargs)
+
+
+@miscomputes("ST317", aten.lerp.Scalar)
+def NeedsTwo(cls, right, func, args, kwargs):
+    """lerp looks for a scale that nobody has."""
+    return right(func, (args[0], args[1].scale, args[2]), kwargs)
+
+
+def weight(cls):
+    """The subject of a class that is declared a weight."""
+    return subject_of(cls, f"{cls.__name__}({{0}})", to_dense="{0}.data_", use="weight")
+
+
+@breaks("ST318", make=weight)
+class NoProducts(Sound):
+    """A weight that refuses to be multiplied."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func.__name__.split(".")[0] in ("mm", "addmm", "embedding", "convolution", "bmm"):
+            raise NotImplementedError("no products")
+        return super().compute(func, args, kwargs)
+
+
+@miscomputes("ST319", aten.log1p.default)
+def SetsTheDefault(cls, right, func, args, kwargs):
+    """log1p leaves another default dtype behind."""
+    torch.set_default_dtype(torch.float64)
+    return right(func, args, kwargs)
+
+
+def programs(cls):
+    """The subject of a class with programs of its author."""
+    return subject_of(cls, f"{cls.__name__}({{0}})", to_dense="{0}.data_", programs=["torch.special.i0(x)"])
+
+
+@breaks("ST320", make=programs)
+class OwnProgram(Sound):
+    """A function that the table does not have is wrong."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        out = super().compute(func, args, kwargs)
+        if func is aten.special_i0.default or func is aten.i0.default:
+            out.data_ = out.data_ + 1
+        return out
+
+
+@miscomputes("ST332", aten.split.Tensor)
+def FirstChunkTwice(cls, right, func, args, kwargs):
+    """Each chunk shows the first part."""
+    out = right(func, args, kwargs)
+    first = out[0]
+    return [cls(first.data_, first.extra, first.tag) if v.shape == first.shape else v for v in out]
+
+
+def masked(cls):
+    """The subject of a class with elements that mean nothing."""
+    return subject_of(cls, f"{cls.__name__}({{0}})", to_dense="{0}.data_", valid="{0}.data_ > -1")
+
+
+@breaks("ST333", make=masked)
+class CountsMissing(Sound):
+    """A sum over elements of which some are said to be missing."""
+
+    # it is Sound itself: what nobody may look at counts in each of its sums
+
+
+@breaks("ST403")
+class OneGradientForBoth(Sound):
+    """The second gradient of hypot is the first one."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch.hypot:
+                return Sides.apply(*args)
+            return func(*args, **(kwargs or {}))
+
+
+class Sides(torch.autograd.Function):
+    """hypot whose second gradient is the first one."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        out = torch.hypot(x, y)
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, out = ctx.saved_tensors
+        return grad * (x / out), grad * (x / out)
+
+
+class Third(torch.Tensor):
+    """A class of its own for gradients."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+@breaks("ST404")
+class GradientOfAnotherClass(Sound):
+    """The gradient of sign is of a third class."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is F.mish:
+                return Strange.apply(args[0])
+            return func(*args, **(kwargs or {}))
+
+
+class Strange(torch.autograd.Function):
+    """mish with a gradient of a third class."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return F.mish(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.data_.as_subclass(Third)
+
+
+@breaks("ST517")
+class LoadsNothing(Sound):
+    """module_load gives the old value back."""
+
+    def module_load(self, other, assign=False):
+        return self.detach().clone()
+
+
+@miscomputes("ST802", aten.asinh.default)
+def NeverEnds(cls, right, func, args, kwargs):
+    """asinh waits for a shape that does not come."""
+    while args[0].dim() < 9:
+        pass
+    return right(func, args, kwargs)
+
+
+@miscomputes("ST805", aten.exp.default)
+def KeepsItsOperand(cls, right, func, args, kwargs):
+    """The result of exp knows what it was made of."""
+    out = right(func, args, kwargs)
+    out.source = args[0]
+    return out

@@ -193,10 +193,11 @@ def test_a_step_meets_no_hooks_of_a_capture() -> None:
 def test_who_asks_is_told_of_its_own_thread() -> None:
     """By whatever name: this module holds the function itself."""
     seen: list[Any] = []
+    _WORK[:] = [lambda: seen.append(elsewhere(lambda: (is_compiling(), torch.compiler.is_compiling())))]
 
     def region(x: Tensor) -> Tensor:
         seen.extend([is_compiling(), torch.compiler.is_compiling(), torch._dynamo.is_compiling()])
-        seen.append(elsewhere(lambda: (is_compiling(), torch.compiler.is_compiling())))
+        sys.audit("subclass_trace.tests.meanwhile")
         return x * 2
 
     st.compile(region)(torch.ones(2))

@@ -149,6 +149,9 @@ def _isinstance(rec: Any, f: Any, a: Args, k: Named) -> Any:
 
 _CHECKS = {"__instancecheck__": abc.ABCMeta.__instancecheck__, "__subclasscheck__": abc.ABCMeta.__subclasscheck__}
 
+#: what torch asks a tensor for, to tell whether it is one of these
+_MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
+
 
 def _by_metaclass(rec: Any, f: Any, o: Any, cls: Any, meta: type) -> Any:
     if f is isinstance and lookup(cls, "_is_protocol") is True and lookup(cls, "_is_runtime_protocol") is True:
@@ -161,6 +164,8 @@ def _by_metaclass(rec: Any, f: Any, o: Any, cls: Any, meta: type) -> Any:
     if type(method) is Function and method.__code__ is not _CHECKS[hook].__code__:
         if kind_of(method.__code__) != TORCH and not is_of_library(method.__code__.co_filename):
             return bool(rec.call(method, cls, o))
+    if is_a(o, torch.Tensor) and cls in _MARKS:
+        _hasattr(rec, hasattr, (o, _MARKS[cls]), {})
     if is_a(cls, abc.ABCMeta):
         found = unwatched(f, o, cls)
         kind = o if f is issubclass else type(rec.real(o))

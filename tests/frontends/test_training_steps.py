@@ -337,7 +337,7 @@ def test_parameters_that_are_wrappers(name: str) -> None:
 def test_the_report_names_what_is_assigned() -> None:
     region = _train(_model, KINDS["SGD with momentum"])
     assert "['momentum_buffer']" in region.specializations[0].report()
-    assert "model[0].weight.grad" in region.specializations[-1].report()
+    assert "optimizer.param_groups[0]['params'][0].grad" in region.specializations[-1].report()
 
 
 def test_state_of_an_optimizer_holds_no_traced_tensor_after_an_exception() -> None:

@@ -229,8 +229,6 @@ def test_a_tensor_that_is_kept_on_an_input_is_differentiable() -> None:
 UNANSWERABLE: dict[str, Callable[[Tensor], Any]] = {
     "_version": lambda x: x._version,
     "_version of an input": lambda x: x.detach()._version,
-    "_base": lambda x: x._base is None,
-    "_base of an input": lambda x: x.view(-1)._base is x,
     "storage": lambda x: x.untyped_storage().nbytes(),
 }
 
@@ -241,3 +239,10 @@ def test_a_question_without_an_answer_is_refused(what: str) -> None:
     with pytest.raises(st.UnsupportedError, match=what) as caught:
         region(torch.ones(3)[1:])
     assert "args[0]" in str(caught.value) or "test_metadata_reads" in str(caught.value)
+
+
+@pytest.mark.parametrize("ask", [lambda x: x._base is None, lambda x: x.view(-1)._base is x], ids=["of an input", "of a view"])
+def test_the_base_of_a_view_is_asked_of_the_real_tensor(ask: Callable[[Tensor], Any]) -> None:
+    region = st.compile(lambda x: x * 2 if ask(x) else x * 3)
+    for x in (torch.ones(2), torch.ones(3)[1:], torch.ones(2)):
+        torch.testing.assert_close(region(x), x * 2 if ask(x) else x * 3)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, SideEffectError, UnsupportedError
+from ..errors import SideEffectError, UnsupportedError
 from . import attributes
 from .boundary import (
     ENTER,
@@ -65,6 +65,9 @@ operations: Any = None
 method_of_c: Any = None
 #: wrappers of `torch.compiler.disable`: see `torch_functions`
 of_disabled: Any = None
+#: higher order operators: see `branches`
+with_branches: Any = None
+read_code: Any = None
 
 
 def is_of_disabled(code: types.CodeType) -> bool:
@@ -315,7 +318,7 @@ def _read_kernel(rec: Any, frame: Any) -> None:
     rec.root(frame.f_globals)
     for name in sorted(names & frame.f_globals.keys()):
         if type(frame.f_globals[name]) is not Function:  # it is met when it is called
-            _read_named(rec, frame.f_globals, name, names)
+            read_named(rec, frame.f_globals, name, names)
 
 
 def unwatched(f: Any, *args: Any) -> Any:
@@ -413,7 +416,7 @@ def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
 def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function: tensors are inputs of the graph, containers and objects are read whole, callables instrumented."""
     if type(f) is Function and is_compiled_by_dynamo(f.__code__.co_filename):
-        return _with_branches(rec, f, args, kwargs)
+        return with_branches(rec, f, args, kwargs)
     special = changed = False
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
@@ -459,88 +462,7 @@ def _note_fact(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
         rec.at(rec.child(place, "fact", (f, args[1:])), out)
 
 
-def _with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A higher order operator: Dynamo looks at the functions that it is given, which are read with all that they name."""
-    for value in (*args, *kwargs.values()):
-        read_argument(rec, value)
-        if type(value) in (Function, Method, Partial):
-            read_code(rec, value)
-            _check_branch(rec, value)
-        elif is_torchs(value) and not is_a(value, (torch.Tensor, torch.nn.Module)) and rec.place_of(value) is not None:
-            rec.deep(value, "a branch")
-    given, named = tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
-    profile = sys.getprofile()
-    sys.setprofile(None)
-    try:
-        return rec.give(f(*given, **named))
-    finally:
-        sys.setprofile(profile)
-
-
-#: code of branches that Dynamo has looked at, and that reads Python state
-_branches: set[types.CodeType] = set()
-
-
-def _check_branch(rec: Any, f: Any) -> None:
-    """Dynamo keeps what it has made of the code of a branch, also where Python state has changed since.
-
-    Raises:
-        NeedsEager: it has looked at this code before, which reads such state.
-    """
-    while type(f) is not Function:
-        f = f.func if is_a(f, Partial) else getattr(f, "__func__", None)
-        if f is None:
-            return
-    held = [value for cell in f.__closure__ or () for value in gc.get_referents(cell)]
-    held += [f.__globals__[name] for name in names_in(f.__code__) & f.__globals__.keys()]
-    if not any(map(_is_state, held)):
-        return
-    if f.__code__ in _branches:
-        rec.refuse(
-            NeedsEager(
-                "a branch reads Python state, and Dynamo has traced its code before",
-                path=f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})",
-                fix="pass what it reads as an operand",
-            )
-        )
-    _branches.add(f.__code__)
-
-
-def _is_state(value: Any) -> bool:
-    """May what a branch names change without its name?"""
-    if is_a(value, (torch.Tensor, torch.nn.Parameter, *C_CALLABLES)):
-        return False
-    if is_a(value, (type, types.ModuleType)):
-        return module_root(value) not in ("torch", "builtins") and not is_stdlib_name(getattr(value, "__name__", ""))
-    return not (type(value) is Function and kind_of(value.__code__) != ENTER)
-
-
-def names_in(code: types.CodeType) -> set[str]:
-    """The names that a code object has, with those of the code in it."""
-    names, codes = set[str](), [code]
-    for code in codes:
-        names.update(code.co_names)
-        codes += [c for c in code.co_consts if type(c) is types.CodeType]
-    return names
-
-
-def read_code(rec: Any, f: Any) -> None:
-    """All that the code of a function may read: what it closes over, its defaults, the globals that it names, as a whole."""
-    rec.deep(f, "a branch")
-    while type(f) is not Function:
-        f = f.func if is_a(f, Partial) else getattr(f, "__func__", None)
-        if f is None:
-            return
-    if id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:
-        return
-    rec.walked.add(id(f.__code__))
-    names = names_in(f.__code__)
-    rec.root(f.__globals__)
-    for name in sorted(names & f.__globals__.keys()):
-        _read_named(rec, f.__globals__, name, names)
-
-
-def _read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> None:
+def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> None:
     held = space[name]
     given = rec.item(space, name, held)
     if is_a(held, types.ModuleType):

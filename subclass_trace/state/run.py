@@ -19,6 +19,7 @@ from .. import torch_api
 from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
+from . import branches as branches
 from . import c_functions as c_functions
 from . import kinds
 from . import operations as operations

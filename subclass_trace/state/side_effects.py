@@ -19,7 +19,7 @@ from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
 from .boundary import is_users
-from .kinds import SYMBOLS
+from .kinds import SYMBOLS, VALUES
 from .place import Place
 from .recorder import Recorder
 from .values import MISSING, factory_of, is_a, is_atom, same, same_keys, short, solid_base
@@ -88,6 +88,8 @@ class Recipes:
 
     def _is_constant(self, value: Any) -> bool:
         if id(value) in self._rec.roots or is_a(value, _CONSTANT_KINDS):
+            return True
+        if type(value) in VALUES:
             return True
         if type(value) in (types.MethodType, *torch_api.PYTHON_CLASSES):
             return False

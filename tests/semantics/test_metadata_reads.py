@@ -241,7 +241,9 @@ def test_a_question_without_an_answer_is_refused(what: str) -> None:
     assert "args[0]" in str(caught.value) or "test_metadata_reads" in str(caught.value)
 
 
-@pytest.mark.parametrize("ask", [lambda x: x._base is None, lambda x: x.view(-1)._base is x], ids=["of an input", "of a view"])
+@pytest.mark.parametrize(
+    "ask", [lambda x: x._base is None, lambda x: x.view(-1)._base is x], ids=["of an input", "of a view"]
+)
 def test_the_base_of_a_view_is_asked_of_the_real_tensor(ask: Callable[[Tensor], Any]) -> None:
     region = st.compile(lambda x: x * 2 if ask(x) else x * 3)
     for x in (torch.ones(2), torch.ones(3)[1:], torch.ones(2)):

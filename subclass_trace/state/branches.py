@@ -7,6 +7,7 @@ Nobody sees what such a function does, so what it names is compared with all tha
 from __future__ import annotations
 
 import abc
+import collections
 import enum
 import gc
 import sys
@@ -20,7 +21,7 @@ from ..subclass.attributes import namespace_of
 from . import calls
 from .boundary import ENTER, is_stdlib_name, kind_of, module_root
 from .kinds import C_CALLABLES, Function, Method, Partial, is_immutable
-from .values import ATOMS, is_a
+from .values import ATOMS, factory_of, is_a
 
 
 def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,6 +96,8 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
     elif kind in (list, tuple, set, frozenset, dict):
         for held in [*value, *dict.values(value)] if kind is dict else value:
             _check_seen(rec, branch, held, seen)
+    elif kind is collections.defaultdict:
+        _check_seen(rec, branch, [factory_of(value), *value.values()], seen)
     elif is_a(value, type):
         _check_class(rec, branch, value, seen)
     elif not is_a(value, C_CALLABLES) and not is_immutable(kind):

@@ -39,7 +39,7 @@ from .kinds import (
 )
 from .place import Place
 from .rows import Row, base_value, members, raw
-from .values import ATOMS, MISSING, is_a, lookup, lookup_after, pairs_of
+from .values import ATOMS, MISSING, factory_of, is_a, lookup, lookup_after, pairs_of
 from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
 
 #: so many places, and no more; a LLaMA of 32 layers reads some 30,000
@@ -581,6 +581,9 @@ class Recorder:
             items = pairs_of(value) if is_a(value, dict) else enumerate(items_of(value))
             for key, held in list(items):
                 self._reached(self.given_item(value, key, held), held, by, depth)
+            if is_a(value, collections.defaultdict):
+                factory = factory_of(value)
+                self._reached(self.step(value, "getattr", "default_factory", factory), factory, by, depth)
         elif is_a(value, VIEWS) or kind is types.MappingProxyType:
             self.touch(value)
             for held in gc.get_referents(value):

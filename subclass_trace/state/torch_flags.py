@@ -81,6 +81,8 @@ def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
             continue
         note(rec, flag)
         now = flag.read()
+        if flag.name == "default devices":  # a mode, below those of the trace
+            continue
         if flag.write is not None and now != run.outside[flag.name] and now == run.inside[flag.name]:
             aside.append((flag.write, now))
             flag.write(run.outside[flag.name])

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from case_kit import cases
+from torch.utils.checkpoint import checkpoint
 from wrappers import dense, two
 
 import subclass_trace as st
@@ -288,6 +289,24 @@ def _locked(call: Any) -> Any:
             waits = blocked.is_alive()
     blocked.join()
     return waits
+
+
+@fact(
+    "a checkpoint inside the region reads Python state that changes before the backward",
+    torch="not in the survey",
+    differs="its backward has what the forward read; eager reads again",
+)
+def _read_again(call: Any) -> Any:
+    box = [2.0]
+
+    def f(x: Tensor) -> Tensor:
+        return checkpoint(lambda y: (y * box[0]).sin(), x, use_reentrant=False)
+
+    x = dense(2, seed=0).requires_grad_()
+    y = call(f)(x)
+    box[0] = 3.0
+    y.sum().backward()
+    return x.grad
 
 
 @fact("another thread looks at lists, attributes and globals while the region is traced")

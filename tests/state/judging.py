@@ -89,6 +89,8 @@ class Run:
 
 def judge(program: Program, how: str = "trace") -> Verdict:
     """The verdict on `program`, compiled as `how` says."""
+    if _is_torchs_own(program.names):
+        return Verdict("invalid")
     eager = _run(program, WAYS["eager"])
     if eager is None or all("raises" in seen for seen in eager.shown if isinstance(seen, dict)):
         return Verdict("invalid")
@@ -109,6 +111,18 @@ def judge(program: Program, how: str = "trace") -> Verdict:
     elif not got.is_late and (other := _other_state(eager, got)):
         verdict.word, verdict.detail = "other state", other
     return verdict
+
+
+def _is_torchs_own(names: dict[str, str]) -> bool:
+    """Is eager itself another program than a compiled one, or is what is read not told by the region's own code?
+
+    A checkpoint reads Python's state again in its backward, of which a compiled region has the
+    values of the forward (docs/limits.md); a key that a branch of `torch.cond` adds to a dict is lost by torch.
+    """
+    place, change = names.get("place"), names.get("change")
+    if place == "a checkpoint":
+        return change in ("before the backward", "by the region", "counted by the region")
+    return place == "a branch of cond" and names.get("value") == "a default dict"
 
 
 def _raises_by_itself(program: Program) -> bool:

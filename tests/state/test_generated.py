@@ -71,8 +71,9 @@ def test_few_are_refused() -> None:
 
 
 def test_what_is_not_read_is_not_compared() -> None:
-    """A change of something that a region does not read is no new specialization."""
+    """A change of something that a region does not read is no new specialization. (Branches of `cond` are read as a whole.)"""
     unread = [j for j in _all() if j.program.is_unread and j.verdict.word == "right"]
+    unread = [j for j in unread if j.program.names["place"] != "a branch of cond"]
     assert len(unread) > 50
     again = [str(j.program) for j in unread if j.verdict.specializations > 1]
     assert not again, "\n".join(again)

@@ -88,8 +88,11 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
             for held in _named_by(value):
                 _check_seen(rec, branch, held, seen)
     elif kind in (Method, Partial):
-        _check_seen(rec, branch, value.func if kind is Partial else value.__func__, seen)
-        _check_seen(rec, branch, None if kind is Partial else value.__self__, seen)
+        parts = (
+            (value.func, *value.args, *value.keywords.values()) if kind is Partial else (value.__func__, value.__self__)
+        )
+        for held in parts:
+            _check_seen(rec, branch, held, seen)
     elif kind in (property, staticmethod, classmethod):
         for member in (value.fget, value.fset, value.fdel) if kind is property else (value.__func__,):
             _check_seen(rec, branch, member, seen)
@@ -97,7 +100,8 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
         for held in [*value, *dict.values(value)] if kind is dict else value:
             _check_seen(rec, branch, held, seen)
     elif kind is collections.defaultdict:
-        _check_seen(rec, branch, [factory_of(value), *value.values()], seen)
+        for held in (factory_of(value), *dict.values(value)):
+            _check_seen(rec, branch, held, seen)
     elif is_a(value, type):
         _check_class(rec, branch, value, seen)
     elif not is_a(value, C_CALLABLES) and not is_immutable(kind):

@@ -9,7 +9,6 @@ import gc
 import operator
 import sys
 import types
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -661,13 +660,3 @@ def call_now(f: Any, *args: Any) -> Any:
     """A call by C code that this module stands in for."""
     rec = current()
     return f(*args) if rec is None else rec.call(f, *args)
-
-
-def is_torch_code(function: Any) -> bool:
-    """Is it any function of torch's?"""
-    return type(function) is Function and is_of_torch(function.__code__.co_filename)
-
-
-def is_weak(value: Any) -> bool:
-    """Is it a weak reference?"""
-    return is_a(value, weakref.ref)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import collections
 import enum
-import functools
 import gc
-import sys
 import types
 from collections.abc import Collection
 from typing import Any
 
 import torch
-
-from .. import torch_api
-from ..subclass.attributes import is_heap_type, members_of
 
 
 class _Missing:
@@ -69,33 +64,10 @@ def has(cls: type, name: str) -> bool:
     return lookup(cls, name) is not MISSING
 
 
-#: classes of C whose state is all in what is walked
-_WALKED = frozenset({object, list, dict, set, tuple, types.SimpleNamespace})
-_WALKED |= {collections.OrderedDict, collections.defaultdict, collections.deque}
-#: of classes that C code makes (Py_TPFLAGS_DISALLOW_INSTANTIATION, Py_TPFLAGS_IMMUTABLETYPE)
-_OF_C = 1 << 7 | 1 << 8
-
-
 def solid_base(cls: type) -> type:
     """The class of C whose layout and state its instances have."""
     made = (c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
     return next(made, cls)
-
-
-def is_told(value: Any) -> bool:
-    """Do its class, its attributes and its items tell what it is? Else it is what it is by identity: what C code keeps of a
-    date or a pattern, a function, a member of an enumeration, a mesh."""
-    cls = type(value)
-    if is_a(value, (*_ONE_OBJECT, enum.Enum)) or torch_api.is_opaque_class(cls):
-        return False
-    solid = solid_base(cls)
-    own = cls.__mro__[: cls.__mro__.index(solid)]
-    if solid not in _WALKED or any(map(members_of, own)):  # a path, a fraction: what they are is in slots
-        return False
-    return all(c in _WALKED or (is_heap_type(c) and not c.__flags__ & _OF_C) for c in own)
-
-
-_ONE_OBJECT = (type, types.FunctionType, types.ModuleType, types.MethodType)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -143,38 +115,3 @@ def factory_of(value: Any) -> Any:
 
 
 _FACTORY: Any = vars(collections.defaultdict)["default_factory"]
-
-
-_NOT_WALKED = frozenset(sys.stdlib_module_names) | frozenset(
-    [
-        "torch",
-        "functorch",
-        "torchgen",
-        "typing_extensions",
-        "numpy",
-        "sympy",
-        "mpmath",
-        "networkx",
-        "optree",
-        "subclass_trace",
-        "pytest",
-        "_pytest",
-        "pluggy",
-        "hypothesis",
-    ]
-)
-
-
-@functools.lru_cache(None)
-def is_walked(module_name: str | None) -> bool:
-    """Is code of this module followed? Installed packages are; torch, the standard library and this package are not.
-
-    But for torch's cache of parametrizations, which keeps tensors from call to call.
-    """
-    name = module_name or ""
-    root, _, rest = name.partition(".")
-    if root in _NOT_WALKED or root.startswith("namedtuple_"):  # in which the standard library makes ``__new__``
-        return name in ("__main__", "torch.nn.utils.parametrize") or (
-            root == "subclass_trace" and rest.startswith("zoo")
-        )
-    return True

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..state.current import call_method
 from .effects import Run, aten, changes_metadata, is_view, substitute, written, written_positions
 from .per_inner import per_inner, refuse
 
@@ -54,7 +55,7 @@ def _computed(cls: type[Any], func: Any) -> Run:
 
 def dense_value(x: Any) -> torch.Tensor:
     """The author's ``dequantize``, without autograd around it."""
-    value: torch.Tensor = getattr(x, DENSE)()
+    value: torch.Tensor = call_method(x, DENSE)
     return value
 
 
@@ -66,7 +67,7 @@ def _stored(cls: type[Any], func: Any) -> Run:
         if not isinstance(x, cls):
             return func(x, value, *args[2:], **kwargs)
         _check_writable(cls, func)
-        x.requantize_(value.to(device=x.device, dtype=x.dtype).expand(x.shape))
+        call_method(x, "requantize_", value.to(device=x.device, dtype=x.dtype).expand(x.shape))
         return x
 
     return run
@@ -94,7 +95,7 @@ def _rewritten(cls: type[Any], func: Any) -> Run:
 
         out = func(*substitute(cls, dense, args), **substitute(cls, dense, kwargs))
         for x in targets:
-            x.requantize_(copies[id(x)])
+            call_method(x, "requantize_", copies[id(x)])
         return out
 
     return run

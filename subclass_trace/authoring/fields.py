@@ -21,6 +21,7 @@ import torch
 
 from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
+from ..state.current import call_method
 
 DECLARED = "_wrapper_declared"  # the class attribute that holds the declaration
 _MUTABLE = (torch.Tensor, list, dict, set, bytearray)
@@ -205,7 +206,7 @@ def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 fix="annotate it as Tensor, or pass a tuple or a frozenset",
             )
     self = build(cls, values)
-    self.__post_init__()
+    call_method(self, "__post_init__")
     return self
 
 
@@ -225,7 +226,8 @@ def build(cls: Any, values: dict[str, Any], outer_size: Any = None, outer_stride
                     fix="use x.resolve_conj().resolve_neg(), or x.conj_physical()",
                 )
             first = t if first is None else first
-    o = cls.outer_metadata(SimpleNamespace(**values)) if cls._wrapper_has_metadata else _AS_FIRST
+    has = cls._wrapper_has_metadata
+    o = call_method(cls, "outer_metadata", SimpleNamespace(**values)) if has else _AS_FIRST
     if first is None:
         first = _NOTHING
     derived = o.size is not None

@@ -21,6 +21,7 @@ import torch
 
 from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
+from ..state.current import call_kept, call_method
 from ..subclass.attributes import Memo
 from ..torch_api import authors as _authors
 from .defaults import DEFAULTS, refused
@@ -62,8 +63,6 @@ class Family:
 
 class Rules:
     """The rules of one class, and what was resolved so far. ``version`` counts the changes of the rules."""
-
-    __slots__ = ("families", "friends", "functions", "operations", "resolved", "version")
 
     def __init__(self, cls: type) -> None:
         self.operations: dict[Any, Rule] = {}
@@ -236,7 +235,7 @@ def _with_default(cls: type, func: Any, rule: Any, default: Run) -> Run:
     fresh = len(returns) == 1 and str(returns[0].type) == "Tensor" and returns[0].alias_info is None
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = rule(func, *args, **kwargs)
+        out = call_kept(rule, func, *args, **kwargs)
         if out is NotImplemented:
             return default(args, kwargs)
         if fresh and not isinstance(out, torch.Tensor):
@@ -260,7 +259,7 @@ def _with_strides(func: Any, run: Run) -> Run:
         x, out = args[0], run(args, kwargs)
         if type(out) is not type(x) or out.dim() < 2 or not out.is_contiguous():
             return out  # these strides were given by the author
-        outer = type(out).outer_metadata(out)
+        outer = call_method(type(out), "outer_metadata", out)
         if outer.size is None or outer.stride is not None:
             return out  # these are those of the first inner tensor, or were derived
         with torch_api.no_modes():  # a tracer should not see this

@@ -33,13 +33,14 @@ from typing_extensions import Self, dataclass_transform
 
 from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
+from ..state.current import call_kept, call_method, current
 from ..subclass.context import same_context
 from ..torch_api import authors as _authors
 from ..torch_api.dynamo import never_compiled
 from . import sharding
 from .defaults import DEFAULTS, DENSE
 from .fields import DECLARED, Outer, build, construct, declaration, flatten_for, unflatten_for, values_of
-from .rules import RULES, Family, Group, Rules, add_family, add_operations, overloads, resolve, rule_of, views
+from .rules import RULES, Family, Group, Rules, add_family, add_operations, forget, overloads, resolve, rule_of, views
 from .saving import allow_loading, rebuild, stable_hash
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -151,6 +152,7 @@ class WrapperTensor(torch.Tensor):
 
         def register(rule: F) -> F:
             vars(cls)[RULES].functions.update(dict.fromkeys(functions, rule))
+            forget(cls)
             return rule
 
         return register
@@ -176,7 +178,7 @@ class WrapperTensor(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         rules: Rules = cls.__dict__[RULES]
-        _ = rules.version  # on which what is resolved depends
+        _note_rules(cls)
         for t in types:
             if t not in rules.friends:
                 if hasattr(t, "__tensor_flatten__") and not issubclass(t, cls):
@@ -303,7 +305,7 @@ def _differentiable(dense: Callable[..., Any]) -> Callable[..., Any]:
         if self.requires_grad and torch.is_grad_enabled() and not _authors.below_autograd():
             value: torch.Tensor = torch_api.apply_function(Dequantize, self)
             return value
-        plain: torch.Tensor = dense(self)
+        plain: torch.Tensor = call_kept(dense, self)
         return plain
 
     dequantize.__doc__ = dense.__doc__ or "The dense value; the gradient passes unchanged."
@@ -317,7 +319,7 @@ class Dequantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any) -> torch.Tensor:
         """The author's ``dequantize``; an inner tensor itself must not get the history that the result gets."""
-        value: torch.Tensor = getattr(x, DENSE)()
+        value: torch.Tensor = call_method(x, DENSE)
         return value.detach() if any(value is v for v in values_of(x).values()) else value
 
     @staticmethod
@@ -328,8 +330,17 @@ class Dequantize(torch.autograd.Function):
 
 def _as_tangent(self: WrapperTensor, metadata: Any, expected_type: type | None = None) -> torch.Tensor | None:
     """torch.compile expected another tangent: a dense one can be given."""
-    dense: torch.Tensor | None = getattr(self, DENSE)() if expected_type is torch.Tensor else None
+    dense: torch.Tensor | None = call_method(self, DENSE) if expected_type is torch.Tensor else None
     return dense
+
+
+def _note_rules(cls: type) -> None:
+    """A region that is traced depends on the rules of a class, and on what else decides which one serves an operation."""
+    rec = current()
+    if rec is not None:
+        for name in ("_wrapper_default", "_wrapper_has_metadata", DECLARED):
+            rec.attribute(cls, name)
+        rec.attribute(rec.attribute(cls, RULES), "version")
 
 
 @never_compiled
@@ -337,12 +348,13 @@ def _dispatch_function(
     cls: type, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     kwargs = kwargs or {}
+    _note_rules(cls)
     for t in types:
         if not (issubclass(cls, t) or issubclass(t, cls)):
             return NotImplemented
     rule = rule_of(cls, "functions", func)
     if rule is not None:
-        out = rule(func, *args, **kwargs)
+        out = call_kept(rule, func, *args, **kwargs)
         if out is not NotImplemented:
             return out
     return _authors.below_torch_function(func, args, kwargs)

@@ -28,7 +28,6 @@ import torch.fx as fx
 from .. import torch_api
 from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
 from ..state.boundary import ENTER, kind_of
-from ..state.values import lookup
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range
@@ -371,12 +370,11 @@ class Recorder(TracedGraph):
 
 def overriding(state: Any, cls: type, name: str) -> Any:
     """The method of this name of a class of the user's, bound to it; None where torch's own, or none, is called."""
-    found = lookup(cls, name)
+    found = state.lookup(cls, name)
     if type(found) is not classmethod or type(found.__func__) is not FunctionType:
         return None
     if kind_of(found.__func__.__code__) != ENTER:
         return None
-    state.lookup(cls, name)
     state.step(found, "inner", "__func__", found.__func__)
     return found.__get__(None, cls)
 

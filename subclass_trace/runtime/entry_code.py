@@ -197,6 +197,10 @@ class EntryEmitter:
                 table.setdefault(place, leaf)
         return [table[k] for k in range(self.plan.inputs.leaf_count)]
 
+    def _differentiated(self) -> list[torch.Tensor]:
+        """The inputs that require grad, as they are in the call that was traced."""
+        return [x for row, x in zip(self.plan.inputs.rows, self.real_inputs, strict=True) if row.requires_grad]
+
     def _other_conditions(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         """What, besides the checks of each value, tells that the specialization does not serve the call."""
         s, plan = self.source, self.plan
@@ -207,8 +211,12 @@ class EntryEmitter:
         asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs.rows, inputs, strict=True) if row.requires_grad]
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
-            found = s.bind("grad_dtypes", torch_api.grad_dtypes)
-            failed = f"if {found}(({tuple_code([name for name, _ in asks])})) != {known}"
+            found, of = s.bind("grad_dtypes", torch_api.grad_dtypes), tuple_code([name for name, _ in asks])
+            failed = f"if {found}(({of})) != {known}"
+            if torch_api.ask_no_class(self._differentiated()):
+                leaf, asked = s.bind("is_leaf", torch_api.is_leaf), s.bind("asked", torch_api.asked_grad_dtype)
+                s.line(f"i = ({of})")
+                failed = f"if (False in map({leaf}, i) or (*map({asked}, i),) != {known}) and {found}(i) != {known}"
             s.check(failed, "'another grad_dtype'", "grad_dtype of the inputs is the same")
         if plan.inputs.offsets_matter:
             offsets: dict[int, Any] = {}
@@ -308,7 +316,8 @@ class EntryEmitter:
     def _train(self, inputs: Sequence[str]) -> list[str]:
         """Apply the generated autograd.Function."""
         s, plan = self.source, self.plan
-        emitter = FunctionEmitter(self.program, self.ambient, self.examples)
+        quiet = torch_api.ask_no_class(self._differentiated())
+        emitter = FunctionEmitter(self.program, self.ambient, self.examples, quiet)
         s.bind("apply", torch_api.base_apply(emitter.emit()))
         given = [inputs[i] for i in plan.gradients.differentiated]
         made = f"apply(p, {', '.join(['call', *given] if self._takes_call() else given)})"

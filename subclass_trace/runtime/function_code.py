@@ -56,7 +56,9 @@ def needs_call(plan: Plan) -> bool:
 class FunctionEmitter:
     """Writes the two methods and makes the class."""
 
-    def __init__(self, program: Program, ambient: Ambient, examples: Examples) -> None:
+    def __init__(self, program: Program, ambient: Ambient, examples: Examples, quiet: bool) -> None:
+        """``quiet``: no class is asked for an attribute of the inputs that require grad."""
+        self.quiet = quiet
         assert program.backwards is not None
         self.program, self.plan, self.ambient, self.examples = program, program.plan, ambient, examples
         self.backwards = program.backwards
@@ -85,7 +87,11 @@ class FunctionEmitter:
         symbols |= sizes_of_outputs(s, plan)
         flat = detached_outputs(s, plan, [f"call.leaves[{k}]" for k in range(plan.inputs.leaf_count)])
         self._save(s, plan.results.forward_leaves + plan.results.size_outputs)
-        s.line(f"ctx.edges = {s.bind('edges', edges)}(inputs)")
+        found = f"{s.bind('edges', edges)}(inputs)"
+        if self.quiet:
+            none = s.constant((None,) * len(plan.gradients.differentiated))
+            found = f"{found} if False in map({s.bind('is_leaf', torch_api.is_leaf)}, inputs) else {none}"
+        s.line(f"ctx.edges = {found}")
         if symbols:
             s.line("ctx.env = call.env")
         if self.backwards.keeps_call:
@@ -134,7 +140,10 @@ class FunctionEmitter:
             s.line("ctx.maybe_clear_saved_tensors()  # unless the graph is retained")
         else:
             s.line("saved = []")
-        s.line(f"if ctx.watched: {s.bind('check_watched', check_watched)}(ctx)")
+        s.bind("check_watched", check_watched)
+        s.line("for t, version in ctx.watched:")
+        s.line("    if (t := t()) is not None and t._version != version: check_watched(ctx)")
+        s.line("t = None")
         s.line(f"for path in {s.bind('emitter', self)}.paths:")
         s.line(f"    grads = path(ctx, saved, {names})")
         s.line("    if grads is not None: return grads")
@@ -225,7 +234,8 @@ class FunctionEmitter:
         s.bind("any_autocast", torch_api.any_autocast)
         other = ["grad_enabled()", "any_autocast()"]
         if entry.when.state is not None:
-            other.append(f"not {s.constant(entry.when.state, 'state')}(getattr(ctx, 'call', ((), {{}})))")
+            call = "getattr(ctx, 'call', ((), {}))" if self.backwards.keeps_call else "((), {})"
+            other.append(f"not {s.constant(entry.when.state, 'state')}({call})")
         if entry.when.dtensor is not None:
             dispatcher = s.bind("dtensor", torch_api.dtensor_dispatcher())
             other.append(torch_api.other_dtensor_modes_code(dispatcher, entry.when.dtensor))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import operator
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
+from ..torch_api import words
 from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, STEPS, Call, Place
 from ..state.recorder import instance_dict
@@ -65,6 +67,18 @@ class RowEmitter:
         for row in rows:
             why = f"{self.source.held(row.why)}({self.source.bind('Roots', Call)}(args, kwargs, {self.function}))"
             self.source.check(f"if not ({self.condition(row)})", why, row.code)
+
+    def check_pins(self, pins: Pins) -> None:
+        """What stands still: versions of dicts and classes, and what no version tells. Names of what is found there."""
+        s = self.source
+        if parts := pins.conditions(s):
+            why = f"{s.held(pins.why)}()"
+            head = f"if ({' or '.join(parts)}) and {why} is not None"
+            s.check(head, why, "what the region reads of Python state is what it was")
+        if pins.places:
+            names = [s.name("x") for _ in pins.places]
+            s.line(f"{', '.join(names)}, = {s.held(pins.things)}")
+            self.names.update(zip(pins.places, names, strict=True))
 
     # ------------------------------------------------------------------------------------------ places
     def read(self, place: Place) -> str:
@@ -159,6 +173,7 @@ class Batch:
         self.getter, self.by_id = getter, by_id
         self.columns: tuple[list[Any], ...] = ([],)
         self.known: list[Any] = []
+        self.kept: list[Any] = []
 
     def add(self, *row: Any) -> None:
         """One read more."""
@@ -168,8 +183,10 @@ class Batch:
             column.append(part)
 
     def pin(self) -> None:
-        """What they give now."""
-        self.known[:] = self.now()
+        """What they give now; it is kept alive, so that no other object gets its id."""
+        given = [*map(self.getter, *self.columns)]
+        self.kept = given if self.by_id else []
+        self.known[:] = map(id, given) if self.by_id else given
 
     def now(self) -> list[Any]:
         """What they give."""
@@ -205,6 +222,7 @@ class Pins:
         self.facts: list[tuple[Callable[..., Any], Any, Any, Any]] = []  # reader, of what, key, what it gives
         self.things: list[Any] = []
         self.batches = {
+            "words": Batch(words.value_of, by_id=False),
             "tables": Batch(torch_api.dict_version, by_id=False),
             "types": Batch(type, by_id=False),
             "spaces": Batch(_SPACE, by_id=True),
@@ -213,6 +231,7 @@ class Pins:
             "defaults": Batch(_DEFAULTS, by_id=True),
             "named": Batch(_NAMED_DEFAULTS, by_id=True),
             "cells": Batch(_CONTENTS, by_id=True),
+            "slots": Batch(_of_instance, by_id=True),
             "lists": Batch(list.__getitem__, by_id=True),
             "lengths": Batch(len, by_id=False),
         }
@@ -229,21 +248,21 @@ class Pins:
     def bind(self) -> None:
         """Pin what stands there now, which meets the rows."""
         self._found: dict[Place, Any] = {}
-        self._once: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._empty: dict[int, Any] = {}
+        self._once: dict[tuple[Any, ...], Any] = {}
+        self._words: dict[int, Any] = {}  # id of a dict -> its word
         self.facts.clear()
         for batch in self.batches.values():
             for column in batch.columns:
                 column.clear()
         for place in dict.fromkeys([*(row.place for row in self.rows), *self.places]):
             self._pin(place)
-        empty: dict[int, Any] = {}
         for row in self.rows:
-            self._pin_row(row, empty)
-        (tables,) = self.batches["tables"].columns
-        self.empty[:] = [*empty.values(), *(held for held in tables if not held)]
-        tables[:] = [held for held in tables if held]
+            self._pin_row(row)
+        self.empty[:] = self._empty.values()
         for batch in self.batches.values():
             batch.pin()
+        self._kept = [*self._found.values(), self._words]
         self.things[:] = [self._found[place] for place in self.places]
         self._read_from = {id(self._table(place)) for place in self.places}
         self._found, self._once = {}, {}
@@ -254,10 +273,20 @@ class Pins:
         return instance_dict(of) if place.kind == "attr" else of
 
     def _add(self, batch: str, *row: Any) -> None:
+        """Compare this from now on: by a word of memory where there is one for this kind."""
         key = (batch, *map(id, row))
         if key not in self._once:
             self._once[key] = row
-            self.batches[batch].add(*row)
+            of_kind = _WORDS.get(batch)
+            word = None if of_kind is None else of_kind(*row)
+            if word is None:
+                self.batches[batch].add(*row)
+            else:
+                self.batches["words"].add(word)
+            if batch == "tables":
+                self._words[id(row[0])] = (row[0], word)
+                if not row[0]:
+                    self._empty[id(row[0])] = row[0]
 
     def _pin(self, place: Place) -> Any:
         found = self._found
@@ -288,12 +317,16 @@ class Pins:
                 return is_a(of, tuple)
             return True
         if kind in ("lookup", "own", "super") and sees:
-            cls = of if kind != "super" else key[0]
-            for base in cls.__mro__:
-                if base.__flags__ & 1 << 9:
-                    self._add("tables", _dict_of_class(base))
-            self._add("mros", cls)
+            self._class(of if kind != "super" else key[0])
             return True
+        if kind == "getattr" and type(key) is str and not is_a(of, (type, threading.local)):
+            member = lookup(type(of), key)
+            if type(member) is types.MemberDescriptorType and STEPS[kind](of, key) is not MISSING:
+                self._class(type(of))
+                self._add("types", of)
+                self._add("slots", of, key)
+                return True
+            return False
         if kind == "contents" and STEPS[kind](of, key) is not MISSING:
             self._add("cells", of)
             return True
@@ -301,6 +334,19 @@ class Pins:
             self._add("defaults" if key == "__defaults__" else "named", of)
             return True
         return kind == "cell" or (kind == "inner" and type(of) in _FROZEN)
+
+    def _class(self, cls: type) -> None:
+        """All that a class and its bases define."""
+        if ("class", id(cls)) in self._once:
+            return
+        word = self._once["class", id(cls)] = words.class_version(cls)
+        if word is not None:
+            self.batches["words"].add(word)
+            return
+        for base in cls.__mro__:
+            if base.__flags__ & 1 << 9:
+                self._add("tables", _dict_of_class(base))
+        self._add("mros", cls)
 
     def _namespace(self, of: Any) -> bool:
         space = instance_dict(of)
@@ -316,7 +362,7 @@ class Pins:
         self._add("spaces", of)
         return True
 
-    def _pin_row(self, row: Row, empty: dict[int, Any]) -> None:
+    def _pin_row(self, row: Row) -> None:
         """What of a thing is compared besides what it is."""
         value = self._found[row.place]
         if row.kind == "func" and type(value) is types.FunctionType:
@@ -325,7 +371,7 @@ class Pins:
             for name in HOOKS:
                 held = (instance_dict(value) or {}).get(name)
                 if held is not None:
-                    empty[id(held)] = held
+                    self._empty[id(held)] = held
             if not self._namespace(value):
                 self.facts.append((_holds, value, row.kind, row.known))
         elif row.kind in ("len", "keys", "truth", "set"):
@@ -405,15 +451,20 @@ class Pins:
 
     def pin_written(self, things: Sequence[Any]) -> None:
         """After a call has written these itself: the next one need not compare what is named there."""
-        batch = self.batches["tables"]
+        tables, cells = self.batches["tables"], self.batches["words"]
         for thing in things:
-            for k, table in enumerate(batch.columns[0]):
-                if table is thing:
-                    batch.known[k] = torch_api.dict_version(thing)
+            _, word = self._words.get(id(thing), (None, None))
+            batch, what = (tables, thing) if word is None else (cells, word)
+            for k, known in enumerate(batch.columns[0]):
+                if known is what:
+                    batch.known[k] = batch.getter(what)
         if not self._read_from.isdisjoint(map(id, things)):
             self.things[:] = [place.read(self.call) for place in self.places]
 
 
+#: the words of memory that tell what a batch does
+_WORDS = {"tables": words.dict_word, "types": words.type_word, "codes": words.code_word, "cells": words.cell_word}
+_WORDS["spaces"] = words.space_word
 _FROZEN = (types.MethodType, property, staticmethod, classmethod, types.BuiltinFunctionType, types.MethodWrapperType)
 _classes: dict[int, tuple[type, dict[str, Any]]] = {}
 
@@ -446,7 +497,9 @@ def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
     """A function that tells of the (args, kwargs) of a call whether the state is as it was, for code that runs later."""
     with tried(s := Source("False"), "def holds(call):"):
         s.line("args, kwargs = call")
-        RowEmitter(s, s.held(guards.function, "function")).check(guards.rows)
+        rows = RowEmitter(s, s.held(guards.function, "function"))
+        rows.check_pins(Pins(guards))
+        rows.check(guards.moving)
     s.line("return True")
     return s.build("holds", "guards")
 
@@ -472,18 +525,8 @@ class StateEmitter:
             f"{expected} + f'{{len(args)}} and {{[*kwargs]}}'",
             f"len(args) == {guards.positional} and [*kwargs] == {list(guards.keywords)}",
         )
-        self._fixed()
-        self.rows.check(guards.moving)
+        self.rows.check_pins(self.pins)
+        flat = {*guards.tensors}  # of these the class is compared with all else
+        self.rows.check([row for row in guards.moving if row.kind != "tensor" or row.place not in flat])
         return [self.read(place) for place in guards.flat]
 
-    def _fixed(self) -> None:
-        """What stands still: versions of dicts, classes, and what no version tells."""
-        s, pins = self.source, self.pins
-        if parts := pins.conditions(s):
-            why = f"{s.held(pins.why)}()"
-            head = f"if ({' or '.join(parts)}) and {why} is not None"
-            s.check(head, why, "what the region reads of Python state is what it was")
-        if pins.places:
-            names = [s.name("x") for _ in pins.places]
-            s.line(f"{', '.join(names)}, = {s.held(pins.things)}")
-            self.rows.names.update(zip(pins.places, names, strict=True))

@@ -40,8 +40,8 @@ ENTERED = tuple(
         "_compile.py",
     )
 )
-#: Python of this package that runs code of its users
-_OF_AUTHORS = tuple(os.path.join(_PACKAGE, name, "") for name in ("zoo", "authoring"))
+#: Python of this package that is read as the user's is; and what declared wrappers are made with, which calls code of authors
+_ZOO, _AUTHORING = (os.path.join(_PACKAGE, name, "") for name in ("zoo", "authoring"))
 
 #: the region of a module is that module, its own hooks around it
 _REGION_OF_MODULE = os.path.join(_PACKAGE, "frontends", "module.py")
@@ -51,13 +51,15 @@ _LOGGING = os.path.join("logging", "__init__.py")
 _FUNCTION = os.path.join("torch", "autograd", "function.py")
 _DTENSOR = os.path.join("torch", "distributed", "tensor", "_api.py")
 
-ENTER, TORCH, OURS = "enter", "torch", "ours"
+ENTER, TORCH, AUTHORING, OURS = "enter", "torch", "authoring", "ours"
 
 
 @functools.lru_cache(None)
 def kind_of_file(filename: str) -> str:
-    """`ENTER`: its code runs as clones; `TORCH`: a torch function; `OURS`."""
-    if filename.startswith(_PACKAGE) and not filename.startswith(_OF_AUTHORS) and filename != _REGION_OF_MODULE:
+    """`ENTER`: its code runs as clones; `TORCH`: a torch function; `AUTHORING`; `OURS`."""
+    if filename.startswith(_AUTHORING):
+        return AUTHORING
+    if filename.startswith(_PACKAGE) and not filename.startswith(_ZOO) and filename != _REGION_OF_MODULE:
         return OURS
     if filename.startswith(_TORCH) and not filename[len(_TORCH) :].startswith(ENTERED):
         return TORCH
@@ -147,7 +149,7 @@ def is_called_by_others(frame: Any, instrumented: Any) -> bool:
         if file.startswith("<frozen importlib") or file.endswith(("warnings.py", _LOGGING)):
             return True
         if not file.startswith((_HERE, "<string>")) and not is_of_library(file):
-            if kind_of_file(file) == OURS:
+            if kind_of_file(file) in (OURS, AUTHORING):
                 return True
             answer = (is_transparent(file) or is_of_torch(file)) if answer is None else answer
         frame = frame.f_back

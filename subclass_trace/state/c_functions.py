@@ -31,6 +31,7 @@ from ..errors import SideEffectError, UnsupportedError
 from . import attributes, calls, kinds
 from .boundary import TORCH, is_of_library, is_users, kind_of
 from .calls import BY_TYPE, C_TABLE, CLASSES, Handler, callback, opaque, referents, unwatched
+from .current import current
 from .frames import instrumented_frame
 from .instrument import clone, instrument
 from .iteration import iterate, keys_of
@@ -45,7 +46,7 @@ from .kinds import (
     Partial,
     is_immutable,
 )
-from .recorder import current, user_line
+from .recorder import user_line
 from .values import ATOMS, MISSING, is_a, lookup, pairs_of
 
 Args: TypeAlias = tuple[Any, ...]

@@ -19,6 +19,7 @@ from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
 from . import attributes
 from .boundary import (
+    AUTHORING,
     ENTER,
     OURS,
     TORCH,
@@ -34,6 +35,7 @@ from .boundary import (
     kind_of,
     module_root,
 )
+from .current import call_now, current
 from .instrument import Uninstrumentable, clone, is_instrumented
 from .kinds import (
     C_CALLABLES,
@@ -46,7 +48,7 @@ from .kinds import (
     Partial,
     is_immutable,
 )
-from .recorder import Recorder, current, instance_dict, user_line
+from .recorder import Recorder, instance_dict, user_line
 from .values import ATOMS, MISSING, has, is_a, lookup
 from .writes import NAMES as NAMES
 
@@ -121,6 +123,8 @@ class Calls(Recorder):
             return handler(self, f, args, kwargs)
         if kind == OURS or is_instrumented(f.__code__):
             return f(*args, **kwargs)
+        if kind == AUTHORING:
+            return _call_authoring(self, f, args, kwargs)
         if self.place_of(f) is not None:
             args, kwargs = self._with_defaults(f, args, kwargs)
         try:
@@ -216,14 +220,19 @@ def refuse_change(rec: Any, o: Any, how: str) -> None:
 def is_of_package(kind: type) -> bool:
     """Is it a class of this package's inner parts, whose objects hold no state of a region?"""
     module = kind.__module__
-    return module.startswith("subclass_trace.") and not module.startswith(
-        ("subclass_trace.zoo", "subclass_trace.authoring")
-    )
+    return module.startswith("subclass_trace.") and not module.startswith(("subclass_trace.zoo", "subclass_trace.authoring"))
 
 
 def is_torchs(value: Any) -> bool:
     """Is it an object of a class of torch's?"""
     return (type(value).__module__ or "").partition(".")[0] == "torch"
+
+
+def _call_authoring(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Code that declared wrappers are made with: what it is given is read; code of authors it calls by `current.call_kept`."""
+    for value in (*args, *kwargs.values()):
+        read_argument(rec, value)
+    return rec.give(f(*map(rec.mapped, args), **{name: rec.mapped(v) for name, v in kwargs.items()}))
 
 
 def _call_ours(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -654,9 +663,3 @@ class Text:
 
     def __repr__(self) -> str:
         return str(call_now(repr, self.value))
-
-
-def call_now(f: Any, *args: Any) -> Any:
-    """A call by C code that this module stands in for."""
-    rec = current()
-    return f(*args) if rec is None else rec.call(f, *args)

@@ -18,11 +18,11 @@ import torch
 from .. import torch_api
 from . import attributes, calls
 from .boundary import ENTER, kind_of
+from .current import current
 from .frames import instrumented_frame
 from .instrument import OPS
 from .iteration import iterate, keys_of
 from .kinds import CONTAINERS, LOCKS, SIMPLE, VALUES, VIEWS, Function, is_immutable
-from .recorder import current
 from .values import ATOMS, MISSING, is_a, lookup, pairs_of
 
 Tensor = torch.Tensor

@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import enum
 import gc
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -44,20 +43,6 @@ from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
 
 #: so many places, and no more; a LLaMA of 32 layers reads some 30,000
 LIMIT = 400_000
-
-_here = threading.local()
-
-
-def current() -> Any:
-    """The recorder of this thread, while code of a region runs; else None."""
-    return getattr(_here, "recorder", None)
-
-
-def set_current(recorder: Any) -> Any:
-    """Make this the recorder of this thread; the former one."""
-    before, _here.recorder = current(), recorder
-    return before
-
 
 class Recorder:
     """See the module's docstring.

@@ -26,10 +26,10 @@ from . import operations as operations
 from . import torch_flags as torch_flags
 from . import torch_functions as torch_functions
 from .calls import Calls
+from .current import set_current
 from .guards import StateGuards
 from .kinds import CONTAINERS, set_by_class
 from .place import Call, Place
-from .recorder import set_current
 from .rows import Row
 from .side_effects import Recipes, printed, side_effects
 from .values import ATOMS, MISSING, is_a, is_atom

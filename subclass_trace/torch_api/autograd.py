@@ -65,10 +65,11 @@ def make_nonleaf(t: torch.Tensor) -> None:
     torch._mirror_autograd_meta_to(_GRAD_SOURCE[0], t)  # type: ignore[attr-defined]
 
 
+_DISABLED = torch._C._disabled_torch_function_impl
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_is_leaf: Callable[[torch.Tensor], bool] = torch.Tensor.is_leaf.__get__  # type: ignore[attr-defined]
+is_leaf: Callable[[torch.Tensor], bool] = torch.Tensor.is_leaf.__get__  # type: ignore[attr-defined]
 #: the dtype of gradients that a leaf asks for
-_asked: Callable[[torch.Tensor], Any] = operator.attrgetter(
+asked_grad_dtype: Callable[[torch.Tensor], Any] = operator.attrgetter(
     "grad_dtype" if hasattr(torch.Tensor, "grad_dtype") else "dtype"
 )
 
@@ -76,20 +77,25 @@ _asked: Callable[[torch.Tensor], Any] = operator.attrgetter(
 def grad_dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype | None, ...]:
     """The dtypes of gradients that tensors ask for: their own, unless a leaf says otherwise (None: any). No class is asked."""
     if are_plain_leaves(tensors):
-        return tuple(map(_asked, tensors))
+        return tuple(map(asked_grad_dtype, tensors))
     with torch._C.DisableTorchFunctionSubclass():
-        return tuple([_asked(t) if _is_leaf(t) else t.dtype for t in tensors])
+        return tuple([asked_grad_dtype(t) if is_leaf(t) else t.dtype for t in tensors])
+
+
+def ask_no_class(tensors: Sequence[torch.Tensor]) -> bool:
+    """Has none of these a ``__torch_function__`` that would be asked for their attributes?"""
+    return all(type(t) is torch.Tensor or type(t).__torch_function__ is _DISABLED for t in tensors)
 
 
 def are_plain_leaves(tensors: Sequence[torch.Tensor]) -> bool:
     """Are all of them autograd leaves, and of no class that could be asked? Each call does."""
-    return _PLAIN.issuperset(map(type, tensors)) and False not in map(_is_leaf, tensors)
+    return _PLAIN.issuperset(map(type, tensors)) and False not in map(is_leaf, tensors)
 
 
 def are_leaves(tensors: Sequence[torch.Tensor]) -> list[bool]:
     """Which of these are autograd leaves. No class is asked."""
     with torch._C.DisableTorchFunctionSubclass():
-        return [*map(_is_leaf, tensors)]
+        return [*map(is_leaf, tensors)]
 
 
 def grad_dtype(t: torch.Tensor) -> torch.dtype | None:

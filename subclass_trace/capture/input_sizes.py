@@ -70,16 +70,17 @@ class SizeSymbols:
         Leaves of one storage may become one graph input, which does not tell their sizes.
         """
         overlapping = _of_one_storage(originals) if self.session.dynamic else set()
+        inside = (n for k in sorted(overlapping) for n in _numbers_of(originals[k]))
+        found = {
+            torch_api.size_symbol(n): n for n in itertools.chain(inside, *map(sizes_in, specs)) if type(n) is not int
+        }
+        if not found:
+            return []
         known: set[Any] = {None}
         for k, fake in enumerate(originals):
             if k not in overlapping:
                 known.update(map(torch_api.size_symbol, _numbers_of(fake)))
-        extra: dict[Any, Any] = {}
-        inside = (n for k in sorted(overlapping) for n in _numbers_of(originals[k]))
-        for n in itertools.chain(inside, *map(sizes_in, specs)):
-            if (symbol := torch_api.size_symbol(n)) not in known:
-                extra.setdefault(symbol, n)
-        return list(extra.values())
+        return [n for symbol, n in found.items() if symbol not in known]
 
 
 def traced_value(

@@ -91,6 +91,7 @@ class Inputs:
         self._number_of_real: dict[int, int] = {}
         self._reals: list[Callable[[], Tensor | None]] = []
         self._number_of_traced: dict[int, int] = {}
+        self._inside: dict[int, tuple[Tensor, Path]] = {}  # wrappers inside of inputs, with where they are
 
     def add(self, arguments: Sequence[Argument], dynamic: DynamicDims) -> list[Tensor]:
         """Make graph inputs and traced values for tensors that are new: inside of ``session.modes()``, at any moment.
@@ -110,7 +111,7 @@ class Inputs:
             self.bind_sizes(symbols.unbound(specs, self.originals))
             for argument, spec, (_, own) in zip(arguments, specs, places, strict=True):
                 self._add_row(argument, spec, own)
-            self._refuse_joined(first)
+                self._refuse_joined(argument.value)
         return [row.traced for row in self.rows[first:]]
 
     def bind_sizes(self, sizes: Sequence[Any]) -> None:
@@ -170,20 +171,15 @@ class Inputs:
         self._reals.append(weakref.ref(real))  # torch swaps no tensor (``module.to``) that a capture holds
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
-    def _refuse_joined(self, first: int) -> None:
+    def _refuse_joined(self, real: Tensor) -> None:
         """An input that is inside of another one would be two tensors of the trace; but where autograd tracks it, it is."""
-        for number, row in enumerate(self.rows):
-            real = self.real(number)
-            if real is None or not isinstance(row.spec, WrapperSpec):
-                continue
-            for names, inner in wrappers_inside(real):
-                other = self._number_of_real.get(id(inner))
-                if other is not None and max(number, other) >= first and not inner.requires_grad:
-                    raise NeedsEager(
-                        "a wrapper is an input, and is inside of another input",
-                        path=row.path.attr(".".join(names)),
-                        fix="take the inner one from the outer one inside of the region",
-                    )
+        row = self.rows[-1]
+        for names, inner in wrappers_inside(real) if isinstance(row.spec, WrapperSpec) else ():
+            self._inside[id(inner)] = inner, row.path.attr(".".join(names))
+            if id(inner) in self._number_of_real:
+                _refuse_joined(inner, self._inside[id(inner)][1])
+        if id(real) in self._inside:
+            _refuse_joined(*self._inside[id(real)])
 
     # ------------------------------------------------------------------------------------------ looking up
     def number_of(self, traced: Any) -> int | None:
@@ -206,9 +202,18 @@ class Inputs:
 
     def forget(self) -> None:
         """From now on nothing leads to the tensors of the call."""
-        self._leaf_of, self._real_leaves, self._number_of_real = {}, [], {}
+        self._leaf_of, self._real_leaves, self._number_of_real, self._inside = {}, [], {}, {}
         self.session.recorder.forget_inputs()
         self._reals = [lambda: None] * len(self.rows)
+
+
+def _refuse_joined(inner: Tensor, path: Path) -> None:
+    if not inner.requires_grad:
+        raise NeedsEager(
+            "a wrapper is an input, and is inside of another input",
+            path=path,
+            fix="take the inner one from the outer one inside of the region",
+        )
 
 
 # ---------------------------------------------------------------------------------------------- stand-ins

@@ -20,7 +20,6 @@ from ..subclass.visit import visit
 from ..torch_api.dynamo import marked, marked_dims
 
 Tensor = torch.Tensor
-Sizes = dict[str, tuple[int, ...]]
 #: stands for all sizes among what is fixed
 SIZES = "the sizes of its tensors"
 _LARGEST = 2**31
@@ -47,7 +46,7 @@ class SizeHistory:
 
     def __init__(self, *, all_numbers: bool = False) -> None:
         self.all_numbers = all_numbers
-        self.seen: list[Sizes] = []
+        self.seen: dict[str, set[tuple[int, ...]]] = {}
         self.varying: dict[str, frozenset[int]] = {}
         self.varying_numbers: set[str] = set()
         self.fixed: set[str] = set()
@@ -59,18 +58,17 @@ class SizeHistory:
 
     def add(self, arguments: Sequence[Argument]) -> None:
         """Compare with earlier sizes at the same paths, and remember these."""
-        sizes: Sizes = {}
+        sizes: dict[str, tuple[int, ...]] = {}
         for a in arguments:
             each_tensor(a.value, a.path, lambda t, path: sizes.update({str(path): tuple(t.shape)}))
-        for earlier in self.seen:
-            for path, size in sizes.items():
-                before = earlier.get(path, ())
+        for path, size in sizes.items():
+            seen = self.seen.setdefault(path, set())
+            for before in seen:
                 if len(before) == len(size):
                     changed = {d for d, (a, b) in enumerate(zip(before, size, strict=True)) if a != b}
                     if changed:
                         self.varying[path] = self.varying.get(path, frozenset()) | changed
-        if sizes not in self.seen:
-            self.seen.append(sizes)
+            seen.add(size)
 
     def fix_all(self) -> None:
         """No symbols stand for the numbers that differ by now, nor for sizes: where the trace of a region fails with some."""

@@ -5,6 +5,7 @@ In: a function, a call, what is known of earlier calls. Out: a `Specialization`.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -125,6 +126,7 @@ class _Maker:
         self.flat: list[Any] = []
         self.places: list[Place] = []
         self.handed: list[Any] = []
+        self._texts: collections.Counter[str] = collections.Counter()
         self.floats = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
 
     def tensors(self, found: Sequence[tuple[Place, Tensor]]) -> list[Tensor]:
@@ -133,7 +135,7 @@ class _Maker:
             new = []
             for k, (place, real) in enumerate(found, len(self.flat)):
                 static = not place.moves or isinstance(real, torch.nn.Parameter)
-                new.append(Argument(real, Path(str(place)), k, static))
+                new.append(Argument(real, self._path(place), k, static))
             if self.options.dynamic is not False:
                 self.history.add(new)
             dynamic = choose(new, self.history, self.options.dynamic is True, self.may_have_symbols)
@@ -143,6 +145,12 @@ class _Maker:
         for (place, real), traced in zip(found, made, strict=True):
             self._add(place, real, traced)
         return made
+
+    def _path(self, place: Place) -> Path:
+        """A text of its own: two keys of a dict may have one, as Parameters have. Sizes are remembered by it."""
+        text = str(place)
+        self._texts[text] += 1
+        return Path(text if self._texts[text] == 1 else f"{text} #{self._texts[text]}")
 
     def _add(self, place: Place, value: Any, traced: Any) -> None:
         self.flat.append(value)

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..torch_api import words
 from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, STEPS, Call, Place
 from ..state.recorder import instance_dict
 from ..state.rows import HOOKS, KINDS, Row
 from ..state.values import ATOMS, MISSING, dict_of_class, is_a, lookup, same
 from ..state.writes import MAPPING, NAMES
+from ..torch_api import words
 from .source import Source
 
 _LITERAL = (int, str, bytes)
@@ -529,4 +529,3 @@ class StateEmitter:
         flat = {*guards.tensors}  # of these the class is compared with all else
         self.rows.check([row for row in guards.moving if row.kind != "tensor" or row.place not in flat])
         return [self.read(place) for place in guards.flat]
-

@@ -220,7 +220,9 @@ def refuse_change(rec: Any, o: Any, how: str) -> None:
 def is_of_package(kind: type) -> bool:
     """Is it a class of this package's inner parts, whose objects hold no state of a region?"""
     module = kind.__module__
-    return module.startswith("subclass_trace.") and not module.startswith(("subclass_trace.zoo", "subclass_trace.authoring"))
+    return module.startswith("subclass_trace.") and not module.startswith(
+        ("subclass_trace.zoo", "subclass_trace.authoring")
+    )
 
 
 def is_torchs(value: Any) -> bool:

@@ -44,6 +44,7 @@ from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
 #: so many places, and no more; a LLaMA of 32 layers reads some 30,000
 LIMIT = 400_000
 
+
 class Recorder:
     """See the module's docstring.
 

@@ -1,7 +1,7 @@
 """Words of memory of CPython's objects that tell of writes: cheaper to compare than what the interpreter tells.
 
-The class of an object, the version of a class (which moves with each write to it or to a base of it), the version of a dict, the
-code of a function stand in a word each. Where they stand is found out at start-up, on objects of known contents; a kind of word
+The class of an object, the version of a class (which moves with each write to it or to a base of it), the version of a dict,
+the code of a function stand in a word each. Where they stand is found out at start-up, on objects of known contents; a kind of word
 that does not behave is not used, and what it would tell is compared by the interpreter's own means.
 """
 
@@ -156,7 +156,7 @@ def _of_version() -> int | None:
 
 
 def _of_dict() -> int | None:
-    """Of the version of a dict: it moves with each write, also through an object that it is the namespace of, and by no read."""
+    """Of the version of a dict: it moves with each write, also through the object that it is the namespace of; by no read."""
 
     class Probe:
         pass

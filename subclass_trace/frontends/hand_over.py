@@ -17,6 +17,7 @@ from ..report.events import handed_over
 from ..report.names import name_of
 from ..torch_api import warn_user
 from ..torch_api.dynamo import compile_alone, is_of_dynamo
+from ..torch_api.dynamo_methods import TracedMethods
 
 #: so many calls in which no graph of Dynamo's was worth its guards: there is none, as of ``nn.LSTM``, or code that Dynamo
 #: breaks into pieces; after so many more it is asked again, since other calls may have larger ones
@@ -52,7 +53,8 @@ class HandOver:
             function, fullgraph=options.fullgraph, dynamic=options.dynamic, options=options.changed() or None
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
-        self._compiled: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        self._served: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        self._methods = TracedMethods()
         self._function, self._row = function, 0
         self._worth = _WORTH if options.backend == "eager" and why is not None else 0
         self.call: Callable[..., Any] = self._first
@@ -79,6 +81,10 @@ class HandOver:
         idle = self._row <= -_IDLE and self.why is not None
         self.call = self._compiled if self._row >= _SURE else self._eagerly if idle else self._first
         return result
+
+    def _compiled(self, *args: Any, **kwargs: Any) -> Any:
+        self._methods.before_call()
+        return self._served(*args, **kwargs)
 
     def _eagerly(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call where Dynamo has compiled nothing, or little."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .dynamo_methods import heard
 from .lines import warn_user
 
 Codes = Collection[types.CodeType]
@@ -135,6 +136,7 @@ def skip_known_faults(graph: torch.fx.GraphModule) -> None:
     codes = frozenset(() if context is None else context.get_traced_code() or ())
     if not codes:  # somebody else than Dynamo has made the graph
         return
+    heard(codes)
     for what, is_there in DYNAMO_FAULTS.items():
         if is_there(graph, codes):
             warn_user(f"a call of a region runs eagerly in part: {what}")

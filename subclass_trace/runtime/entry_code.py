@@ -50,10 +50,11 @@ from .emit import (
 from .function import protected
 from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
+from .pins import Pins
 from .program import Call, Program, watch_contexts
 from .rebuild import replay_view
 from .source import Source
-from .state_code import Pins, StateEmitter, tried
+from .state_code import StateEmitter, tried
 from .value_code import ValueEmitter, emit_effects
 
 Tensor = torch.Tensor

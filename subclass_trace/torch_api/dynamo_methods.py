@@ -10,8 +10,6 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from . import words
 
 _here = threading.local()

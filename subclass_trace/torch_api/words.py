@@ -1,8 +1,8 @@
 """Words of memory of CPython's objects that tell of writes: cheaper to compare than what the interpreter tells.
 
 The class of an object, the version of a class (which moves with each write to it or to a base of it), the version of a dict,
-the code of a function stand in a word each. Where they stand is found out at start-up, on objects of known contents; a kind of word
-that does not behave is not used, and what it would tell is compared by the interpreter's own means.
+the code of a function stand in a word each. Where they stand is found out at start-up, on objects of known contents; a kind of
+word that does not behave is not used, and what it would tell is compared by the interpreter's own means.
 """
 
 from __future__ import annotations

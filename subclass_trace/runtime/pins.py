@@ -143,7 +143,8 @@ class Pins:
         things: what stands at the places `places`: the tensors, and what is written or compared in each call.
     """
 
-    def __init__(self, guards: StateGuards, written: Sequence[Place] = ()) -> None:
+    def __init__(self, guards: StateGuards, written: Sequence[Place] = (), *, sure: bool = True) -> None:
+        """``sure``: what stands there now meets the rows; else they are compared before the pins are used."""
         self.guards, self.rows = guards, guards.fixed
         fixed = [p for row in guards.moving for p in (row.place, *others_of(row)) if not p.moves]
         wanted = [*(p for p in guards.flat if not p.moves), *(p for p in written if not p.moves), *fixed]
@@ -157,6 +158,11 @@ class Pins:
         self._sees_writes = torch_api.versions_see_writes()
         self._lock = threading.Lock()
         self._bind({})
+        self._sure = sure
+        if not sure:
+            for batch in self.batches.values():
+                batch.known.clear()
+            self.facts[:0] = [(_holds, None, "is", _NEW)] if self.facts else []
 
     @property
     def call(self) -> Call:
@@ -352,8 +358,8 @@ class Pins:
 
     def _repin(self) -> Row | None:
         """Compare the rows that what differs may concern, and pin that; the first row that does not hold."""
-        differing = [*self._differing()]
-        if not any(self.empty) and self.hold():
+        differing = [*self._differing()] if self._sure else []
+        if self._sure and not any(self.empty) and self.hold():
             changed = self._changed([unit for unit, _ in differing])
             if changed is not None:
                 return self._repin_some(differing, changed)
@@ -361,6 +367,7 @@ class Pins:
         failed = next((row for row in self.rows if not _row_holds(row, lambda place: self._reading(read, place))), None)
         if failed is None:
             self._bind(read)
+            self._sure = True
         return failed
 
     def _differing(self) -> Iterator[tuple[Unit, Any]]:

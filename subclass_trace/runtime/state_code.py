@@ -160,7 +160,7 @@ def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
     with tried(s := Source("False"), "def holds(call):"):
         s.line("args, kwargs = call")
         rows = RowEmitter(s, s.held(guards.function, "function"))
-        rows.check_pins(Pins(guards))
+        rows.check_pins(Pins(guards, sure=False))
         rows.check(guards.moving)
     s.line("return True")
     return s.build("holds", "guards")

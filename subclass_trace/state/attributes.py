@@ -233,7 +233,10 @@ def class_of(rec: Any, value: Any) -> type:
     kind = type(value)
     if kind in torch_api.PYTHON_CLASSES:
         return torch_api.PYTHON_CLASSES[kind]
-    return _class_of_fake(value) if kind in torch_api.FAKE_TYPES else kind
+    if kind not in torch_api.FAKE_TYPES:
+        return kind
+    real = rec.real(value)
+    return _class_of_fake(value) if real is value else type(real)
 
 
 def is_of_torch_class(cls: type) -> bool:

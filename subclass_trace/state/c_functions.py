@@ -27,11 +27,12 @@ from typing import Any, TypeAlias
 import torch
 
 from .. import torch_api
-from ..errors import SideEffectError, UnsupportedError
+from ..errors import NeedsEager, SideEffectError, UnsupportedError
+from ..subclass.protocol import is_plain_parameter
 from . import attributes, calls, kinds
 from .boundary import TORCH, is_of_library, is_users, kind_of
 from .calls import BY_TYPE, C_TABLE, CLASSES, Handler, callback, opaque, referents, unwatched
-from .current import current
+from .current import current, set_current
 from .frames import instrumented_frame
 from .instrument import clone, instrument
 from .iteration import iterate, keys_of
@@ -131,6 +132,8 @@ def _dir(rec: Any, f: Any, a: Args, k: Named) -> Any:
 # ---------------------------------------------------------------------------------------------- classes
 def _isinstance(rec: Any, f: Any, a: Args, k: Named) -> Any:
     o, cls = rec.give(a[0]), a[1]
+    if f is isinstance and is_a(o, torch.Tensor) and is_plain_parameter(type(rec.real(o))):
+        o = rec.real(o)  # what stands for it is a plain tensor
     if is_a(cls, tuple):
         if rec.place_of(cls) is not None:
             rec.touch(cls)
@@ -424,27 +427,26 @@ def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
         if rec.place_of(f) is not None and _has_kept(f, a, k):
             _refuse_cached(f)
         return rec.call(f.__wrapped__, *a, **k)
-    misses = f.cache_info().misses
-    out = unwatched(f, *a)
-    if f.cache_info().misses != misses:  # it is filled now; what the function reads is read by a second call
-        rec.call(f.__wrapped__, *a)
-        if _holds_tensor(out):
-            f.cache_clear()
-            _refuse_cached(f)
+    misses, recorder = f.cache_info().misses, set_current(None)
+    try:  # a miss runs the function once, for real, as it does in eager mode; from then on its result is what is kept
+        with torch_api.no_overrides(), torch_api.no_modes():
+            out = unwatched(f, *a)
+    finally:
+        set_current(recorder)
+    if rec.written and f.cache_info().misses != misses:
+        raise rec.refused(
+            NeedsEager(
+                "a cache is filled by a function that may read what the region has written before",
+                path=f"{getattr(f, '__qualname__', 'a cache')} at {user_line()}",
+                fix="call the function once before the region",
+            )
+        )
     return rec.at(rec.child(rec.place_of(f), "call", a), out)
 
 
 def _has_kept(f: Any, a: Args, k: Named) -> bool:
     """Is anything kept, of calls whose arguments are no atoms?"""
     return bool(f.cache_info().currsize)
-
-
-def _holds_tensor(value: Any) -> bool:
-    if is_a(value, torch.Tensor):
-        return torch_api.is_fake(value) or any(map(_holds_tensor, vars(value).values()))
-    if is_a(value, (list, tuple, set, frozenset)):
-        return any(map(_holds_tensor, value))
-    return is_a(value, dict) and any(map(_holds_tensor, value.values()))
 
 
 def _refuse_cached(f: Any) -> None:

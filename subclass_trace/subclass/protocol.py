@@ -39,7 +39,31 @@ _DENSE = {*REAL, *torch_api.FAKE_TYPES}
 @functools.cache
 def kind_of(cls: type) -> Kind:
     """Leaf (a dense tensor), wrapper, or refused; decided once per class."""
-    return Kind.LEAF if cls in _DENSE else Kind.REFUSED if problems(cls) else Kind.WRAPPER
+    if cls in _DENSE or is_plain_parameter(cls):
+        return Kind.LEAF
+    return Kind.REFUSED if problems(cls) else Kind.WRAPPER
+
+
+#: special methods that a Parameter class may have without being another tensor: they make, copy, save, print it
+_HARMLESS = frozenset(
+    """
+    __new__ __init__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __setstate__ __repr__ __init_subclass__ __dir__ __doc__
+    __class_getitem__ __subclasshook__ __module__ __dict__ __weakref__ __annotations__ __torch_function__
+    __static_attributes__ __firstlineno__
+    """.split()
+)
+
+
+@functools.cache
+def is_plain_parameter(cls: type) -> bool:
+    """Is it a class of Parameters with attributes and methods alone (bitsandbytes, HQQ): computed with as any Parameter is?"""
+    lazy = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
+    if not issubclass(cls, torch.nn.Parameter) or cls in REAL or issubclass(cls, lazy):
+        return False
+    if cls.__torch_function__ is not torch_api.disabled_torch_function or len(problems(cls)) < 3:
+        return False
+    own = (name for base in cls.__mro__[: cls.__mro__.index(torch.nn.Parameter)] for name in vars(base))
+    return all(not (n.startswith("__") and hasattr(torch.Tensor, n)) or n in _HARMLESS for n in own)
 
 
 def is_traceable(value: object) -> bool:

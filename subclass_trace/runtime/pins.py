@@ -172,7 +172,8 @@ class Pins:
     # ------------------------------------------------------------------------------------------ pinning
     def _bind(self, found: dict[Place, Any]) -> None:
         """Pin what stands there now, which meets the rows. ``found``: what was read of it by now."""
-        self._found, self._read = {}, found
+        self._found: dict[Place, Any] = {}
+        self._read = found
         self._once: dict[tuple[Any, ...], Any] = {}
         self._told: dict[Unit, list[Place]] = {}
         self._about: dict[Unit, list[Row]] = {}
@@ -475,7 +476,7 @@ class Pins:
             if not self._users[unit]:
                 key = self._keys.pop(unit)
                 for table in (self._once, self._told, self._about, self._versioned):
-                    table.pop(unit if table is not self._once else key, None)  # type: ignore[attr-defined]
+                    table.pop(unit if table is not self._once else key, None)
                 if key[0] == "tables":
                     self._tables.pop(key[1], None)
                     self._dicts.pop(unit, None)

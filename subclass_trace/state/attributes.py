@@ -1,6 +1,7 @@
-"""Attributes, as the interpreter finds them, each lookup recorded: classes by their order of bases, descriptors, the dict of
-the object, ``__getattr__``; of modules, classes and ``super`` in their own ways. Code of the user's that this runs (properties,
-``__getattribute__``, ``__set__``) runs as clones.
+"""Attributes, as the interpreter finds them, each lookup recorded: classes by their order of bases,
+descriptors, the dict of the object, ``__getattr__``; of modules, classes and ``super`` in their own
+ways. Code of the user's that this runs (properties, ``__getattribute__``, ``__set__``) runs as
+clones.
 """
 
 from __future__ import annotations
@@ -27,10 +28,29 @@ _C_DESCRIPTORS = (
 )
 #: attributes of a tensor that its metadata, or the capture, answer for
 _OF_TENSOR = frozenset(
-    ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "_base", "layout", "ndim", "data")
+    (
+        "shape",
+        "dtype",
+        "device",
+        "requires_grad",
+        "is_leaf",
+        "grad",
+        "_base",
+        "layout",
+        "ndim",
+        "data",
+    )
 )
 #: attributes that are the object itself
-_STRUCTURE = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__closure__", "__bases__")
+_STRUCTURE = (
+    "__class__",
+    "__dict__",
+    "__code__",
+    "__defaults__",
+    "__kwdefaults__",
+    "__closure__",
+    "__bases__",
+)
 #: attributes of a tensor of which a stand-in has its own
 _ASKED_OF_REAL = ("_post_accumulate_grad_hooks", "_backward_hooks")
 
@@ -92,7 +112,11 @@ def _fallback(rec: Any, o: Any, kind: type, name: str) -> Any:
         return child_of_module(rec, o, name)
     if is_a(found, (Function, Method)):
         return rec.call(found, o, name)
-    return rec.call(found.__get__(o, kind), name) if has(type(found), "__get__") else rec.call(found, name)
+    return (
+        rec.call(found.__get__(o, kind), name)
+        if has(type(found), "__get__")
+        else rec.call(found, name)
+    )
 
 
 def plain(rec: Any, o: Any, kind: type, name: str) -> Any:
@@ -163,12 +187,17 @@ def _of_property(rec: Any, member: Any, o: Any, cls: type) -> Any:
     if member.fget is None:
         return member.__get__(o, cls)
     rec.step(member, "inner", "fget", member.fget)
-    return rec.call(member.fget, o) if is_a(member.fget, (Function, Partial)) else member.__get__(o, cls)
+    return (
+        rec.call(member.fget, o)
+        if is_a(member.fget, (Function, Partial))
+        else member.__get__(o, cls)
+    )
 
 
-# ---------------------------------------------------------------------------------------------- tensors
+# ------------------------------------------------------------------------------------------ tensors
 def _of_tensor(rec: Any, o: Any, name: str) -> Any:
-    """An attribute of a tensor: what its class has is asked of the traced one, its own attributes are the real one's."""
+    """An attribute of a tensor: what its class has is asked of the traced one, its own attributes
+    are the real one's."""
     o = rec.give(o)
     real = rec.real(o)
     cls = type(real) if real is not o or not torch_api.is_fake(o) else _class_of_fake(o)
@@ -184,9 +213,13 @@ def _of_tensor(rec: Any, o: Any, name: str) -> Any:
     member = rec.lookup(cls, name)
     if placed and name == "__dict__":
         return _namespace(rec, o, real)
-    if placed and (name in _ASKED_OF_REAL or (real is o and name in _OF_TENSOR and not torch_api.is_fake(o))):
+    if placed and (
+        name in _ASKED_OF_REAL or (real is o and name in _OF_TENSOR and not torch_api.is_fake(o))
+    ):
         return rec.step(o, "getattr", name, object.__getattribute__(real, name))
-    data = member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__"))
+    data = member is not MISSING and (
+        has(type(member), "__set__") or has(type(member), "__delete__")
+    )
     if not data and own is not None and name not in own:
         value = rec.step(o, "attr", name, _attribute_of(rec, o, real, name), space)
         if value is not MISSING:
@@ -210,11 +243,16 @@ def _namespace(rec: Any, o: Any, real: Any) -> dict[str, Any]:
 
 def _attribute_of(rec: Any, o: Any, real: Any, name: str) -> Any:
     """What stands in the dict of the real tensor, or what the run has put there instead."""
-    return vars(real).get(name, MISSING) if id(vars(o)) not in rec.written else vars(o).get(name, MISSING)
+    return (
+        vars(real).get(name, MISSING)
+        if id(vars(o)) not in rec.written
+        else vars(o).get(name, MISSING)
+    )
 
 
 def _inside(rec: Any, o: Any, real: Any, name: str, value: Any) -> Any:
-    """What the class of a wrapper has set: an inner tensor, a part of its context. An inner one stands for the real one's."""
+    """What the class of a wrapper has set: an inner tensor, a part of its context. An inner one
+    stands for the real one's."""
     if real is not o and is_a(value, torch.Tensor) and id(value) not in rec.known:
         there = vars(real).get(name)
         place = rec.place_of(o)
@@ -229,7 +267,8 @@ def _class_of_fake(t: torch.Tensor) -> type:
 
 
 def class_of(rec: Any, value: Any) -> type:
-    """``type(value)``, as the user's code sees it: of a traced tensor what the caller has, of a symbol ``int``."""
+    """``type(value)``, as the user's code sees it: of a traced tensor what the caller has, of a
+    symbol ``int``."""
     kind = type(value)
     if kind in torch_api.PYTHON_CLASSES:
         return torch_api.PYTHON_CLASSES[kind]
@@ -249,7 +288,7 @@ def _is_torchs(member: Any) -> bool:
     return type(function) is not Function or kind_of(function.__code__) == TORCH
 
 
-# ---------------------------------------------------------------------------------------------- modules and classes
+# ------------------------------------------------------------------------------ modules and classes
 def _of_python_module(rec: Any, o: Any, name: str) -> Any:
     space = o.__dict__
     rec.root(space)
@@ -318,7 +357,7 @@ def after(rec: Any, cls: type, o: Any, name: str) -> Any:
     return bound(rec, value, o, kind, name) if has(type(value), "__get__") else value
 
 
-# ---------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------ writing
 def put(rec: Any, o: Any, name: str, value: Any) -> None:
     """``o.name = value``; `MISSING`: ``del o.name``."""
     delete = value is MISSING
@@ -335,7 +374,9 @@ def _is_registered(module: Any, name: str, value: Any) -> bool:
     if is_a(value, (torch.Tensor, torch.nn.Module)):
         return True
     space = instance_dict(module) or {}
-    return any(name in (space.get(table) or ()) for table in ("_parameters", "_buffers", "_modules"))
+    return any(
+        name in (space.get(table) or ()) for table in ("_parameters", "_buffers", "_modules")
+    )
 
 
 def plain_put(rec: Any, o: Any, name: str, value: Any) -> None:
@@ -343,11 +384,18 @@ def plain_put(rec: Any, o: Any, name: str, value: Any) -> None:
     kind = type(rec.real(o))
     delete = value is MISSING
     member = rec.lookup(kind, name)
-    if type(member) is property and (function := member.fdel if delete else member.fset) is not None:
+    if (
+        type(member) is property
+        and (function := member.fdel if delete else member.fset) is not None
+    ):
         rec.step(member, "inner", "fdel" if delete else "fset", function)
         rec.call(function, o) if delete else rec.call(function, o, value)
         return
-    setter = lookup(type(member), "__delete__" if delete else "__set__") if member is not MISSING else MISSING
+    setter = (
+        lookup(type(member), "__delete__" if delete else "__set__")
+        if member is not MISSING
+        else MISSING
+    )
     if type(setter) is Function:
         rec.call(setter, member, o) if delete else rec.call(setter, member, o, value)
         return
@@ -365,7 +413,11 @@ def _note_class(rec: Any, cls: type, name: str) -> None:
     if is_immutable(cls):
         return
     if name in _STRUCTURE:
-        rec.refuse(SideEffectError(f"the region sets {name} of a class", path=f"{cls.__qualname__} at {user_line()}"))
+        rec.refuse(
+            SideEffectError(
+                f"the region sets {name} of a class", path=f"{cls.__qualname__} at {user_line()}"
+            )
+        )
     rec.root(cls)
     rec.write(cls, name, whole=False, table=CLASS)
     for known in [known for known in rec.lookups if known[1] == name and issubclass(known[0], cls)]:
@@ -376,11 +428,16 @@ def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:
     """An attribute of an object that was there before is about to be written."""
     if name in _STRUCTURE:
         rec.refuse(
-            SideEffectError(f"the region sets {name} of an object", path=f"{rec.place_of(o)}.{name} at {user_line()}")
+            SideEffectError(
+                f"the region sets {name} of an object",
+                path=f"{rec.place_of(o)}.{name} at {user_line()}",
+            )
         )
     if name in rec.own.get(id(o), ()):
         return  # a part of the context of a wrapper, which the capture compares
-    space = vars(o) if is_a(o, torch.Tensor) else None if is_a(o, THREAD_LOCAL) else instance_dict(o)
+    space = (
+        vars(o) if is_a(o, torch.Tensor) else None if is_a(o, THREAD_LOCAL) else instance_dict(o)
+    )
     data = member is not MISSING and has(type(member), "__set__")
     if space is not None and not data:
         rec.write_names(o, space, name)
@@ -391,7 +448,7 @@ def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:
     elif not is_a(o, torch.Tensor):  # whose data, gradient and flags the capture sees
         rec.refuse(
             SideEffectError(
-                f"the region sets an attribute of a {kind.__qualname__}, which is kept by code of C",
+                f"the region sets an attribute of a {kind.__qualname__}, which C code keeps",
                 path=f"{rec.place_of(o)}.{name} at {user_line()}",
             )
         )
@@ -404,7 +461,9 @@ def _store(o: Any, name: str, value: Any) -> None:
     base: Any = type if is_a(o, type) else object
     if is_a(o, (types.ModuleType, THREAD_LOCAL)):
         base = types.ModuleType if is_a(o, types.ModuleType) else THREAD_LOCAL
-    elif type(lookup(type(o), "__setattr__")) is not Function:  # C code of its class may have its own way
+    elif (
+        type(lookup(type(o), "__setattr__")) is not Function
+    ):  # C code of its class may have its own way
         base = None
     if base is None:
         delattr(o, name) if value is MISSING else setattr(o, name, value)
@@ -416,4 +475,8 @@ def _store(o: Any, name: str, value: Any) -> None:
 
 def is_plain(value: Any) -> bool:
     """Is it a value that tells no more than itself?"""
-    return type(value) in ATOMS or is_a(value, C_CALLABLES) or is_of_torch(getattr(value, "__module__", "") or "")
+    return (
+        type(value) in ATOMS
+        or is_a(value, C_CALLABLES)
+        or is_of_torch(getattr(value, "__module__", "") or "")
+    )

@@ -1,7 +1,9 @@
-"""Functions that Dynamo looks at, those given to higher order operators: all that they may read is read as a whole.
+"""Functions that Dynamo looks at, those given to higher order operators: all that they may read is
+read as a whole.
 
-Nobody sees what such a function does, so what it names is compared with all that is in it. What cannot be read that way
-(a class or an object with code of its own that hides what it holds, a cache of C code) sends the call to eager mode.
+Nobody sees what such a function does, so what it names is compared with all that is in it. What
+cannot be read that way (a class or an object with code of its own that hides what it holds, a cache
+of C code) sends the call to eager mode.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ import torch
 
 from ..errors import NeedsEager
 from ..subclass.attributes import namespace_of
-from . import calls
+from . import calls, net
 from .boundary import ENTER, is_stdlib_name, kind_of, module_root
 from .kinds import C_CALLABLES, Function, Method, Partial, is_immutable
 from .values import ATOMS, factory_of, is_a
 
 
 def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A higher order operator: Dynamo looks at the functions that it is given, which are read with all that they name."""
+    """A higher order operator: Dynamo looks at the functions that it is given, which are read with
+    all that they name."""
     for value in (*args, *kwargs.values()):
         calls.read_argument(rec, value)
         if type(value) in (Function, Method, Partial):
@@ -33,7 +36,9 @@ def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             _check_seen(rec, value, value, set())
             _check_branch(rec, value)
         elif is_a(value, torch.nn.Module) or (
-            calls.is_torchs(value) and not is_a(value, torch.Tensor) and rec.place_of(value) is not None
+            calls.is_torchs(value)
+            and not is_a(value, torch.Tensor)
+            and rec.place_of(value) is not None
         ):
             rec.deep(value, "a branch")
     given, named = tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
@@ -50,7 +55,8 @@ _branches: set[types.CodeType] = set()
 
 
 def _check_branch(rec: Any, f: Any) -> None:
-    """Dynamo keeps what it has made of the code of a branch, also where Python state has changed since.
+    """Dynamo keeps what it has made of the code of a branch, also where Python state has changed
+    since.
 
     Raises:
         NeedsEager: it has looked at this code before, which reads such state.
@@ -73,7 +79,8 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
     """Is all that a branch may read through this object in what has been read?
 
     Raises:
-        NeedsEager: code of the user's is reached by something else than its name, or C code that keeps values.
+        NeedsEager: code of the user's is reached by something else than its name, or C code that
+            keeps values.
     """
     if (
         type(value) in ATOMS
@@ -89,12 +96,16 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
                 _check_seen(rec, branch, held, seen)
     elif kind in (Method, Partial):
         parts = (
-            (value.func, *value.args, *value.keywords.values()) if kind is Partial else (value.__func__, value.__self__)
+            (value.func, *value.args, *value.keywords.values())
+            if kind is Partial
+            else (value.__func__, value.__self__)
         )
         for held in parts:
             _check_seen(rec, branch, held, seen)
     elif kind in (property, staticmethod, classmethod):
-        for member in (value.fget, value.fset, value.fdel) if kind is property else (value.__func__,):
+        for member in (
+            (value.fget, value.fset, value.fdel) if kind is property else (value.__func__,)
+        ):
             _check_seen(rec, branch, member, seen)
     elif kind in (list, tuple, set, frozenset, dict):
         for held in [*value, *dict.values(value)] if kind is dict else value:
@@ -116,7 +127,9 @@ def _check_class(rec: Any, branch: Any, cls: type, seen: set[int]) -> None:
     if is_immutable(cls) or module_root(cls) == "torch":
         return
     if type(cls) not in (type, abc.ABCMeta):
-        _refuse_branch(rec, branch, f"the class {cls.__qualname__}, which has a metaclass of its own")
+        _refuse_branch(
+            rec, branch, f"the class {cls.__qualname__}, which has a metaclass of its own"
+        )
     for base in cls.__mro__:
         if is_immutable(base) or module_root(base) == "torch":
             continue
@@ -156,7 +169,9 @@ def _named_by(f: Any) -> list[Any]:
     """What a function closes over, and the globals that its code names."""
     held = [value for cell in f.__closure__ or () for value in gc.get_referents(cell)]
     held += [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
-    return held + [f.__globals__[name] for name in sorted(names_in(f.__code__) & f.__globals__.keys())]
+    return held + [
+        f.__globals__[name] for name in sorted(names_in(f.__code__) & f.__globals__.keys())
+    ]
 
 
 def _is_state(value: Any) -> bool:
@@ -164,7 +179,9 @@ def _is_state(value: Any) -> bool:
     if is_a(value, (torch.Tensor, torch.nn.Parameter, *C_CALLABLES)):
         return False
     if is_a(value, (type, types.ModuleType)):
-        return module_root(value) not in ("torch", "builtins") and not is_stdlib_name(getattr(value, "__name__", ""))
+        return module_root(value) not in ("torch", "builtins") and not is_stdlib_name(
+            getattr(value, "__name__", "")
+        )
     return not (type(value) is Function and kind_of(value.__code__) != ENTER)
 
 
@@ -178,7 +195,8 @@ def names_in(code: types.CodeType) -> set[str]:
 
 
 def read_code(rec: Any, f: Any) -> None:
-    """All that the code of a function may read: what it closes over, its defaults, the globals that it names, as a whole."""
+    """All that the code of a function may read: what it closes over, its defaults, the globals that
+    it names, as a whole."""
     rec.deep(f, "a branch")
     f = _function_of(f)
     if f is None or id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:
@@ -187,8 +205,8 @@ def read_code(rec: Any, f: Any) -> None:
     names = names_in(f.__code__)
     rec.root(f.__globals__)
     for name in sorted(names & f.__globals__.keys()):
-        calls.read_named(rec, f.__globals__, name, names)
+        net.read_named(rec, f.__globals__, name, names)
 
 
 calls.with_branches = with_branches
-calls.read_code = read_code
+net.read_code = read_code

@@ -1,5 +1,5 @@
-"""Methods of C: of built-in containers (what each reads and writes of them), of texts, of all objects (``__reduce_ex__``,
-``__setattr__``, ...)."""
+"""Methods of C: of built-in containers (what each reads and writes of them), of texts, of all
+objects (``__reduce_ex__``, ``__setattr__``, ...)."""
 
 from __future__ import annotations
 
@@ -13,41 +13,46 @@ import torch
 from .. import torch_api
 from . import attributes, calls, kinds
 from .boundary import is_stdlib_name
-from .c_functions import by_method, context_variable
+from .c_callables import context_variable
+from .c_functions import by_method
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
 from .iteration import iterate, keys_of
-from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Builtin, Function, is_immutable
-from .place import Place
+from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Function, is_immutable
 from .recorder import instance_dict
-from .values import ATOMS, MISSING, is_a, lookup, pairs_of
+from .values import ATOMS, MISSING, is_a, pairs_of
 from .world import refuse_world, world_name
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
 
 _READING = """
-    keys values items copy __iter__ index count union intersection difference issubset issuperset isdisjoint
-    symmetric_difference __reversed__ __eq__ __ne__ __repr__ __str__ __add__ __or__ __ror__ __mul__ __rmul__ __and__
-    __sub__ __xor__ __reduce_ex__ __reduce__ elements most_common __lt__ __gt__ __le__ __ge__ __copy__ __deepcopy__
+    keys values items copy __iter__ index count union intersection difference issubset issuperset
+    isdisjoint symmetric_difference __reversed__ __eq__ __ne__ __repr__ __str__ __add__ __or__
+    __ror__ __mul__ __rmul__ __and__ __sub__ __xor__ __reduce_ex__ __reduce__ elements most_common
+    __lt__ __gt__ __le__ __ge__ __copy__ __deepcopy__
 """
 _WRITING = """
-    append extend insert remove clear sort reverse update add discard popitem appendleft popleft extendleft rotate
-    move_to_end __iadd__ __ior__ difference_update intersection_update symmetric_difference_update __init__ subtract
-    pop __delitem__ __setitem__
+    append extend insert remove clear sort reverse update add discard popitem appendleft popleft
+    extendleft rotate move_to_end __iadd__ __ior__ difference_update intersection_update
+    symmetric_difference_update __init__ subtract pop __delitem__ __setitem__
 """
 _TAKING = """
-    extend update extendleft __init__ __iadd__ difference_update symmetric_difference_update intersection_update __ior__
+    extend update extendleft __init__ __iadd__ difference_update symmetric_difference_update
+    intersection_update __ior__
 """
 #: methods that read the whole container, and write nothing
 _READ = frozenset(_READING.split())
 #: methods that write it in any way; of these the ones that read it, too
 _WRITE = frozenset(_WRITING.split())
-_READ_AND_WRITE = frozenset(("pop", "popitem", "remove", "discard", "popleft", "sort", "reverse", "rotate", "insert"))
+_READ_AND_WRITE = frozenset(
+    ("pop", "popitem", "remove", "discard", "popleft", "sort", "reverse", "rotate", "insert")
+)
 #: methods that take what can be iterated
 _TAKE_MANY = frozenset(_TAKING.split())
 _CHANGING = """
-    append extend insert pop remove clear reverse __setitem__ __delitem__ __iadd__ __imul__ fill sort put resize itemset
-    partition setfield setflags byteswap __isub__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __ior__ __iand__ __ixor__
+    append extend insert pop remove clear reverse __setitem__ __delitem__ __iadd__ __imul__ fill
+    sort put resize itemset partition setfield setflags byteswap __isub__ __itruediv__ __ifloordiv__
+    __imod__ __ipow__ __ior__ __iand__ __ixor__
 """
 #: methods that change an array or a bytearray
 _CHANGE = frozenset(_CHANGING.split())
@@ -77,7 +82,10 @@ def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
     if world is not None:
         refuse_world(rec, world)
         return f(*map(rec.mapped, a), **k)
-    changes = (is_a(owner, kinds.ARRAYS) and name in _CHANGE) or name in ("__setstate__", "cache_clear")
+    changes = (is_a(owner, kinds.ARRAYS) and name in _CHANGE) or name in (
+        "__setstate__",
+        "cache_clear",
+    )
     if changes and rec.place_of(owner) is not None:
         return refuse_change(rec, owner, name)
     if type(f) is types.MethodWrapperType or name in (*_COPYING, "__new__"):
@@ -212,7 +220,8 @@ def _format(rec: Any, f: Any, a: Args, k: Named) -> Any:
         if is_a(value, torch.Tensor) or type(value) in ATOMS:
             return value
         if not is_immutable(type(value)) and any(
-            type(rec.lookup(type(value), n)) is Function for n in ("__format__", "__str__", "__repr__")
+            type(rec.lookup(type(value), n)) is Function
+            for n in ("__format__", "__str__", "__repr__")
         ):
             return calls.Text(value)
         rec.deep(value, "format")
@@ -267,4 +276,3 @@ def _copied(rec: Any, o: Any, name: str) -> None:
 
 
 calls.method_of_c = method_of_c
-_UNUSED = (Builtin, Place, lookup)

@@ -1,5 +1,6 @@
-"""What a call does: functions of Python's run as clones, classes by ``__new__`` and ``__init__``, C functions by their line
-of a table (`c_functions`, `c_methods`), torch functions as they are, all others with everything that they are given read whole.
+"""What a call does: functions of Python's run as clones, classes by ``__new__`` and ``__init__``, C
+functions by their line of a table (`c_functions`, `c_methods`), torch functions as they are, all
+others with everything that they are given read whole.
 """
 
 from __future__ import annotations
@@ -19,24 +20,11 @@ from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
 from . import attributes
 from .boundary import (
-    AUTHORING,
     ENTER,
-    OURS,
-    TORCH,
-    is_called_by_others,
     is_compiled_by_dynamo,
-    is_kernel,
-    is_managed,
-    is_of_library,
-    is_of_torch,
-    is_recorders,
-    is_stdlib_name,
-    is_transparent,
     kind_of,
-    module_root,
 )
 from .current import call_now, current
-from .instrument import Uninstrumentable, clone, is_instrumented
 from .kinds import (
     C_CALLABLES,
     CONTAINERS,
@@ -48,13 +36,15 @@ from .kinds import (
     Partial,
     is_immutable,
 )
-from .recorder import Recorder, instance_dict, user_line
-from .values import ATOMS, MISSING, has, is_a, lookup
+from .net import unwatched, watched
+from .recorder import user_line
+from .values import ATOMS, MISSING, is_a, lookup
 from .writes import NAMES as NAMES
 
 #: handlers: (recorder, what is called, arguments, keywords) -> result
 Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
-#: functions of Python's with a meaning of their own; filled by the modules of C functions, torch functions and the world
+#: functions of Python's with a meaning of their own; filled by the modules of C functions, torch
+#: functions and the world
 FUNCTIONS: dict[Any, Handler] = {}
 #: classes, functions of C, and objects that are called, by their classes
 CLASSES: dict[Any, Handler] = {}
@@ -68,137 +58,17 @@ method_of_c: Any = None
 of_disabled: Any = None
 #: higher order operators: see `branches`
 with_branches: Any = None
-read_code: Any = None
 
 
 def is_of_disabled(code: types.CodeType) -> bool:
     """Is it the code of a wrapper that `torch.compiler.disable` makes?"""
-    return code.co_freevars in (("fn", "self"), ("fn",)) and code.co_name in ("_fn", "nonrecursive_disable_wrapper")
+    return code.co_freevars in (("fn", "self"), ("fn",)) and code.co_name in (
+        "_fn",
+        "nonrecursive_disable_wrapper",
+    )
 
 
 referents = gc.get_referents
-
-
-class Calls(Recorder):
-    """A recorder that calls."""
-
-    def call(self, f: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """``f(*args, **kwargs)``, recorded."""
-        kind = type(f)
-        if kind is Function:
-            return self.call_function(f, args, kwargs)
-        if kind is Method:
-            return self.call(f.__func__, f.__self__, *args, **kwargs)
-        if is_a(f, type):
-            return _call_class(self, f, args, kwargs)
-        if is_a(f, C_CALLABLES):
-            return call_c(self, f, args, kwargs)
-        handler = BY_TYPE.get(kind)
-        if handler is not None:
-            return handler(self, f, args, kwargs)
-        if is_of_package(kind) and not issubclass(kind, torch.nn.Module):
-            return _call_ours(self, f, args, kwargs)
-        method = self.lookup(kind, "__call__")
-        if type(method) is Function:
-            return self.call_function(method, (f, *args), kwargs)
-        if is_torchs(f) and not issubclass(kind, torch.nn.Module):
-            return torch_call(self, f, args, kwargs)
-        if method is not MISSING and not is_immutable(kind) and not is_a(method, C_CALLABLES):
-            if has(type(method), "__get__"):
-                return self.call(attributes.bound(self, method, f, kind, "__call__"), *args, **kwargs)
-        return opaque(self, f, args, kwargs)
-
-    def call_function(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function of Python's."""
-        special = FUNCTIONS.get(f)
-        if special is None:
-            special = FUNCTIONS.get(f.__code__)
-        if special is not None:
-            return special(self, f, args, kwargs)
-        kind = kind_of(f.__code__)
-        if is_managed(f):
-            self._refuse_managed(f)
-        if kind == TORCH:
-            handler = of_disabled if is_of_disabled(f.__code__) else torch_call
-            return handler(self, f, args, kwargs)
-        if kind == OURS or is_instrumented(f.__code__):
-            return f(*args, **kwargs)
-        if kind == AUTHORING:
-            return _call_authoring(self, f, args, kwargs)
-        if self.place_of(f) is not None:
-            args, kwargs = self._with_defaults(f, args, kwargs)
-        try:
-            made = clone(f)
-        except Uninstrumentable as error:
-            self.refuse(
-                UnsupportedError(
-                    f"the code of a function cannot be read: {error}",
-                    path=f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})",
-                    fix="call it outside of the region",
-                )
-            )
-        if sys.getprofile() is not _net:
-            return made(*args, **kwargs)
-        sys.setprofile(None)  # called back by C code, which is watched
-        try:
-            return made(*args, **kwargs)
-        finally:
-            sys.setprofile(_net)
-
-    def _refuse_managed(self, f: Any) -> None:
-        self.refuse(
-            UnsupportedError(
-                "the region calls a module that torch manages in Python, in each call: it moves the memory of parameters, "
-                "or tells its reducer of gradients",
-                path=f"{f.__globals__['__name__']} ({f.__name__})",
-                expected="what manages the module around the region",
-                fix="compile the layers inside of it: layer.forward = subclass_trace.compile(layer.forward)",
-            )
-        )
-
-    def _with_defaults(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The cells of a function that was there before, and the defaults that the call takes, are read. What stands for a
-        default in the trace (a stand-in, a symbol) is handed in by name."""
-        self.cells_of(f)
-        code = f.__code__
-        if len(args) < code.co_argcount:
-            args, kwargs = self._positional_defaults(f, code, args, kwargs)
-        if code.co_kwonlyargcount:
-            held = f.__kwdefaults__
-            self.step(f, "inner", "__kwdefaults__", held)
-            for name in code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount] if held else ():
-                if name not in kwargs:
-                    value = held.get(name, MISSING)
-                    given = self._item(held, name, value)
-                    if given is not value:
-                        kwargs = {**kwargs, name: given}
-        return args, kwargs
-
-    def _positional_defaults(self, f: Any, code: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        held = f.__defaults__
-        self.step(f, "inner", "__defaults__", held)
-        if not held:
-            return args, kwargs
-        names = code.co_varnames[: code.co_argcount]
-        self.row(held, "len", len(held))
-        for k, value in enumerate(held):
-            at = code.co_argcount - len(held) + k
-            if at < len(args) or names[at] in kwargs:
-                continue
-            given = self._item(held, k, value)
-            if at == len(args) and at < code.co_posonlyargcount:
-                args = (*args, given)
-            elif given is not value:
-                kwargs = {**kwargs, names[at]: given}
-        return args, kwargs
-
-    def attribute(self, o: Any, name: str) -> Any:
-        """``o.name``, recorded."""
-        return attributes.get(self, o, name)
-
-    def item_of(self, o: Any, key: Any) -> Any:
-        """``o[key]``, recorded."""
-        return operations.item((o, key))
 
 
 def refuse_change(rec: Any, o: Any, how: str) -> None:
@@ -230,26 +100,16 @@ def is_torchs(value: Any) -> bool:
     return (type(value).__module__ or "").partition(".")[0] == "torch"
 
 
-def _call_authoring(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Code that declared wrappers are made with: what it is given is read; code of authors it calls by `current.call_kept`."""
-    for value in (*args, *kwargs.values()):
-        read_argument(rec, value)
-    return rec.give(f(*map(rec.mapped, args), **{name: rec.mapped(v) for name, v in kwargs.items()}))
-
-
-def _call_ours(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A region inside of this one is what it was made of."""
-    space = instance_dict(f) or {}
-    if "__wrapped__" not in space:
-        return f(*args, **kwargs)
-    return rec.call(rec.step(f, "attr", "__wrapped__", space["__wrapped__"], space), *args, **kwargs)
-
-
-# ---------------------------------------------------------------------------------------------- callables handed to C code
+# ----------------------------------------------------------------------- callables handed to C code
 def callback(f: Any, *, called_only: bool = True) -> Any:
-    """The same callable, instrumented, for C code to call; ``called_only``: it does nothing else with it."""
+    """The same callable, instrumented, for C code to call; ``called_only``: it does nothing else
+    with it."""
     kind = type(f)
-    if kind in (Function, Method) or is_a(f, Partial) or (not is_a(f, type) and _has_own_call(kind)):
+    if (
+        kind in (Function, Method)
+        or is_a(f, Partial)
+        or (not is_a(f, type) and _has_own_call(kind))
+    ):
 
         def called(*args: Any, **kwargs: Any) -> Any:
             rec = current()
@@ -259,7 +119,9 @@ def callback(f: Any, *, called_only: bool = True) -> Any:
             called.__name__, called.__qualname__ = f.__name__, f.__qualname__
         return called
     if called_only and callable(f):
-        return lambda *args, **kwargs: f(*args, **kwargs) if current() is None else current().call(f, *args, **kwargs)
+        return lambda *args, **kwargs: (
+            f(*args, **kwargs) if current() is None else current().call(f, *args, **kwargs)
+        )
     return f
 
 
@@ -274,80 +136,14 @@ def _has_own_call(kind: type) -> bool:
     return is_a(lookup(kind, "__call__"), Function)
 
 
-# ---------------------------------------------------------------------------------------------- the net
-def watched(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """C code that may call code of Python's, which would run unseen: that refuses."""
-    if sys.getprofile() is not None:
-        return f(*args, **kwargs)
-    sys.setprofile(_net)
-    try:
-        return f(*args, **kwargs)
-    finally:
-        sys.setprofile(None)
-
-
-def _net(frame: Any, event: str, arg: Any) -> None:
-    rec = current()
-    if event != "call" or rec is None:
-        return
-    code = frame.f_code
-    if is_instrumented(code) or is_transparent(code.co_filename) or is_of_torch(code.co_filename):
-        return
-    library = is_of_library(code.co_filename) or code.co_filename.startswith("<string>")
-    if library and is_recorders(frame.f_back.f_code) and frame.f_back.f_code is not watched.__code__:
-        return  # the recorder's own
-    if is_called_by_others(frame.f_back, is_instrumented if library else _or_torchs):
-        return
-    if is_kernel(frame.f_back, is_instrumented):
-        sys.setprofile(None)
-        _read_kernel(rec, frame)
-        sys.setprofile(_net)
-        return
-    rec.refuse(
-        UnsupportedError(
-            "C code calls Python code that is not read",
-            path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
-            fix="call it outside of the region, or from Python code",
-        )
-    )
-
-
-def _or_torchs(code: Any) -> bool:
-    """Code of the user's that torch's calls does run unseen."""
-    return is_instrumented(code) or is_of_torch(code.co_filename)
-
-
-def _read_kernel(rec: Any, frame: Any) -> None:
-    """Python code of a library that torch's dispatcher calls: an operator writes nothing but its arguments. All globals that it
-    names are read, as a whole."""
-    code = frame.f_code
-    if id(code) in rec.walked:
-        return
-    rec.walked.add(id(code))
-    names = set(code.co_names)
-    rec.root(frame.f_globals)
-    for name in sorted(names & frame.f_globals.keys()):
-        if type(frame.f_globals[name]) is not Function:  # it is met when it is called
-            read_named(rec, frame.f_globals, name, names)
-
-
-def unwatched(f: Any, *args: Any) -> Any:
-    """C code that calls nothing that matters."""
-    profile = sys.getprofile()
-    sys.setprofile(None)
-    try:
-        return f(*args)
-    finally:
-        sys.setprofile(profile)
-
-
-# ---------------------------------------------------------------------------------------------- C code of unknown meaning
+# ------------------------------------------------------------------------ C code of unknown meaning
 #: modules of C code whose functions depend on their arguments alone
 _PURE = """
-    builtins _operator operator itertools _functools functools math cmath torch numpy _collections collections _struct
-    _json _sre re _bisect _heapq _statistics _datetime datetime _decimal decimal _abc abc _weakref weakref zlib _string
-    types typing _typing einops binascii copyreg _hashlib _md5 _sha1 _sha2 _sha512 unicodedata optree safetensors _ast
-    _opcode _contextvars _pickle _warnings array _blake2 _codecs
+    builtins _operator operator itertools _functools functools math cmath torch numpy _collections
+    collections _struct _json _sre re _bisect _heapq _statistics _datetime datetime _decimal decimal
+    _abc abc _weakref weakref zlib _string types typing _typing einops binascii copyreg _hashlib
+    _md5 _sha1 _sha2 _sha512 unicodedata optree safetensors _ast _opcode _contextvars _pickle
+    _warnings array _blake2 _codecs
 """
 PURE = frozenset(_PURE.split())
 
@@ -365,9 +161,16 @@ def module_of(f: Any) -> str:
 
 
 def opaque(
-    rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool = True, pure: bool = False
+    rec: Any,
+    f: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    keeps: bool = True,
+    pure: bool = False,
 ) -> Any:
-    """C code of unknown meaning: it may read everything that can be reached from what it is given."""
+    """C code of unknown meaning: it may read everything that can be reached from what it is
+    given."""
     by = getattr(f, "__name__", None) or type(f).__name__
     for value in (*args, *kwargs.values()):
         rec.deep(value, by)
@@ -384,7 +187,7 @@ def opaque(
             UnsupportedError(
                 f"the region calls code of C whose meaning is not known: {module}.{by}",
                 path=user_line(),
-                fix="call it outside of the region, or register a custom operation (torch.library.custom_op)",
+                fix="call it outside of the region, or register it with torch.library.custom_op",
             )
         )
     given = tuple(callback(rec.mapped(v), called_only=False) for v in args)
@@ -399,7 +202,11 @@ def _hidden(rec: Any, f: Any, by: str) -> Any:
     """C code without arguments tells of a state of its own, which is compared if it can be."""
     out = unwatched(f)
     if not _is_plain(out):
-        rec.refuse(UnsupportedError(f"the region calls code of C whose meaning is not known: {by}()", path=user_line()))
+        rec.refuse(
+            UnsupportedError(
+                f"the region calls code of C whose meaning is not known: {by}()", path=user_line()
+            )
+        )
     rec.state_at(rec.child(rec.root(f), "call", ()), copy.deepcopy(out))
     return out
 
@@ -411,7 +218,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
-    """Does somebody else hold what C code has returned? (Two references are ours, one is this call's.)"""
+    """Does somebody else hold what C code has returned? (Two references are ours, one is this
+    call's.)"""
     import enum
 
     if type(out) in ATOMS or out is owner or rec.place_of(out) is not None:
@@ -420,11 +228,12 @@ def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
     return sys.getrefcount(out) > 4 and not is_a(out, plain)
 
 
-# ---------------------------------------------------------------------------------------------- torch functions
+# ---------------------------------------------------------------------------------- torch functions
 
 
 def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A torch function: tensors are inputs of the graph, containers and objects are read whole, callables instrumented."""
+    """A torch function: tensors are inputs of the graph, containers and objects are read whole,
+    callables instrumented."""
     if type(f) is Function and is_compiled_by_dynamo(f.__code__.co_filename):
         return with_branches(rec, f, args, kwargs)
     special = changed = False
@@ -452,15 +261,23 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """What a torch function tells without a tensor is a state of torch's; of a real tensor, which a backward met, a fact."""
+    """What a torch function tells without a tensor is a state of torch's; of a real tensor, which a
+    backward met, a fact."""
     if args and is_a(args[0], torch.Tensor):
         if rec.make is None:
             _note_fact(rec, f, args, kwargs, out)
         return
-    if kwargs or is_a(getattr(f, "__self__", None), torch.Tensor) or f in torch_api.CONSTANT_GETTERS:
+    if (
+        kwargs
+        or is_a(getattr(f, "__self__", None), torch.Tensor)
+        or f in torch_api.CONSTANT_GETTERS
+    ):
         return
     fixed = (type, types.ModuleType)
-    if all(type(a) in ATOMS or is_a(a, fixed) or (is_torchs(a) and rec.place_of(a) is not None) for a in args):
+    if all(
+        type(a) in ATOMS or is_a(a, fixed) or (is_torchs(a) and rec.place_of(a) is not None)
+        for a in args
+    ):
         if not (type(f) is not Function and args):  # C functions of arguments compute with them
             rec.state_at(rec.child(rec.root(f), "call", args), out)
 
@@ -468,31 +285,22 @@ def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _note_fact(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """What a real tensor, which a backward has met, answers to a function of torch's."""
     place = rec.place_of(args[0])
-    if place is not None and not torch_api.is_fake(args[0]) and not kwargs and all(type(a) in ATOMS for a in args[1:]):
+    if (
+        place is not None
+        and not torch_api.is_fake(args[0])
+        and not kwargs
+        and all(type(a) in ATOMS for a in args[1:])
+    ):
         rec.at(rec.child(place, "fact", (f, args[1:])), out)
-
-
-def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> None:
-    held = space[name]
-    given = rec.item(space, name, held)
-    if is_a(held, types.ModuleType):
-        if module_root(held) != "torch" and not is_stdlib_name(held.__name__) and not held.__name__.startswith("torch"):
-            rec.root(held.__dict__)
-            for inner in sorted(names & held.__dict__.keys()):
-                rec.deep(rec.item(held.__dict__, inner, held.__dict__[inner]), "a branch", 1)
-    elif type(held) in (Function, Method, Partial):
-        read_code(rec, held)
-    elif is_a(held, type):
-        rec.deep(held, "a branch")
-    else:
-        rec._reached(given, held, "a branch", 1)
 
 
 def _called(value: Any) -> Any:
     if is_a(value, (list, tuple)) and any(type(v) in (Function, Method, Partial) for v in value):
         items = [*map(_called, value)]
         return items if type(value) is list else type(value)(items)
-    return callback(value, called_only=False) if type(value) in (Function, Method, Partial) else value
+    return (
+        callback(value, called_only=False) if type(value) in (Function, Method, Partial) else value
+    )
 
 
 def read_argument(rec: Any, value: Any) -> bool:
@@ -531,8 +339,8 @@ def kind_of_callable(value: Any) -> str:
     return kind_of(value.__code__)
 
 
-# ---------------------------------------------------------------------------------------------- classes
-def _call_class(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+# ------------------------------------------------------------------------------------------ classes
+def call_class(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if cls is type and len(args) == 1:
         return attributes.class_of(rec, rec.give(args[0]))
     special = CLASSES.get(cls)
@@ -562,7 +370,10 @@ def is_torchs_class(cls: type) -> bool:
 
 def construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``__new__``, then ``__init__``: what `type` does."""
-    if type(lookup(cls, "__del__")) is Function and kind_of(lookup(cls, "__del__").__code__) == ENTER:
+    if (
+        type(lookup(cls, "__del__")) is Function
+        and kind_of(lookup(cls, "__del__").__code__) == ENTER
+    ):
         rec.refuse(
             UnsupportedError(
                 f"the region makes a {cls.__qualname__}, whose __del__ runs unseen",
@@ -597,7 +408,7 @@ def _read(rec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
 
 
-# ---------------------------------------------------------------------------------------------- C functions
+# -------------------------------------------------------------------------------------- C functions
 def call_c(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function or method of C."""
     try:
@@ -633,7 +444,8 @@ def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[
     if name in _FACTS and rec.place_of(t) is not None:
         real = rec.real(t)
         return rec.at(
-            rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())), torch_api.asked(real, name)
+            rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())),
+            torch_api.asked(real, name),
         )
     if name in _REGISTERS:
         args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)

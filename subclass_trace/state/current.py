@@ -26,7 +26,8 @@ def call_now(f: Any, *args: Any) -> Any:
 
 
 def call_kept(f: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same of a function that a table of this package keeps, which no place leads to: it is its own."""
+    """The same of a function that a table of this package keeps, which no place leads to: it is its
+    own."""
     rec = current()
     if rec is None:
         return f(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Guards: the rows of what a run has read, and where each call finds the inputs of the region.
 
-Plain records: rows, places, literals. What of it stands still between calls is bound to the objects of this process by
-`runtime.state_code.Pins`.
+Plain records: rows, places, literals. What of it stands still between calls is bound to the objects
+of this process by `runtime.state_code.Pins`.
 """
 
 from __future__ import annotations
@@ -100,14 +100,17 @@ def others_of(row: Row) -> tuple[Place, ...]:
 
 
 def _others(recorder: Recorder) -> Iterator[Row]:
-    """What is written is another object than those of its class that the arguments hold: what a write to it would change."""
+    """What is written is another object than those of its class that the arguments hold: what a
+    write to it would change."""
     written = {}
     for row in recorder.written.values():
         owner = recorder.owners.get(id(row.thing), row.thing)
         place = recorder.place_of(owner)
         if place is not None and not is_a(owner, (type, torch.Tensor)):
             written[id(owner)] = owner, place
-    groups: dict[type, dict[int, Place]] = {type(owner): {id(owner): place} for owner, place in written.values()}
+    groups: dict[type, dict[int, Place]] = {
+        type(owner): {id(owner): place} for owner, place in written.values()
+    }
     for thing, place in list(recorder.known.values()) if written else ():
         if type(thing) in groups:
             groups[type(thing)].setdefault(id(thing), place)
@@ -118,7 +121,8 @@ def _others(recorder: Recorder) -> Iterator[Row]:
 
 
 def changed_since(guards: StateGuards, call: Call) -> set[str]:
-    """The paths of numbers that changed since the trace and kept their types: they may become symbols."""
+    """The paths of numbers that changed since the trace and kept their types: they may become
+    symbols."""
     found: set[str] = set()
     for row in guards.rows:
         if row.kind == "value" and type(row.known) in (int, float):

@@ -1,4 +1,5 @@
-"""What is iterated: by code of the user's as clones, by C code over what stands for the items in the trace."""
+"""What is iterated: by code of the user's as clones, by C code over what stands for the items in
+the trace."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _WHOLE = (list, tuple, dict, set, frozenset, collections.deque, *VIEWS, types.Ma
 
 
 def iterate(rec: Any, o: Any) -> Any:
-    """What C code may iterate over in place of ``o``: whatever yields is recorded, tensors are stand-ins."""
+    """What C code may iterate over in place of ``o``: whatever yields is recorded, tensors are
+    stand-ins."""
     kind = type(o)
     if kind in (range, str, bytes) or kind is torch.Size:
         return o

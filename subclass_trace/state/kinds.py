@@ -35,7 +35,18 @@ C_CALLABLES = (
 )
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_ITERABLE: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1), range(2**70))
+_ITERABLE: tuple[Any, ...] = (
+    [],
+    (),
+    {},
+    {}.values(),
+    {}.items(),
+    set(),
+    "",
+    b"",
+    range(1),
+    range(2**70),
+)
 ITERATORS: tuple[type, ...] = (
     types.GeneratorType,
     types.CoroutineType,
@@ -76,10 +87,21 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()))
 #: objects that hold a part of the world, and cannot be compared
 WORLDLY: set[type] = {*LOCKS, random.Random, type(sys.stdout), memoryview}
 THREAD_LOCAL = threading.local
-WEAK = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, weakref.ProxyType)
+WEAK = (
+    weakref.ref,
+    weakref.WeakKeyDictionary,
+    weakref.WeakValueDictionary,
+    weakref.WeakSet,
+    weakref.ProxyType,
+)
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: what an operator of Python's computes without code of the user's
-SIMPLE = ATOMS | {torch.Tensor, torch.nn.Parameter, *torch_api.PYTHON_CLASSES, *torch_api.FAKE_TYPES}
+SIMPLE = ATOMS | {
+    torch.Tensor,
+    torch.nn.Parameter,
+    *torch_api.PYTHON_CLASSES,
+    *torch_api.FAKE_TYPES,
+}
 
 #: Py_TPFLAGS_IMMUTABLETYPE
 _IMMUTABLE = 1 << 8
@@ -100,14 +122,18 @@ def learn_numpy() -> None:
         WORLDLY.update((numpy.random.Generator, numpy.random.RandomState))
 
 
-#: torch's C++ code keeps the sizes of a traced tensor in these; and marks of sizes, which decide a trace and no call
+#: torch's C++ code keeps the sizes of a traced tensor in these; and marks of sizes, which decide a
+#: trace and no call
 _CAPSULES = (f"{sym}_{what}_capsule" for sym in ("", "_sym") for what in ("sizes", "strides"))
 _KEPT_BY_TORCH = torch_api.MARKS | {name + length for name in _CAPSULES for length in ("", "_len")}
 
 
 def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
-    """The attributes of a tensor that is just made which follow from its inner tensors and its context; a fake's own."""
+    """The attributes of a tensor that is just made which follow from its inner tensors and its
+    context; a fake's own."""
     if torch_api.is_fake(stand_in):
         return frozenset(vars(stand_in)) | _KEPT_BY_TORCH
     held = vars(stand_in).items()
-    return _KEPT_BY_TORCH | {name for name, value in held if type(value) not in ATOMS or type(value) is torch.Size}
+    return _KEPT_BY_TORCH | {
+        name for name, value in held if type(value) not in ATOMS or type(value) is torch.Size
+    }

@@ -1,9 +1,10 @@
 """Places: where a value of a call comes from, as a root and steps.
 
-A place prints as code (``args[0]``, ``self.cfg.heads[2]``, ``module.CFG['lr']``) and is read again in each call, given its
-root: an argument, the region's function, or a thing that has a name of its own (a class, the dict of a Python module). A step
-is one read as the interpreter does it, by the methods of the built-in base: no property, ``__getattr__`` or ``__eq__`` of the
-user's runs when a place is read.
+A place prints as code (``args[0]``, ``self.cfg.heads[2]``, ``module.CFG['lr']``) and is read again
+in each call, given its root: an argument, the region's function, or a thing that has a name of its
+own (a class, the dict of a Python module). A step is one read as the interpreter does it, by the
+methods of the built-in base: no property, ``__getattr__`` or ``__eq__`` of the user's runs when a
+place is read.
 
 >>> settings = {"lr": 0.1}
 >>> at = Place(None, "arg", 0).step("item", "lr")
@@ -33,12 +34,14 @@ class Call(NamedTuple):
     function: Any = None
 
 
-#: the kinds of roots: an argument (number or keyword), the region's function, a thing that is its own name
+#: the kinds of roots: an argument (number or keyword), the region's function, a thing that is its
+#: own name
 ROOTS = ("arg", "self", "const")
 
 
 class Place:
-    """A root (no parent), or a step of some kind from another place. Compared by identity: a recorder makes each once.
+    """A root (no parent), or a step of some kind from another place. Compared by identity: a
+    recorder makes each once.
 
     Attributes:
         kind: of the root (`ROOTS`) or the step (`STEPS`).
@@ -83,16 +86,21 @@ class Place:
     def __str__(self) -> str:
         if self.name is not None:
             return self.name
-        return _root_text(self.kind, self.key) if self.parent is None else _step_text(self.parent, self.kind, self.key)
+        return (
+            _root_text(self.kind, self.key)
+            if self.parent is None
+            else _step_text(self.parent, self.kind, self.key)
+        )
 
     __repr__ = __str__
 
 
-#: what reading a place raises that is gone; an expression that has no value for some sizes (a division by 0) holds for none
+#: what reading a place raises that is gone; an expression that has no value for some sizes (a
+#: division by 0) holds for none
 GONE = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
-# ---------------------------------------------------------------------------------------------- steps
+# -------------------------------------------------------------------------------------------- steps
 def of_instance(o: Any, name: str) -> Any:
     """In the ``__dict__`` of an object, past any property."""
     try:
@@ -137,7 +145,11 @@ def own(cls: type, name: str) -> Any:
 def fact(t: torch.Tensor, question: tuple[Any, tuple[Any, ...]]) -> Any:
     """What a function of torch's answers of a tensor, which its metadata do not tell."""
     function = question[0]
-    return function(*question[1]) if getattr(function, "__self__", None) is t else function(t, *question[1])
+    return (
+        function(*question[1])
+        if getattr(function, "__self__", None) is t
+        else function(t, *question[1])
+    )
 
 
 STEPS: dict[str, Callable[[Any, Any], Any]] = {
@@ -156,7 +168,7 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------- text
+# --------------------------------------------------------------------------------------------- text
 def _root_text(kind: str, key: Any) -> str:
     if kind == "arg":
         return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
@@ -191,11 +203,16 @@ def _step_text(parent: Place, kind: str, key: Any) -> str:
 
 
 def _item_text(parent: Place, before: str, key: Any) -> str:
-    """An item; of the dict of a module or an object, and of the tables of a `torch.nn.Module`, as users write it."""
+    """An item; of the dict of a module or an object, and of the tables of a `torch.nn.Module`, as
+    users write it."""
     of_names = parent.kind == "const" and is_a(parent.key, dict)
     if of_names or (parent.kind == "getattr" and parent.key == "__dict__"):
         return f"{before}.{key}" if before else str(key)
-    if parent.kind == "attr" and parent.key in ("_modules", "_parameters", "_buffers") and type(key) is str:
+    if (
+        parent.kind == "attr"
+        and parent.key in ("_modules", "_parameters", "_buffers")
+        and type(key) is str
+    ):
         assert parent.parent is not None
         owner = str(parent.parent)
         return f"{owner}[{key}]" if key.isdigit() else f"{owner}.{key}"

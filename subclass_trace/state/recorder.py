@@ -1,45 +1,39 @@
 """What one run reads and writes of Python state that was there before it.
 
-A `Recorder` is asked by instrumented code (`operations`, `calls`). It knows by its id where each object that was there before
-was met first: a `Place`. A read of a place gives a `Row` once, and from then on what stands for the value in the trace: a
-stand-in for a tensor, a symbol for a number that changes between calls, else itself. What the run has made has no place and
-costs nothing. A write is noted before it happens: later reads of what it wrote are no reads of state, and all is put back.
+A `Recorder` is asked by instrumented code (`operations`, `calls`). It knows by its id where each
+object that was there before was met first: a `Place`. A read of a place gives a `Row` once, and
+from then on what stands for the value in the trace: a stand-in for a tensor, a symbol for a number
+that changes between calls, else itself. What the run has made has no place and costs nothing. A
+write is noted before it happens: later reads of what it wrote are no reads of state, and all is put
+back.
 """
 
 from __future__ import annotations
 
 import collections
 import enum
-import gc
 import types
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from .. import torch_api
-from ..errors import RuleError, SideEffectError, SubclassTraceError, UnsupportedError
-from ..subclass.attributes import Memo, is_heap_type
+from ..errors import RuleError, SubclassTraceError, UnsupportedError
+from ..subclass.attributes import Memo
 from . import kinds
-from .boundary import is_of_torch
 from .kinds import (
-    C_CALLABLES,
-    CONTAINERS,
     DESCRIPTORS,
-    ITERATORS,
     VALUES,
-    VIEWS,
-    WORLDLY,
     Builtin,
     Function,
     Method,
     is_immutable,
 )
 from .place import Place
-from .rows import Row, base_value, members, raw
-from .values import ATOMS, MISSING, factory_of, is_a, lookup, lookup_after, pairs_of
-from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
+from .rows import Row, base_value
+from .values import ATOMS, MISSING, is_a, lookup, lookup_after
+from .writes import Written
 
 #: so many places, and no more; a LLaMA of 32 layers reads some 30,000
 LIMIT = 400_000
@@ -51,14 +45,14 @@ class Recorder:
     Attributes:
         rows: what was read, in order.
         known: id of an object that was there before -> it, and the place where it was met first.
-        symbols: places of numbers -> their symbols; ``stand_ins``: id of a real tensor -> the traced one.
-        reals: id of a traced tensor -> the place of the real one, and that.
-        written: id of a thing -> what is known of it before it was written.
+        symbols: places of numbers -> their symbols; ``stand_ins``: id of a real tensor -> the
+            traced one. reals: id of a traced tensor -> the place of the real one, and that.
+            written: id of a thing -> what is known of it before it was written.
     """
 
     def __init__(self, make: Any = None) -> None:
-        """``make``: makes stand-ins, ``tensors(rows)`` and ``number(place, value)`` (None: a constant). Without it tensors are
-        what they are."""
+        """``make``: makes stand-ins, ``tensors(rows)`` and ``number(place, value)`` (None: a
+        constant). Without it tensors are what they are."""
         self.make = make
         self.rows: list[Row] = []
         self.known: dict[int, tuple[Any, Place]] = {}
@@ -72,11 +66,13 @@ class Recorder:
         self.symbols: dict[Place, Any] = {}
         self.stand_ins: dict[int, torch.Tensor] = {}
         self.reals: dict[int, tuple[Place, torch.Tensor]] = {}
-        self.own: dict[int, frozenset[str]] = {}  # id of a traced tensor -> attributes that its class sets by itself
+        self.own: dict[
+            int, frozenset[str]
+        ] = {}  # id of a traced tensor -> attributes that its class sets by itself
         self.refusal: SubclassTraceError | None = None
         self.warned: Callable[[str], None] | None = None
 
-    # ------------------------------------------------------------------------------------------ refusals
+    # ------------------------------------------------------------------------------------- refusals
     def refuse(self, error: SubclassTraceError) -> None:
         """Raise a refusal, and remember it: no ``except Exception`` of the user's shall swallow it.
 
@@ -91,9 +87,10 @@ class Recorder:
             self.refusal = error
         return error
 
-    # ------------------------------------------------------------------------------------------ places
+    # --------------------------------------------------------------------------------------- places
     def root(self, thing: Any, name: str | None = None) -> Place:
-        """The place of a thing that is its own name: a class, the dict of a Python module, a function of C."""
+        """The place of a thing that is its own name: a class, the dict of a Python module, a
+        function of C."""
         found = self.roots.get(id(thing))
         if found is None:
             self.roots[id(thing)] = found = (thing, Place(None, "const", thing, name))
@@ -130,9 +127,10 @@ class Recorder:
             )
         )
 
-    # ------------------------------------------------------------------------------------------ reads
+    # ---------------------------------------------------------------------------------------- reads
     def step(self, of: Any, kind: str, key: Any, value: Any, box: Any = None) -> Any:
-        """``value`` was read from ``of``; ``box``: what a write would have changed. What stands for it in the trace."""
+        """``value`` was read from ``of``; ``box``: what a write would have changed. What stands for
+        it in the trace."""
         place = self.place_of(of)
         if place is None:
             return self.give(value)
@@ -155,7 +153,9 @@ class Recorder:
         """A state of torch's or of Python's, of atoms: it is compared as a whole."""
         if place not in self.noted:
             self.noted.add(place)
-            self.rows.append(Row("value" if type(value) not in (dict, list) else "exact", place, value))
+            self.rows.append(
+                Row("value" if type(value) not in (dict, list) else "exact", place, value)
+            )
 
     def give(self, value: Any) -> Any:
         """What stands for a value in the trace."""
@@ -260,7 +260,8 @@ class Recorder:
         self.row(thing, "is", thing)
 
     def distinguish(self, a: Any, b: Any) -> None:
-        """It was asked whether two objects are one, and they are not. (That they are one is a row since they were met.)"""
+        """It was asked whether two objects are one, and they are not. (That they are one is a row
+        since they were met.)"""
         if is_a(a, torch.Tensor) or is_a(b, torch.Tensor) or type(a) in ATOMS or type(b) in ATOMS:
             return
         first, other = self.place_of(a), self.place_of(b)
@@ -271,7 +272,7 @@ class Recorder:
             self.noted.add(once)
             self.rows.append(Row("other", first, other))
 
-    # ------------------------------------------------------------------------------------------ classes
+    # -------------------------------------------------------------------------------------- classes
     def lookup(self, cls: type, name: str) -> Any:
         """The attribute of a class, by the order of its bases; that is read."""
         key = (cls, name)
@@ -286,7 +287,8 @@ class Recorder:
         return value
 
     def _written_class(self, cls: type, name: str) -> type | None:
-        """The first base that has the attribute or had it, if that is one in which the run has written it."""
+        """The first base that has the attribute or had it, if that is one in which the run has
+        written it."""
         for base in cls.__mro__:
             written = self.written.get(id(base))
             if written is not None and written.covers(name):
@@ -317,345 +319,8 @@ class Recorder:
             if name not in ("__dict__", "__weakref__"):
                 self.at(self.child(self.root(cls), "own", name), value)
 
-    # ------------------------------------------------------------------------------------------ containers
-    def box(self, thing: Any) -> Any:
-        """A container as it was before the run."""
-        written = self.written.get(id(thing)) if self.written else None
-        if written is None:
-            return thing
-        return written.before if is_a(thing, dict) else list(written.before.values())
 
-    def touch(self, thing: Any) -> None:
-        """The whole of a list, tuple, dict, set or deque is read, not what its items hold."""
-        if self.place_of(thing) is None:
-            return
-        if is_a(thing, dict):
-            held = self.box(thing)
-            ordered: Any = collections.OrderedDict if is_a(held, collections.OrderedDict) else dict
-            self.row(thing, "keys", list(ordered.keys(held)))
-            for key, value in list(pairs_of(held)):
-                self._item(thing, key, value)
-                if type(key) not in ATOMS:
-                    self._member(key)
-        elif is_a(thing, (list, tuple, collections.deque)):
-            held = self.box(thing)
-            self.row(thing, "len", len(held))
-            for k, value in enumerate(items_of(held)):
-                self._item(thing, k, value)
-        elif is_a(thing, (set, frozenset)):
-            held = self.box(thing)
-            self.row(thing, "set", members(held))
-            for value in held:
-                self._member(value)
-        elif is_a(thing, VIEWS) or type(thing) is types.MappingProxyType:
-            for k, value in enumerate(gc.get_referents(thing)):
-                self.step(thing, "ref", k, value)
-                self.touch(value)
-
-    def _member(self, key: Any) -> None:
-        """A key of a dict or a member of a set is the same object: known by itself."""
-        if type(key) in (tuple, frozenset):
-            for part in key:
-                self._member(part)
-        elif type(key) not in ATOMS and id(key) not in self.known and not is_a(key, type):
-            self.note(self.root(key), key)
-
-    def _item(self, thing: Any, key: Any, value: Any) -> Any:
-        owner = self.owners.get(id(thing)) if self.owners else None
-        if owner is not None and type(key) is str:
-            return self.step(owner, "attr", key, value, thing)
-        place = self.place_of(thing)
-        if place is None:
-            return self.give(value)
-        return self.at(self.child(place, "item", key), value)
-
-    def item(self, thing: Any, key: Any, value: Any) -> Any:
-        """``thing[key]`` was ``value`` (`MISSING`: there is none), of a built-in container. What stands for it in the trace."""
-        if self.place_of(thing) is None:
-            return self.give(value)
-        written = self.written.get(id(thing)) if self.written else None
-        if written is not None and written.covers(key):
-            if written.keys is None:
-                self.touch(thing)
-            return self.give(value)
-        if is_a(thing, (list, tuple, collections.deque)):
-            if type(key) is slice:
-                self.touch(thing)
-                items = [*self.each(thing)][key]
-                same = all(a is b for a, b in zip(items, items_of(value), strict=True))
-                return value if same else items if is_a(thing, list) else type(value)(items)
-            if key < 0:
-                self.length(thing, "len", len(thing))
-                key += len(thing)
-        else:
-            self._pin_key(key)
-        return self._item(thing, key, value)
-
-    def _pin_key(self, key: Any) -> None:
-        self.pin(key)
-        if type(key) in (tuple, frozenset):
-            for part in key:
-                self._pin_key(part)
-
-    def length(self, thing: Any, kind: str, known: Any) -> None:
-        """The length, or whether there is anything, is read."""
-        if self.written and id(thing) in self.written:
-            self.touch(thing)
-        else:
-            self.row(thing, kind, known)
-
-    # ------------------------------------------------------------------------------------------ writes
-    def write(self, thing: Any, key: Any = None, *, whole: bool = True, table: Table | None = None) -> None:
-        """Something that was there before the run is about to be changed, at a key or as a whole."""
-        place = self.place_of(thing)
-        if place is None:
-            return
-        written = self.written.get(id(thing))
-        if written is None:
-            written = self.written[id(thing)] = Written(thing, table or table_of(thing), place)
-        if whole:
-            if written.keys is not None and written.table in (MAPPING, NAMES, SEQUENCE):
-                self._substitute(thing)
-            written.keys = None
-        elif written.keys is not None:
-            written.keys.add(key)
-
-    def grow(self, thing: Any) -> None:
-        """Items are about to be added at the end of a list or a deque: those that are there stay where they are."""
-        place = self.place_of(thing)
-        if place is not None and id(thing) not in self.written:
-            self.written[id(thing)] = Written(thing, SEQUENCE, place)
-        if getattr(thing, "maxlen", None) is not None:
-            self.write(thing)
-
-    def _substitute(self, thing: Any) -> None:
-        """The items of what is changed in any way are read, and what stands for them takes their places."""
-        self.touch(thing)
-        if is_a(thing, dict):
-            rows = [(k, self.given_item(thing, k, v), v) for k, v in list(pairs_of(thing))]
-        else:
-            rows = [(k, self.given_item(thing, k, v), v) for k, v in enumerate(list(items_of(thing)))]
-        base: Any = dict if is_a(thing, dict) else list if is_a(thing, list) else collections.deque
-        for key, given, value in rows:
-            if given is not value:
-                base.__setitem__(thing, key, given)
-
-    def write_names(self, owner: Any, space: dict[str, Any], name: str) -> None:
-        """An attribute of an object is about to be written, in its dict."""
-        place = self.place_of(owner)
-        if place is None:
-            return
-        self.namespace(owner, space)
-        self.write(space, name, whole=False, table=NAMES)
-
-    def namespace(self, owner: Any, space: dict[str, Any]) -> Place | None:
-        """The place of the dict of an object, whose items are read as attributes of that."""
-        place = self.place_of(owner)
-        if place is None:
-            return None
-        if id(space) not in self.known:
-            self.known[id(space)] = (space, self.child(place, "getattr", "__dict__"))
-            self.owners[id(space)] = owner
-        return self.known[id(space)][1]
-
-    def undo(self) -> None:
-        """All that was written is as it was."""
-        for written in reversed(self.written.values()):
-            written.undo()
-
-    # ------------------------------------------------------------------------------------------ what C code is handed
-    def mapped(self, value: Any) -> Any:
-        """What C code is handed: containers that hold tensors, or numbers that are symbols, as copies that hold what stands
-        for them."""
-        kind = type(value)
-        if kind in ATOMS:
-            return value
-        if is_a(value, torch.Tensor):
-            return self.give(value)
-        if kind in (list, tuple) or (is_a(value, tuple) and kind is not torch.Size):
-            items = [self._mapped_item(value, k, v) for k, v in enumerate(value)]
-            if all(a is b for a, b in zip(items, value, strict=True)):
-                return value
-            return items if kind is list else tuple.__new__(kind, items)
-        if kind in (dict, collections.OrderedDict):
-            pairs = [(self.give(k), self._mapped_item(value, k, v)) for k, v in value.items()]
-            same = all(a is k and b is v for (a, b), (k, v) in zip(pairs, value.items(), strict=True))
-            return value if same else kind(pairs)
-        if kind in (set, frozenset) and any(is_a(v, torch.Tensor) for v in value):
-            return kind(map(self.give, value))
-        return value
-
-    def given_item(self, thing: Any, key: Any, value: Any) -> Any:
-        """What stands for an item of a container that was read."""
-        if self.symbols and type(value) in (int, float):
-            written = self.written.get(id(thing)) if self.written else None
-            place = self.place_of(thing)
-            if place is not None and not (written is not None and written.covers(key)):
-                return self.symbols.get(self._item_place(thing, place, key), value)
-        return self.give(value)
-
-    def symbol_at(self, place: Place, key: Any) -> Any:
-        """The symbol of a number that stood at a key of something that was written, or None."""
-        owner = place.parent if place.kind == "getattr" and place.key == "__dict__" else None
-        at = self.child(place, "item", key) if owner is None else self.child(owner, "attr", key)
-        return self.symbols.get(at)
-
-    def _item_place(self, thing: Any, place: Place, key: Any) -> Place:
-        owner = self.owners.get(id(thing)) if self.owners else None
-        at = None if owner is None or type(key) is not str else self.place_of(owner)
-        return self.child(place, "item", key) if at is None else self.child(at, "attr", key)
-
-    def each(self, thing: Any) -> Iterable[Any]:
-        """What stands for the items of a list, tuple, deque or set that was read."""
-        if is_a(thing, (set, frozenset)):
-            return map(self.give, items_of(thing))
-        return (self.given_item(thing, k, value) for k, value in enumerate(items_of(thing)))
-
-    def given(self, thing: Any) -> Any:
-        """A copy of a list, dict or set with what stands for its items; the thing itself where that is the same."""
-        if is_a(thing, dict):
-            pairs = [(self.give(k), self.given_item(thing, k, v)) for k, v in pairs_of(thing)]
-            same = all(a is k and b is v for (a, b), (k, v) in zip(pairs, pairs_of(thing), strict=True))
-            return thing if same else dict(pairs)
-        items = [self.given_item(thing, k, v) for k, v in enumerate(items_of(thing))]
-        if all(a is b for a, b in zip(items, items_of(thing), strict=True)):
-            return thing
-        return items if is_a(thing, list) else set(items)
-
-    def _mapped_item(self, thing: Any, key: Any, value: Any) -> Any:
-        given = self.given_item(thing, key, value)
-        return given if given is not value else self.mapped(value)
-
-    # ------------------------------------------------------------------------------------------ all that can be reached
-    def deep(self, value: Any, by: str, depth: int = 0) -> None:
-        """Everything that C code of unknown meaning may read of an object is read."""
-        kind = type(value)
-        if kind in ATOMS or kind in VALUES or is_a(value, enum.Enum) or id(value) in self.walked:
-            return
-        if kind in torch_api.PYTHON_CLASSES or (self.place_of(value) is None and _is_made_by_torch(kind)):
-            return
-        if is_a(value, torch.Tensor):
-            if self.place_of(value) is not None and getattr(value, "__dict__", None) and depth < 40:
-                self.walked.add(id(value))
-                real = self.real(value)
-                for name, held in list(vars(real).items()):
-                    self.step(value, "attr", name, held)
-            return
-        if is_a(value, types.ModuleType):
-            if depth == 0 and not value.__name__.startswith("torch"):
-                self._refuse_handed(by, "a Python module")
-            return
-        if is_a(value, type):
-            for cls in (*value.__mro__, *type(value).__mro__) if depth == 0 else ():
-                if not is_immutable(cls) and not cls.__module__.startswith("torch"):
-                    self.class_dict(cls)
-            return
-        if is_a(value, C_CALLABLES) and self.place_of(value) is None:
-            return
-        self.walked.add(id(value))
-        if depth > 40:
-            self._refuse_handed(by, "an object of more than 40 levels")
-        if is_a(value, ITERATORS) or kind in WORLDLY or is_a(value, weakref.ref):
-            if self.place_of(value) is not None:
-                self._refuse_handed(by, f"a {kind.__name__}, which cannot be compared")
-            return
-        self._deep_parts(value, kind, by, depth + 1)
-
-    def _deep_parts(self, value: Any, kind: type, by: str, depth: int) -> None:
-        if is_a(value, (list, tuple, dict, set, frozenset, collections.deque)):
-            self.touch(value)
-            items = pairs_of(value) if is_a(value, dict) else enumerate(items_of(value))
-            for key, held in list(items):
-                self._reached(self.given_item(value, key, held), held, by, depth)
-            if is_a(value, collections.defaultdict):
-                factory = factory_of(value)
-                self._reached(self.step(value, "getattr", "default_factory", factory), factory, by, depth)
-        elif is_a(value, VIEWS) or kind is types.MappingProxyType:
-            self.touch(value)
-            for held in gc.get_referents(value):
-                self.deep(held, by, depth)
-            return
-        elif kind is Function:
-            return self._deep_function(value, by, depth)
-        elif kind is Method:
-            for name in ("__func__", "__self__"):
-                self.step(value, "inner", name, getattr(value, name))
-                self.deep(getattr(value, name), by, depth)
-            return
-        elif is_a(value, kinds.ARRAYS):
-            return self.row(value, "raw", raw(value))
-        self._deep_attributes(value, kind, by, depth)
-
-    def _reached(self, given: Any, held: Any, by: str, depth: int) -> None:
-        """On from a part of an object, which C code sees as it is: a number is no symbol there."""
-        if not self.fix(given, held):
-            self.deep(given, by, depth)
-
-    def fix(self, given: Any, held: Any) -> bool:
-        """Code of C sees a number itself, for which a symbol stands in the trace: it is no symbol then."""
-        if given is held or type(given) not in torch_api.PYTHON_CLASSES:
-            return False
-        torch_api.PYTHON_CLASSES[type(given)](given)
-        return True
-
-    def _deep_function(self, function: Any, by: str, depth: int) -> None:
-        self.cells_of(function)
-        defaults = (function.__defaults__, function.__kwdefaults__)
-        for name, held in zip(("__defaults__", "__kwdefaults__"), defaults, strict=True):
-            if held:
-                self.step(function, "inner", name, held)
-                self.deep(held, by, depth)
-        for cell in function.__closure__ or ():
-            for held in gc.get_referents(cell):
-                self.step(cell, "contents", None, held)
-                self.deep(held, by, depth)
-
-    def _deep_attributes(self, value: Any, kind: type, by: str, depth: int) -> None:
-        space = instance_dict(value)
-        if space is not None:
-            for name, held in list(space.items()):
-                self._reached(self.step(value, "attr", name, held, space), held, by, depth)
-            if self.namespace(value, space) is not None:
-                self.row(space, "keys", list(self.box(space)))
-        for cls in kind.__mro__:
-            if not is_immutable(cls) and not is_of_torch(_file_of(cls)):
-                for name, member in list(cls.__dict__.items()):
-                    if name in ("__dict__", "__weakref__", "__doc__", "__module__"):
-                        continue
-                    self.lookup(kind, name)
-                    if type(member) is types.MemberDescriptorType:
-                        held = slot(member, value)
-                        self._reached(self.step(value, "getattr", name, held), held, by, depth)
-        base = next(cls for cls in kind.__mro__ if is_immutable(cls) or not is_heap_type(cls))
-        if base is object or self.place_of(value) is None or is_a(value, CONTAINERS):
-            return
-        inner = [v for v in gc.get_referents(value) if v is not kind]
-        if not inner and space is None and kind is base:
-            self._refuse_handed(by, f"a {kind.__name__}, which cannot be compared")
-        for k, held in enumerate(gc.get_referents(value)):
-            if held is not kind and held is not space:
-                self._reached(self.step(value, "ref", k, held), held, by, depth)
-
-    def _refuse_handed(self, by: str, what: str) -> None:
-        self.refuse(
-            SideEffectError(
-                f"C code ({by}) is given {what}",
-                path=user_line(),
-                fix="call it outside of the region, or pass what it gives as an argument",
-            )
-        )
-
-    def cells_of(self, function: Any) -> None:
-        """The cells of a function that was there before have places."""
-        place = self.place_of(function)
-        if place is None or not function.__closure__:
-            return
-        for k, (name, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__, strict=True)):
-            if id(cell) not in self.known:
-                self.known[id(cell)] = (cell, self.child(place, "cell", k, name))
-
-
-# ---------------------------------------------------------------------------------------------- helpers
+# ------------------------------------------------------------------------------------------ helpers
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
 
 
@@ -668,9 +333,11 @@ def _is_its_own_name(value: Any, kind: type) -> bool:
     return False
 
 
-def _is_made_by_torch(kind: type) -> bool:
+def is_made_by_torch(kind: type) -> bool:
     """Is it of a class of torch's own, but for what the user's code fills?"""
-    return kind.__module__.startswith("torch") and not issubclass(kind, (torch.nn.Module, dict, list))
+    return kind.__module__.startswith("torch") and not issubclass(
+        kind, (torch.nn.Module, dict, list)
+    )
 
 
 def items_of(thing: Any) -> Iterable[Any]:
@@ -699,11 +366,17 @@ def slot(member: Any, value: Any) -> Any:
 
 def names_of(cls: type) -> str:
     """The names that a class defines itself, in order."""
-    left_out = ("__abstractmethods__", "__annotations_cache__", "__doc__", "__slotnames__", "_abc_impl")
+    left_out = (
+        "__abstractmethods__",
+        "__annotations_cache__",
+        "__doc__",
+        "__slotnames__",
+        "_abc_impl",
+    )
     return " ".join(n for n in type.__dict__["__dict__"].__get__(cls) if n not in left_out)
 
 
-def _file_of(cls: type) -> str:
+def file_of(cls: type) -> str:
     """Of torch's classes a file that is torch's, of others the empty text."""
     return torch.__file__ if (cls.__module__ or "").startswith("torch.") else ""
 
@@ -713,4 +386,8 @@ def user_line() -> str | None:
     from .frames import user_frame
 
     frame = user_frame()
-    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+    return (
+        None
+        if frame is None
+        else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+    )

@@ -1,7 +1,7 @@
 """Rows: one thing each that was read of a place, as a guard compares it.
 
-A kind of row is one line of `KINDS`: how it is compared, and how that is said. The generated guards (`runtime.state_code`) have
-short forms of the usual ones; this table is the reference.
+A kind of row is one line of `KINDS`: how it is compared, and how that is said. The generated guards
+(`runtime.state_code`) have short forms of the usual ones; this table is the reference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Row:
         """Does it, in a call?"""
         now = self.place.read(call)
         if self.kind == "distinct":
-            return len({id(now), *(id(place.read(call)) for place in self.known)}) == 1 + len(self.known)
+            return len({id(now), *(id(place.read(call)) for place in self.known)}) == 1 + len(
+                self.known
+            )
         if self.kind in ("alias", "other"):
             return (now is self.known.read(call)) is (self.kind == "alias")
         return bool(KINDS[self.kind][0](now, self.known))
@@ -89,7 +91,9 @@ def code_of(function: Any) -> Any:
 
 
 def _keys(value: Any, known: list[Any]) -> bool:
-    return same_keys([*value], known) and all(type(a) is type(b) for a, b in zip(value, known, strict=True))
+    return same_keys([*value], known) and all(
+        type(a) is type(b) for a, b in zip(value, known, strict=True)
+    )
 
 
 def members(value: Any) -> set[Any]:

@@ -1,7 +1,8 @@
 """One run of a function with the Python state around it: reads in while it runs, side effects out.
 
-`StateRun` is the recorder of the run of a region's function, `BackwardState` that of a backward, whose code (hooks, custom
-functions, wrapper classes) is the user's, too. What the code wrote is put back afterwards, whatever happens.
+`StateRun` is the recorder of the run of a region's function, `BackwardState` that of a backward,
+whose code (hooks, custom functions, wrapper classes) is the user's, too. What the code wrote is put
+back afterwards, whatever happens.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
 from . import branches as branches
+from . import c_callables as c_callables
 from . import c_functions as c_functions
+from . import c_names as c_names
 from . import kinds
 from . import operations as operations
 from . import torch_flags as torch_flags
 from . import torch_functions as torch_functions
-from .calls import Calls
+from .caller import Caller
 from .current import set_current
 from .guards import StateGuards
 from .kinds import CONTAINERS, set_by_class
@@ -36,7 +39,7 @@ from .values import ATOMS, MISSING, is_a, is_atom
 from .writes import Written
 
 
-class _Run(Calls):
+class _Run(Caller):
     """What a run of a region and one of a backward share.
 
     Attributes:
@@ -99,7 +102,9 @@ class _Run(Calls):
         for variable, before, _ in self.variables.values():
             if variable.get(MISSING) is not before:
                 raise SideEffectError(
-                    "the region sets a ContextVar", path=variable.name, fix="set it outside of the region"
+                    "the region sets a ContextVar",
+                    path=variable.name,
+                    fix="set it outside of the region",
                 )
 
     def check_generator(self, generator: torch.Generator) -> None:
@@ -108,11 +113,13 @@ class _Run(Calls):
         Raises:
             SideEffectError: it was not there before.
         """
-        met = [g for g, _ in (*self.known.values(), *self.roots.values()) if type(g) is torch.Generator]
+        met = [
+            g for g, _ in (*self.known.values(), *self.roots.values()) if type(g) is torch.Generator
+        ]
         known: Any = (torch.default_generator, *met)
         if generator._cdata not in {g._cdata for g in known}:  # type: ignore[attr-defined]  # a call may wrap it in another object
             raise SideEffectError(
-                "the region draws from a random generator that it makes: it would go on drawing from that one",
+                "the region draws from a random generator that it makes, and would go on with it",
                 fix="make it outside of the region and pass it",
             )
 
@@ -127,7 +134,9 @@ class StateRun(_Run):
 
     recipes: Any = None  # of what the run gave
 
-    def __init__(self, function: Callable[..., Any], call: tuple[Any, ...], make: Any, *, warns: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], call: tuple[Any, ...], make: Any, *, warns: bool
+    ) -> None:
         super().__init__(make, warns=warns)
         self.function, self.roots_of_call = function, Call(call[0], call[1], function)
         self.late: dict[int, tuple[Callable[[], Any] | None, Place]] = {}
@@ -135,7 +144,8 @@ class StateRun(_Run):
         self.follows = not getattr(function, "has_no_state", False)
 
     def start(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The function itself and its arguments are roots; the arguments as they stand in the trace."""
+        """The function itself and its arguments are roots; the arguments as they stand in the
+        trace."""
         call = self.roots_of_call
         if self.follows:
             owner = getattr(self.function, "__self__", None)
@@ -176,7 +186,11 @@ class StateRun(_Run):
         self.check_variables()
         recipes = self.recipes = Recipes(self)
         recipes.result = recipes(result, "result")
-        recipes.effects = (*side_effects(self.written.values(), recipes), *printed(self.printed, recipes), *flags)
+        recipes.effects = (
+            *side_effects(self.written.values(), recipes),
+            *printed(self.printed, recipes),
+            *flags,
+        )
         self._check_contexts(recipes)
         return recipes
 
@@ -194,13 +208,15 @@ class StateRun(_Run):
             held = (namespace_of(real) or {}).items()
             if any(id(value) in changed for name, value in held if name in own):
                 raise UnsupportedError(
-                    "the region changes an object that an input has in its context, of which the trace has a copy",
+                    "the region changes an object in the context of an input, of which the "
+                    "trace has a copy",
                     path=str(place),
                     fix="let the wrapper have a copy of its own",
                 )
 
     def forget(self) -> None:
-        """What only the trace needed: nothing leads to the tensors of the call, or to the traced ones."""
+        """What only the trace needed: nothing leads to the tensors of the call, or to the traced
+        ones."""
         for number, (thing, place) in list(self.known.items()):
             if place.moves or is_a(thing, torch.Tensor):
                 del self.known[number]
@@ -211,16 +227,20 @@ class StateRun(_Run):
         self.written, self.recipes, self.walked = {}, None, set()
 
     def _keep(self, number: int, thing: Any, place: Place) -> None:
-        """A backward that is traced later may come upon an object of the call, which nothing of ours shall keep alive."""
+        """A backward that is traced later may come upon an object of the call, which nothing of
+        ours shall keep alive."""
         try:
             self.late[number] = weakref.ref(thing), place
         except TypeError:  # a container
-            parts = thing.values() if is_a(thing, dict) else thing if is_a(thing, CONTAINERS) else ()
+            parts = (
+                thing.values() if is_a(thing, dict) else thing if is_a(thing, CONTAINERS) else ()
+            )
             holds = any(not is_atom(part) for part in parts)
             self.late[number] = (None if holds else lambda: thing), place
 
     def objects_of_call(self) -> Iterator[tuple[int, Any, Place | None]]:
-        """(id, object, place) of what the call held; no place: it can be told no more, but by its id."""
+        """(id, object, place) of what the call held; no place: it can be told no more, but by its
+        id."""
         for number, (find, place) in self.late.items():
             if find is None:
                 yield number, None, None
@@ -229,10 +249,12 @@ class StateRun(_Run):
 
 
 class BackwardState(_Run):
-    """The Python state around the trace of a backward, whose code (hooks, custom functions, classes) runs again.
+    """The Python state around the trace of a backward, whose code (hooks, custom functions,
+    classes) runs again.
 
-    What it reads is guarded by each use of the backward; what it changes is refused. It knows the places of the forward's
-    objects; tensors that it comes upon are those of the trace, which it knows by identity.
+    What it reads is guarded by each use of the backward; what it changes is refused. It knows the
+    places of the forward's objects; tensors that it comes upon are those of the trace, which it
+    knows by identity.
 
     Attributes:
         guards: None where no code of the user's ran.
@@ -257,16 +279,21 @@ class BackwardState(_Run):
         """Where an object was met first.
 
         Raises:
-            UnsupportedError: it may be one of the call that was traced, which is not known any more.
+            UnsupportedError: it may be one of the call that was traced, which is not known any
+                more.
         """
         if id(thing) in self.gone and id(thing) not in self.known:
             self.refuse(
-                UnsupportedError("a backward reads a container among the arguments of its region", fix="pass its items")
+                UnsupportedError(
+                    "a backward reads a container among the arguments of its region",
+                    fix="pass its items",
+                )
             )
         return super().place_of(thing)
 
     def _note_tensor(self, place: Place, value: torch.Tensor) -> None:
-        """A tensor that was there before: what stands there when a backward runs is this very one."""
+        """A tensor that was there before: what stands there when a backward runs is this very
+        one."""
         if id(value) in self.reals:
             return
         if not place.moves:
@@ -277,7 +304,8 @@ class BackwardState(_Run):
         """Read off what the code did.
 
         Raises:
-            SideEffectError: it changed Python state: each backward would have to, and the graph does not.
+            SideEffectError: it changed Python state: each backward would have to, and the graph
+                does not.
         """
         changed = self.changed()
         self.restore()
@@ -299,7 +327,8 @@ class BackwardState(_Run):
 def _differs(row: Written, give: Callable[[Any], Any]) -> bool:
     now, was = row.now, row.before
     return len(now) != len(was) or any(
-        now.get(key, MISSING) is not value and now.get(key, MISSING) is not give(value) for key, value in was.items()
+        now.get(key, MISSING) is not value and now.get(key, MISSING) is not give(value)
+        for key, value in was.items()
     )
 
 
@@ -335,7 +364,7 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
 
 def _changed_in_backward(path: str) -> SideEffectError:
     return SideEffectError(
-        "a hook or a custom backward changes Python state, which each backward would have to do again",
+        "a hook or a custom backward changes Python state, as each backward would have to",
         path=path,
         expected="backwards that compute gradients",
         fix="do it outside of the backward",

@@ -1,7 +1,8 @@
-"""What a run gave: how each call makes the result, and what it does to the things that the run wrote.
+"""What a run gave: how each call makes the result, and what it does to the things that the run
+wrote.
 
-In: a recorder after a run. Out: `SideEffect` rows and the recipe of the result, over the flat outputs that the region has to
-compute for them.
+In: a recorder after a run. Out: `SideEffect` rows and the recipe of the result, over the flat
+outputs that the region has to compute for them.
 """
 
 from __future__ import annotations
@@ -19,15 +20,23 @@ from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
 from .boundary import is_users
+from .containers import Containers
 from .kinds import SYMBOLS, VALUES
 from .place import Place
-from .recorder import Recorder
 from .values import MISSING, factory_of, is_a, is_atom, same, same_keys, short, solid_base
 from .writes import MAPPING, NAMES, PRINTED, SEQUENCE, Written
 
 #: classes of C whose state is all in what recipes rebuild
-_KNOWN_BASES = frozenset({object, list, dict, set, tuple, collections.OrderedDict, collections.defaultdict})
-_CONSTANT_KINDS = (type, types.ModuleType, types.BuiltinFunctionType, torch_api.OpOverload, torch.Generator)
+_KNOWN_BASES = frozenset(
+    {object, list, dict, set, tuple, collections.OrderedDict, collections.defaultdict}
+)
+_CONSTANT_KINDS = (
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    torch_api.OpOverload,
+    torch.Generator,
+)
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
 
@@ -35,14 +44,15 @@ class Recipes:
     """Values at the end of a run -> how each call makes them.
 
     Attributes:
-        outputs: the tensors and symbols that the recipes need, which the region returns as flat outputs.
-        result, effects: how the result is made of the outputs, and what else each call does.
+        outputs: the tensors and symbols that the recipes need, which the region returns as flat
+            outputs. result, effects: how the result is made of the outputs, and what else each call
+            does.
     """
 
     result: Recipe
     effects: tuple[SideEffect, ...]
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Containers) -> None:
         self._rec = recorder
         self.outputs: list[Any] = []
         self._number: dict[int, int] = {}
@@ -68,7 +78,9 @@ class Recipes:
         if self._is_constant(value):
             return Constant(value)
         if is_a(value, (tuple, frozenset)):
-            return Make(type(value), tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value)))
+            return Make(
+                type(value), tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value))
+            )
         if id(value) in self._made:
             return BackReference(self._made[id(value)])
         return self._new(value, path)
@@ -84,7 +96,9 @@ class Recipes:
     def _stands_for(self, value: Any, row: Written, key: Any) -> bool:
         if is_a(value, torch.Tensor):
             return self._rec.real(value) is row.before[key]
-        return type(value) in torch_api.PYTHON_CLASSES and self._rec.symbol_at(row.place, key) is value
+        return (
+            type(value) in torch_api.PYTHON_CLASSES and self._rec.symbol_at(row.place, key) is value
+        )
 
     def _is_constant(self, value: Any) -> bool:
         if id(value) in self._rec.roots or is_a(value, _CONSTANT_KINDS):
@@ -101,16 +115,30 @@ class Recipes:
     def _new(self, value: Any, path: str) -> Recipe:
         cls = type(value)
         if cls is types.MethodType:
-            return Make(cls, (self(value.__func__, f"{path}.__func__"), self(value.__self__, f"{path}.__self__")))
+            return Make(
+                cls,
+                (
+                    self(value.__func__, f"{path}.__func__"),
+                    self(value.__self__, f"{path}.__self__"),
+                ),
+            )
         solid = solid_base(cls)
-        known = solid in _KNOWN_BASES and (is_heap_type(cls) or cls in _KNOWN_BASES) and not members_of(cls)
-        if cls is types.FunctionType and "_hooks[" in path and not is_users(value.__code__.co_filename):
+        known = (
+            solid in _KNOWN_BASES
+            and (is_heap_type(cls) or cls in _KNOWN_BASES)
+            and not members_of(cls)
+        )
+        if (
+            cls is types.FunctionType
+            and "_hooks[" in path
+            and not is_users(value.__code__.co_filename)
+        ):
             raise NotYet("a library sets up hooks", path=path)
         if not known:  # as of a generator
             raise SideEffectError(
-                f"the region hands out a {cls.__qualname__} that it has made, which cannot be rebuilt in each call",
+                f"the region hands out a {cls.__qualname__} that no other call can rebuild",
                 path=path,
-                expected="tensors, numbers, lists, dicts, sets, tuples, and objects whose state is in their __dict__",
+                expected="tensors, numbers, containers, objects with all state in their __dict__",
                 got=f"a {cls.__qualname__}, which holds state of its own",
                 fix="make it outside of the region",
             )
@@ -125,7 +153,12 @@ class Recipes:
         fields = tuple((name, self(v, f"{path}.{name}")) for name, v in held.items())
         factory = factory_of(value)
         return New(
-            number, cls, items, pairs, fields, None if factory is None else self(factory, f"{path}.default_factory")
+            number,
+            cls,
+            items,
+            pairs,
+            fields,
+            None if factory is None else self(factory, f"{path}.default_factory"),
         )
 
     def _key(self, key: Any, path: str) -> Recipe:
@@ -133,7 +166,8 @@ class Recipes:
         return Constant(key) if is_a(key, torch.Tensor) else self(key, path)
 
     def key(self, key: Any, path: str) -> Any:
-        """A key of a dict, or an item of a set, which is the same in each call: for a stand-in the tensor itself.
+        """A key of a dict, or an item of a set, which is the same in each call: for a stand-in the
+        tensor itself.
 
         Raises:
             SideEffectError: it is computed by the region, or is another one in each call.
@@ -201,7 +235,9 @@ def side_effects(written: Iterable[Written], recipes: Recipes) -> list[SideEffec
     return effects
 
 
-def printed(rows: Iterable[tuple[dict[str, Any], tuple[Any, ...]]], recipes: Recipes) -> list[SideEffect]:
+def printed(
+    rows: Iterable[tuple[dict[str, Any], tuple[Any, ...]]], recipes: Recipes
+) -> list[SideEffect]:
     """What each call prints."""
     return [
         SideEffect(options, PRINTED, "extend", (), tuple(recipes(v, "print") for v in values))
@@ -211,16 +247,22 @@ def printed(rows: Iterable[tuple[dict[str, Any], tuple[Any, ...]]], recipes: Rec
 
 def text_at(place: Place, key: Any) -> str:
     """The path of the value at a key of a thing that is written."""
-    return str(place.step("attr" if place.key == "__dict__" and place.kind == "getattr" else "item", key))
+    return str(
+        place.step("attr" if place.key == "__dict__" and place.kind == "getattr" else "item", key)
+    )
 
 
 def _same_items(was: dict[Any, Any], now: dict[Any, Any]) -> bool:
-    return len(was) == len(now) and all(a is b or same(a, b) for a, b in zip(was.values(), now.values(), strict=True))
+    return len(was) == len(now) and all(
+        a is b or same(a, b) for a, b in zip(was.values(), now.values(), strict=True)
+    )
 
 
 def _of_list(row: Written, was: list[Any], now: list[Any], recipes: Recipes) -> SideEffect:
     """One that only grew is extended: where code only appends to it, its items are not compared."""
-    grown = len(now) >= len(was) and all(a is b or same(a, b) for a, b in zip(was, now, strict=False))
+    grown = len(now) >= len(was) and all(
+        a is b or same(a, b) for a, b in zip(was, now, strict=False)
+    )
     extends = grown and getattr(row.thing, "maxlen", None) is None
     start = len(was) if extends else 0
     values = tuple(recipes(v, text_at(row.place, k)) for k, v in enumerate(now[start:], start))

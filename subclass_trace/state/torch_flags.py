@@ -1,7 +1,7 @@
 """Torch's own flags, as a region asks for them and sets them: the table is `torch_api.FLAGS`.
 
-A flag that is asked for is a row. What the tracer switches for itself is not seen by the region. What a region sets stays set
-after each call, and is put back after a trace.
+A flag that is asked for is a row. What the tracer switches for itself is not seen by the region.
+What a region sets stays set after each call, and is put back after a trace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ FLAGS = Flags()
 
 
 class FlagsOfRun:
-    """The flags around one run: ``outside`` as the caller has them, ``inside`` as the tracer has set them."""
+    """The flags around one run: ``outside`` as the caller has them, ``inside`` as the tracer has
+    set them."""
 
     def __init__(self) -> None:
         self.outside = self.inside = torch_api.read_flags()
@@ -44,7 +45,11 @@ class FlagsOfRun:
         """What the region has set: each call shall."""
         now = torch_api.read_flags()
         changed = torch_api.changed_flags(self.inside, now)
-        changed += [name for name in sorted(self.set) if name not in changed and now[name] != self.outside[name]]
+        changed += [
+            name
+            for name in sorted(self.set)
+            if name not in changed and now[name] != self.outside[name]
+        ]
         flags = [torch_api.FLAG_NAMED[name] for name in changed]
         return [
             SideEffect(flag, FLAGS, "put", (flag.name,), (Constant(now[flag.name]),))
@@ -55,13 +60,17 @@ class FlagsOfRun:
     def leave(self) -> None:
         """The run is over: the tracer's own contexts leave from what they have set."""
         now = torch_api.read_flags()
-        torch_api.put_back_flags({name: self.inside[name] for name in torch_api.changed_flags(self.inside, now)})
+        torch_api.put_back_flags(
+            {name: self.inside[name] for name in torch_api.changed_flags(self.inside, now)}
+        )
 
 
 def note(rec: Any, flag: Any) -> None:
     """A flag decides the trace, as it was outside."""
     if flag.name not in rec.flags.set:
-        rec.state_at(rec.child(rec.root(flag.read, flag.code), "call", ()), rec.flags.outside[flag.name])
+        rec.state_at(
+            rec.child(rec.root(flag.read, flag.code), "call", ()), rec.flags.outside[flag.name]
+        )
 
 
 def _autocasts(rec: Any, cls: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
@@ -83,7 +92,11 @@ def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
         now = flag.read()
         if flag.name == "default devices":  # a mode, below those of the trace
             continue
-        if flag.write is not None and now != run.outside[flag.name] and now == run.inside[flag.name]:
+        if (
+            flag.write is not None
+            and now != run.outside[flag.name]
+            and now == run.inside[flag.name]
+        ):
             aside.append((flag.write, now))
             flag.write(run.outside[flag.name])
     try:
@@ -98,7 +111,11 @@ def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     names = [flag.name for flag in torch_api.FLAGS_OF_SETTER[f]]
     if "default devices" in names:  # a mode, which would stand above those of the trace
         rec.refuse(
-            NeedsEager("the region sets the default device", path=user_line(), fix="set it outside of the region")
+            NeedsEager(
+                "the region sets the default device",
+                path=user_line(),
+                fix="set it outside of the region",
+            )
         )
     rec.flags.set.update(names)
     return f(*a, **k)

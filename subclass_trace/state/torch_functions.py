@@ -1,5 +1,5 @@
-"""Functions of torch's with a meaning of their own: calls of modules, custom autograd Functions, checkpoints, what is kept
-out of Dynamo's graphs."""
+"""Functions of torch's with a meaning of their own: calls of modules, custom autograd Functions,
+checkpoints, what is kept out of Dynamo's graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
     space = instance_dict(module) or {}
     tables = torch_api.hooks_of_all()
     hooked = any(space.get(name) for name in HOOKS) or any(tables.values())
-    if hooked or any(id(space.get(name)) in rec.written for name in HOOKS) or torch_api.jit_tracing():
+    if (
+        hooked
+        or any(id(space.get(name)) in rec.written for name in HOOKS)
+        or torch_api.jit_tracing()
+    ):
         return _entered(rec, _Module._call_impl, a, k)
     rec.row(module, "hooks", None)
     for name, table in tables.items():
@@ -112,7 +116,9 @@ FUNCTIONS.update(
         torch.utils.checkpoint.checkpoint: _first_is_called,
         torch_api.not_compiled_code(): _not_compiled,
         torch_api.apply_function: _apply,
-        torch.Tensor.is_shared: lambda rec, f, a, k: calls.tensor_method(rec, f, rec.give(a[0]), a, k),
+        torch.Tensor.is_shared: lambda rec, f, a, k: calls.tensor_method(
+            rec, f, rec.give(a[0]), a, k
+        ),
     }
 )
 if type(torch.autograd.Function.apply) is Method:

@@ -1,4 +1,5 @@
-"""Values as they are, past any code of the user's: their classes, namespaces, slots, and what is the same."""
+"""Values as they are, past any code of the user's: their classes, namespaces, slots, and what is
+the same."""
 
 from __future__ import annotations
 
@@ -23,15 +24,29 @@ class _Missing:
 #: there is no value at a place
 MISSING: Any = _Missing()
 
-#: classes of values that are compared by type and value, and lead nowhere; those of DTensor's placements join when they exist
+#: classes of values that are compared by type and value, and lead nowhere; those of DTensor's
+#: placements join when they exist
 ATOMS: set[type] = set(
-    {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range, slice}
+    {
+        int,
+        float,
+        bool,
+        str,
+        bytes,
+        complex,
+        type(None),
+        type(Ellipsis),
+        type(NotImplemented),
+        range,
+        slice,
+    }
     | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
 
 
 def is_a(value: Any, kinds: Any) -> bool:
-    """Like isinstance, which would ask the ``__getattribute__`` of the user's class for ``__class__``."""
+    """Like isinstance, which would ask the ``__getattribute__`` of the user's class for
+    ``__class__``."""
     return issubclass(type(value), kinds)
 
 
@@ -41,7 +56,8 @@ def is_atom(value: Any) -> bool:
 
 
 def lookup(cls: type, name: str) -> Any:
-    """The class attribute by the order of bases, as C code finds it: no code of a metaclass runs."""
+    """The class attribute by the order of bases, as C code finds it: no code of a metaclass
+    runs."""
     for base in type.__dict__["__mro__"].__get__(cls):
         held = type.__dict__["__dict__"].__get__(base)
         if name in held:
@@ -71,7 +87,8 @@ def solid_base(cls: type) -> type:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Identity, then exact: the types, and an ``==`` that cannot run code of the user's. 0.0 is not -0.0, nan is nan."""
+    """Identity, then exact: the types, and an ``==`` that cannot run code of the user's. 0.0 is not
+    -0.0, nan is nan."""
     if a is b:
         return True
     kind = type(a)
@@ -89,13 +106,18 @@ def same(a: Any, b: Any) -> bool:
 
 
 def same_keys(a: Collection[Any], b: Collection[Any]) -> bool:
-    """Have two tables the same keys in the same order? (A key may be a tensor, which has no truth value.)"""
-    return len(a) == len(b) and all(x is y or (not is_a(x, torch.Tensor) and x == y) for x, y in zip(a, b, strict=True))
+    """Have two tables the same keys in the same order? (A key may be a tensor, which has no truth
+    value.)"""
+    return len(a) == len(b) and all(
+        x is y or (not is_a(x, torch.Tensor) and x == y) for x, y in zip(a, b, strict=True)
+    )
 
 
 def short(value: Any) -> str:
     """A value in a message: never the contents of a tensor, never code of the user's."""
-    text = repr(value) if type(value) in ATOMS or value is MISSING else f"a {type(value).__qualname__}"
+    text = (
+        repr(value) if type(value) in ATOMS or value is MISSING else f"a {type(value).__qualname__}"
+    )
     return text if len(text) < 80 else text[:77] + "..."
 
 

@@ -1,4 +1,5 @@
-"""What asks or changes the world: clocks, files, the environment, random numbers, processes. Refused by name."""
+"""What asks or changes the world: clocks, files, the environment, random numbers, processes.
+Refused by name."""
 
 from __future__ import annotations
 
@@ -34,11 +35,16 @@ WORLD: dict[Any, str] = {
     function: f"{module.__name__}.{name}"
     for module in (time, random)
     for name, function in vars(module).items()
-    if callable(function) and not isinstance(function, type) and not name.startswith("_")  # random._sqrt is math.sqrt
+    if callable(function)
+    and not isinstance(function, type)
+    and not name.startswith("_")  # random._sqrt is math.sqrt
 }
 WORLD |= {os.urandom: "os.urandom", builtins.open: "open", builtins.input: "input"}
 WORLD |= {os.putenv: "os.putenv", os.unsetenv: "os.unsetenv", os.system: "os.system"}
-WORLD |= {type(os.environ).__setitem__.__code__: "os.environ[...] = ...", logging.Logger._log.__code__: "logging"}
+WORLD |= {
+    type(os.environ).__setitem__.__code__: "os.environ[...] = ...",
+    logging.Logger._log.__code__: "logging",
+}
 WORLD |= {
     type(os.environ).__delitem__.__code__: "del os.environ[...]",
     importlib.import_module.__code__: "import_module",
@@ -49,9 +55,15 @@ WORLD |= {
     if isinstance(method, types.FunctionType) and not name.startswith("__")
 }
 WORLD |= dict.fromkeys((date.today, datetime.today, datetime.now, datetime.utcnow), "datetime.now")
-WORLD |= {f.__code__: f.__name__ for f in (uuid.uuid1, uuid.uuid4, secrets.token_bytes, random.SystemRandom.random)}
+WORLD |= {
+    f.__code__: f.__name__
+    for f in (uuid.uuid1, uuid.uuid4, secrets.token_bytes, random.SystemRandom.random)
+}
 _FILES: list[Any] = [getattr(os.path, name) for name in ("exists", "isfile", "getsize", "getmtime")]
-_FILES += [getattr(pathlib.Path, name) for name in ("open", "read_text", "read_bytes", "exists", "stat", "iterdir")]
+_FILES += [
+    getattr(pathlib.Path, name)
+    for name in ("open", "read_text", "read_bytes", "exists", "stat", "iterdir")
+]
 WORLD |= {getattr(f, "__code__", f): "files" for f in (*_FILES, os.listdir, os.stat, os.scandir)}
 _SEEDS = {
     inspect.unwrap(getattr(module, name)).__code__: f"{module.__name__}.{name}"
@@ -59,12 +71,34 @@ _SEEDS = {
     for name in dir(module)
     if ("seed" in name or "rng_state" in name or name == "fork_rng") and not name.startswith("_")
 }
-#: what is judged in the user's own code alone: an installed package asks for its settings and its parts
+#: what is judged in the user's own code alone: an installed package asks for its settings and its
+#: parts
 _OF_USERS = ("logging", "import_module", "print", "files")
-_MODULES = ("_io", "numpy.random.mtrand", "numpy.random._generator", "_thread", "_queue", "_random", "mtrand")
-_WORLD_OWNERS = ("time", "_random", "posix", "_io", "_socket", "select", "_uuid", "faulthandler", "signal", "fcntl")
+_MODULES = (
+    "_io",
+    "numpy.random.mtrand",
+    "numpy.random._generator",
+    "_thread",
+    "_queue",
+    "_random",
+    "mtrand",
+)
+_WORLD_OWNERS = (
+    "time",
+    "_random",
+    "posix",
+    "_io",
+    "_socket",
+    "select",
+    "_uuid",
+    "faulthandler",
+    "signal",
+    "fcntl",
+)
 #: functions of these modules that tell nothing of the world
-_HARMLESS = frozenset(("fspath", "getpid", "cpu_count", "fsdecode", "fsencode", "get_terminal_size", "intern"))
+_HARMLESS = frozenset(
+    ("fspath", "getpid", "cpu_count", "fsdecode", "fsencode", "get_terminal_size", "intern")
+)
 
 
 def world_name(f: Any, owner: Any) -> str | None:
@@ -77,10 +111,16 @@ def world_name(f: Any, owner: Any) -> str | None:
         return known
     kind, name = type(owner), getattr(f, "__name__", "")
     if is_a(owner, types.ModuleType):
-        return f"{owner.__name__}.{name}" if owner.__name__ in _WORLD_OWNERS and name not in _HARMLESS else None
+        return (
+            f"{owner.__name__}.{name}"
+            if owner.__name__ in _WORLD_OWNERS and name not in _HARMLESS
+            else None
+        )
     if issubclass(kind, (random.Random, torch.Generator)) or kind.__module__ in _MODULES:
         return f"{kind.__qualname__}.{name}"
-    if name in ("register_hook", "register_prehook") and isinstance(owner, torch.autograd.graph.Node):
+    if name in ("register_hook", "register_prehook") and isinstance(
+        owner, torch.autograd.graph.Node
+    ):
         return f"grad_fn.{name}"  # a view that is replayed has another node, without the hook
     return None
 
@@ -95,9 +135,15 @@ def refuse_world(rec: Any, name: str) -> None:
     if _is_importing():
         return
     frame = instrumented_frame()
-    if name.startswith(("lock.", "RLock.")) and frame is not None and is_of_library(frame.f_code.co_filename):
+    if (
+        name.startswith(("lock.", "RLock."))
+        and frame is not None
+        and is_of_library(frame.f_code.co_filename)
+    ):
         return  # a library's own
-    while frame is not None and (not is_instrumented(frame.f_code) or is_of_library(frame.f_code.co_filename)):
+    while frame is not None and (
+        not is_instrumented(frame.f_code) or is_of_library(frame.f_code.co_filename)
+    ):
         frame = frame.f_back
     if frame is None or is_of_torch(frame.f_code.co_filename):
         return
@@ -108,7 +154,9 @@ def refuse_world(rec: Any, name: str) -> None:
         warn_user(f"{user_line()}: {name} happens once, while the region is traced")
         return
     # Dynamo leaves torch.manual_seed out of its graphs, but not what seeds one device.
-    cls = NeedsEager if name.startswith(("torch.cuda", "torch.xpu", "torch.mps")) else SideEffectError
+    cls = (
+        NeedsEager if name.startswith(("torch.cuda", "torch.xpu", "torch.mps")) else SideEffectError
+    )
     rec.refuse(
         cls(
             f"the region calls {name}",

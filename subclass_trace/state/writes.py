@@ -1,7 +1,9 @@
-"""Tables: how the things that a region may write are read as a whole, written at a key, and put back.
+"""Tables: how the things that a region may write are read as a whole, written at a key, and put
+back.
 
-A `Table` has no state; the thing is handed in. Things are read and written by the methods of the built-in base (``dict``'s,
-``OrderedDict``'s, ``type``'s), never by ``__setitem__`` or ``__setattr__`` of the user's.
+A `Table` has no state; the thing is handed in. Things are read and written by the methods of the
+built-in base (``dict``'s, ``OrderedDict``'s, ``type``'s), never by ``__setitem__`` or
+``__setattr__`` of the user's.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Table:
 
 
 def _base_of(thing: Any) -> Any:
-    """The methods of dict leave the list of keys of an OrderedDict behind, and do not see its order."""
+    """The methods of dict leave the list of keys of an OrderedDict behind, and do not see its
+    order."""
     return collections.OrderedDict if is_a(thing, collections.OrderedDict) else dict
 
 
@@ -137,7 +140,8 @@ class Cell(Table):
 
 
 class OfClass(Table):
-    """The attributes of a class, written through ``type``, whose caches of methods know of it then."""
+    """The attributes of a class, written through ``type``, whose caches of methods know of it
+    then."""
 
     def of(self, thing: Any) -> dict[Any, Any]:
         """A copy, without what ``copy.copy`` remembers there."""

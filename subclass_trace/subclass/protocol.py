@@ -55,7 +55,7 @@ _HARMLESS = frozenset(
 
 
 @functools.cache
-def is_plain_parameter(cls: type) -> bool:
+def is_plain_parameter(cls: Any) -> bool:
     """Is it a class of Parameters with attributes and methods alone (bitsandbytes, HQQ): computed with as any Parameter is?"""
     lazy = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
     if not issubclass(cls, torch.nn.Parameter) or cls in REAL or issubclass(cls, lazy):

@@ -1,0 +1,163 @@
+"""Objects of C that are called: partials, getters, caches, weak references, context variables."""
+
+from __future__ import annotations
+
+import decimal
+import operator
+import weakref
+from typing import Any, TypeAlias
+
+import torch
+
+from .. import torch_api
+from ..errors import NeedsEager, SideEffectError
+from . import attributes, calls
+from .calls import BY_TYPE, C_TABLE
+from .current import current, set_current
+from .iteration import iterate
+from .kinds import (
+    LruCache,
+    Partial,
+)
+from .net import unwatched
+from .recorder import user_line
+from .values import ATOMS, MISSING, is_a
+
+Args: TypeAlias = tuple[Any, ...]
+Named: TypeAlias = dict[str, Any]
+
+
+def _attrgetter(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    names = f.__reduce__()[1]
+    if rec.place_of(f) is not None:
+        rec.at(
+            rec.child(rec.child(rec.place_of(f), "getattr", "__reduce__"), "call", ()), MISSING
+        ) if False else None
+        rec.row(f, "is", f)
+
+    def one(name: str) -> Any:
+        value = a[0]
+        for part in name.split("."):
+            value = attributes.get(rec, value, part)
+        return value
+
+    return one(names[0]) if len(names) == 1 else tuple(map(one, names))
+
+
+def _itemgetter(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    rec.row(f, "is", f)
+    keys = f.__reduce__()[1]
+    got = [calls.operations.item((a[0], key)) for key in keys]
+    return got[0] if len(keys) == 1 else tuple(got)
+
+
+def _methodcaller(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    rec.row(f, "is", f)
+    made = f.__reduce__()
+    (name, *args), named = (
+        (made[1], {})
+        if made[0] is operator.methodcaller
+        else ((made[0].args[0], *made[1]), made[0].keywords)
+    )
+    return rec.call(attributes.get(rec, a[0], name), *args, **named)
+
+
+def _partial(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    args, named = f.args, f.keywords
+    if rec.place_of(f) is not None:
+        for name in ("func", "args", "keywords"):
+            rec.step(f, "inner", name, getattr(f, name))
+        rec.touch(args)
+        rec.touch(named)
+        args = iterate(rec, args)
+        named = calls.operations.mapping(named)
+    return rec.call(f.func, *args, *a, **{**named, **k})
+
+
+def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """What a cache keeps has no other place: the guard asks it again."""
+    rec.step(f, "inner", "__wrapped__", f.__wrapped__)
+    for value in a:
+        if type(value) not in ATOMS and not is_a(value, torch.Tensor):
+            rec.pin(value)
+    plain = all(
+        type(v) in ATOMS or (rec.place_of(v) is not None and not is_a(v, torch.Tensor)) for v in a
+    )
+    if rec.place_of(f) is None or k or not plain:
+        if rec.place_of(f) is not None and _has_kept(f, a, k):
+            _refuse_cached(f)
+        return rec.call(f.__wrapped__, *a, **k)
+    misses, recorder = f.cache_info().misses, set_current(None)
+    # A miss runs the function once, for real, as in eager mode; then its result is what is kept.
+    try:
+        with torch_api.no_overrides(), torch_api.no_modes():
+            out = unwatched(f, *a)
+    finally:
+        set_current(recorder)
+    if rec.written and f.cache_info().misses != misses:
+        raise rec.refused(
+            NeedsEager(
+                "a cache is filled by a function that may read what the region has written before",
+                path=f"{getattr(f, '__qualname__', 'a cache')} at {user_line()}",
+                fix="call the function once before the region",
+            )
+        )
+    return rec.at(rec.child(rec.place_of(f), "call", a), out)
+
+
+def _has_kept(f: Any, a: Args, k: Named) -> bool:
+    """Is anything kept, of calls whose arguments are no atoms?"""
+    return bool(f.cache_info().currsize)
+
+
+def _refuse_cached(f: Any) -> None:
+    raise current().refused(
+        SideEffectError(
+            "functools.lru_cache keeps what the region computes, or what it is called with",
+            path=f"{getattr(f, '__qualname__', 'a cache')} at {user_line()}",
+            expected="cached numbers, texts and the like, of numbers and texts",
+            fix="call the function once before the region, and hold what it returns in a variable",
+        )
+    )
+
+
+def asks(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """A call whose result is state itself: a weak reference, a flag, the current context of decimal
+    numbers."""
+    out = f(*a, **k)
+    place = rec.place_of(f)
+    if place is None:
+        if is_a(f, weakref.ref):
+            return rec.give(out)
+        place = rec.root(f)
+    return rec.at(rec.child(place, "call", a), out)
+
+
+def context_variable(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """``ContextVar.get``, ``.set`` and ``.reset``: what is set has to be what it was in the end
+    (`Run.check_variables`)."""
+    variable, name = f.__self__, f.__name__
+    if name != "get":
+        before, out = variable.get(MISSING), f(*a, **k)
+        if name == "set":
+            rec.variables.setdefault(id(variable), (variable, before, out))
+        return out
+    out = f(*a, **k)
+    place = rec.place_of(variable)
+    if place is None or id(variable) in rec.variables:
+        return rec.give(out)
+    return rec.at(rec.child(rec.child(place, "inner", "get"), "call", a), out)
+
+
+BY_TYPE.update(
+    {
+        operator.attrgetter: _attrgetter,
+        operator.itemgetter: _itemgetter,
+        operator.methodcaller: _methodcaller,
+        Partial: _partial,
+        LruCache: _lru_cache,
+        weakref.ref: asks,
+        weakref.KeyedRef: asks,
+    }
+)
+C_TABLE[decimal.getcontext] = asks

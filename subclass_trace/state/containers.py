@@ -1,0 +1,244 @@
+"""Containers: what of them is read and written, and what C code is handed in their place."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .kinds import (
+    VIEWS,
+)
+from .place import Place
+from .recorder import Recorder, items_of
+from .rows import members
+from .values import ATOMS, is_a, pairs_of
+from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
+
+
+class Containers(Recorder):
+    """A recorder that knows lists, tuples, dicts, sets and deques, and the namespaces of
+    objects."""
+
+    def box(self, thing: Any) -> Any:
+        """A container as it was before the run."""
+        written = self.written.get(id(thing)) if self.written else None
+        if written is None:
+            return thing
+        return written.before if is_a(thing, dict) else list(written.before.values())
+
+    def touch(self, thing: Any) -> None:
+        """The whole of a list, tuple, dict, set or deque is read, not what its items hold."""
+        if self.place_of(thing) is None:
+            return
+        if is_a(thing, dict):
+            held = self.box(thing)
+            ordered: Any = collections.OrderedDict if is_a(held, collections.OrderedDict) else dict
+            self.row(thing, "keys", list(ordered.keys(held)))
+            for key, value in list(pairs_of(held)):
+                self._item(thing, key, value)
+                if type(key) not in ATOMS:
+                    self._member(key)
+        elif is_a(thing, (list, tuple, collections.deque)):
+            held = self.box(thing)
+            self.row(thing, "len", len(held))
+            for k, value in enumerate(items_of(held)):
+                self._item(thing, k, value)
+        elif is_a(thing, (set, frozenset)):
+            held = self.box(thing)
+            self.row(thing, "set", members(held))
+            for value in held:
+                self._member(value)
+        elif is_a(thing, VIEWS) or type(thing) is types.MappingProxyType:
+            for k, value in enumerate(gc.get_referents(thing)):
+                self.step(thing, "ref", k, value)
+                self.touch(value)
+
+    def _member(self, key: Any) -> None:
+        """A key of a dict or a member of a set is the same object: known by itself."""
+        if type(key) in (tuple, frozenset):
+            for part in key:
+                self._member(part)
+        elif type(key) not in ATOMS and id(key) not in self.known and not is_a(key, type):
+            self.note(self.root(key), key)
+
+    def _item(self, thing: Any, key: Any, value: Any) -> Any:
+        owner = self.owners.get(id(thing)) if self.owners else None
+        if owner is not None and type(key) is str:
+            return self.step(owner, "attr", key, value, thing)
+        place = self.place_of(thing)
+        if place is None:
+            return self.give(value)
+        return self.at(self.child(place, "item", key), value)
+
+    def item(self, thing: Any, key: Any, value: Any) -> Any:
+        """``thing[key]`` was ``value`` (`MISSING`: there is none), of a built-in container. What
+        stands for it in the trace."""
+        if self.place_of(thing) is None:
+            return self.give(value)
+        written = self.written.get(id(thing)) if self.written else None
+        if written is not None and written.covers(key):
+            if written.keys is None:
+                self.touch(thing)
+            return self.give(value)
+        if is_a(thing, (list, tuple, collections.deque)):
+            if type(key) is slice:
+                self.touch(thing)
+                items = [*self.each(thing)][key]
+                same = all(a is b for a, b in zip(items, items_of(value), strict=True))
+                return value if same else items if is_a(thing, list) else type(value)(items)
+            if key < 0:
+                self.length(thing, "len", len(thing))
+                key += len(thing)
+        else:
+            self._pin_key(key)
+        return self._item(thing, key, value)
+
+    def _pin_key(self, key: Any) -> None:
+        self.pin(key)
+        if type(key) in (tuple, frozenset):
+            for part in key:
+                self._pin_key(part)
+
+    def length(self, thing: Any, kind: str, known: Any) -> None:
+        """The length, or whether there is anything, is read."""
+        if self.written and id(thing) in self.written:
+            self.touch(thing)
+        else:
+            self.row(thing, kind, known)
+
+    def write(
+        self, thing: Any, key: Any = None, *, whole: bool = True, table: Table | None = None
+    ) -> None:
+        """Something that was there before the run is about to be changed, at a key or as a
+        whole."""
+        place = self.place_of(thing)
+        if place is None:
+            return
+        written = self.written.get(id(thing))
+        if written is None:
+            written = self.written[id(thing)] = Written(thing, table or table_of(thing), place)
+        if whole:
+            if written.keys is not None and written.table in (MAPPING, NAMES, SEQUENCE):
+                self._substitute(thing)
+            written.keys = None
+        elif written.keys is not None:
+            written.keys.add(key)
+
+    def grow(self, thing: Any) -> None:
+        """Items are about to be added at the end of a list or a deque: those that are there stay
+        where they are."""
+        place = self.place_of(thing)
+        if place is not None and id(thing) not in self.written:
+            self.written[id(thing)] = Written(thing, SEQUENCE, place)
+        if getattr(thing, "maxlen", None) is not None:
+            self.write(thing)
+
+    def _substitute(self, thing: Any) -> None:
+        """The items of what is changed in any way are read, and what stands for them takes their
+        places."""
+        self.touch(thing)
+        if is_a(thing, dict):
+            rows = [(k, self.given_item(thing, k, v), v) for k, v in list(pairs_of(thing))]
+        else:
+            rows = [
+                (k, self.given_item(thing, k, v), v) for k, v in enumerate(list(items_of(thing)))
+            ]
+        base: Any = dict if is_a(thing, dict) else list if is_a(thing, list) else collections.deque
+        for key, given, value in rows:
+            if given is not value:
+                base.__setitem__(thing, key, given)
+
+    def write_names(self, owner: Any, space: dict[str, Any], name: str) -> None:
+        """An attribute of an object is about to be written, in its dict."""
+        place = self.place_of(owner)
+        if place is None:
+            return
+        self.namespace(owner, space)
+        self.write(space, name, whole=False, table=NAMES)
+
+    def namespace(self, owner: Any, space: dict[str, Any]) -> Place | None:
+        """The place of the dict of an object, whose items are read as attributes of that."""
+        place = self.place_of(owner)
+        if place is None:
+            return None
+        if id(space) not in self.known:
+            self.known[id(space)] = (space, self.child(place, "getattr", "__dict__"))
+            self.owners[id(space)] = owner
+        return self.known[id(space)][1]
+
+    def undo(self) -> None:
+        """All that was written is as it was."""
+        for written in reversed(self.written.values()):
+            written.undo()
+
+    def mapped(self, value: Any) -> Any:
+        """What C code is handed: containers that hold tensors, or numbers that are symbols, as
+        copies that hold what stands for them."""
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        if is_a(value, torch.Tensor):
+            return self.give(value)
+        if kind in (list, tuple) or (is_a(value, tuple) and kind is not torch.Size):
+            items = [self._mapped_item(value, k, v) for k, v in enumerate(value)]
+            if all(a is b for a, b in zip(items, value, strict=True)):
+                return value
+            return items if kind is list else tuple.__new__(kind, items)
+        if kind in (dict, collections.OrderedDict):
+            pairs = [(self.give(k), self._mapped_item(value, k, v)) for k, v in value.items()]
+            same = all(
+                a is k and b is v for (a, b), (k, v) in zip(pairs, value.items(), strict=True)
+            )
+            return value if same else kind(pairs)
+        if kind in (set, frozenset) and any(is_a(v, torch.Tensor) for v in value):
+            return kind(map(self.give, value))
+        return value
+
+    def given_item(self, thing: Any, key: Any, value: Any) -> Any:
+        """What stands for an item of a container that was read."""
+        if self.symbols and type(value) in (int, float):
+            written = self.written.get(id(thing)) if self.written else None
+            place = self.place_of(thing)
+            if place is not None and not (written is not None and written.covers(key)):
+                return self.symbols.get(self._item_place(thing, place, key), value)
+        return self.give(value)
+
+    def symbol_at(self, place: Place, key: Any) -> Any:
+        """The symbol of a number that stood at a key of something that was written, or None."""
+        owner = place.parent if place.kind == "getattr" and place.key == "__dict__" else None
+        at = self.child(place, "item", key) if owner is None else self.child(owner, "attr", key)
+        return self.symbols.get(at)
+
+    def _item_place(self, thing: Any, place: Place, key: Any) -> Place:
+        owner = self.owners.get(id(thing)) if self.owners else None
+        at = None if owner is None or type(key) is not str else self.place_of(owner)
+        return self.child(place, "item", key) if at is None else self.child(at, "attr", key)
+
+    def each(self, thing: Any) -> Iterable[Any]:
+        """What stands for the items of a list, tuple, deque or set that was read."""
+        if is_a(thing, (set, frozenset)):
+            return map(self.give, items_of(thing))
+        return (self.given_item(thing, k, value) for k, value in enumerate(items_of(thing)))
+
+    def given(self, thing: Any) -> Any:
+        """A copy of a list, dict or set with what stands for its items; the thing itself where that
+        is the same."""
+        if is_a(thing, dict):
+            pairs = [(self.give(k), self.given_item(thing, k, v)) for k, v in pairs_of(thing)]
+            same = all(
+                a is k and b is v for (a, b), (k, v) in zip(pairs, pairs_of(thing), strict=True)
+            )
+            return thing if same else dict(pairs)
+        items = [self.given_item(thing, k, v) for k, v in enumerate(items_of(thing))]
+        if all(a is b for a, b in zip(items, items_of(thing), strict=True)):
+            return thing
+        return items if is_a(thing, list) else set(items)
+
+    def _mapped_item(self, thing: Any, key: Any, value: Any) -> Any:
+        given = self.given_item(thing, key, value)
+        return given if given is not value else self.mapped(value)

@@ -1,0 +1,122 @@
+"""The net: code of Python's that C code calls, and that is not instrumented, would run unseen: it
+is refused."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from ..errors import UnsupportedError
+from .boundary import (
+    is_called_by_others,
+    is_kernel,
+    is_of_library,
+    is_of_torch,
+    is_recorders,
+    is_stdlib_name,
+    is_transparent,
+    module_root,
+)
+from .current import current
+from .instrument import is_instrumented
+from .kinds import (
+    Function,
+    Method,
+    Partial,
+)
+from .values import is_a
+from .writes import NAMES as NAMES
+
+#: all that the code of a function may read: see `branches`
+read_code: Any = None
+
+
+def watched(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """C code that may call code of Python's, which would run unseen: that refuses."""
+    if sys.getprofile() is not None:
+        return f(*args, **kwargs)
+    sys.setprofile(watch)
+    try:
+        return f(*args, **kwargs)
+    finally:
+        sys.setprofile(None)
+
+
+def watch(frame: Any, event: str, arg: Any) -> None:
+    rec = current()
+    if event != "call" or rec is None:
+        return
+    code = frame.f_code
+    if is_instrumented(code) or is_transparent(code.co_filename) or is_of_torch(code.co_filename):
+        return
+    library = is_of_library(code.co_filename) or code.co_filename.startswith("<string>")
+    if (
+        library
+        and is_recorders(frame.f_back.f_code)
+        and frame.f_back.f_code is not watched.__code__
+    ):
+        return  # the recorder's own
+    if is_called_by_others(frame.f_back, is_instrumented if library else _or_torchs):
+        return
+    if is_kernel(frame.f_back, is_instrumented):
+        sys.setprofile(None)
+        _read_kernel(rec, frame)
+        sys.setprofile(watch)
+        return
+    rec.refuse(
+        UnsupportedError(
+            "C code calls Python code that is not read",
+            path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
+            fix="call it outside of the region, or from Python code",
+        )
+    )
+
+
+def _or_torchs(code: Any) -> bool:
+    """Code of the user's that torch's calls does run unseen."""
+    return is_instrumented(code) or is_of_torch(code.co_filename)
+
+
+def _read_kernel(rec: Any, frame: Any) -> None:
+    """Python code of a library that torch's dispatcher calls: an operator writes nothing but its
+    arguments. All globals that it names are read, as a whole."""
+    code = frame.f_code
+    if id(code) in rec.walked:
+        return
+    rec.walked.add(id(code))
+    names = set(code.co_names)
+    rec.root(frame.f_globals)
+    for name in sorted(names & frame.f_globals.keys()):
+        if type(frame.f_globals[name]) is not Function:  # it is met when it is called
+            read_named(rec, frame.f_globals, name, names)
+
+
+def unwatched(f: Any, *args: Any) -> Any:
+    """C code that calls nothing that matters."""
+    profile = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        return f(*args)
+    finally:
+        sys.setprofile(profile)
+
+
+def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> None:
+    held = space[name]
+    given = rec.item(space, name, held)
+    if is_a(held, types.ModuleType):
+        if (
+            module_root(held) != "torch"
+            and not is_stdlib_name(held.__name__)
+            and not held.__name__.startswith("torch")
+        ):
+            rec.root(held.__dict__)
+            for inner in sorted(names & held.__dict__.keys()):
+                rec.deep(rec.item(held.__dict__, inner, held.__dict__[inner]), "a branch", 1)
+    elif type(held) in (Function, Method, Partial):
+        read_code(rec, held)
+    elif is_a(held, type):
+        rec.deep(held, "a branch")
+    else:
+        rec._reached(given, held, "a branch", 1)

@@ -1,0 +1,221 @@
+"""Operators, comparisons and truth: by methods of the user's as clones, else by C code."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import decimal
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import torch_api
+from . import attributes, calls
+from .current import current
+from .iteration import iterate
+from .kinds import CONTAINERS, SIMPLE, VALUES, Function, is_immutable
+from .values import ATOMS, is_a, lookup, pairs_of
+
+Tensor = torch.Tensor
+_builtins = builtins.__dict__
+_SYMBOLS = frozenset(torch_api.PYTHON_CLASSES)
+
+
+_PLAIN = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "truediv",
+    "//": "floordiv",
+    "%": "mod",
+    "**": "pow",
+    "@": "matmul",
+    "&": "and",
+    "|": "or",
+    "^": "xor",
+    "<<": "lshift",
+    ">>": "rshift",
+}
+_IN_C = {"and": "and_", "or": "or_"}
+_DO: dict[str, Callable[[Any, Any], Any]] = {
+    s: getattr(operator, _IN_C.get(n, n)) for s, n in _PLAIN.items()
+}
+_DO |= {s + "=": getattr(operator, "i" + n) for s, n in _PLAIN.items()}
+
+
+_SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+
+
+def identical(negated: bool, pair: tuple[Any, Any]) -> bool:
+    """``a is b``."""
+    a, b = pair
+    rec = current()
+    if rec is not None and a is not None and b is not None:
+        a, b = rec.give(a), rec.give(b)
+        if type(a) in _SYMBOLS:
+            a, b = _bool_of(a, b), b
+        if type(b) in _SYMBOLS:
+            b = _bool_of(b, a)
+        if a is not b:
+            rec.distinguish(a, b)
+    return (a is b) is not negated
+
+
+def _bool_of(symbol: Any, other: Any) -> Any:
+    """``flag is True`` of a truth that is known by its guard."""
+    return (
+        bool(symbol)
+        if type(other) is bool and torch_api.PYTHON_CLASSES[type(symbol)] is bool
+        else symbol
+    )
+
+
+def python_method(rec: Any, o: Any, name: str) -> Any:
+    kind = type(o)
+    if is_immutable(kind) or is_a(o, Tensor) or kind in _SYMBOLS:
+        return None
+    method = rec.lookup(kind, name)
+    return method if type(method) is Function else None
+
+
+def binary(symbol: str, pair: tuple[Any, Any]) -> Any:
+    """An operator of two operands, also in place (``+=``)."""
+    a, b = pair
+    rec, do = current(), _DO[symbol]
+    if rec is None or (type(a) in ATOMS and type(b) in ATOMS):
+        return do(a, b)
+    a, b = rec.give(a), rec.give(b)
+    if type(a) in SIMPLE and type(b) in SIMPLE:
+        return do(a, b)
+    name = _PLAIN[symbol.removesuffix("=")]
+    if symbol.endswith("=") and (method := python_method(rec, a, f"__i{name}__")) is not None:
+        value = rec.call(method, a, b)
+        if value is not NotImplemented:
+            return value
+    left, right = python_method(rec, a, f"__{name}__"), python_method(rec, b, f"__r{name}__")
+    if left or right:
+        order = [(left, a, b), (right, b, a)]
+        if right is not None and type(a) is not type(b) and is_a(b, type(a)):
+            order.reverse()
+        for method, x, y in order:
+            if method is not None and (value := rec.call(method, x, y)) is not NotImplemented:
+                return value
+        if (left and right) or not (is_a(a, Tensor) or is_a(b, Tensor)):
+            return do(a, b)
+    return _binary_of_c(rec, symbol, do, a, b)
+
+
+def _binary_of_c(rec: Any, symbol: str, do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    for o in (a, b):
+        if is_a(o, CONTAINERS):
+            rec.touch(o)
+        elif type(o) is decimal.Decimal:
+            context = rec.call(decimal.getcontext)
+            for name in ("prec", "rounding"):
+                attributes.get(rec, context, name)
+        elif type(o) not in SIMPLE and not is_a(o, Tensor) and type(o) not in VALUES:
+            rec.deep(o, symbol)
+    if symbol.endswith("=") and is_a(a, (list, dict, set, collections.deque)):
+        if not is_a(b, CONTAINERS):
+            b = iterate(rec, b)
+        rec.write(a)
+        return do(a, rec.given(b) if is_a(b, (list, dict, set)) else b)
+    if symbol == "+" and is_a(a, (list, tuple)) and is_a(b, (list, tuple)):
+        return do(
+            type(a)(iterate(rec, a)) if type(a) in (list, tuple) else a,
+            type(b)(iterate(rec, b)) if type(b) in (list, tuple) else b,
+        )
+    return do(rec.mapped(a), rec.mapped(b))
+
+
+def compare(name: str, pair: tuple[Any, Any]) -> Any:
+    """``a < b`` and its kin."""
+    a, b = pair
+    rec, do = current(), getattr(operator, name)
+    if rec is None or (type(a) in ATOMS and type(b) in ATOMS):
+        return do(a, b)
+    a, b = rec.give(a), rec.give(b)
+    if type(a) in SIMPLE and type(b) in SIMPLE:
+        return do(a, b)
+    left, right = (
+        python_method(rec, a, f"__{name}__"),
+        python_method(rec, b, f"__{_SWAPPED[name]}__"),
+    )
+    if name == "ne" and not left and not right:
+        if python_method(rec, a, "__eq__") or python_method(rec, b, "__eq__"):
+            return not truth(compare("eq", pair))
+    order = [(left, a, b), (right, b, a)]
+    if right is not None and type(a) is not type(b) and is_a(b, type(a)):
+        order.reverse()
+    for method, x, y in order:
+        if method is not None and (value := rec.call(method, x, y)) is not NotImplemented:
+            return value
+    if left or right:
+        return do(a, b) if name not in ("eq", "ne") else (a is b) is (name == "eq")
+    return _compare_in_c(rec, name, do, a, b)
+
+
+def _compare_in_c(rec: Any, name: str, do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    equality = name in ("eq", "ne")
+    if equality and type(a) is type(b) and is_a(a, (list, tuple, dict)):
+        return _containers_equal(rec, a, b) is (name == "eq")
+    if is_a(a, Tensor) or is_a(b, Tensor):
+        return do(rec.mapped(a), rec.mapped(b))
+    for o in (a, b):
+        if equality and _by_identity(o):
+            continue
+        rec.deep(o, name)
+    if equality and (_by_identity(a) or _by_identity(b)) and a is not b:
+        rec.distinguish(a, b)
+    return do(a, b)
+
+
+def _by_identity(o: Any) -> bool:
+    """Does ``==`` say of this whether it is the same object?"""
+    return lookup(type(o), "__eq__") is object.__eq__ and type(o) not in ATOMS
+
+
+def _containers_equal(rec: Any, a: Any, b: Any) -> bool:
+    rec.touch(a)
+    rec.touch(b)
+    if len(a) != len(b):
+        return False
+
+    def equal(x: Any, y: Any) -> bool:
+        return x is y or bool(truth(compare("eq", (x, y))))
+
+    if is_a(a, dict):
+        rows = [(k, rec.given_item(a, k, v)) for k, v in pairs_of(a)]
+        return all(k in b and equal(rec.given_item(b, k, b[k]), value) for k, value in rows)
+    return all(map(equal, rec.each(a), rec.each(b)))
+
+
+def unary(name: str, o: Any) -> Any:
+    """``-o`` and its kin."""
+    rec = current()
+    if rec is None:
+        return getattr(operator, name)(o)
+    if (method := python_method(rec, o, f"__{name}__")) is not None:
+        return rec.call(method, o)
+    return getattr(operator, name)(rec.give(o))
+
+
+def truth(o: Any) -> Any:
+    """``bool(o)``."""
+    rec = current()
+    kind = type(o)
+    if kind is bool:
+        return o
+    if rec is None or kind in ATOMS:
+        return bool(o)
+    if is_a(o, Tensor) or kind in _SYMBOLS:
+        return bool(rec.give(o))
+    return bool(calls.truth_of(rec, o))
+
+
+def truth_kept(o: Any) -> Any:
+    """The operand of a jump that keeps it."""
+    truth(o)
+    return o

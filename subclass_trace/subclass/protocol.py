@@ -45,13 +45,11 @@ def kind_of(cls: type) -> Kind:
 
 
 #: special methods that a Parameter class may have without being another tensor: they make, copy, save, print it
-_HARMLESS = frozenset(
-    """
+_HARMLESS = """
     __new__ __init__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __setstate__ __repr__ __init_subclass__ __dir__ __doc__
     __class_getitem__ __subclasshook__ __module__ __dict__ __weakref__ __annotations__ __torch_function__
     __static_attributes__ __firstlineno__
-    """.split()
-)
+"""
 
 
 @functools.cache
@@ -63,7 +61,7 @@ def is_plain_parameter(cls: Any) -> bool:
     if cls.__torch_function__ is not torch_api.disabled_torch_function or len(problems(cls)) < 3:
         return False
     own = (name for base in cls.__mro__[: cls.__mro__.index(torch.nn.Parameter)] for name in vars(base))
-    return all(not (n.startswith("__") and hasattr(torch.Tensor, n)) or n in _HARMLESS for n in own)
+    return all(not (n.startswith("__") and hasattr(torch.Tensor, n)) or n in _HARMLESS.split() for n in own)
 
 
 def is_traceable(value: object) -> bool:

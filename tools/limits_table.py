@@ -39,6 +39,8 @@ def page() -> str:
         "What a backward that is traced later refuses is never handed over: the forward has run. While a region is traced,",
         "other threads see what its code writes to Python state, until that is put back",
         "([architecture](architecture.md), point 11).",
+        "Two threads that call one region at the same moment may both read a counter before either writes it: one count is",
+        "lost, as with any `x.n += 1` without a lock, but the graph runs in between.",
         "A few small operations on dense tensors leave their backward to autograd, and have none of the differences of",
         "backwards below.",
     ]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import torch_api
+from ..errors import Reason
 from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, STEPS, Call, Place
 from ..state.recorder import instance_dict
@@ -340,21 +341,21 @@ class Pins:
                 return False
         return True
 
-    def why(self) -> str | None:
+    def why(self) -> Reason | None:
         """Something differs: which row does not hold any more; None: all do, and what stands there now is pinned."""
         with self._lock:
             try:
-                if self._failed is not None and not self._failed.holds(self.call):
-                    return self._failed.why(self.call)
-                self._failed = self._repin()
+                if self._failed is None or self._failed.holds(self.call):
+                    self._failed = self._repin()
+                if self._failed is not None:
+                    return Reason(self._failed.why(self.call), self._failed.code)
             except GONE as error:
                 self._failed = None
-                return f"something is gone that the region reads ({error!r})"
-            if self._failed is not None:
-                return self._failed.why(self.call)
+                gone = f"something is gone that the region reads ({error!r})"
+                return Reason(gone, "what the region reads is there")
             others = {name for name, batch in self.batches.items() if batch.columns[0]} - self._compared
             if others or (self.facts and "facts" not in self._compared):
-                return "what the region reads of Python state is of other kinds than before"
+                return Reason("what the region reads of Python state is of other kinds than before")
             return None
 
     def _repin(self) -> Row | None:

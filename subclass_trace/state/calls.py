@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import SideEffectError, UnsupportedError
+from ..errors import NeedsEager, SideEffectError, UnsupportedError
 from . import attributes
 from .boundary import (
     ENTER,
@@ -375,7 +375,7 @@ def construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
         and kind_of(lookup(cls, "__del__").__code__) == ENTER
     ):
         rec.refuse(
-            UnsupportedError(
+            NeedsEager(
                 f"the region makes a {cls.__qualname__}, whose __del__ runs unseen",
                 path=user_line(),
                 fix="make it outside of the region",

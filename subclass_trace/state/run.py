@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
+from ..errors import NeedsEager, SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
 from . import branches as branches
@@ -362,8 +362,9 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     state.finish()
 
 
-def _changed_in_backward(path: str) -> SideEffectError:
-    return SideEffectError(
+def _changed_in_backward(path: str) -> NeedsEager:
+    """Dynamo traces what a hook does into its graph, once."""
+    return NeedsEager(
         "a hook or a custom backward changes Python state, as each backward would have to",
         path=path,
         expected="backwards that compute gradients",

@@ -30,6 +30,8 @@ from .per_inner import copy_into, copy_of, identity, per_inner, same_geometry
 
 Rule = Callable[..., Any]
 RULES = "_wrapper_rules"
+#: the class attribute that counts the changes of its rules, on which what a region was traced for depends
+VERSION = "_wrapper_version"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ class Family:
 
 
 class Rules:
-    """The rules of one class, and what was resolved so far. ``version`` counts the changes of the rules."""
+    """The rules of one class, and what was resolved so far."""
 
     def __init__(self, cls: type) -> None:
         self.operations: dict[Any, Rule] = {}
@@ -70,7 +72,6 @@ class Rules:
         self.families: list[Family] = []
         self.resolved: Memo = Memo()  # operation -> `Run`
         self.friends: Memo = Memo({cls: True})  # types that may take part in a call
-        self.version = 0
 
 
 _WRITES = frozenset({aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default})
@@ -129,9 +130,8 @@ def add_family(cls: type, family: Family) -> None:
 
 def forget(cls: type) -> None:
     """Drop the answers of a class and its subclasses: its rules have changed."""
-    rules = vars(cls)[RULES]
-    rules.resolved.clear()
-    rules.version += 1
+    vars(cls)[RULES].resolved.clear()
+    setattr(cls, VERSION, vars(cls).get(VERSION, 0) + 1)
     subclasses: list[type] = type.__subclasses__(cls)
     for derived in subclasses:
         forget(derived)

@@ -40,7 +40,7 @@ from ..torch_api.dynamo import never_compiled
 from . import sharding
 from .defaults import DEFAULTS, DENSE
 from .fields import DECLARED, Outer, build, construct, declaration, flatten_for, unflatten_for, values_of
-from .rules import RULES, Family, Group, Rules, add_family, add_operations, forget, overloads, resolve, rule_of, views
+from .rules import RULES, VERSION, Family, Group, Rules, add_family, add_operations, forget, overloads, resolve, rule_of, views
 from .saving import allow_loading, rebuild, stable_hash
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,6 +81,7 @@ class WrapperTensor(torch.Tensor):
         declared = declaration(cls, _reserved())
         setattr(cls, DECLARED, declared)
         setattr(cls, RULES, Rules(cls))
+        setattr(cls, VERSION, 0)
         cls._wrapper_has_metadata = "outer_metadata" in vars(cls) or cls._wrapper_has_metadata
         _set_default(cls, default)
         if not cls._wrapper_has_metadata and (not declared.inner or declared.inner[0] in declared.optional):
@@ -338,9 +339,8 @@ def _note_rules(cls: type) -> None:
     """A region that is traced depends on the rules of a class, and on what else decides which one serves an operation."""
     rec = current()
     if rec is not None:
-        for name in ("_wrapper_default", "_wrapper_has_metadata", DECLARED):
+        for name in ("_wrapper_default", "_wrapper_has_metadata", VERSION):
             rec.attribute(cls, name)
-        rec.attribute(rec.attribute(cls, RULES), "version")
 
 
 @never_compiled

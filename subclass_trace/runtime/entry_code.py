@@ -149,7 +149,7 @@ class EntryEmitter:
         s, a = self.source, self.ambient
         devices, autocast = s.constant(a.devices, "devices"), s.constant(a.autocast, "autocast")
         parts = [
-            f"{s.bind('eager_forced', torch_api.eager_is_forced)}()",
+            torch_api.eager_is_forced_code(s.bind),
             f"{s.bind('grad_enabled', torch_api.grad_enabled)}() is not {a.grad}",
             f"{s.bind('inference', torch.is_inference_mode_enabled)}() is not {a.inference}",
             f"{s.bind('functorch', torch_api.peek_functorch)}() is not None",

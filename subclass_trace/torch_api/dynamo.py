@@ -31,7 +31,11 @@ def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
     register_our_backend()
     if isinstance(function, torch.jit.ScriptModule):  # which torch refuses
         function = function.__call__
-    return torch.compile(function, backend=OUR_BACKEND, **options)
+    before = set(getattr(function, "__dict__", ()))
+    compiled = torch.compile(function, backend=OUR_BACKEND, **options)
+    if isinstance(function, torch.nn.Module) and "_is_torch_compile" not in before:
+        vars(function).pop("_is_torch_compile", None)  # torch marks the module instead of its wrapper
+    return compiled
 
 
 def placeholder_number(node: torch.fx.Node) -> Any:
@@ -151,6 +155,14 @@ def check_stance(reason: str) -> None:
     if _stance() == "fail_on_recompile":
         what = "a call would be compiled, and torch.compiler.set_stance('fail_on_recompile') is active"
         raise GuardError(what, expected="calls that the specializations serve", got=reason)
+
+
+def eager_is_forced_code(bind: Callable[[str, Any], str]) -> str:
+    """An expression of the same."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        return f"{bind('eager_forced', eager_is_forced)}()"
+    return f"{bind('frames', frames)}._stance.stance == 'force_eager'"
 
 
 def eager_is_forced() -> bool:

@@ -177,3 +177,55 @@ def test_compile_of_a_module_takes_the_back_end_by_name() -> None:
     expected = model(torch.ones(1, 2))
     model.compile(backend="subclass_trace", options={"partitioner": "default"})
     torch.testing.assert_close(model(torch.ones(1, 2)), expected)
+
+
+class _Step:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(x)
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @property
+    def factor(self) -> float:
+        return 2.0
+
+
+class _Derived(_Step):
+    pass
+
+
+@pytest.mark.parametrize("change", ["method", "of a subclass", "property", "data"])
+def test_a_method_that_is_replaced_after_a_hand_over(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo's guards do not compare the methods of a class."""
+    step = _Derived()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 if x.sum() > 0 else x * 3
+        return step(y) * step.factor
+
+    with pytest.warns(st.HandOverWarning):
+        region = st.compile(f, frontend="auto")
+        got = [region(torch.ones(2)) for _ in range(3)]
+    changes: dict[str, tuple[type, str, Any]] = {
+        "method": (_Step, "scaled", lambda self, x: x * 8),
+        "of a subclass": (_Derived, "scaled", lambda self, x: x * 9),
+        "property": (_Step, "factor", property(lambda self: 5.0)),
+        "data": (_Step, "unread", 3),
+    }
+    assert all(torch.equal(g, f(torch.ones(2))) for g in got)
+    monkeypatch.setattr(*changes[change], raising=False)
+    for _ in range(3):
+        assert torch.equal(region(torch.ones(2)), f(torch.ones(2)))
+
+
+def test_a_hand_over_leaves_no_mark_on_the_module() -> None:
+    class Branches(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    model = Branches()
+    before = {*vars(model)}
+    with pytest.warns(st.HandOverWarning):
+        st.compile(model, frontend="auto")(torch.ones(2))
+    assert {*vars(model)} == before

@@ -7,7 +7,6 @@ import csv
 import functools
 import sys
 import threading
-import warnings
 from typing import Any
 
 import torch

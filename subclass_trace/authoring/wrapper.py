@@ -40,7 +40,20 @@ from ..torch_api.dynamo import never_compiled
 from . import sharding
 from .defaults import DEFAULTS, DENSE
 from .fields import DECLARED, Outer, build, construct, declaration, flatten_for, unflatten_for, values_of
-from .rules import RULES, VERSION, Family, Group, Rules, add_family, add_operations, forget, overloads, resolve, rule_of, views
+from .rules import (
+    RULES,
+    VERSION,
+    Family,
+    Group,
+    Rules,
+    add_family,
+    add_operations,
+    forget,
+    overloads,
+    resolve,
+    rule_of,
+    views,
+)
 from .saving import allow_loading, rebuild, stable_hash
 
 F = TypeVar("F", bound=Callable[..., Any])

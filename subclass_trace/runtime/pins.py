@@ -195,6 +195,7 @@ class Pins:
             batch.commit()
         self.facts[:], self.empty[:] = self._facts, self._empty.values()
         self.things[:] = [self._found[place] for place in self.places]
+        self._all_compared = False
         self._children: dict[Place, list[Place]] = {}
         for place in self._found:
             if place.parent is not None:
@@ -241,6 +242,8 @@ class Pins:
             self._facts.append((STEPS[place.kind], parent, place.key, self._found[place]))
         for unit in units or ():
             self._told.setdefault(unit, []).append(place)
+            if place.kind == "getattr":  # what stands there is no item of the dict
+                self._dicts.pop(unit, None)
 
     def _telling(self, kind: str, key: Any, of: Any) -> Sequence[Unit] | None:
         """What is compared from now on, and tells that the step gives the same again; None: nothing does."""
@@ -316,8 +319,12 @@ class Pins:
                     self._empty[id(held)] = held
             if self._namespace(value) is None:
                 self._facts.append((_holds, value, row.kind, row.known))
+        elif row.kind == "truth" and not row.known and is_a(value, dict):
+            self._empty[id(value)] = value
         elif row.kind in ("len", "keys", "truth", "set"):
-            if is_a(value, dict) and self._sees_writes and not is_a(value, collections.OrderedDict):
+            # No version tells of the order of an OrderedDict.
+            ordered = is_a(value, collections.OrderedDict) and row.kind == "keys"
+            if is_a(value, dict) and self._sees_writes and not ordered:
                 self._about.setdefault(self._add("tables", value), []).append(row)
             elif row.kind in ("len", "truth") and is_a(value, (list, set)):
                 self._about.setdefault(self._add("lengths", value), []).append(row)
@@ -349,19 +356,38 @@ class Pins:
                     self._failed = self._repin()
                 if self._failed is not None:
                     return Reason(self._failed.why(self.call), self._failed.code)
+                return self._other_kinds
             except GONE as error:
                 self._failed = None
                 gone = f"something is gone that the region reads ({error!r})"
                 return Reason(gone, "what the region reads is there")
-            others = {name for name, batch in self.batches.items() if batch.columns[0]} - self._compared
-            if others or (self.facts and "facts" not in self._compared):
-                return Reason("what the region reads of Python state is of other kinds than before")
+
+    def differs(self) -> bool:
+        """The same, without words."""
+        with self._lock:
+            try:
+                if self._failed is None or self._failed.holds(self.call):
+                    self._failed = self._repin()
+            except GONE:
+                self._failed = None
+                return True
+            return self._failed is not None or self._other_kinds is not None
+
+    @property
+    def _other_kinds(self) -> Reason | None:
+        """Generated code does not compare some kind of what is pinned by now."""
+        if self._all_compared:
             return None
+        others = {name for name, batch in self.batches.items() if batch.columns[0]} - self._compared
+        if others or (self.facts and "facts" not in self._compared):
+            return Reason("what the region reads of Python state is of other kinds than before")
+        self._all_compared = True
+        return None
 
     def _repin(self) -> Row | None:
         """Compare the rows that what differs may concern, and pin that; the first row that does not hold."""
         differing = [*self._differing()] if self._sure else []
-        if self._sure and not any(self.empty) and self.hold():
+        if self._sure and not any(self.empty) and (not self.facts or self.hold()):
             changed = self._changed([unit for unit, _ in differing])
             if changed is not None:
                 return self._repin_some(differing, changed)
@@ -375,13 +401,12 @@ class Pins:
     def _differing(self) -> Iterator[tuple[Unit, Any]]:
         """The units that give something else than before, with that. A class that was written gets its version here."""
         for name, batch in self.batches.items():
-            now = batch.now()
+            now = batch.now() if batch.known else batch.known
             if now != batch.known:
-                for k, (value, known) in enumerate(zip(now, batch.known, strict=True)):
-                    if value != known:
-                        cls = self._versioned.get((name, k))
-                        word = None if cls is None else words.class_version(cls)
-                        yield (name, k), value if word is None else word.value
+                for k in itertools.compress(itertools.count(), map(operator.ne, now, batch.known)):
+                    cls = self._versioned.get((name, k))
+                    word = None if cls is None else words.class_version(cls)
+                    yield (name, k), now[k] if word is None else word.value
 
     def _changed(self, units: Sequence[Unit]) -> dict[Place, Any] | None:
         """What stands at other places than before, with what is below them; None: more than that differs."""
@@ -403,7 +428,7 @@ class Pins:
         """The places that a unit tells of; of a dict those alone at which something else stands."""
         places = self._told.get(unit, ())
         table = self._dicts.get(unit)
-        if table is None or any(place.kind == "getattr" for place in places):
+        if table is None:
             return places
         now = map(dict.get, itertools.repeat(table), map(_KEY, places), itertools.repeat(MISSING))
         before = map(self._found.__getitem__, places)
@@ -443,6 +468,7 @@ class Pins:
                 if row.place is place:
                     self._pin_row(row)
             self._users.update(self._units_of[place])
+        self._all_compared = self._all_compared and not moved
         if len(self._facts) > count:
             self._bind({})
         self.empty[:] = self._empty.values()

@@ -66,7 +66,7 @@ class RowEmitter:
         s = self.source
         if parts := pins.conditions(s):
             why = f"{s.held(pins.why)}()"
-            head = f"if ({' or '.join(parts)}) and {why} is not None"
+            head = f"if ({' or '.join(parts)}) and {s.held(pins.differs)}()"
             s.check(head, why, "what the region reads of Python state is what it was")
         if pins.places:
             names = [s.name("x") for _ in pins.places]

@@ -19,7 +19,7 @@ import torch
 from ..errors import NeedsEager
 from ..subclass.attributes import namespace_of
 from . import calls
-from .boundary import ENTER, is_stdlib_name, kind_of, module_root
+from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
 from .kinds import C_CALLABLES, Function, Method, Partial, is_immutable
 from .values import ATOMS, factory_of, is_a
 
@@ -70,7 +70,7 @@ def _check_branch(rec: Any, f: Any) -> None:
 
 
 def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
-    """Is all that a branch may read through this object in what has been read?
+    """Reads the code of functions that a branch may reach through this object: their names are read like its own.
 
     Raises:
         NeedsEager: code of the user's is reached by something else than its name, or C code that keeps values.
@@ -84,9 +84,10 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
     seen.add(id(value))
     kind = type(value)
     if kind is Function:
-        if kind_of(value.__code__) == ENTER:
-            for held in _named_by(value):
-                _check_seen(rec, branch, held, seen)
+        if _is_entered(value) and not is_of_library(value.__code__.co_filename):
+            read_code(rec, value)
+        for held in _named_by(value) if _is_entered(value) else _held_by(value):
+            _check_seen(rec, branch, held, seen)
     elif kind in (Method, Partial):
         parts = (
             (value.func, *value.args, *value.keywords.values()) if kind is Partial else (value.__func__, value.__self__)
@@ -152,11 +153,22 @@ def _function_of(f: Any) -> Any:
     return f
 
 
-def _named_by(f: Any) -> list[Any]:
-    """What a function closes over, and the globals that its code names."""
+def _is_entered(f: Any) -> bool:
+    return kind_of(f.__code__) == ENTER
+
+
+def _held_by(f: Any) -> list[Any]:
+    """What a function closes over, and its defaults."""
     held = [value for cell in f.__closure__ or () for value in gc.get_referents(cell)]
-    held += [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
-    return held + [f.__globals__[name] for name in sorted(names_in(f.__code__) & f.__globals__.keys())]
+    return held + [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
+
+
+def _named_by(f: Any) -> list[Any]:
+    """What a function holds, and what its code names: globals, and members of modules other than Python's and torch's."""
+    names = sorted(names_in(f.__code__))
+    named = [f.__globals__[name] for name in names if name in f.__globals__]
+    spaces = [vars(value) for value in named if is_a(value, types.ModuleType) and _is_state(value)]
+    return _held_by(f) + named + [space[name] for space in spaces for name in names if name in space]
 
 
 def _is_state(value: Any) -> bool:
@@ -165,7 +177,9 @@ def _is_state(value: Any) -> bool:
         return False
     if is_a(value, (type, types.ModuleType)):
         return module_root(value) not in ("torch", "builtins") and not is_stdlib_name(getattr(value, "__name__", ""))
-    return not (type(value) is Function and kind_of(value.__code__) != ENTER)
+    if type(value) is Function and not _is_entered(value):  # torch's, perhaps around one of the user's
+        return any(type(held) is Function and _is_entered(held) for held in _held_by(value))
+    return True
 
 
 def names_in(code: types.CodeType) -> set[str]:

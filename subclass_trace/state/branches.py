@@ -21,6 +21,7 @@ from ..subclass.attributes import namespace_of
 from . import calls
 from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
 from .kinds import C_CALLABLES, Function, Method, Partial, is_immutable
+from .recorder import user_line
 from .values import ATOMS, factory_of, is_a
 
 
@@ -32,9 +33,10 @@ def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             read_code(rec, value)
             _check_seen(rec, value, value, set())
             _check_branch(rec, value)
-        elif is_a(value, torch.nn.Module) or (
-            calls.is_torchs(value) and not is_a(value, torch.Tensor) and rec.place_of(value) is not None
-        ):
+        elif is_a(value, torch.nn.Module):
+            rec.deep(value, "a branch")
+            _check_seen(rec, value, value, set())
+        elif calls.is_torchs(value) and not is_a(value, torch.Tensor) and rec.place_of(value) is not None:
             rec.deep(value, "a branch")
     given, named = tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
     profile = sys.getprofile()
@@ -97,8 +99,8 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
     elif kind in (property, staticmethod, classmethod):
         for member in (value.fget, value.fset, value.fdel) if kind is property else (value.__func__,):
             _check_seen(rec, branch, member, seen)
-    elif kind in (list, tuple, set, frozenset, dict):
-        for held in [*value, *dict.values(value)] if kind is dict else value:
+    elif kind in (list, tuple, set, frozenset, dict, collections.deque, collections.OrderedDict):
+        for held in [*value, *dict.values(value)] if is_a(value, dict) else value:
             _check_seen(rec, branch, held, seen)
     elif kind is collections.defaultdict:
         for held in (factory_of(value), *dict.values(value)):
@@ -143,6 +145,8 @@ def _refuse_branch(rec: Any, branch: Any, what: str) -> None:
 
 
 def _where(f: Any) -> str:
+    if f is None:
+        return user_line()
     return f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})"
 
 
@@ -160,7 +164,7 @@ def _is_entered(f: Any) -> bool:
 def _held_by(f: Any) -> list[Any]:
     """What a function closes over, and its defaults."""
     held = [value for cell in f.__closure__ or () for value in gc.get_referents(cell)]
-    return held + [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
+    return [*held, *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
 
 
 def _named_by(f: Any) -> list[Any]:

@@ -65,7 +65,6 @@ _MODULES = ("_io", "numpy.random.mtrand", "numpy.random._generator", "_thread", 
 _WORLD_OWNERS = ("time", "_random", "posix", "_io", "_socket", "select", "_uuid", "faulthandler", "signal", "fcntl")
 #: functions of these modules that tell nothing of the world
 _HARMLESS = frozenset(("fspath", "getpid", "cpu_count", "fsdecode", "fsencode", "get_terminal_size", "intern"))
-_HARMLESS |= {"_path_normpath", "_path_splitroot_ex"}  # texts of paths
 
 
 def world_name(f: Any, owner: Any) -> str | None:

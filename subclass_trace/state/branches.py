@@ -146,7 +146,7 @@ def _refuse_branch(rec: Any, branch: Any, what: str) -> None:
 
 def _where(f: Any) -> str:
     if f is None:
-        return user_line()
+        return user_line() or ""
     return f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})"
 
 

@@ -16,6 +16,7 @@ from subclass_trace.torch_api import FLAG_NAMED, FLAGS, FLAGS_OF_GETTER, FLAGS_O
 NO_FLAGS = {
     "dispatch_mode",
     "default_mobile_cpu_allocator",
+    "fake_constant",
     "graph_exec_group",
     "graph_executor_optimize",
     "meta_in_tls_dispatch_include",

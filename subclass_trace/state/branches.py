@@ -21,8 +21,9 @@ import torch
 from ..errors import NeedsEager
 from ..subclass.attributes import namespace_of
 from . import calls, net
-from .boundary import ENTER, is_stdlib_name, kind_of, module_root
+from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
 from .kinds import C_CALLABLES, Function, Method, Partial, is_immutable
+from .recorder import user_line
 from .values import ATOMS, factory_of, is_a
 
 
@@ -35,7 +36,10 @@ def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             read_code(rec, value)
             _check_seen(rec, value, value, set())
             _check_branch(rec, value)
-        elif is_a(value, torch.nn.Module) or (
+        elif is_a(value, torch.nn.Module):
+            rec.deep(value, "a branch")
+            _check_seen(rec, value, value, set())
+        elif (
             calls.is_torchs(value)
             and not is_a(value, torch.Tensor)
             and rec.place_of(value) is not None
@@ -76,7 +80,8 @@ def _check_branch(rec: Any, f: Any) -> None:
 
 
 def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
-    """Is all that a branch may read through this object in what has been read?
+    """Reads the code of functions that a branch may reach through this object: their names are read
+    like its own.
 
     Raises:
         NeedsEager: code of the user's is reached by something else than its name, or C code that
@@ -91,9 +96,10 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
     seen.add(id(value))
     kind = type(value)
     if kind is Function:
-        if kind_of(value.__code__) == ENTER:
-            for held in _named_by(value):
-                _check_seen(rec, branch, held, seen)
+        if _is_entered(value) and not is_of_library(value.__code__.co_filename):
+            read_code(rec, value)
+        for held in _named_by(value) if _is_entered(value) else _held_by(value):
+            _check_seen(rec, branch, held, seen)
     elif kind in (Method, Partial):
         parts = (
             (value.func, *value.args, *value.keywords.values())
@@ -107,8 +113,8 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
             (value.fget, value.fset, value.fdel) if kind is property else (value.__func__,)
         ):
             _check_seen(rec, branch, member, seen)
-    elif kind in (list, tuple, set, frozenset, dict):
-        for held in [*value, *dict.values(value)] if kind is dict else value:
+    elif kind in (list, tuple, set, frozenset, dict, collections.deque, collections.OrderedDict):
+        for held in [*value, *dict.values(value)] if is_a(value, dict) else value:
             _check_seen(rec, branch, held, seen)
     elif kind is collections.defaultdict:
         for held in (factory_of(value), *dict.values(value)):
@@ -155,6 +161,8 @@ def _refuse_branch(rec: Any, branch: Any, what: str) -> None:
 
 
 def _where(f: Any) -> str:
+    if f is None:
+        return user_line() or ""
     return f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})"
 
 
@@ -165,13 +173,25 @@ def _function_of(f: Any) -> Any:
     return f
 
 
-def _named_by(f: Any) -> list[Any]:
-    """What a function closes over, and the globals that its code names."""
+def _is_entered(f: Any) -> bool:
+    return kind_of(f.__code__) == ENTER
+
+
+def _held_by(f: Any) -> list[Any]:
+    """What a function closes over, and its defaults."""
     held = [value for cell in f.__closure__ or () for value in gc.get_referents(cell)]
-    held += [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
-    return held + [
-        f.__globals__[name] for name in sorted(names_in(f.__code__) & f.__globals__.keys())
-    ]
+    return [*held, *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
+
+
+def _named_by(f: Any) -> list[Any]:
+    """What a function holds, and what its code names: globals, and members of modules other than
+    Python's and torch's."""
+    names = sorted(names_in(f.__code__))
+    named = [f.__globals__[name] for name in names if name in f.__globals__]
+    spaces = [vars(value) for value in named if is_a(value, types.ModuleType) and _is_state(value)]
+    return (
+        _held_by(f) + named + [space[name] for space in spaces for name in names if name in space]
+    )
 
 
 def _is_state(value: Any) -> bool:
@@ -182,7 +202,11 @@ def _is_state(value: Any) -> bool:
         return module_root(value) not in ("torch", "builtins") and not is_stdlib_name(
             getattr(value, "__name__", "")
         )
-    return not (type(value) is Function and kind_of(value.__code__) != ENTER)
+    if type(value) is Function and not _is_entered(
+        value
+    ):  # torch's, perhaps around one of the user's
+        return any(type(held) is Function and _is_entered(held) for held in _held_by(value))
+    return True
 
 
 def names_in(code: types.CodeType) -> set[str]:

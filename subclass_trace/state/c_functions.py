@@ -335,6 +335,9 @@ _TWO = {
     "pow": "**",
 }
 _TWO |= {"matmul": "@", "and_": "&", "or_": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}
+#: C functions behind ``os.path`` that compute with texts, by their names in some version of Python
+_TEXTS = ("_path_normpath", "_path_splitroot", "_path_splitroot_ex")
+_OF_PATHS = [f for f in vars(os.path).values() if type(f) is Builtin and f.__name__ in _TEXTS]
 C_TABLE.update(
     {
         len: by_method("__len__"),
@@ -378,7 +381,7 @@ C_TABLE.update(
         threading.get_ident: _of_library("the number of the thread"),
         **dict.fromkeys(_CHANGE_FIRST, _changes_first),
         sys._getframe: _refuse_call("a frame"),
-        **dict.fromkeys((os.fspath, sys.intern), plain),
+        **dict.fromkeys((os.fspath, sys.intern, *_OF_PATHS), plain),
         sys.audit: plain,  # which tells those who watch the interpreter
     }
 )

@@ -327,16 +327,26 @@ def defaults_rows() -> Iterable[Flag]:
 
 
 _CUDA = bool(torch._C._has_cuda)
+#: a flag, and what it is called in ``torch._C``
+_LIBRARIES = {
+    "mkldnn deterministic": "mkldnn_deterministic",
+    "cudnn depthwise kernel": "cudnn_depthwise_kernel",
+    "miopen immediate": "miopen_immediate",
+    "nnpack": "nnpack_enabled",
+    "quantized engine": "qengine",
+    "blas library": "blas_preferred_backend",
+    "linalg library": "linalg_preferred_backend",
+    "rocm attention library": "rocm_fa_preferred_backend",
+    "reserved multiprocessors": "sm_carveout_experimental",
+    "cublaslt for grouped products": "cublaslt_prefer_grouped_gemm",
+    "kernels compiled ahead": "native_aot_enabled",
+    "no exceptions from masked kernels": "native_aot_unconditional_masked",
+}
 
 
 def libraries_rows() -> Iterable[Flag]:
     """Which library's kernels are taken, and how exactly these compute."""
     yield from of_c("mkldnn", "_get_mkldnn_enabled", "_set_mkldnn_enabled", ALWAYS, lays_out=True)
-    yield from of_c(
-        "mkldnn deterministic",
-        "_get_mkldnn_deterministic",
-        "_set_mkldnn_deterministic",
-    )
     yield from of_c(
         "cudnn",
         "_get_cudnn_enabled",
@@ -351,30 +361,8 @@ def libraries_rows() -> Iterable[Flag]:
         KERNELS,
     )
     yield from of_c("cudnn benchmark", "_get_cudnn_benchmark", "_set_cudnn_benchmark", KERNELS)
-    yield from of_c(
-        "cudnn depthwise kernel",
-        "_get_cudnn_depthwise_kernel",
-        "_set_cudnn_depthwise_kernel",
-    )
-    yield from of_c("miopen immediate", "_get_miopen_immediate", "_set_miopen_immediate")
-    yield from of_c("nnpack", "_get_nnpack_enabled", "_set_nnpack_enabled")
-    yield from of_c("quantized engine", "_get_qengine", "_set_qengine")
-    yield from of_c("blas library", "_get_blas_preferred_backend", "_set_blas_preferred_backend")
-    yield from of_c(
-        "linalg library",
-        "_get_linalg_preferred_backend",
-        "_set_linalg_preferred_backend",
-    )
-    yield from of_c(
-        "rocm attention library",
-        "_get_rocm_fa_preferred_backend",
-        "_set_rocm_fa_preferred_backend",
-    )
-    yield from of_c(
-        "reserved multiprocessors",
-        "_get_sm_carveout_experimental",
-        "_set_sm_carveout_experimental",
-    )
+    for name, what in _LIBRARIES.items():
+        yield from of_c(name, f"_get_{what}", f"_set_{what}")
 
 
 def _or_mixed(read: Callable[[], Any]) -> Callable[[], Any]:

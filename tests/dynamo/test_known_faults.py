@@ -72,7 +72,7 @@ WRONG: dict[str, Callable[[Tensor], Tensor]] = {
     "random.Random": lambda x: refused(x) * DRAWS.random(),
     "func.grad": lambda x: torch.func.grad(lambda z: (Own.apply(z) * z).sum())(refused(x)),
     "func.vjp": lambda x: torch.func.vjp(Own.apply, refused(x))[1](x)[0],
-    "func.jacrev": lambda x: torch.func.jacrev(Own.apply)(refused(x)),
+    "func.jacrev": lambda x: torch.func.jacrev(lambda z: Own.apply(z))(refused(x)),
 }
 RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
     "a pure cache": lambda x: refused(x) * pure(2),

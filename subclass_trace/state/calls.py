@@ -655,13 +655,18 @@ class Text:
         return str(call_now(format, self.value, spec))
 
     def __getattr__(self, name: str) -> Any:
-        return call_now(getattr, self.value, name)
+        return text_of(call_now(getattr, self.value, name))
 
     def __getitem__(self, key: Any) -> Any:
-        return call_now(operator.getitem, self.value, key)
+        return text_of(call_now(operator.getitem, self.value, key))
 
     def __str__(self) -> str:
         return str(call_now(str, self.value))
 
     def __repr__(self) -> str:
         return str(call_now(repr, self.value))
+
+
+def text_of(value: Any) -> Any:
+    """What C code takes the text of a value of, or of an attribute of it."""
+    return value if type(value) in ATOMS or is_a(value, torch.Tensor) else Text(value)

@@ -186,10 +186,8 @@ class Recorder:
         elif is_a(value, enum.Enum):
             self.rows.append(Row("is", place, value))
             self.known.setdefault(id(value), (value, place))
-        elif id(value) in self.known and kind not in (type, types.ModuleType):
-            first = self.known[id(value)][1]
-            if first is not place:
-                self.rows.append(Row("alias", place, first))
+        elif kind not in (type, types.ModuleType) and (first := self._met_at(place, value)) is not None:
+            self.rows.append(Row("alias", place, first))
         elif is_a(value, _NUMBERS_AND_TEXTS):
             self.known[id(value)] = (value, place)
             self.rows += (Row("type", place, kind), Row("based", place, base_value(value)))
@@ -210,6 +208,11 @@ class Recorder:
             elif kind is Builtin or kind is types.MethodWrapperType:
                 self.step(value, "inner", "__name__", value.__name__)
                 self.step(value, "inner", "__self__", value.__self__)
+
+    def _met_at(self, place: Place, value: Any) -> Place | None:
+        """Another place where an object was met before."""
+        found = self.known.get(id(value))
+        return None if found is None or found[1] is place else found[1]
 
     def _note_atom(self, place: Place, value: Any, kind: type) -> None:
         if kind in (int, float) and self.make is not None:
@@ -315,7 +318,7 @@ class Recorder:
             if written is not None and written.covers(name):
                 continue
             if name not in ("__dict__", "__weakref__"):
-                self.at(self.child(self.root(cls), "own", name), value)
+                self.fix(self.at(self.child(self.root(cls), "own", name), value), value)
 
     # ------------------------------------------------------------------------------------------ containers
     def box(self, thing: Any) -> Any:

@@ -246,6 +246,7 @@ class BackwardState(_Run):
         self.gone: set[int] = set()
         if forward is not None:
             self.known, self.roots = dict(forward.known), dict(forward.roots)
+            self.places = dict(forward.places)  # one object each, as those in `known` are
             for number, thing, place in forward.objects_of_call():
                 if place is None:
                     self.gone.add(number)
@@ -264,6 +265,13 @@ class BackwardState(_Run):
                 UnsupportedError("a backward reads a container among the arguments of its region", fix="pass its items")
             )
         return super().place_of(thing)
+
+    def _met_at(self, place: Place, value: Any) -> Place | None:
+        """Where the forward has met it has to be compared here, too."""
+        first = super()._met_at(place, value)
+        if first is not None:
+            self.at(first, value)
+        return first
 
     def _note_tensor(self, place: Place, value: torch.Tensor) -> None:
         """A tensor that was there before: what stands there when a backward runs is this very one."""

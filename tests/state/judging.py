@@ -121,7 +121,8 @@ def _is_torchs_own(names: dict[str, str]) -> bool:
     """
     place, change = names.get("place"), names.get("change")
     if place == "a checkpoint":
-        return change in ("before the backward", "by the region", "counted by the region")
+        by_region = ("by the region", "counted", "in the region", "before the backward")
+        return change is not None and (change.startswith(by_region) or change.endswith("written"))
     return place == "a branch of cond" and names.get("value") == "a default dict"
 
 

@@ -7,6 +7,7 @@ Nobody sees what such a function does, so what it names is compared with all tha
 from __future__ import annotations
 
 import abc
+import builtins
 import collections
 import enum
 import gc
@@ -16,16 +17,19 @@ from typing import Any
 
 import torch
 
+from .. import torch_api
 from ..errors import NeedsEager
-from ..subclass.attributes import namespace_of
-from . import calls
-from .boundary import ENTER, is_stdlib_name, kind_of, module_root
+from ..subclass.attributes import attributes_inside
+from . import calls, torch_flags
+from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
 from .kinds import C_CALLABLES, Function, Method, Partial, is_immutable
 from .values import ATOMS, factory_of, is_a
 
 
 def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A higher order operator: Dynamo looks at the functions that it is given, which are read with all that they name."""
+    for flag in torch_api.FLAGS:
+        torch_flags.note(rec, flag)
     for value in (*args, *kwargs.values()):
         calls.read_argument(rec, value)
         if type(value) in (Function, Method, Partial):
@@ -70,7 +74,7 @@ def _check_branch(rec: Any, f: Any) -> None:
 
 
 def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
-    """Is all that a branch may read through this object in what has been read?
+    """All that a branch may read through this object is read, with the code that it may run.
 
     Raises:
         NeedsEager: code of the user's is reached by something else than its name, or C code that keeps values.
@@ -85,6 +89,7 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
     kind = type(value)
     if kind is Function:
         if kind_of(value.__code__) == ENTER:
+            read_code(rec, value)
             for held in _named_by(value):
                 _check_seen(rec, branch, held, seen)
     elif kind in (Method, Partial):
@@ -94,8 +99,8 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
         for held in parts:
             _check_seen(rec, branch, held, seen)
     elif kind in (property, staticmethod, classmethod):
-        for member in (value.fget, value.fset, value.fdel) if kind is property else (value.__func__,):
-            _check_seen(rec, branch, member, seen)
+        for name in ("fget", "fset", "fdel") if kind is property else ("__func__",):
+            _check_seen(rec, branch, rec.step(value, "inner", name, getattr(value, name)), seen)
     elif kind in (list, tuple, set, frozenset, dict):
         for held in [*value, *dict.values(value)] if kind is dict else value:
             _check_seen(rec, branch, held, seen)
@@ -105,8 +110,9 @@ def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
     elif is_a(value, type):
         _check_class(rec, branch, value, seen)
     elif not is_a(value, C_CALLABLES) and not is_immutable(kind):
+        rec.deep(value, "a branch", 1)
         _check_class(rec, branch, kind, seen)
-        for held in (namespace_of(value) or {}).values():
+        for _, held in attributes_inside(value):
             _check_seen(rec, branch, held, seen)
     elif hasattr(value, "cache_clear"):
         _refuse_branch(rec, branch, "a cache, which it looks into")
@@ -120,8 +126,13 @@ def _check_class(rec: Any, branch: Any, cls: type, seen: set[int]) -> None:
     for base in cls.__mro__:
         if is_immutable(base) or module_root(base) == "torch":
             continue
+        is_read = not is_stdlib_name(base.__module__)
+        if is_read:
+            rec.class_dict(base)
         for member in list(vars(base).values()):
             kind = type(member)
+            if is_read and not is_a(member, type):
+                rec.deep(member, "a branch", 1)
             if (
                 not is_immutable(kind)
                 and any(hasattr(kind, hook) for hook in ("__get__", "__set__"))
@@ -156,7 +167,9 @@ def _named_by(f: Any) -> list[Any]:
     """What a function closes over, and the globals that its code names."""
     held = [value for cell in f.__closure__ or () for value in gc.get_referents(cell)]
     held += [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
-    return held + [f.__globals__[name] for name in sorted(names_in(f.__code__) & f.__globals__.keys())]
+    spaces = () if is_of_library(f.__code__.co_filename) else (f.__globals__, vars(builtins))
+    names = names_in(f.__code__)
+    return held + [space[name] for space in spaces for name in sorted(names & space.keys())]
 
 
 def _is_state(value: Any) -> bool:
@@ -184,10 +197,13 @@ def read_code(rec: Any, f: Any) -> None:
     if f is None or id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:
         return
     rec.walked.add(id(f.__code__))
+    if is_of_library(f.__code__.co_filename):
+        return
     names = names_in(f.__code__)
-    rec.root(f.__globals__)
-    for name in sorted(names & f.__globals__.keys()):
-        calls.read_named(rec, f.__globals__, name, names)
+    for space in (f.__globals__, vars(builtins)):
+        rec.root(space)
+        for name in sorted(names & space.keys()):
+            calls.read_named(rec, space, name, names)
 
 
 calls.with_branches = with_branches

@@ -476,10 +476,15 @@ def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> N
     held = space[name]
     given = rec.item(space, name, held)
     if is_a(held, types.ModuleType):
-        if module_root(held) != "torch" and not is_stdlib_name(held.__name__) and not held.__name__.startswith("torch"):
+        if module_root(held) != "torch" and not held.__name__.startswith("torch"):
             rec.root(held.__dict__)
             for inner in sorted(names & held.__dict__.keys()):
-                rec.deep(rec.item(held.__dict__, inner, held.__dict__[inner]), "a branch", 1)
+                value = held.__dict__[inner]
+                if not is_stdlib_name(held.__name__) or not (callable(value) or is_a(value, types.ModuleType)):
+                    rec.deep(rec.item(held.__dict__, inner, value), "a branch", 1)
+    elif is_a(held, torch.Tensor):
+        for inner in sorted(names):
+            rec.step(given, "attr", inner, vars(rec.real(given)).get(inner, MISSING))
     elif type(held) in (Function, Method, Partial):
         read_code(rec, held)
     elif is_a(held, type):

@@ -152,10 +152,11 @@ class Recorder:
         return self.give(value)
 
     def state_at(self, place: Place, value: Any) -> None:
-        """A state of torch's or of Python's, of atoms: it is compared as a whole."""
+        """A state of torch's or of Python's, of atoms or an enumeration: it is compared as a whole."""
         if place not in self.noted:
             self.noted.add(place)
-            self.rows.append(Row("value" if type(value) not in (dict, list) else "exact", place, value))
+            is_atom = type(value) in ATOMS or type(value) is tuple
+            self.rows.append(Row("value" if is_atom else "exact", place, value))
 
     def give(self, value: Any) -> Any:
         """What stands for a value in the trace."""

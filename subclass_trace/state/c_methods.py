@@ -16,7 +16,7 @@ from .boundary import is_stdlib_name
 from .c_functions import by_method, context_variable
 from .calls import callback, opaque, refuse_change, tensor_method, text_of, torch_call
 from .iteration import iterate, keys_of
-from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Builtin, Function, is_immutable
+from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Builtin, is_immutable
 from .place import Place
 from .recorder import instance_dict
 from .values import ATOMS, MISSING, is_a, lookup, pairs_of

@@ -453,11 +453,14 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """What a torch function tells without a tensor is a state of torch's; of a real tensor, which a backward met, a fact."""
+    owner = getattr(f, "__self__", None)
+    if is_a(owner, torch.Tensor):
+        f, args = getattr(torch.Tensor, f.__name__, f), (owner, *args)
     if args and is_a(args[0], torch.Tensor):
         if rec.make is None:
             _note_fact(rec, f, args, kwargs, out)
         return
-    if kwargs or is_a(getattr(f, "__self__", None), torch.Tensor) or f in torch_api.CONSTANT_GETTERS:
+    if kwargs or f in torch_api.CONSTANT_GETTERS:
         return
     fixed = (type, types.ModuleType)
     if all(type(a) in ATOMS or is_a(a, fixed) or (is_torchs(a) and rec.place_of(a) is not None) for a in args):

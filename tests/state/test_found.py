@@ -26,7 +26,7 @@ def fn(x): return Custom.apply(x).sin()
 """
 _BRANCH = "def fn(x): return cond(x.sum() > 0, lambda y: y * $n, lambda y: y.clone(), (x,))"
 _RESTORE = "def restore(): pass"
-#: what both the forward and the backward read: setup, the number, what changes it
+#: what a forward and its backward read: setup, the number, what changes it
 BACKWARDS = {
     "a function": ("D = {'k': two}", "D['k']()", "D['k'] = three"),
     "which object": ("D = {'k': THIS}", "(2.0 if D['k'] is THIS else 3.0)", "D['k'] = THAT"),
@@ -40,12 +40,20 @@ BACKWARDS = {
         "O.k()",
         "A.k = lambda self: 3.0",
     ),
+    "a tensor's answer": (
+        "T = torch.ones(2, 3)",
+        "(2.0 if T.is_contiguous() else 3.0)",
+        "T.t_()",
+    ),
     "a weak reference": (
         "D = {'k': weakref.ref(TWO)}",
         "D['k']().k",
         "D['k'] = weakref.ref(THREE)",
     ),
 }
+#: what the backward alone reads
+OF_THE_BACKWARD = ("a tensor's answer",)
+#: what the code of a branch reads
 BRANCHES = {
     "a list of a class": (
         "class A: k = [2.0]\nO = A()",
@@ -58,7 +66,7 @@ BRANCHES = {
         "HELD[0] = 3.0",
     ),
     "what a wrapped function names": (
-        "HELD = [2.0]\ndef through(f): return lambda *a: f(*a)\n@through\ndef get(): return HELD[0]",
+        "HELD = [2.0]\ndef through(f): return lambda: f()\n@through\ndef get(): return HELD[0]",
         "get()",
         "HELD[0] = 3.0",
     ),
@@ -97,7 +105,8 @@ def _judged(text: str, number: str, setup: str, change: str, *, backward: bool) 
 def test_before_a_backward(name: str) -> None:
     """A backward compares what it reads, also where the forward has read it."""
     setup, number, change = BACKWARDS[name]
-    verdict = _judged(_BACKWARD, number, setup, change, backward=True)
+    text = _BACKWARD.replace("x * $n", "x * 2") if name in OF_THE_BACKWARD else _BACKWARD
+    verdict = _judged(text, number, setup, change, backward=True)
     assert verdict.word == "right", verdict
 
 

@@ -290,7 +290,10 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
     "facts of tensors": (nothing(calls, "_note_fact"), "backward: a tensor's answer"),
     "arguments of torch": (nothing(calls, "read_argument", False), "place: a hook of a tensor"),
     "code of branches": (nothing(branches, "_check_seen"), "branch: what a method names"),
-    "code named by branches": (nothing(branches, "read_code"), "branch: what a method names"),
+    "code named by branches": (
+        both(nothing(branches, "read_code"), nothing(calls, "read_code")),
+        "branch: what a method names",
+    ),
     "flags": (nothing(torch_flags, "note"), "holder: torch:"),
     "views": (
         instead(iteration, "_given", lambda rec, o: o),

@@ -486,8 +486,11 @@ def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> N
                 if not is_stdlib_name(held.__name__) or not (callable(value) or is_a(value, types.ModuleType)):
                     rec.deep(rec.item(held.__dict__, inner, value), "a branch", 1)
     elif is_a(held, torch.Tensor):
-        for inner in sorted(names):
-            rec.step(given, "attr", inner, vars(rec.real(given)).get(inner, MISSING))
+        own = vars(rec.real(given))
+        for inner in sorted(names | own.keys()):
+            value = rec.step(given, "attr", inner, own.get(inner, MISSING))
+            if value is not MISSING:
+                rec._reached(value, own[inner], "a branch", 1)
     elif type(held) in (Function, Method, Partial):
         read_code(rec, held)
     elif is_a(held, type):

@@ -85,6 +85,11 @@ BRANCHES = {
         "(2.0 if os.environ.get('ZZ_HELD') == 'a' else 3.0)",
         "os.environ['ZZ_HELD'] = 'b'",
     ),
+    "a list of a tensor": (
+        "O = torch.ones(1); O.k = [2.0]; NAME = 'k'",
+        "getattr(O, NAME)[0]",
+        "O.k[0] = 3.0",
+    ),
     "an attribute of a parameter": (
         "O = nn.Parameter(torch.ones(1)); O.k = 2.0",
         "(O.k if hasattr(O, 'k') else 3.0)",

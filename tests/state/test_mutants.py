@@ -358,6 +358,8 @@ def _fitting(text: str) -> list[Program]:
 def _is_caught(mutate: Mutant, text: str, patch: Patch) -> bool:
     kind, _, name = text.partition(": ")
     if kind in FIXED:
+        torch._dynamo.reset()
+        patch.setattr(branches, "_branches", set())  # that program may have been traced before
         mutate(patch)
         try:
             FIXED[kind](name)

@@ -28,8 +28,6 @@ from .values import ATOMS, factory_of, is_a
 
 def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A higher order operator: Dynamo looks at the functions that it is given, which are read with all that they name."""
-    for flag in torch_api.FLAGS:
-        torch_flags.note(rec, flag)
     for value in (*args, *kwargs.values()):
         calls.read_argument(rec, value)
         if type(value) in (Function, Method, Partial):
@@ -44,7 +42,8 @@ def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     profile = sys.getprofile()
     sys.setprofile(None)
     try:
-        return rec.give(f(*given, **named))
+        with torch_flags.as_outside(rec, torch_api.FLAGS):
+            return rec.give(f(*given, **named))
     finally:
         sys.setprofile(profile)
 
@@ -169,7 +168,9 @@ def _named_by(f: Any) -> list[Any]:
     held += [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
     spaces = () if is_of_library(f.__code__.co_filename) else (f.__globals__, vars(builtins))
     names = names_in(f.__code__)
-    return held + [space[name] for space in spaces for name in sorted(names & space.keys())]
+    held += [space[name] for space in spaces for name in sorted(names & space.keys())]
+    modules = [value for value in held if is_a(value, types.ModuleType)]
+    return held + [vars(m)[name] for m in modules for name in calls.named_of_module(m, names)]
 
 
 def _is_state(value: Any) -> bool:
@@ -197,6 +198,7 @@ def read_code(rec: Any, f: Any) -> None:
     if f is None or id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:
         return
     rec.walked.add(id(f.__code__))
+    calls.read_attributes(rec, f)
     if is_of_library(f.__code__.co_filename):
         return
     names = names_in(f.__code__)

@@ -5,6 +5,7 @@ of a table (`c_functions`, `c_methods`), torch functions as they are, all others
 from __future__ import annotations
 
 import copy
+import enum
 import gc
 import operator
 import sys
@@ -412,8 +413,6 @@ def _is_plain(value: Any) -> bool:
 
 def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
     """Does somebody else hold what C code has returned? (Two references are ours, one is this call's.)"""
-    import enum
-
     if type(out) in ATOMS or out is owner or rec.place_of(out) is not None:
         return False
     plain = (type, types.ModuleType, torch.Tensor, enum.Enum, tuple, frozenset, *C_CALLABLES)
@@ -479,12 +478,9 @@ def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> N
     held = space[name]
     given = rec.item(space, name, held)
     if is_a(held, types.ModuleType):
-        if module_root(held) != "torch" and not held.__name__.startswith("torch"):
-            rec.root(held.__dict__)
-            for inner in sorted(names & held.__dict__.keys()):
-                value = held.__dict__[inner]
-                if not is_stdlib_name(held.__name__) or not (callable(value) or is_a(value, types.ModuleType)):
-                    rec.deep(rec.item(held.__dict__, inner, value), "a branch", 1)
+        rec.root(held.__dict__)
+        for inner in named_of_module(held, names):
+            read_named(rec, held.__dict__, inner, names)
     elif is_a(held, torch.Tensor):
         own = vars(rec.real(given))
         for inner in sorted(names | own.keys()):
@@ -495,8 +491,40 @@ def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> N
         read_code(rec, held)
     elif is_a(held, type):
         rec.deep(held, "a branch")
+        _read_of_torch(rec, held, names)
     else:
         rec._reached(given, held, "a branch", 1)
+        read_attributes(rec, held)
+        _read_of_torch(rec, type(held), names)
+
+
+def named_of_module(module: types.ModuleType, names: set[str]) -> list[str]:
+    """What code with these names may read of a Python module: of one of Python's own what is no code, of torch's nothing."""
+    if module.__name__.partition(".")[0] == "torch" or module_root(module) == "torch":
+        return []
+    found = sorted((names | {"__getattr__"}) & module.__dict__.keys())
+    if not is_stdlib_name(module.__name__):
+        return found
+    held = module.__dict__
+    return [name for name in found if not callable(held[name]) and not is_a(held[name], types.ModuleType)]
+
+
+def read_attributes(rec: Any, o: Any) -> None:
+    """All attributes of a function, or of a member of an enumeration, which `deep` does not look at."""
+    space = instance_dict(o) if is_a(o, (Function, enum.Enum)) else None
+    if space is not None and rec.namespace(o, space) is not None:
+        rec.touch(space)
+        for held in list(space.values()):
+            rec.deep(held, "a branch", 1)
+
+
+def _read_of_torch(rec: Any, cls: type, names: set[str]) -> None:
+    """Of a class of torch's, which is not read whole, what has these names."""
+    if module_root(cls) == "torch" and not issubclass(cls, torch.Tensor):
+        for name in sorted(names):
+            value = rec.lookup(cls, name)
+            if value is not MISSING:
+                rec.deep(value, "a branch", 1)
 
 
 def _called(value: Any) -> Any:

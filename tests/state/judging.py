@@ -105,7 +105,7 @@ def judge(program: Program, how: str = "trace") -> Verdict:
     if found is not None:
         at, verdict.detail = found
         verdict.word = "stale" if _is_changed(program, at) else "wrong"
-        if _is_so_by_itself(program, got):
+        if _is_wrong_by_itself(program, eager):
             verdict.word = "refused"
         verdict.detail += f" {got.error}"
     elif not got.is_late and (other := _other_state(eager, got)):
@@ -126,13 +126,12 @@ def _is_torchs_own(names: dict[str, str]) -> bool:
     return place == "a branch of cond" and "a default dict" in names.values()
 
 
-def _is_so_by_itself(program: Program, got: Run) -> bool:
-    """Does `torch.cond` alone raise or give the same, which takes the code of its branches in?"""
+def _is_wrong_by_itself(program: Program, eager: Run) -> bool:
+    """Is `torch.cond` alone not as eager, which takes the code of its branches into a graph?"""
     if "cond(" not in program.source:
         return False
-    torch._dynamo.reset()
     run = _run(program, WAYS["as it is"])
-    return run is not None and (bool(run.error) or _differs(run, got) is None)
+    return run is not None and _differs(eager, run) is not None
 
 
 def _other_state(eager: Run, got: Run) -> str:
@@ -169,6 +168,8 @@ def _first_other(eager: dict[str, Any], got: dict[str, Any]) -> str:
 def _run(program: Program, compile: Compile, steps: int | None = None) -> Run | None:
     """Runs the first `steps` steps in a fresh module; None: its text or a change raises."""
     run = Run()
+    if "cond(" in program.source:
+        torch._dynamo.reset()
     with _world(program) as module, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if module is None:

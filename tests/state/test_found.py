@@ -25,7 +25,7 @@ class Custom(torch.autograd.Function):
 def fn(x): return Custom.apply(x).sin()
 """
 _BRANCH = "def fn(x): return cond(x.sum() > 0, lambda y: y * $n, lambda y: y.clone(), (x,))"
-_RESTORE = "def restore(): pass"
+_RESTORE = "def restore(): vars(nn.Identity).get('k') is None or delattr(nn.Identity, 'k')"
 #: what a forward and its backward read: setup, the number, what changes it
 BACKWARDS = {
     "a function": ("D = {'k': two}", "D['k']()", "D['k'] = three"),
@@ -84,6 +84,31 @@ BRANCHES = {
         "os.environ['ZZ_HELD'] = 'a'",
         "(2.0 if os.environ.get('ZZ_HELD') == 'a' else 3.0)",
         "os.environ['ZZ_HELD'] = 'b'",
+    ),
+    "an attribute of a function": (
+        "def O(): pass\nO.k = [2.0]",
+        "O.k[0]",
+        "O.k[0] = 3.0",
+    ),
+    "an attribute of a member": (
+        "O = Color.A; O.k = [2.0]",
+        "O.k[0]",
+        "O.k[0] = 3.0",
+    ),
+    "an attribute of a class of torch": (
+        "nn.Identity.k = [2.0]; O = nn.Identity()",
+        "O.k[0]",
+        "O.k[0] = 3.0",
+    ),
+    "a function of a module": (
+        "HELD, O = [2.0], types.ModuleType('held')\nO.__getattr__ = lambda n: HELD[0]",
+        "O.k",
+        "HELD[0] = 3.0",
+    ),
+    "a flag that the tracer sets": (
+        "",
+        "(2.0 if torch.is_autocast_cache_enabled() else 3.0)",
+        "torch.set_autocast_cache_enabled(False)",
     ),
     "a list of a tensor": (
         "O = torch.ones(1); O.k = [2.0]; NAME = 'k'",

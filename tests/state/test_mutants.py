@@ -196,7 +196,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
     "steps: own of a class": (without_step("own"), "holder: the dict of a class"),
     "steps: super": (without_step("super"), fixed("super_call")),
     "steps: calls": (without_step("call"), "holder: a cache"),
-    "steps: referents": (without_step("ref"), "holder: a proxy of a dict"),
+    "steps: referents": (without_step("ref"), fixed("copy_of_an_itemgetter")),
     "steps: facts": (without_step("fact"), "holder: a tensor: shared memory"),
     "steps: inner": (without_step("inner"), fixed("method_of_another_name")),
     # the recorder

@@ -132,7 +132,7 @@ _FROZEN = (types.MethodType, property, staticmethod, classmethod, types.BuiltinF
 
 
 #: kinds of rows of which Python code compares something; of which anything is pinned besides the object
-_FACTS = frozenset(("raw", "bare", "exact", "based", "hooks"))
+_FACTS = frozenset(("raw", "exact", "based", "hooks"))
 _PINNED = frozenset((*_FACTS, "func", "len", "keys", "truth", "set", "type"))
 
 

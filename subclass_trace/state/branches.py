@@ -1,169 +1,241 @@
-"""Functions that Dynamo looks at, those given to higher order operators: all that they may read is
-read as a whole.
+"""Functions that Dynamo looks at, those given to higher order operators.
 
-Nobody sees what such a function does, so what it names is compared with all that is in it. What
-cannot be read that way (a class or an object with code of its own that hides what it holds, a cache
-of C code) sends the call to eager mode.
+Nobody sees what such a function does. So it may read its operands, torch, functions that do no
+more than that, and data that is compared as a whole: numbers, texts, containers, layers, objects of
+which it names no code. Whatever else its code may reach by a name sends the call to eager mode.
 """
 
 from __future__ import annotations
 
 import abc
+import builtins
 import collections
 import enum
 import gc
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from .. import torch_api
 from ..errors import NeedsEager
-from ..subclass.attributes import namespace_of
-from . import calls, net
+from ..subclass.attributes import attributes_inside
+from . import calls, torch_flags
 from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
-from .kinds import C_CALLABLES, Function, Method, Partial, is_immutable
+from .kinds import C_CALLABLES, Function, LruCache, Method, Partial, is_immutable
+from .net import names_in
 from .recorder import user_line
-from .values import ATOMS, factory_of, is_a
+from .values import ATOMS, MISSING, is_a
+
+_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict)
+#: what a member of an enumeration has
+_OF_MEMBERS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
+#: code of branches that Dynamo has looked at, and that reads Python state
+_branches: set[types.CodeType] = set()
 
 
 def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A higher order operator: Dynamo looks at the functions that it is given, which are read with
-    all that they name."""
+    """A higher order operator: what the functions that it is given may read is read as a whole."""
     for value in (*args, *kwargs.values()):
         calls.read_argument(rec, value)
-        if type(value) in (Function, Method, Partial):
-            read_code(rec, value)
-            _check_seen(rec, value, value, set())
-            _check_branch(rec, value)
-        elif is_a(value, torch.nn.Module):
-            rec.deep(value, "a branch")
-            _check_seen(rec, value, value, set())
-        elif (
-            calls.is_torchs(value)
-            and not is_a(value, torch.Tensor)
-            and rec.place_of(value) is not None
-        ):
+        if type(value) in (Function, Method, Partial) or is_a(value, torch.nn.Module):
+            _Branch(rec, value).read()
+        elif calls.is_torchs(value) and not is_a(value, torch.Tensor):
             rec.deep(value, "a branch")
     given, named = tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
     profile = sys.getprofile()
     sys.setprofile(None)
     try:
-        return rec.give(f(*given, **named))
+        with torch_flags.as_outside(rec, torch_api.FLAGS):
+            return rec.give(f(*given, **named))
     finally:
         sys.setprofile(profile)
 
 
-#: code of branches that Dynamo has looked at, and that reads Python state
-_branches: set[types.CodeType] = set()
+class _Branch:
+    """What one branch may read.
 
-
-def _check_branch(rec: Any, f: Any) -> None:
-    """Dynamo keeps what it has made of the code of a branch, also where Python state has changed
-    since.
-
-    Raises:
-        NeedsEager: it has looked at this code before, which reads such state.
+    Attributes:
+        names: all names in the code that it may run.
+        named: modules, tensors, classes and objects, of which it reads what it names.
+        is_state: does it read anything that may change without its name?
     """
-    f = _function_of(f)
-    if f is None or not any(map(_is_state, _named_by(f))):
-        return
-    if f.__code__ in _branches:
-        rec.refuse(
+
+    def __init__(self, rec: Any, branch: Any) -> None:
+        self.rec, self.branch = rec, branch
+        self.names: set[str] = set()
+        self.named: list[Any] = []
+        self.seen: dict[int, Any] = {}
+        self.classes: dict[int, type] = {}
+        self.is_state = False
+
+    def read(self) -> None:
+        """Read it all.
+
+        Raises:
+            NeedsEager: it may reach what cannot be read; or Dynamo, which keeps what it has made of
+                the code, also where Python state has changed, has looked at it before.
+        """
+        self.rec.deep(self.branch, "a branch")
+        self._reach(self.branch)
+        before = -1
+        while before != len(self.names) + len(self.named):  # names lead to code with more of them
+            before = len(self.names) + len(self.named)
+            for value in list(self.named):
+                self._read_named(value)
+        code = getattr(_function_of(self.branch), "__code__", None)
+        if code is not None and self.is_state:
+            if code in _branches:
+                self._refuse("reads Python state, and Dynamo has traced its code before")
+            _branches.add(code)
+
+    def _reach(self, value: Any) -> None:
+        kind = type(value)
+        if kind in ATOMS or is_a(value, torch.SymInt):
+            self.is_state = True
+            return
+        if id(value) in self.seen:
+            return
+        self.seen[id(value)] = value
+        if kind is Function:
+            self._read_function(value)
+        elif kind is Method or kind is Partial:
+            for part in _parts(value):
+                self._reach(part)
+        elif is_a(value, types.ModuleType) or is_a(value, torch.Tensor):
+            self.named.append(value)
+        elif kind in _CONTAINERS:
+            self.is_state = True
+            for held in [*value, *dict.values(value)] if is_a(value, dict) else value:
+                self._reach(held)
+        elif is_a(value, type):
+            self._read_class(value)
+        elif kind is LruCache:
+            self._refuse("names a cache, which Dynamo looks into")
+        elif not is_a(value, C_CALLABLES):
+            self._read_object(value)
+
+    def _read_function(self, f: Any) -> None:
+        held = [v for cell in f.__closure__ or () for v in gc.get_referents(cell)]
+        held += [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
+        if kind_of(f.__code__) != ENTER or is_of_library(f.__code__.co_filename):
+            if any(type(v) is Function and kind_of(v.__code__) == ENTER for v in held):
+                self._refuse(f"calls {f.__qualname__}, which calls code of yours")
+            return
+        if vars(f):
+            self._refuse(f"names {f.__qualname__}, a function with attributes")
+        self.rec.deep(f, "a branch")
+        self.names |= names_in(f.__code__)
+        for value in held:
+            self._reach(value)
+        self._read_space(f.__globals__)
+        self._read_space(vars(builtins))
+        self.named.append(f)
+
+    def _read_space(self, space: dict[str, Any]) -> None:
+        rec = self.rec
+        rec.root(space)
+        for name in sorted(self.names & space.keys()):
+            held = space[name]
+            given = rec.item(space, name, held)
+            if not rec.fix(given, held):
+                rec.deep(given, "a branch", 1)
+                self._reach(held)
+
+    def _read_object(self, value: Any) -> None:
+        """All that an object holds, and the code of its class."""
+        if is_a(value, enum.Enum) and not vars(value).keys() <= _OF_MEMBERS:
+            self._refuse(f"names {value}, which has attributes")
+        self.rec.deep(value, "a branch", 1)
+        self.is_state |= not _is_torchs(value)
+        self._read_class(type(value))
+        for _, held in attributes_inside(value):
+            self._reach(held)
+
+    def _read_class(self, cls: type) -> None:
+        self.named.append(cls)
+        for base in cls.__mro__:
+            if is_immutable(base) or module_root(base) == "torch" or id(base) in self.classes:
+                continue
+            self.classes[id(base)] = base
+            if type(base) not in (type, abc.ABCMeta, enum.EnumMeta):
+                self._refuse(f"names the class {base.__qualname__}, which has a metaclass")
+            if is_stdlib_name(base.__module__):
+                continue
+            self.rec.class_dict(base)
+            for member in list(vars(base).values()):
+                self._read_member(base, member)
+
+    def _read_member(self, cls: type, member: Any) -> None:
+        kind = type(member)
+        if kind in (property, staticmethod, classmethod):
+            for name in ("fget", "fset", "fdel") if kind is property else ("__func__",):
+                self._reach(self.rec.step(member, "inner", name, getattr(member, name)))
+        elif hasattr(kind, "__get__") and kind is not Function and not is_immutable(kind):
+            self._refuse(f"names a descriptor of the class {cls.__qualname__}")
+        elif not is_a(member, type):
+            self.rec.deep(member, "a branch", 1)
+            self._reach(member)
+
+    def _read_named(self, value: Any) -> None:
+        """What has the names that the code has by now."""
+        if type(value) is Function:
+            self._read_space(value.__globals__)
+        elif is_a(value, types.ModuleType):
+            self._read_module(value)
+        elif is_a(value, torch.Tensor):
+            given = self.rec.give(value)
+            own = vars(self.rec.real(value))
+            for name in sorted(self.names | own.keys()):
+                held = self.rec.step(given, "attr", name, own.get(name, MISSING))
+                if held is not MISSING:
+                    self.rec._reached(held, own[name], "a branch", 1)
+                    self._reach(own[name])
+        elif module_root(value) == "torch" and not issubclass(value, torch.Tensor):
+            for name in sorted(self.names):  # it is not read whole
+                held = self.rec.lookup(value, name)
+                if held is not MISSING:
+                    self.rec.deep(held, "a branch", 1)
+
+    def _read_module(self, module: types.ModuleType) -> None:
+        """Of torch nothing, of Python's own modules no state but atoms."""
+        name = module.__name__
+        if name.partition(".")[0] == "torch":
+            return
+        if "__getattr__" in vars(module):
+            self._refuse(f"names the module {name}, which has a __getattr__")
+        if is_stdlib_name(name):
+            for inner in sorted(self.names & vars(module).keys()):
+                held = vars(module)[inner]
+                if type(held) not in ATOMS and not callable(held):
+                    self._refuse(f"reads {name}.{inner}")
+        self._read_space(vars(module))
+
+    def _refuse(self, what: str) -> None:
+        f = _function_of(self.branch)
+        path = user_line() if f is None else f"{f.__code__.co_filename}:{f.__code__.co_firstlineno}"
+        self.rec.refuse(
             NeedsEager(
-                "a branch reads Python state, and Dynamo has traced its code before",
-                path=_where(f),
+                f"a branch of a higher order operator {what}",
+                path=path,
                 fix="pass what it reads as an operand",
             )
         )
-    _branches.add(f.__code__)
 
 
-def _check_seen(rec: Any, branch: Any, value: Any, seen: set[int]) -> None:
-    """Reads the code of functions that a branch may reach through this object: their names are read
-    like its own.
-
-    Raises:
-        NeedsEager: code of the user's is reached by something else than its name, or C code that
-            keeps values.
-    """
-    if (
-        type(value) in ATOMS
-        or is_a(value, (torch.Tensor, types.ModuleType, torch.SymInt, enum.Enum))
-        or id(value) in seen
-    ):
-        return
-    seen.add(id(value))
-    kind = type(value)
-    if kind is Function:
-        if _is_entered(value) and not is_of_library(value.__code__.co_filename):
-            read_code(rec, value)
-        for held in _named_by(value) if _is_entered(value) else _held_by(value):
-            _check_seen(rec, branch, held, seen)
-    elif kind in (Method, Partial):
-        parts = (
-            (value.func, *value.args, *value.keywords.values())
-            if kind is Partial
-            else (value.__func__, value.__self__)
-        )
-        for held in parts:
-            _check_seen(rec, branch, held, seen)
-    elif kind in (property, staticmethod, classmethod):
-        for member in (
-            (value.fget, value.fset, value.fdel) if kind is property else (value.__func__,)
-        ):
-            _check_seen(rec, branch, member, seen)
-    elif kind in (list, tuple, set, frozenset, dict, collections.deque, collections.OrderedDict):
-        for held in [*value, *dict.values(value)] if is_a(value, dict) else value:
-            _check_seen(rec, branch, held, seen)
-    elif kind is collections.defaultdict:
-        for held in (factory_of(value), *dict.values(value)):
-            _check_seen(rec, branch, held, seen)
-    elif is_a(value, type):
-        _check_class(rec, branch, value, seen)
-    elif not is_a(value, C_CALLABLES) and not is_immutable(kind):
-        _check_class(rec, branch, kind, seen)
-        for held in (namespace_of(value) or {}).values():
-            _check_seen(rec, branch, held, seen)
-    elif hasattr(value, "cache_clear"):
-        _refuse_branch(rec, branch, "a cache, which it looks into")
+def _parts(value: Any) -> Iterator[Any]:
+    """What a method or a partial holds."""
+    if type(value) is Method:
+        yield from (value.__func__, value.__self__)
+    else:
+        yield from (value.func, *value.args, *value.keywords.values())
 
 
-def _check_class(rec: Any, branch: Any, cls: type, seen: set[int]) -> None:
-    if is_immutable(cls) or module_root(cls) == "torch":
-        return
-    if type(cls) not in (type, abc.ABCMeta):
-        _refuse_branch(
-            rec, branch, f"the class {cls.__qualname__}, which has a metaclass of its own"
-        )
-    for base in cls.__mro__:
-        if is_immutable(base) or module_root(base) == "torch":
-            continue
-        for member in list(vars(base).values()):
-            kind = type(member)
-            if (
-                not is_immutable(kind)
-                and any(hasattr(kind, hook) for hook in ("__get__", "__set__"))
-                and kind is not Function
-            ):
-                _refuse_branch(rec, branch, f"a descriptor of the class {cls.__qualname__}")
-            _check_seen(rec, branch, member, seen)
-
-
-def _refuse_branch(rec: Any, branch: Any, what: str) -> None:
-    rec.refuse(
-        NeedsEager(
-            f"a branch of a higher order operator names {what}",
-            path=_where(_function_of(branch)),
-            fix="pass what it reads as an operand",
-        )
-    )
-
-
-def _where(f: Any) -> str:
-    if f is None:
-        return user_line() or ""
-    return f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})"
+def _is_torchs(value: Any) -> bool:
+    """An object of torch's, which no code of the user's is in."""
+    return module_root(type(value)) == "torch" and not is_a(value, torch.nn.Module)
 
 
 def _function_of(f: Any) -> Any:
@@ -173,64 +245,4 @@ def _function_of(f: Any) -> Any:
     return f
 
 
-def _is_entered(f: Any) -> bool:
-    return kind_of(f.__code__) == ENTER
-
-
-def _held_by(f: Any) -> list[Any]:
-    """What a function closes over, and its defaults."""
-    held = [value for cell in f.__closure__ or () for value in gc.get_referents(cell)]
-    return [*held, *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
-
-
-def _named_by(f: Any) -> list[Any]:
-    """What a function holds, and what its code names: globals, and members of modules other than
-    Python's and torch's."""
-    names = sorted(names_in(f.__code__))
-    named = [f.__globals__[name] for name in names if name in f.__globals__]
-    spaces = [vars(value) for value in named if is_a(value, types.ModuleType) and _is_state(value)]
-    return (
-        _held_by(f) + named + [space[name] for space in spaces for name in names if name in space]
-    )
-
-
-def _is_state(value: Any) -> bool:
-    """May what a branch names change without its name?"""
-    if is_a(value, (torch.Tensor, torch.nn.Parameter, *C_CALLABLES)):
-        return False
-    if is_a(value, (type, types.ModuleType)):
-        return module_root(value) not in ("torch", "builtins") and not is_stdlib_name(
-            getattr(value, "__name__", "")
-        )
-    if type(value) is Function and not _is_entered(
-        value
-    ):  # torch's, perhaps around one of the user's
-        return any(type(held) is Function and _is_entered(held) for held in _held_by(value))
-    return True
-
-
-def names_in(code: types.CodeType) -> set[str]:
-    """The names that a code object has, with those of the code in it."""
-    names, codes = set[str](), [code]
-    for code in codes:
-        names.update(code.co_names)
-        codes += [c for c in code.co_consts if type(c) is types.CodeType]
-    return names
-
-
-def read_code(rec: Any, f: Any) -> None:
-    """All that the code of a function may read: what it closes over, its defaults, the globals that
-    it names, as a whole."""
-    rec.deep(f, "a branch")
-    f = _function_of(f)
-    if f is None or id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:
-        return
-    rec.walked.add(id(f.__code__))
-    names = names_in(f.__code__)
-    rec.root(f.__globals__)
-    for name in sorted(names & f.__globals__.keys()):
-        net.read_named(rec, f.__globals__, name, names)
-
-
 calls.with_branches = with_branches
-net.read_code = read_code

@@ -29,11 +29,7 @@ Named: TypeAlias = dict[str, Any]
 
 def _attrgetter(rec: Any, f: Any, a: Args, k: Named) -> Any:
     names = f.__reduce__()[1]
-    if rec.place_of(f) is not None:
-        rec.at(
-            rec.child(rec.child(rec.place_of(f), "getattr", "__reduce__"), "call", ()), MISSING
-        ) if False else None
-        rec.row(f, "is", f)
+    rec.row(f, "is", f)
 
     def one(name: str) -> Any:
         value = a[0]

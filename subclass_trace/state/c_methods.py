@@ -15,9 +15,9 @@ from . import attributes, calls, kinds
 from .boundary import is_stdlib_name
 from .c_callables import context_variable
 from .c_functions import by_method
-from .calls import callback, opaque, refuse_change, tensor_method, torch_call
+from .calls import callback, opaque, refuse_change, tensor_method, text_of, torch_call
 from .iteration import iterate, keys_of
-from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Function, is_immutable
+from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, is_immutable
 from .recorder import instance_dict
 from .values import ATOMS, MISSING, is_a, pairs_of
 from .world import refuse_world, world_name
@@ -216,21 +216,10 @@ def _as_member(rec: Any, o: Any) -> Any:
 
 
 def _format(rec: Any, f: Any, a: Args, k: Named) -> Any:
-    def text(value: Any) -> Any:
-        if is_a(value, torch.Tensor) or type(value) in ATOMS:
-            return value
-        if not is_immutable(type(value)) and any(
-            type(rec.lookup(type(value), n)) is Function
-            for n in ("__format__", "__str__", "__repr__")
-        ):
-            return calls.Text(value)
-        rec.deep(value, "format")
-        return rec.mapped(value)
-
     if f.__name__ == "format_map" and is_a(a[0], dict):
         rec.touch(a[0])
-        return f({key: text(v) for key, v in a[0].items()})
-    return f(*map(text, a), **{name: text(v) for name, v in k.items()})
+        return f({key: text_of(rec.given_item(a[0], key, v)) for key, v in pairs_of(a[0])})
+    return f(*map(text_of, a), **{name: text_of(v) for name, v in k.items()})
 
 
 def _of_object(rec: Any, f: Any, o: Any, name: str, a: Args, k: Named) -> Any:

@@ -27,7 +27,6 @@ from .net import watch
 from .reach import Reach
 from .recorder import instance_dict
 from .values import MISSING, has, is_a
-from .writes import NAMES as NAMES
 
 
 class Caller(Reach):

@@ -39,7 +39,6 @@ from .kinds import (
 from .net import unwatched, watched
 from .recorder import user_line
 from .values import ATOMS, MISSING, is_a, lookup
-from .writes import NAMES as NAMES
 
 #: handlers: (recorder, what is called, arguments, keywords) -> result
 Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -263,15 +262,14 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """What a torch function tells without a tensor is a state of torch's; of a real tensor, which a
     backward met, a fact."""
+    owner = getattr(f, "__self__", None)
+    if is_a(owner, torch.Tensor):
+        f, args = getattr(torch.Tensor, f.__name__, f), (owner, *args)
     if args and is_a(args[0], torch.Tensor):
         if rec.make is None:
             _note_fact(rec, f, args, kwargs, out)
         return
-    if (
-        kwargs
-        or is_a(getattr(f, "__self__", None), torch.Tensor)
-        or f in torch_api.CONSTANT_GETTERS
-    ):
+    if kwargs or f in torch_api.CONSTANT_GETTERS:
         return
     fixed = (type, types.ModuleType)
     if all(
@@ -467,13 +465,18 @@ class Text:
         return str(call_now(format, self.value, spec))
 
     def __getattr__(self, name: str) -> Any:
-        return call_now(getattr, self.value, name)
+        return text_of(call_now(getattr, self.value, name))
 
     def __getitem__(self, key: Any) -> Any:
-        return call_now(operator.getitem, self.value, key)
+        return text_of(call_now(operator.getitem, self.value, key))
 
     def __str__(self) -> str:
         return str(call_now(str, self.value))
 
     def __repr__(self) -> str:
         return str(call_now(repr, self.value))
+
+
+def text_of(value: Any) -> Any:
+    """What C code takes the text of a value of, or of an attribute of it."""
+    return value if type(value) in ATOMS or is_a(value, torch.Tensor) else Text(value)

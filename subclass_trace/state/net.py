@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from .boundary import (
+    ENTER,
     is_called_by_others,
     is_kernel,
     is_of_library,
@@ -16,20 +17,13 @@ from .boundary import (
     is_recorders,
     is_stdlib_name,
     is_transparent,
+    kind_of,
     module_root,
 )
 from .current import current
 from .instrument import is_instrumented
-from .kinds import (
-    Function,
-    Method,
-    Partial,
-)
+from .kinds import Function
 from .values import is_a
-from .writes import NAMES as NAMES
-
-#: all that the code of a function may read: see `branches`
-read_code: Any = None
 
 
 def watched(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,20 +97,37 @@ def unwatched(f: Any, *args: Any) -> Any:
 
 
 def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> None:
+    """A global that the code of a kernel names, as a whole, with the code behind it."""
     held = space[name]
     given = rec.item(space, name, held)
     if is_a(held, types.ModuleType):
-        if (
-            module_root(held) != "torch"
-            and not is_stdlib_name(held.__name__)
-            and not held.__name__.startswith("torch")
-        ):
+        own = not is_stdlib_name(held.__name__) and module_root(held) != "torch"
+        if own and not held.__name__.startswith("torch"):
             rec.root(held.__dict__)
             for inner in sorted(names & held.__dict__.keys()):
-                rec.deep(rec.item(held.__dict__, inner, held.__dict__[inner]), "a branch", 1)
-    elif type(held) in (Function, Method, Partial):
-        read_code(rec, held)
-    elif is_a(held, type):
-        rec.deep(held, "a branch")
+                rec.deep(rec.item(held.__dict__, inner, held.__dict__[inner]), "a kernel", 1)
+    elif type(held) is Function:
+        _read_code(rec, held)
     else:
-        rec._reached(given, held, "a branch", 1)
+        rec._reached(given, held, "a kernel", 0 if is_a(held, type) else 1)
+
+
+def _read_code(rec: Any, f: Any) -> None:
+    """All that a function may read: cells, defaults, the globals that it names."""
+    rec.deep(f, "a kernel")
+    if id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:
+        return
+    rec.walked.add(id(f.__code__))
+    names = names_in(f.__code__)
+    rec.root(f.__globals__)
+    for name in sorted(names & f.__globals__.keys()):
+        read_named(rec, f.__globals__, name, names)
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """The names that a code object has, with those of the code in it."""
+    names, codes = set[str](), [code]
+    for code in codes:
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if type(c) is types.CodeType]
+    return names

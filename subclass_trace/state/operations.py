@@ -34,6 +34,7 @@ from .iteration import iterate, keys_of
 from .kinds import LOCKS, Function, is_immutable
 from .operators import binary, compare, identical, truth, truth_kept, unary
 from .values import ATOMS, MISSING, is_a, lookup, pairs_of
+from .writes import NAMES
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -146,7 +147,7 @@ def write_global(name: str) -> None:
     if rec is not None:
         space = instrumented_frame(2).f_globals
         rec.root(space)
-        rec.write(space, name, whole=False, table=calls.NAMES)
+        rec.write(space, name, whole=False, table=NAMES)
 
 
 def cell(name: str, held: Any) -> Any:

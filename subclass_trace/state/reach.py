@@ -105,14 +105,6 @@ class Reach(Containers):
         if not self.fix(given, held):
             self.deep(given, by, depth)
 
-    def fix(self, given: Any, held: Any) -> bool:
-        """Code of C sees a number itself, for which a symbol stands in the trace: it is no symbol
-        then."""
-        if given is held or type(given) not in torch_api.PYTHON_CLASSES:
-            return False
-        torch_api.PYTHON_CLASSES[type(given)](given)
-        return True
-
     def _deep_function(self, function: Any, by: str, depth: int) -> None:
         self.cells_of(function)
         defaults = (function.__defaults__, function.__kwdefaults__)
@@ -122,8 +114,7 @@ class Reach(Containers):
                 self.deep(held, by, depth)
         for cell in function.__closure__ or ():
             for held in gc.get_referents(cell):
-                self.step(cell, "contents", None, held)
-                self.deep(held, by, depth)
+                self._reached(self.step(cell, "contents", None, held), held, by, depth)
 
     def _deep_attributes(self, value: Any, kind: type, by: str, depth: int) -> None:
         space = instance_dict(value)

@@ -150,12 +150,11 @@ class Recorder:
         return self.give(value)
 
     def state_at(self, place: Place, value: Any) -> None:
-        """A state of torch's or of Python's, of atoms: it is compared as a whole."""
+        """A state of torch's or of Python's, of atoms or an enumeration: compared as a whole."""
         if place not in self.noted:
             self.noted.add(place)
-            self.rows.append(
-                Row("value" if type(value) not in (dict, list) else "exact", place, value)
-            )
+            is_atom = type(value) in ATOMS or type(value) is tuple
+            self.rows.append(Row("value" if is_atom else "exact", place, value))
 
     def give(self, value: Any) -> Any:
         """What stands for a value in the trace."""
@@ -186,10 +185,11 @@ class Recorder:
         elif is_a(value, enum.Enum):
             self.rows.append(Row("is", place, value))
             self.known.setdefault(id(value), (value, place))
-        elif id(value) in self.known and kind not in (type, types.ModuleType):
-            first = self.known[id(value)][1]
-            if first is not place:
-                self.rows.append(Row("alias", place, first))
+        elif (
+            kind not in (type, types.ModuleType)
+            and (first := self._met_at(place, value)) is not None
+        ):
+            self.rows.append(Row("alias", place, first))
         elif is_a(value, _NUMBERS_AND_TEXTS):
             self.known[id(value)] = (value, place)
             self.rows += (Row("type", place, kind), Row("based", place, base_value(value)))
@@ -210,6 +210,11 @@ class Recorder:
             elif kind is Builtin or kind is types.MethodWrapperType:
                 self.step(value, "inner", "__name__", value.__name__)
                 self.step(value, "inner", "__self__", value.__self__)
+
+    def _met_at(self, place: Place, value: Any) -> Place | None:
+        """Another place where an object was met before."""
+        found = self.known.get(id(value))
+        return None if found is None or found[1] is place else found[1]
 
     def _note_atom(self, place: Place, value: Any, kind: type) -> None:
         if kind in (int, float) and self.make is not None:
@@ -258,6 +263,14 @@ class Recorder:
         elif type(thing) in ATOMS or is_a(thing, (type, types.ModuleType, enum.Enum)):
             return
         self.row(thing, "is", thing)
+
+    def fix(self, given: Any, held: Any) -> bool:
+        """Code of C sees a number itself, for which a symbol stands in the trace: it is no symbol
+        then."""
+        if given is held or type(given) not in torch_api.PYTHON_CLASSES:
+            return False
+        torch_api.PYTHON_CLASSES[type(given)](given)
+        return True
 
     def distinguish(self, a: Any, b: Any) -> None:
         """It was asked whether two objects are one, and they are not. (That they are one is a row
@@ -317,7 +330,7 @@ class Recorder:
             if written is not None and written.covers(name):
                 continue
             if name not in ("__dict__", "__weakref__"):
-                self.at(self.child(self.root(cls), "own", name), value)
+                self.fix(self.at(self.child(self.root(cls), "own", name), value), value)
 
 
 # ------------------------------------------------------------------------------------------ helpers

@@ -149,7 +149,6 @@ KINDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "raw": (lambda value, known: bool(raw(value) == known), "{at} has the same bytes"),
     "based": (lambda value, known: same(base_value(value), known), "{at} == {was}"),
     "hooks": (lambda value, _: not hooks(value), "{at} has no hooks"),
-    "bare": (lambda value, _: not value.__dict__, "{at} has no attributes"),
     "alias": (lambda value, other: value is other, "{at} is {was}"),
     "distinct": (lambda value, others: True, "{at} is none of {was}"),
     "other": (lambda value, other: value is not other, "{at} is not {was}"),

@@ -32,7 +32,7 @@ from .caller import Caller
 from .current import set_current
 from .guards import StateGuards
 from .kinds import CONTAINERS, set_by_class
-from .place import Call, Place
+from .place import GONE, Call, Place
 from .rows import Row
 from .side_effects import Recipes, printed, side_effects
 from .values import ATOMS, MISSING, is_a, is_atom
@@ -266,8 +266,10 @@ class BackwardState(_Run):
         self.forward = forward
         self.guards: StateGuards | None = None
         self.gone: set[int] = set()
+        self._call = Call((), {}, None if forward is None else forward.function)
         if forward is not None:
             self.known, self.roots = dict(forward.known), dict(forward.roots)
+            self.places = dict(forward.places)  # one object each, as those in `known` are
             for number, thing, place in forward.objects_of_call():
                 if place is None:
                     self.gone.add(number)
@@ -290,6 +292,19 @@ class BackwardState(_Run):
                 )
             )
         return super().place_of(thing)
+
+    def _met_at(self, place: Place, value: Any) -> Place | None:
+        """Where the forward has met it is compared, too: something else may stand there since."""
+        first = super()._met_at(place, value)
+        if first is None or not (first.moves or self._stands_at(first, value)):
+            return None
+        self.at(first, value)
+        return first
+
+    def _stands_at(self, place: Place, value: Any) -> bool:
+        with contextlib.suppress(*GONE):
+            return place.read(self._call) is value
+        return False
 
     def _note_tensor(self, place: Place, value: torch.Tensor) -> None:
         """A tensor that was there before: what stands there when a backward runs is this very
@@ -314,8 +329,7 @@ class BackwardState(_Run):
         for row in changed:
             raise _changed_in_backward(str(row.place))
         if self.rows:
-            call = Call((), {}, None if self.forward is None else self.forward.function)
-            self.guards = StateGuards(self, call)
+            self.guards = StateGuards(self, self._call)
         if self.forward is not None:  # a backward of this one may come upon what it has met
             for number, (thing, place) in self.known.items():
                 if not is_a(thing, torch.Tensor) and not place.moves:

@@ -6,6 +6,8 @@ What a region sets stays set after each call, and is put back after a trace.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .. import torch_api
@@ -83,8 +85,14 @@ def _autocasts(rec: Any, cls: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any
 
 def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     """A function that tells flags."""
-    flags, run = torch_api.FLAGS_OF_GETTER[f], rec.flags
-    aside = []
+    with as_outside(rec, torch_api.FLAGS_OF_GETTER[f]):
+        return f(*a, **k)
+
+
+@contextlib.contextmanager
+def as_outside(rec: Any, flags: Iterable[Any]) -> Iterator[None]:
+    """Inside, flags tell what the caller or the region has set, not the tracer; that is read."""
+    run, aside = rec.flags, []
     for flag in flags:
         if flag.name in run.set:
             continue
@@ -100,7 +108,7 @@ def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
             aside.append((flag.write, now))
             flag.write(run.outside[flag.name])
     try:
-        return f(*a, **k)
+        yield
     finally:
         for write, now in aside:
             write(now)

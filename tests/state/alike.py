@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 _SAME_OBJECT_MAY_STAND_TWICE = (tuple, frozenset, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_BY_DYNAMO = "_dynamo_static_input_type"  # what it remembers of a parameter that a branch of `cond` reads
 _OF_PYTHON = ("builtins", "functools", "_thread", "_abc", "operator", "weakref")
 
 
@@ -86,9 +87,8 @@ class Twins:
         if (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
             return False
         signs = bool((torch.signbit(a) == torch.signbit(b)).all())
-        return (
-            signs and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and self(dict(a.__dict__), dict(b.__dict__))
-        )
+        own = [{k: v for k, v in vars(t).items() if k != _BY_DYNAMO} for t in (a, b)]
+        return signs and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and self(*own)
 
     def _containers(self, a: Any, b: Any) -> bool:
         if issubclass(type(a), dict):

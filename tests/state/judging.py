@@ -105,7 +105,7 @@ def judge(program: Program, how: str = "trace") -> Verdict:
     if found is not None:
         at, verdict.detail = found
         verdict.word = "stale" if _is_changed(program, at) else "wrong"
-        if got.error and _raises_by_itself(program):
+        if _is_wrong_by_itself(program, eager):
             verdict.word = "refused"
         verdict.detail += f" {got.error}"
     elif not got.is_late and (other := _other_state(eager, got)):
@@ -121,17 +121,17 @@ def _is_torchs_own(names: dict[str, str]) -> bool:
     """
     place, change = names.get("place"), names.get("change")
     if place == "a checkpoint":
-        return change in ("before the backward", "by the region", "counted by the region")
-    return place == "a branch of cond" and names.get("value") == "a default dict"
+        by_region = ("by the region", "counted", "in the region", "before the backward")
+        return change is not None and (change.startswith(by_region) or change.endswith("written"))
+    return place == "a branch of cond" and "a default dict" in names.values()
 
 
-def _raises_by_itself(program: Program) -> bool:
-    """Does `torch.cond` raise for it, which takes the code of its branches into a graph?"""
+def _is_wrong_by_itself(program: Program, eager: Run) -> bool:
+    """Is `torch.cond` alone not as eager, which takes the code of its branches into a graph?"""
     if "cond(" not in program.source:
         return False
-    torch._dynamo.reset()
     run = _run(program, WAYS["as it is"])
-    return run is not None and bool(run.error)
+    return run is not None and _differs(eager, run) is not None
 
 
 def _other_state(eager: Run, got: Run) -> str:
@@ -168,6 +168,8 @@ def _first_other(eager: dict[str, Any], got: dict[str, Any]) -> str:
 def _run(program: Program, compile: Compile, steps: int | None = None) -> Run | None:
     """Runs the first `steps` steps in a fresh module; None: its text or a change raises."""
     run = Run()
+    if "cond(" in program.source:
+        torch._dynamo.reset()
     with _world(program) as module, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if module is None:

@@ -1,4 +1,4 @@
-"""337 small programs that read and change Python state; eager is the oracle over four calls.
+"""364 small programs that read and change Python state; eager is the oracle over four calls.
 
 `programs.txt` has them. Each is a module with ``f(x)``, and optionally ``outside(i)``, which changes something from outside
 before call ``i``, and ``args(i)``, the arguments of that call. Expected is "right" (result, arguments, all state, and which

@@ -235,6 +235,8 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     callables instrumented."""
     if type(f) is Function and is_compiled_by_dynamo(f.__code__.co_filename):
         return with_branches(rec, f, args, kwargs)
+    if type(f) is Function and f.__closure__ and f not in torch_api.CONSTANT_GETTERS:
+        f = _with_callbacks(rec, f)
     special = changed = False
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
@@ -257,6 +259,30 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if type(out) in ATOMS and out is not None:
         _note_answer(rec, f, args, kwargs, out)
     return rec.give(out)
+
+
+def _with_callbacks(rec: Any, f: Any) -> Any:
+    """A function of torch's that closes over callables of the user's, as `vmap` gives it: over
+    what calls them as clones."""
+    held = [cell.cell_contents for cell in f.__closure__ if referents(cell)]
+    if len(held) < len(f.__closure__) or not any(map(_is_users_callable, held)):
+        return f
+    rec.cells_of(f)
+    cells = []
+    for cell, value in zip(f.__closure__, held, strict=True):
+        rec.step(cell, "contents", None, value)
+        cells.append(types.CellType(callback(value)) if _is_users_callable(value) else cell)
+    made = Function(f.__code__, f.__globals__, f.__name__, f.__defaults__, tuple(cells))
+    made.__kwdefaults__ = f.__kwdefaults__
+    return made
+
+
+def _is_users_callable(value: Any) -> bool:
+    if is_a(value, (Function, Method, Partial)):
+        return kind_of_callable(value) == ENTER
+    if is_a(value, type) or is_a(value, torch.Tensor):
+        return False
+    return is_a(value, torch.nn.Module) or (_has_own_call(type(value)) and not is_torchs(value))
 
 
 def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:

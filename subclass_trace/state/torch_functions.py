@@ -85,6 +85,14 @@ def _first_is_called(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return rec.give(f(*map(rec.mapped, a), **{name: rec.mapped(v) for name, v in named.items()}))
 
 
+#: what calls it at once (others give a function that does: see `calls.torch_call`)
+_CALL_THE_FIRST = (
+    torch.utils.checkpoint.checkpoint,
+    *(getattr(torch.func, name) for name in ("vjp", "jvp", "linearize")),
+    *(f for f in vars(torch.autograd.functional).values() if inspect.isfunction(f)),
+)
+
+
 def _callable(f: Any) -> Any:
     return callback(f) if is_a(f, _Module) else callback(f, called_only=False)
 
@@ -113,7 +121,7 @@ FUNCTIONS.update(
         _Module._wrapped_call_impl: _call_module,
         _Module._call_impl: _call_module,
         APPLY: _apply,
-        torch.utils.checkpoint.checkpoint: _first_is_called,
+        **dict.fromkeys(_CALL_THE_FIRST, _first_is_called),
         torch_api.not_compiled_code(): _not_compiled,
         torch_api.apply_function: _apply,
         torch.Tensor.is_shared: lambda rec, f, a, k: calls.tensor_method(

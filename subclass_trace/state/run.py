@@ -93,6 +93,11 @@ class _Run(Caller):
                 variable.reset(token)
         self.variables.clear()
 
+    def written_is_plain(self) -> bool:
+        """Are there atoms alone in what was written?"""
+        values = (v for written in self.written.values() for v in written.now.values())
+        return all(map(is_atom, values)) and not self.variables
+
     def check_variables(self) -> None:
         """Context variables hold what they held.
 
@@ -364,7 +369,9 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
         yield state
     except BaseException as error:
         state.off()
-        state.restore()
+        own = state.refusal is None and not isinstance(error, SubclassTraceError)
+        if not (own and state.written_is_plain()):  # else it has done what it does in eager mode
+            state.restore()
         raise (error if state.refusal is None else state.refusal) from None
     finally:
         state.off()

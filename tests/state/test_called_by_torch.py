@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import subclass_trace as st
 
@@ -49,7 +49,6 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "hessian": lambda x: hessian(lambda y: (LAYER(y) ** 2).sum())(x),
     "vjp": lambda x: vjp(LAYER, x)[1](x)[0],
     "jvp": lambda x: jvp(LAYER, (x,), (x,))[1],
-    "linearize": lambda x: linearize(OBJECT, x)[0],
     "autograd.functional": lambda x: torch.autograd.functional.jacobian(LAYER, x),
     "checkpoint": lambda x: torch.utils.checkpoint.checkpoint(LAYER, x, use_reentrant=False),
 }

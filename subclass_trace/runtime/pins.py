@@ -344,7 +344,7 @@ class Pins:
                     return False
                 continue
             now = read(of, key)
-            if now is not value and not ((type(value) in ATOMS or type(value) is tuple) and same(now, value)):
+            if now is not value and not _same(now, value):
                 return False
         return True
 
@@ -587,6 +587,14 @@ def _dict_of_class(cls: type) -> dict[str, Any]:
 
 def _holds(value: Any, kind: Any) -> None:
     """Stands for a row among facts."""
+
+
+def _same(now: Any, value: Any) -> bool:
+    """Are these two the same, made anew by each read?"""
+    kind = type(value)
+    if kind is types.MethodType and type(now) is kind:
+        return now.__func__ is value.__func__ and now.__self__ is value.__self__
+    return (kind in ATOMS or kind is tuple) and same(now, value)
 
 
 def _row_holds(row: Row, read: Callable[[Place], Any]) -> bool:

@@ -14,7 +14,16 @@ import torch
 from .. import torch_api
 from ..errors import SideEffectError
 from .boundary import TORCH, is_of_torch, kind_of
-from .kinds import C_CALLABLES, THREAD_LOCAL, Builtin, Function, Method, Partial, is_immutable
+from .kinds import (
+    C_CALLABLES,
+    THREAD_LOCAL,
+    Builtin,
+    Function,
+    LruCache,
+    Method,
+    Partial,
+    is_immutable,
+)
 from .recorder import instance_dict, user_line
 from .values import ATOMS, MISSING, has, is_a, lookup
 from .writes import CLASS, NAMES, SLOTS
@@ -157,7 +166,7 @@ def child_of_module(rec: Any, o: Any, name: str) -> Any:
 def bound(rec: Any, member: Any, o: Any, cls: type, name: str) -> Any:
     """``member.__get__(o, cls)``."""
     kind = type(member)
-    if kind is Function:
+    if kind is Function or kind is LruCache:
         return Method(member, o)
     if kind is property:
         return _of_property(rec, member, o, cls)

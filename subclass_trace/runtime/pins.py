@@ -22,112 +22,18 @@ from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, STEPS, Call, Place
 from ..state.recorder import instance_dict
 from ..state.rows import HOOKS, KINDS, Row
-from ..state.values import ATOMS, MISSING, dict_of_class, is_a, lookup, same
+from ..state.values import ATOMS, MISSING, is_a, lookup, same
 from ..state.writes import MAPPING, NAMES
 from ..torch_api import words
+from .batches import WORDS, batches, own_dict
 from .source import Source
 
 #: a batch, and a number in it
 Unit = tuple[str, int]
-_of_instance = object.__getattribute__
 _NEW: Any = object()
 _KEY = operator.attrgetter("key")
 
 
-class Batch:
-    """Reads of one kind that have to give the same again: `getter` mapped over columns, compared by identity (``by_id``) or
-    by ``==``. Code in other threads may compare while this is filled: what is not whole is not equal."""
-
-    def __init__(self, getter: Callable[..., Any], *, by_id: bool) -> None:
-        self.getter, self.by_id = getter, by_id
-        self.columns: tuple[list[Any], ...] = ([],)
-        self.known: list[Any] = []
-        self.next: list[tuple[Any, ...]] | None = []
-        self.kept: list[Any] = []
-        self.free: list[int] = []
-
-    def add(self, row: tuple[Any, ...]) -> int:
-        """One read more; its number. Before `commit` it is compared from then on."""
-        if self.next is not None:
-            self.next.append(row)
-            return len(self.next) - 1
-        if self.free:
-            k = self.free.pop()
-            for column, part in zip(self.columns, row, strict=True):
-                column[k] = part
-        else:
-            k = len(self.known)
-            self.known.append(None)
-            self.kept += [None] * self.by_id
-            for column, part in zip(self.columns, row, strict=True):
-                column.append(part)
-        given = self.getter(*row)
-        self.pin(k, id(given) if self.by_id else given)
-        return k
-
-    def commit(self) -> None:
-        """Compare what was added, instead of what was compared before. What is compared by id is kept alive: no other object
-        gets its id."""
-        columns = [*zip(*(self.next or ()), strict=True)] or [()] * len(self.columns)
-        given = [*map(self.getter, *columns)]
-        self.known.clear()
-        if len(columns) > len(self.columns):
-            self.columns = tuple([] for _ in columns)
-        for column, values in zip(self.columns, columns, strict=True):
-            column[:] = values
-        self.known[:] = map(id, given) if self.by_id else given
-        self.next, self.kept, self.free = None, given if self.by_id else [], []
-
-    def drop(self, k: int) -> None:
-        """Number ``k`` is compared no more: the next one takes its place, until then the first one is compared twice."""
-        self.free.append(k)
-        for column in self.columns:
-            column[k] = column[0]
-        self.known[k] = self.known[0]
-
-    def now(self) -> list[Any]:
-        """What they give."""
-        given = map(self.getter, *self.columns)
-        return [*map(id, given)] if self.by_id else [*given]
-
-    def pin(self, k: int, given: Any) -> None:
-        """Number ``k`` gives this from now on."""
-        if self.by_id:
-            self.kept[k] = self.getter(*(column[k] for column in self.columns))
-        self.known[k] = given
-
-    def code(self, s: Source) -> str:
-        """An expression that tells whether they give something else."""
-        given = f"map({s.held(self.getter)}, {', '.join(map(s.held, self.columns))})"
-        return f"[*{f'map(id, {given})' if self.by_id else given}] != {s.held(self.known)}"
-
-
-def _batches() -> dict[str, Batch]:
-    of = operator.attrgetter
-    return {
-        "words": Batch(words.value_of, by_id=False),
-        "tables": Batch(torch_api.dict_version, by_id=False),
-        "types": Batch(type, by_id=False),
-        "spaces": Batch(of("__dict__"), by_id=True),
-        "mros": Batch(of("__mro__"), by_id=True),
-        "codes": Batch(of("__code__"), by_id=True),
-        "defaults": Batch(of("__defaults__"), by_id=True),
-        "named": Batch(of("__kwdefaults__"), by_id=True),
-        "cells": Batch(of("cell_contents"), by_id=True),
-        "slots": Batch(_of_instance, by_id=True),
-        "lists": Batch(list.__getitem__, by_id=True),
-        "lengths": Batch(len, by_id=False),
-    }
-
-
-#: the words of memory that tell what a batch does
-_WORDS: dict[str, Callable[[Any], Any]] = {
-    "tables": words.dict_word,
-    "types": words.type_word,
-    "codes": words.code_word,
-    "cells": words.cell_word,
-    "spaces": words.space_word,
-}
 _FROZEN = (types.MethodType, property, staticmethod, classmethod, types.BuiltinFunctionType, types.MethodWrapperType)
 
 
@@ -153,7 +59,7 @@ class Pins:
         self.empty: list[Any] = []
         self.facts: list[tuple[Callable[..., Any], Any, Any, Any]] = []  # reader, of what, key, what it gives
         self.things: list[Any] = []
-        self.batches = _batches()
+        self.batches = batches()
         self._compared: set[str] = set()
         self._failed: Row | None = None
         self._sees_writes = torch_api.versions_see_writes()
@@ -207,7 +113,7 @@ class Pins:
         key = (batch, *map(id, row))
         unit: Unit | None = self._once.get(key)
         if unit is None:
-            of_kind = _WORDS.get(batch)
+            of_kind = WORDS.get(batch)
             word = None if of_kind is None else of_kind(*row)
             name, what = (batch, row) if word is None else ("words", (word,))
             unit = self._once[key] = name, self.batches[name].add(what)
@@ -288,7 +194,7 @@ class Pins:
                 self._versioned[known[0]], self._keys[known[0]] = cls, ("class", id(cls))
             else:
                 self._add("mros", cls)
-                known = [self._add("tables", _dict_of_class(base)) for base in cls.__mro__ if base.__flags__ & 1 << 9]
+                known = [self._add("tables", own_dict(base)) for base in cls.__mro__ if base.__flags__ & 1 << 9]
             self._once["class", id(cls)] = known
         self._units += known
         return known
@@ -392,7 +298,7 @@ class Pins:
             if changed is not None:
                 return self._repin_some(differing, changed)
         read: dict[Place, Any] = {}
-        failed = next((row for row in self.rows if not _row_holds(row, lambda place: self._reading(read, place))), None)
+        failed = next((row for row in self.rows if not row.holds_of(lambda place: self._reading(read, place))), None)
         if failed is None:
             self._bind(read)
             self._sure = True
@@ -448,7 +354,7 @@ class Pins:
             value = changed.get(place, _NEW)
             return self._found[place] if value is _NEW and place in self._found else self._reading({}, place, value)
 
-        failed = next((row for row in rows if not _row_holds(row, read)), None)
+        failed = next((row for row in rows if not row.holds_of(read)), None)
         if failed is not None:
             return failed
         for (name, k), given in differing:
@@ -575,16 +481,6 @@ class Pins:
             self.things[:] = [self._found[place] for place in self.places]
 
 
-_classes: dict[int, tuple[type, dict[str, Any]]] = {}
-
-
-def _dict_of_class(cls: type) -> dict[str, Any]:
-    found = _classes.get(id(cls))
-    if found is None or found[0] is not cls:
-        found = _classes[id(cls)] = cls, dict_of_class(cls)
-    return found[1]
-
-
 def _holds(value: Any, kind: Any) -> None:
     """Stands for a row among facts."""
 
@@ -595,16 +491,6 @@ def _same(now: Any, value: Any) -> bool:
     if kind is types.MethodType and type(now) is kind:
         return now.__func__ is value.__func__ and now.__self__ is value.__self__
     return (kind in ATOMS or kind is tuple) and same(now, value)
-
-
-def _row_holds(row: Row, read: Callable[[Place], Any]) -> bool:
-    """Does a row hold of what is read?"""
-    value, known = read(row.place), row.known
-    if row.kind == "distinct":
-        return len({id(value), *(id(read(place)) for place in known)}) == 1 + len(known)
-    if row.kind in ("alias", "other"):
-        return (value is read(known)) is (row.kind == "alias")
-    return bool(KINDS[row.kind][0](value, known))
 
 
 def _is_plain(value: Any) -> bool:

@@ -15,10 +15,11 @@ from . import attributes, calls, kinds
 from .boundary import is_stdlib_name
 from .c_callables import context_variable
 from .c_functions import by_method
-from .calls import callback, opaque, refuse_change, tensor_method, text_of, torch_call
+from .calls import callback, opaque, refuse_change, tensor_method, torch_call
 from .iteration import iterate, keys_of
 from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, is_immutable
 from .recorder import instance_dict
+from .texts import text_of
 from .values import ATOMS, MISSING, is_a, pairs_of
 from .world import refuse_world, world_name
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import operator
 import sys
 import types
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from .boundary import (
     is_compiled_by_dynamo,
     kind_of,
 )
-from .current import call_now, current
+from .current import current
 from .kinds import (
     C_CALLABLES,
     CONTAINERS,
@@ -479,30 +478,3 @@ def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[
 def truth_of(rec: Any, o: Any) -> bool:
     """``bool(o)``, by ``__bool__`` or ``__len__``."""
     return bool(CLASSES[bool](rec, bool, (o,), {}))
-
-
-class Text:
-    """What an f-string takes the text of, made by code of the user's as a clone."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __format__(self, spec: str) -> str:
-        return str(call_now(format, self.value, spec))
-
-    def __getattr__(self, name: str) -> Any:
-        return text_of(call_now(getattr, self.value, name))
-
-    def __getitem__(self, key: Any) -> Any:
-        return text_of(call_now(operator.getitem, self.value, key))
-
-    def __str__(self) -> str:
-        return str(call_now(str, self.value))
-
-    def __repr__(self) -> str:
-        return str(call_now(repr, self.value))
-
-
-def text_of(value: Any) -> Any:
-    """What C code takes the text of a value of, or of an attribute of it."""
-    return value if type(value) in ATOMS or is_a(value, torch.Tensor) else Text(value)

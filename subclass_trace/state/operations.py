@@ -33,6 +33,7 @@ from .items import (
 from .iteration import iterate, keys_of
 from .kinds import LOCKS, Function, is_immutable
 from .operators import binary, compare, identical, truth, truth_kept, unary
+from .texts import Text
 from .values import ATOMS, MISSING, is_a, lookup, pairs_of
 from .writes import NAMES
 
@@ -229,7 +230,7 @@ def formatted(o: Any) -> Any:
     if not is_immutable(kind):
         for name in ("__format__", "__str__", "__repr__"):
             if type(rec.lookup(kind, name)) is Function:
-                return calls.Text(o)
+                return Text(o)
     rec.deep(o, "format")
     return rec.mapped(o)
 

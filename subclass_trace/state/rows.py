@@ -34,14 +34,16 @@ class Row:
 
     def holds(self, call: Call) -> bool:
         """Does it, in a call?"""
-        now = self.place.read(call)
+        return self.holds_of(lambda place: place.read(call))
+
+    def holds_of(self, read: Callable[[Place], Any]) -> bool:
+        """Does it of what is read at places?"""
+        value, known = read(self.place), self.known
         if self.kind == "distinct":
-            return len({id(now), *(id(place.read(call)) for place in self.known)}) == 1 + len(
-                self.known
-            )
+            return len({id(value), *(id(read(place)) for place in known)}) == 1 + len(known)
         if self.kind in ("alias", "other"):
-            return (now is self.known.read(call)) is (self.kind == "alias")
-        return bool(KINDS[self.kind][0](now, self.known))
+            return (value is read(known)) is (self.kind == "alias")
+        return bool(KINDS[self.kind][0](value, known))
 
     def why(self, call: Call) -> str:
         """It does not."""

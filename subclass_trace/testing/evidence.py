@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -151,3 +151,12 @@ def flat(value: Any) -> list[Any]:
 def item(name: str, out: Any, k: int) -> str:
     """The source of the k-th result."""
     return name if torch.is_tensor(out) else f"{name}[{k}]"
+
+
+class Ran(NamedTuple):
+    """What a call gave, the operands afterwards, and what the dense program took."""
+
+    out: Any
+    after: dict[str, Any]
+    operations: frozenset[str] = frozenset()
+    pointwise: bool = False

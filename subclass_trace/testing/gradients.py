@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from . import probes
-from .evidence import Call, Evidence, Found, flat, item, shown
+from .evidence import Call, Evidence, Found, Ran, flat, item, shown
 from .refusals import refusal_of
-
-if TYPE_CHECKING:
-    from .judging import Ran
 
 
 class Gradients(Evidence):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .. import torch_api
 from . import probes
-from .evidence import Call, Found, flat, shown
+from .evidence import Call, Found, Ran, flat, shown
 from .gradients import Gradients
 from .memory import Memory, pointers
 from .refusals import Refusal, refusal_of
@@ -25,15 +25,6 @@ EXACT = frozenset({"ST501", "ST506", "ST507", "ST510"})
 MEANINGLESS = "a result that means something does not depend on elements that mean nothing"
 #: what torch's `return_and_correct_aliasing` says in inference mode to views of what is outside
 OUTSIDE = "Cannot set version_counter for inference tensor"
-
-
-class Ran(NamedTuple):
-    """What a call gave, the operands afterwards, and what the dense program took."""
-
-    out: Any
-    after: dict[str, Any]
-    operations: frozenset[str] = frozenset()
-    pointwise: bool = False
 
 
 class Operations(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from . import probes
 from .calls import EITHER, STRIDED
-from .evidence import Call, Evidence, Found, flat, item, shown
-
-if TYPE_CHECKING:
-    from .judging import Ran
+from .evidence import Call, Evidence, Found, Ran, flat, item, shown
 
 #: rules about calls whose result is a value in memory of its own
 OWNS = frozenset({"ST502", "ST506", "ST507", "ST515"})

@@ -20,8 +20,8 @@ import torch
 
 from . import probes
 from .calls import DRAWN, KINDS
-from .evidence import Call, Found, call_of, shown
-from .judging import Judge, Ran, Refused
+from .evidence import Call, Found, Ran, call_of, shown
+from .judging import Judge, Refused
 from .operands import LAYOUTS, Operands, operands_of
 from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing
 from .script import Failure

@@ -101,12 +101,12 @@ def blind(batch: str) -> Mutant:
     """Pins of a batch that never differ."""
 
     def mutate(patch: Patch) -> None:
-        made = pins._batches
+        made = pins.batches
 
         def batches() -> dict[str, pins.Batch]:
             return {**made(), batch: pins.Batch(lambda *read: 0, by_id=False)}
 
-        patch.setattr(pins, "_batches", batches)
+        patch.setattr(pins, "batches", batches)
         patch.delitem(pins._WORDS, batch, raising=False)
         if batch == "tables":
             patch.setattr(words, "class_version", lambda cls: None)

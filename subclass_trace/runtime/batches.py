@@ -1,0 +1,121 @@
+"""Reads that C code compares in one go, for `pins`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from .. import torch_api
+from ..state.values import dict_of_class
+from ..torch_api import words
+from .source import Source
+
+_of_instance = object.__getattribute__
+
+
+class Batch:
+    """Reads of one kind that have to give the same again: `getter` mapped over columns, compared by identity (``by_id``) or
+    by ``==``. Code in other threads may compare while this is filled: what is not whole is not equal."""
+
+    def __init__(self, getter: Callable[..., Any], *, by_id: bool) -> None:
+        self.getter, self.by_id = getter, by_id
+        self.columns: tuple[list[Any], ...] = ([],)
+        self.known: list[Any] = []
+        self.next: list[tuple[Any, ...]] | None = []
+        self.kept: list[Any] = []
+        self.free: list[int] = []
+
+    def add(self, row: tuple[Any, ...]) -> int:
+        """One read more; its number. Before `commit` it is compared from then on."""
+        if self.next is not None:
+            self.next.append(row)
+            return len(self.next) - 1
+        if self.free:
+            k = self.free.pop()
+            for column, part in zip(self.columns, row, strict=True):
+                column[k] = part
+        else:
+            k = len(self.known)
+            self.known.append(None)
+            self.kept += [None] * self.by_id
+            for column, part in zip(self.columns, row, strict=True):
+                column.append(part)
+        given = self.getter(*row)
+        self.pin(k, id(given) if self.by_id else given)
+        return k
+
+    def commit(self) -> None:
+        """Compare what was added, instead of what was compared before. What is compared by id is kept alive: no other object
+        gets its id."""
+        columns = [*zip(*(self.next or ()), strict=True)] or [()] * len(self.columns)
+        given = [*map(self.getter, *columns)]
+        self.known.clear()
+        if len(columns) > len(self.columns):
+            self.columns = tuple([] for _ in columns)
+        for column, values in zip(self.columns, columns, strict=True):
+            column[:] = values
+        self.known[:] = map(id, given) if self.by_id else given
+        self.next, self.kept, self.free = None, given if self.by_id else [], []
+
+    def drop(self, k: int) -> None:
+        """Number ``k`` is compared no more: the next one takes its place, until then the first one is compared twice."""
+        self.free.append(k)
+        for column in self.columns:
+            column[k] = column[0]
+        self.known[k] = self.known[0]
+
+    def now(self) -> list[Any]:
+        """What they give."""
+        given = map(self.getter, *self.columns)
+        return [*map(id, given)] if self.by_id else [*given]
+
+    def pin(self, k: int, given: Any) -> None:
+        """Number ``k`` gives this from now on."""
+        if self.by_id:
+            self.kept[k] = self.getter(*(column[k] for column in self.columns))
+        self.known[k] = given
+
+    def code(self, s: Source) -> str:
+        """An expression that tells whether they give something else."""
+        given = f"map({s.held(self.getter)}, {', '.join(map(s.held, self.columns))})"
+        return f"[*{f'map(id, {given})' if self.by_id else given}] != {s.held(self.known)}"
+
+
+def batches() -> dict[str, Batch]:
+    of = operator.attrgetter
+    return {
+        "words": Batch(words.value_of, by_id=False),
+        "tables": Batch(torch_api.dict_version, by_id=False),
+        "types": Batch(type, by_id=False),
+        "spaces": Batch(of("__dict__"), by_id=True),
+        "mros": Batch(of("__mro__"), by_id=True),
+        "codes": Batch(of("__code__"), by_id=True),
+        "defaults": Batch(of("__defaults__"), by_id=True),
+        "named": Batch(of("__kwdefaults__"), by_id=True),
+        "cells": Batch(of("cell_contents"), by_id=True),
+        "slots": Batch(_of_instance, by_id=True),
+        "lists": Batch(list.__getitem__, by_id=True),
+        "lengths": Batch(len, by_id=False),
+    }
+
+
+#: the words of memory that tell what a batch does
+WORDS: dict[str, Callable[[Any], Any]] = {
+    "tables": words.dict_word,
+    "types": words.type_word,
+    "codes": words.code_word,
+    "cells": words.cell_word,
+    "spaces": words.space_word,
+}
+
+
+_classes: dict[int, tuple[type, dict[str, Any]]] = {}
+
+
+def own_dict(cls: type) -> dict[str, Any]:
+    """The dict of a class, found once."""
+    found = _classes.get(id(cls))
+    if found is None or found[0] is not cls:
+        found = _classes[id(cls)] = cls, dict_of_class(cls)
+    return found[1]

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from subclass_trace.runtime import pins
+from subclass_trace.runtime.batches import Batch
 from subclass_trace.state import (
     attributes,
     branches,
@@ -103,11 +104,11 @@ def blind(batch: str) -> Mutant:
     def mutate(patch: Patch) -> None:
         made = pins.batches
 
-        def batches() -> dict[str, pins.Batch]:
-            return {**made(), batch: pins.Batch(lambda *read: 0, by_id=False)}
+        def batches() -> dict[str, Batch]:
+            return {**made(), batch: Batch(lambda *read: 0, by_id=False)}
 
         patch.setattr(pins, "batches", batches)
-        patch.delitem(pins._WORDS, batch, raising=False)
+        patch.delitem(pins.WORDS, batch, raising=False)
         if batch == "tables":
             patch.setattr(words, "class_version", lambda cls: None)
 

@@ -71,4 +71,4 @@ def test_the_commands_work_in_an_empty_folder(site: Path, tmp_path: Path) -> Non
     few = ("--rules", "ST101", "ST502", "--max-examples", "2")
     done = run(site, *cli, "check", "my_tensor:MyTensor", *few, "--html", "page.html", folder=tmp_path)
     assert done.returncode == 0 and "2 pass" in done.stdout, done.stdout + done.stderr
-    assert "<html>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<html" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -14,7 +14,6 @@ import re
 import sys
 import threading
 import types
-import weakref
 from typing import Any
 
 import torch
@@ -87,13 +86,6 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()))
 #: objects that hold a part of the world, and cannot be compared
 WORLDLY: set[type] = {*LOCKS, random.Random, type(sys.stdout), memoryview}
 THREAD_LOCAL = threading.local
-WEAK = (
-    weakref.ref,
-    weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary,
-    weakref.WeakSet,
-    weakref.ProxyType,
-)
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: what an operator of Python's computes without code of the user's
 SIMPLE = ATOMS | {

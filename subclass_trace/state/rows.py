@@ -16,7 +16,7 @@ import torch
 
 from ..subclass.attributes import namespace_of
 from .place import Call, Place
-from .values import MISSING, is_a, same, same_keys, short
+from .values import is_a, same, same_keys, short
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +155,3 @@ KINDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "distinct": (lambda value, others: True, "{at} is none of {was}"),
     "other": (lambda value, other: value is not other, "{at} is not {was}"),
 }
-
-#: what a "value" row keeps where nothing was
-ABSENT = MISSING

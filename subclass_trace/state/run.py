@@ -391,6 +391,3 @@ def _changed_in_backward(path: str) -> NeedsEager:
         expected="backwards that compute gradients",
         fix="do it outside of the backward",
     )
-
-
-_ERROR = SubclassTraceError

@@ -63,7 +63,7 @@ class Pins:
         self._compared: set[str] = set()
         self._failed: Row | None = None
         self._sees_writes = torch_api.versions_see_writes()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a cache that is asked again may call a region
         self._bind({})
         self._sure = sure
         if not sure:

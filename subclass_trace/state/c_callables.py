@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import functools
 import operator
 import weakref
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ import torch
 from .. import torch_api
 from ..errors import NeedsEager, SideEffectError
 from . import attributes, calls
-from .calls import BY_TYPE, C_TABLE
+from .calls import BY_TYPE, C_TABLE, FUNCTIONS
 from .current import current, set_current
 from .iteration import iterate
 from .kinds import (
@@ -157,3 +158,19 @@ BY_TYPE.update(
     }
 )
 C_TABLE[decimal.getcontext] = asks
+
+
+def _dispatched(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """``functools.singledispatch``: which function its table has for a class. Its cache is no
+    state: it follows from the table."""
+    cells = dict(zip(f.__code__.co_freevars, f.__closure__, strict=True))
+    registry = cells["registry"].cell_contents
+    rec.cells_of(f)
+    rec.step(cells["registry"], "contents", None, registry)
+    rec.touch(registry)
+    found = unwatched(f, *a)
+    keys = [key for key, held in registry.items() if held is found]
+    return rec.item(registry, keys[0], found) if keys else found
+
+
+FUNCTIONS[functools.singledispatch(callable).dispatch.__code__] = _dispatched

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from .. import torch_api
-from ..state.values import dict_of_class
+from ..state.values import ATOMS, dict_of_class, is_a, same
 from ..torch_api import words
 from .source import Source
 
@@ -119,3 +122,30 @@ def own_dict(cls: type) -> dict[str, Any]:
     if found is None or found[0] is not cls:
         found = _classes[id(cls)] = cls, dict_of_class(cls)
     return found[1]
+
+
+def is_plain(value: Any) -> bool:
+    """Is it of a class whose objects keep it?"""
+    kind = type(value)
+    return kind in (dict, list, tuple, set, frozenset, types.MethodType) or not kind.__flags__ & 1 << 9
+
+
+#: of classes with an ``==`` that runs no code of the user's
+_OWNERS = ("torch", "subclass_trace")
+
+
+def same_read(now: Any, value: Any) -> bool:
+    """Are these two the same, made anew by each read?"""
+    kind = type(value)
+    if kind in (types.MethodType, types.BuiltinFunctionType) and type(now) is kind:
+        return now.__self__ is value.__self__ and bool(_of(now) == _of(value))
+    if kind in ATOMS or kind is tuple:
+        return same(now, value)
+    # A member of an enumeration of C++, modes of DTensor: made anew by each read.
+    root = kind.__module__.partition(".")[0]
+    return type(now) is kind and root in _OWNERS and not is_a(value, torch.Tensor) and bool(now == value)
+
+
+def _of(method: Any) -> Any:
+    """What a bound method calls: its function, or its name."""
+    return getattr(method, "__func__", method.__name__)

@@ -22,10 +22,10 @@ from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, STEPS, Call, Place
 from ..state.recorder import instance_dict
 from ..state.rows import HOOKS, KINDS, Row
-from ..state.values import ATOMS, MISSING, is_a, lookup, same
+from ..state.values import ATOMS, MISSING, is_a, lookup
 from ..state.writes import MAPPING, NAMES
 from ..torch_api import words
-from .batches import WORDS, batches, own_dict
+from .batches import WORDS, batches, is_plain, own_dict, same_read
 from .source import Source
 
 #: a batch, and a number in it
@@ -238,7 +238,7 @@ class Pins:
                 self._facts.append((_holds, value, row.kind, row.known))
         elif row.kind in _FACTS:
             self._facts.append((_holds, value, row.kind, row.known))
-        elif row.kind == "type" and not _is_plain(value):
+        elif row.kind == "type" and not is_plain(value):
             self._add("types", value)
 
     # ------------------------------------------------------------------------------------------ checking
@@ -250,7 +250,7 @@ class Pins:
                     return False
                 continue
             now = read(of, key)
-            if now is not value and not _same(now, value):
+            if now is not value and not same_read(now, value):
                 return False
         return True
 
@@ -483,17 +483,3 @@ class Pins:
 
 def _holds(value: Any, kind: Any) -> None:
     """Stands for a row among facts."""
-
-
-def _same(now: Any, value: Any) -> bool:
-    """Are these two the same, made anew by each read?"""
-    kind = type(value)
-    if kind is types.MethodType and type(now) is kind:
-        return now.__func__ is value.__func__ and now.__self__ is value.__self__
-    return (kind in ATOMS or kind is tuple) and same(now, value)
-
-
-def _is_plain(value: Any) -> bool:
-    """Is it of a class whose objects keep it?"""
-    kind = type(value)
-    return kind in (dict, list, tuple, set, frozenset, types.MethodType) or not kind.__flags__ & 1 << 9

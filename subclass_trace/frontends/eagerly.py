@@ -26,6 +26,7 @@ class EagerCalls:
 
     def __init__(self) -> None:
         self.counts, self._kinds = collections.Counter[str](), dict[Any, str]()
+        self._all: str | None = None
 
     def run(self, reason: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Count the call, and make it."""
@@ -36,7 +37,12 @@ class EagerCalls:
 
     def reason(self, args: Any, kwargs: Any) -> str | None:
         """Why a call like this one ran eagerly before."""
-        return self._kinds.get(_kind(args, kwargs)) if self._kinds else None
+        return self._all or (self._kinds.get(_kind(args, kwargs)) if self._kinds else None)
+
+    def refuse_all(self, reason: str) -> None:
+        """All calls run eagerly from now on."""
+        self._all = reason
+        torch_api.warn_user(f"all calls of a region run eagerly from now on: {reason}")
 
     def refused(self, error: NeedsEager, args: Any, kwargs: Any) -> str:
         """Calls like this one run eagerly from now on; the reason."""

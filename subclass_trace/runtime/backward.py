@@ -170,6 +170,10 @@ class CompiledBackward:
         return found
 
 
+#: so many backwards that differ by Python state alone
+_OF_STATE = 8
+
+
 class Backwards:
     """The compiled backwards of a region (or of a backward of it), and the tape to trace more from.
 
@@ -194,7 +198,7 @@ class Backwards:
         self.inputs = len(tape.edges)
         self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
         self.of: tuple[int, ...] | None = None
-        self.narrow: list[Callable[[], Callable[[Any], None] | None]] = []
+        self.narrow: list[Callable[[], Callable[[Any, str | None], None] | None]] = []
         self.is_shared = False
         self.compiled: tuple[CompiledBackward, ...] = ()
 
@@ -228,7 +232,15 @@ class Backwards:
                 if hit is None:
                     hit = self._trace(tangents, create_graph, env, call)
                     self.add(hit)
+                    self._check_count()
         return hit
+
+    def _check_count(self) -> None:
+        """Python state that each backward finds changed: the region runs eagerly from now on."""
+        if sum(b.when.state is not None for b in self.compiled) > _OF_STATE:
+            for found in self.narrow:
+                if (narrow := found()) is not None:
+                    narrow(self.tape.session, "each of its backwards reads another value of Python state")
 
     def _lookup(
         self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any
@@ -285,7 +297,7 @@ class Backwards:
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         for found in self.narrow:
             if (narrow := found()) is not None:
-                narrow(self.tape.session)
+                narrow(self.tape.session, None)
         return TangentError(
             "this backward takes other operations for other sizes or numbers, and its trace has those of another call",
             path=", ".join(self.output_paths) or None,

@@ -53,9 +53,8 @@ class Pins:
     def __init__(self, guards: StateGuards, written: Sequence[Place] = (), *, sure: bool = True) -> None:
         """``sure``: what stands there now meets the rows; else they are compared before the pins are used."""
         self.guards, self.rows = guards, guards.fixed
-        fixed = [p for row in guards.moving for p in (row.place, *others_of(row)) if not p.moves]
-        wanted = [*(p for p in guards.flat if not p.moves), *(p for p in written if not p.moves), *fixed]
-        self.places: tuple[Place, ...] = tuple(dict.fromkeys(wanted))
+        wanted = [*guards.flat, *written, *(p for row in guards.moving for p in (row.place, *others_of(row)))]
+        self.places: tuple[Place, ...] = tuple(dict.fromkeys(p for p in wanted if not p.moves and not p.late))
         self.empty: list[Any] = []
         self.facts: list[tuple[Callable[..., Any], Any, Any, Any]] = []  # reader, of what, key, what it gives
         self.things: list[Any] = []

@@ -77,7 +77,7 @@ def get(rec: Any, o: Any, name: str) -> Any:
         return torch_api.PYTHON_CLASSES[kind] if name == "__class__" else getattr(o, name)
     if is_a(o, torch.Tensor):
         return _of_tensor(rec, o, name)
-    own = lookup(kind, "__getattribute__")
+    own = rec.lookup(kind, "__getattribute__")
     if type(own) is Function:
         return _by_own(rec, o, kind, own, name)
     if kind is THREAD_LOCAL or issubclass(kind, THREAD_LOCAL):
@@ -310,13 +310,15 @@ def _of_python_module(rec: Any, o: Any, name: str) -> Any:
     if value is not MISSING:
         return given
     fallback = space.get("__getattr__", MISSING)
+    rec.item(space, "__getattr__", fallback)
     if fallback is MISSING or type(o) is not types.ModuleType:
         return getattr(o, name)  # also where the class of a module has its own way
-    rec.item(space, "__getattr__", fallback)
     return rec.call(fallback, name)
 
 
 def _of_class(rec: Any, o: type, meta: type, name: str) -> Any:
+    if meta is not type and type(own := rec.lookup(meta, "__getattribute__")) is Function:
+        return rec.call(own, o, name)
     member = rec.lookup(meta, name) if meta is not type else lookup(type, name)
     if member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__")):
         if type(member) is property:

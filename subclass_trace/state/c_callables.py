@@ -74,21 +74,23 @@ def _partial(rec: Any, f: Any, a: Args, k: Named) -> Any:
 def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
     """What a cache keeps has no other place: the guard asks it again."""
     rec.step(f, "inner", "__wrapped__", f.__wrapped__)
-    for value in a:
+    given = (*a, *k.values())
+    for value in given:
         if type(value) not in ATOMS and not is_a(value, torch.Tensor):
             rec.pin(value)
     plain = all(
-        type(v) in ATOMS or (rec.place_of(v) is not None and not is_a(v, torch.Tensor)) for v in a
+        type(v) in ATOMS or (rec.place_of(v) is not None and not is_a(v, torch.Tensor))
+        for v in given
     )
-    if rec.place_of(f) is None or k or not plain:
-        if rec.place_of(f) is not None and _has_kept(f, a, k):
+    if rec.place_of(f) is None or not plain:
+        if rec.place_of(f) is not None and f.cache_info().currsize:
             _refuse_cached(f)
         return rec.call(f.__wrapped__, *a, **k)
     misses, recorder = f.cache_info().misses, set_current(None)
     # A miss runs the function once, for real, as in eager mode; then its result is what is kept.
     try:
         with torch_api.no_overrides(), torch_api.no_modes():
-            out = unwatched(f, *a)
+            out = unwatched(f, *a, **k)
     finally:
         set_current(recorder)
     if rec.written and f.cache_info().misses != misses:
@@ -99,12 +101,7 @@ def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
                 fix="call the function once before the region",
             )
         )
-    return rec.at(rec.child(rec.place_of(f), "call", a), out)
-
-
-def _has_kept(f: Any, a: Args, k: Named) -> bool:
-    """Is anything kept, of calls whose arguments are no atoms?"""
-    return bool(f.cache_info().currsize)
+    return rec.at(rec.child(rec.place_of(f), "cached", (a, (*k.items(),))), out)
 
 
 def _refuse_cached(f: Any) -> None:

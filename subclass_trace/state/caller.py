@@ -111,6 +111,9 @@ class Caller(Reach):
     def _with_defaults(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The cells of a function that was there before, and the defaults that the call takes, are
         read. What stands for a default in the trace (a stand-in, a symbol) is handed in by name."""
+        place = self.place_of(f)
+        assert place is not None
+        self.at(place, f)  # in a backward, the forward has met it
         self.cells_of(f)
         code = f.__code__
         if len(args) < code.co_argcount:

@@ -55,20 +55,22 @@ class StateGuards:
 
     @property
     def moving(self) -> list[Row]:
-        """The rows about the arguments of a call; `fixed`: the others."""
-        return [row for row in self.rows if _moves(row)]
+        """The rows about the arguments of a call, and then those about what caches give, which are
+        asked when all else holds; `fixed`: the others."""
+        arguments = [row for row in self.rows if _moves(row) and not _is_late(row)]
+        return arguments + [row for row in self.rows if _is_late(row)]
 
     @property
     def fixed(self) -> list[Row]:
         """The rows about what stands still between calls."""
-        return [row for row in self.rows if not _moves(row)]
+        return [row for row in self.rows if not _moves(row) and not _is_late(row)]
 
     def and_of_backward(self, other: StateGuards | None) -> StateGuards:
         """With what a backward reads of the arguments of its call."""
         if other is None or not other.moves:
             return self
         made = self.of_function(self.function)
-        made.rows = (*self.rows, *other.moving)
+        made.rows = (*self.rows, *(row for row in other.moving if not _is_late(row)))
         return made
 
     def of_function(self, function: Any) -> StateGuards:
@@ -79,7 +81,7 @@ class StateGuards:
 
     def failing(self, call: Call) -> Iterator[Row]:
         """The rows that do not hold in a call."""
-        for row in self.rows:
+        for row in sorted(self.rows, key=_is_late):
             try:
                 if row.holds(call):
                     continue
@@ -90,6 +92,10 @@ class StateGuards:
 
 def _moves(row: Row) -> bool:
     return row.place.moves or any(place.moves for place in others_of(row))
+
+
+def _is_late(row: Row) -> bool:
+    return row.place.late or any(place.late for place in others_of(row))
 
 
 def others_of(row: Row) -> tuple[Place, ...]:
@@ -125,7 +131,7 @@ def changed_since(guards: StateGuards, call: Call) -> set[str]:
     symbols."""
     found: set[str] = set()
     for row in guards.rows:
-        if row.kind == "value" and type(row.known) in (int, float):
+        if row.kind == "value" and type(row.known) in (int, float) and not row.place.late:
             with contextlib.suppress(*GONE):
                 now = row.place.read(call)
                 if type(now) is type(row.known) and not same(now, row.known):

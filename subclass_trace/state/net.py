@@ -86,12 +86,12 @@ def _read_kernel(rec: Any, frame: Any) -> None:
             read_named(rec, frame.f_globals, name, names)
 
 
-def unwatched(f: Any, *args: Any) -> Any:
+def unwatched(f: Any, *args: Any, **kwargs: Any) -> Any:
     """C code that calls nothing that matters."""
     profile = sys.getprofile()
     sys.setprofile(None)
     try:
-        return f(*args)
+        return f(*args, **kwargs)
     finally:
         sys.setprofile(profile)
 

@@ -47,13 +47,15 @@ class Place:
         kind: of the root (`ROOTS`) or the step (`STEPS`).
         key: which argument, attribute, item; of a "const" root the thing itself.
         moves: is it among the arguments, which each call brings anew?
+        late: does reading it call a cache, which is asked when all else holds?
     """
 
-    __slots__ = ("key", "kind", "moves", "name", "parent")
+    __slots__ = ("key", "kind", "late", "moves", "name", "parent")
 
     def __init__(self, parent: Place | None, kind: str, key: Any, name: str | None = None) -> None:
         self.parent, self.kind, self.key, self.name = parent, kind, key, name
         self.moves: bool = kind == "arg" if parent is None else parent.moves
+        self.late: bool = kind == "cached" or (parent is not None and parent.late)
 
     def step(self, kind: str, key: Any) -> Place:
         """The place one step further."""
@@ -162,6 +164,7 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "own": own,
     "super": lambda _, key: lookup_after(key),
     "call": lambda function, args: function(*args),
+    "cached": lambda function, given: function(*given[0], **dict(given[1])),
     "ref": lambda o, k: gc.get_referents(o)[k],
     "fact": fact,
     "inner": getattr,
@@ -195,6 +198,9 @@ def _step_text(parent: Place, kind: str, key: Any) -> str:
         return before
     if kind == "super":
         return f"super({key[1].__qualname__}, {before}).{key[2]}"
+    if kind == "cached":
+        given = [*map(short, key[0]), *(f"{name}={short(value)}" for name, value in key[1])]
+        return f"{before}({', '.join(given)})"
     if kind == "call":
         return f"{before}({', '.join(map(short, key))})"
     if kind == "fact":

@@ -14,6 +14,7 @@ from . import attributes, calls
 from .boundary import ENTER, is_users, kind_of
 from .c_methods import APPLY
 from .calls import FUNCTIONS, callback, torch_call
+from .current import current
 from .instrument import clone
 from .kinds import Function, Method
 from .recorder import instance_dict
@@ -63,7 +64,8 @@ def _apply(rec: Any, f: Any, a: Args, k: Named) -> Any:
             if kind_of(method.__func__.__code__) == ENTER:
                 rec.lookup(cls, name)
                 rec.step(method, "inner", "__func__", method.__func__)
-                own[name] = staticmethod(callback(method.__func__))
+                called = callback(method.__func__) if name != "backward" else _backward_of(cls)
+                own[name] = staticmethod(called)
     if not own:
         return torch_call(rec, cls.apply, tuple(rest), k)
     for value in (*rest, *k.values()):
@@ -73,6 +75,18 @@ def _apply(rec: Any, f: Any, a: Args, k: Named) -> Any:
     given = tuple(map(rec.mapped, rest))
     named = {name: rec.mapped(v) for name, v in k.items()}
     return rec.give(twin.apply(*given, **named))
+
+
+def _backward_of(cls: Any) -> Any:
+    """The ``backward`` that a class has when a backward runs."""
+
+    def backward(*args: Any) -> Any:
+        rec = current()
+        if rec is None:
+            return cls.backward(*args)
+        return rec.call(attributes.get(rec, cls, "backward"), *args)
+
+    return backward
 
 
 def _first_is_called(rec: Any, f: Any, a: Args, k: Named) -> Any:

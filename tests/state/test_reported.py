@@ -1,0 +1,183 @@
+"""Programs that a user of the package has broken it with: values, and what they leave, are eager's."""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+
+Wrap = Callable[[Any], Any]
+
+
+def cache_with_a_keyword(wrap: Wrap) -> Any:
+    config, runs = {"base": 10.0}, []
+
+    @functools.lru_cache
+    def table(n: int) -> float:
+        runs.append(n)
+        return config["base"] * n
+
+    region, got = wrap(lambda x: x * table(n=3)), []
+    for call in range(4):
+        if call == 2:
+            config["base"] = 99.0
+        got.append(region(torch.ones(1)).item())
+    return got, runs, table.cache_info().misses, table.cache_info().currsize
+
+
+def cache_of_another_specialization(wrap: Wrap) -> Any:
+    """A guard of another name does not fill the cache."""
+    config = {"base": 10.0}
+
+    @functools.lru_cache
+    def scale(name: str) -> float:
+        return config["base"] * len(name)
+
+    region, got = wrap(lambda x, name: x * scale(name)), []
+    for name, base, clear in [("aa", 10.0, 0), ("bbb", 10.0, 0), ("aa", 20.0, 1), ("bbb", 30.0, 0)]:
+        config["base"] = base
+        if clear:
+            scale.cache_clear()
+        got.append(region(torch.ones(1), name).item())
+    return got, scale.cache_info().misses, scale.cache_info().currsize
+
+
+def getattribute_appears(wrap: Wrap) -> Any:
+    class Held:
+        k = 2
+
+    held = Held()
+    region = wrap(lambda x: x * held.k)
+    before = region(torch.ones(1)).item()
+    Held.__getattribute__ = lambda self, name: 10  # type: ignore[method-assign, assignment]
+    return before, region(torch.ones(1)).item()
+
+
+def getattribute_of_a_metaclass_appears(wrap: Wrap) -> Any:
+    class Meta(type):
+        pass
+
+    class Held(metaclass=Meta):
+        k = 2
+
+    region = wrap(lambda x: x * Held.k)
+    before = region(torch.ones(1)).item()
+    Meta.__getattribute__ = lambda cls, name: 8  # type: ignore[method-assign, assignment]
+    return before, region(torch.ones(1)).item()
+
+
+def getattr_of_a_module_appears(wrap: Wrap) -> Any:
+    module = types.ModuleType("plug")
+    region = wrap(lambda x: x * (module.dyn if hasattr(module, "dyn") else 1))
+    before = region(torch.ones(1)).item()
+    module.__getattr__ = lambda name: 5.0  # type: ignore[method-assign, assignment]
+    return before, region(torch.ones(1)).item()
+
+
+def _backwards(region: Any, change: Callable[[], Any]) -> list[float]:
+    got = []
+    for call in range(3):
+        x = torch.ones(1, requires_grad=True)
+        y = region(x)
+        if call == 1:
+            change()
+        y.sum().backward()
+        got.append(x.grad.item())  # type: ignore[union-attr]
+    return got
+
+
+def backward_is_replaced(wrap: Wrap) -> Any:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 2
+
+    def change() -> None:
+        Double.backward = staticmethod(lambda ctx, g: g * 7)  # type: ignore[assignment]
+
+    return _backwards(wrap(lambda x: Double.apply(x) * 3), change)
+
+
+def backward_with_a_cell_is_replaced(wrap: Wrap) -> Any:
+    space = types.SimpleNamespace(k=2.0)
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * space.k
+
+    def change() -> None:
+        Scale.backward = staticmethod(lambda ctx, g: g * 7)  # type: ignore[assignment]
+
+    return _backwards(wrap(lambda x: Scale.apply(x) * 3), change)
+
+
+def code_of_a_hook_is_replaced(wrap: Wrap) -> Any:
+    def hook(g: Any) -> Any:
+        return g * 9
+
+    def f(x: Any) -> Any:
+        y = x * 1
+        y.register_hook(hook)
+        return y * 3
+
+    def change() -> None:
+        hook.__code__ = (lambda g: g * 4).__code__
+
+    return _backwards(wrap(f), change)
+
+
+PROGRAMS = (
+    cache_with_a_keyword,
+    cache_of_another_specialization,
+    getattribute_appears,
+    getattribute_of_a_metaclass_appears,
+    getattr_of_a_module_appears,
+    backward_is_replaced,
+    backward_with_a_cell_is_replaced,
+    code_of_a_hook_is_replaced,
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_as_eager(program: Callable[[Wrap], Any]) -> None:
+    assert program(lambda f: st.compile(f, frontend="trace")) == program(lambda f: f)
+
+
+def test_a_number_that_each_backward_finds_changed() -> None:
+    """It is not traced without end: the region runs eagerly, and says so."""
+    space, layer = types.SimpleNamespace(k=0.0), torch.nn.Linear(2, 2)
+
+    def f(x: Any) -> Any:
+        y = layer(x)
+        y.register_hook(lambda g: g * space.k)
+        return y.sin()
+
+    region = st.compile(f)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(30):
+            space.k += 0.1
+            found = []
+            for call in (f, region):
+                layer.weight.grad = None
+                call(torch.ones(1, 2)).sum().backward()
+                found.append(layer.weight.grad)
+            assert torch.equal(*found)
+    assert len([w for w in caught if "reads another value of Python state" in str(w.message)]) == 1
+    assert "another value of Python state" in region.explain()

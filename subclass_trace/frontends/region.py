@@ -227,7 +227,8 @@ class Region:
         from ..report.text import explain
 
         text = explain(self.__entries, self.__eagerly.counts)
-        return f"{text}\n\nserved by our trace" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
+        by = "served by our trace" if self.__entries or not self.__eagerly.counts else "its calls run eagerly"
+        return f"{text}\n\n{by}" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """`explain` and all specializations as a page that needs nothing else; ``path``: it is written there, too."""

@@ -16,7 +16,7 @@ import torch
 
 from ..subclass.attributes import namespace_of
 from .place import Call, Place
-from .values import is_a, same, same_keys, short
+from .values import MISSING, is_a, same, same_keys, short
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +53,16 @@ class Row:
             return f"two of {self.place}, {', '.join(map(str, self.known[:8]))} are one object"
         if self.kind == "other":
             return f"{self.place} and {self.known} were two objects"
-        was, now = said(self.known), said(now_of(self.kind, self.place.read(call)))
-        return f"{self.place}: expected {was}, got {'another one' if now == was else now}"
+        if self.kind == "hooks":
+            return f"{self.place}: a hook is registered"
+        now_there = self.place.read(call)
+        if self.kind == "func" and type(now_there) is types.FunctionType:
+            return f"{self.place}: expected the function that it was, got one with other code"
+        was, now = said(self.known), said(now_of(self.kind, now_there))
+        if self.known is MISSING and self.place.kind == "attr":
+            was = "no value of its own"
+        at = f"len({self.place})" if self.kind == "len" else str(self.place)
+        return f"{at}: expected {was}, got {'another one' if now == was else now}"
 
 
 def said(value: Any) -> str:

@@ -113,11 +113,19 @@ def same_keys(a: Collection[Any], b: Collection[Any]) -> bool:
     )
 
 
+#: modules whose values say in C, or in code of Python's, what they are
+_PRINTED = ("datetime", "decimal", "fractions", "numpy", "pathlib")
+
+
 def short(value: Any) -> str:
     """A value in a message: never the contents of a tensor, never code of the user's."""
-    text = (
-        repr(value) if type(value) in ATOMS or value is MISSING else f"a {type(value).__qualname__}"
-    )
+    kind = type(value)
+    if kind in ATOMS or value is MISSING or kind.__module__ in _PRINTED:
+        text = repr(value)
+    elif is_a(value, enum.Enum):
+        text = f"{kind.__qualname__}.{value._name_}"
+    else:
+        text = f"a {kind.__qualname__}"
     return text if len(text) < 80 else text[:77] + "..."
 
 

@@ -146,8 +146,11 @@ class _Branch:
 
     def _read_object(self, value: Any) -> None:
         """All that an object holds, and the code of its class."""
-        if is_a(value, enum.Enum) and not vars(value).keys() <= _OF_MEMBERS:
-            self._refuse(f"names {value}, which has attributes")
+        if is_a(value, enum.Enum):
+            if not vars(value).keys() <= _OF_MEMBERS:
+                self._refuse(f"names {value}, which has attributes")
+            if self.rec.namespace(value, vars(value)) is not None:
+                self.rec.touch(vars(value))
         self.rec.deep(value, "a branch", 1)
         self.is_state |= not _is_torchs(value)
         self._read_class(type(value))

@@ -158,14 +158,14 @@ C_TABLE[decimal.getcontext] = asks
 
 
 def _dispatched(rec: Any, f: Any, a: Args, k: Named) -> Any:
-    """``functools.singledispatch``: which function its table has for a class. Its cache is no
-    state: it follows from the table."""
+    """``functools.singledispatch``: which function its table has for a class. Its cache, which
+    follows from the table, is not asked: the region may have changed that."""
     cells = dict(zip(f.__code__.co_freevars, f.__closure__, strict=True))
     registry = cells["registry"].cell_contents
     rec.cells_of(f)
     rec.step(cells["registry"], "contents", None, registry)
     rec.touch(registry)
-    found = unwatched(f, *a)
+    found = registry.get(a[0]) or unwatched(functools._find_impl, a[0], registry)  # type: ignore[attr-defined]
     keys = [key for key, held in registry.items() if held is found]
     return rec.item(registry, keys[0], found) if keys else found
 

@@ -76,7 +76,7 @@ BRANCHES = {
         "HELD[0] = 3.0",
     ),
     "a flag": (
-        "",
+        "torch.backends.cudnn.benchmark = False",
         "(2.0 if torch.backends.cudnn.benchmark is False else 3.0)",
         "torch.backends.cudnn.benchmark = True",
     ),

@@ -83,8 +83,11 @@ class HandOver:
         return result
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
-        self._methods.before_call()
-        return self._served(*args, **kwargs)
+        before = self._methods.before_call()
+        try:
+            return self._served(*args, **kwargs)
+        finally:
+            self._methods.after_call(before)
 
     def _eagerly(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call where Dynamo has compiled nothing, or little."""

@@ -32,8 +32,10 @@ class TracedMethods:
         self._words: list[Any] = []
         self._versions: list[int] = []
 
-    def before_call(self) -> None:
-        """Forget what Dynamo has compiled, if a method is another one by now; hear of what it compiles in this call."""
+    def before_call(self) -> TracedMethods | None:
+        """Forget what Dynamo has compiled, if a method is another one by now; hear of what it compiles in this call. Who
+        heard of it before: see `after_call`."""
+        before: TracedMethods | None = getattr(_here, "listener", None)
         _here.listener = self
         if len(self.codes) != self._learnt:
             self._learn()
@@ -44,6 +46,12 @@ class TracedMethods:
                 self._methods.clear()
             self._learnt = len(self.codes)
             self._pin()
+        return before
+
+    @staticmethod
+    def after_call(before: TracedMethods | None) -> None:
+        """Who heard of it before hears of it again."""
+        _here.listener = before
 
     def _learn(self) -> None:
         self._learnt = len(self.codes)
@@ -53,7 +61,8 @@ class TracedMethods:
             if type(module) is not str or module.partition(".")[0] == "torch":
                 continue
             for name, member in list(vars(cls).items()):
-                if getattr(_unwrapped(member), "__code__", None) in self.codes:
+                function = _unwrapped(member)
+                if type(function) is types.FunctionType and function.__code__ in self.codes:
                     self._methods += [(c, name, _function_of(c, name)) for c in (cls, *_classes(cls))]
         self._pin()
 
@@ -70,14 +79,16 @@ def _classes(cls: Any) -> Iterator[type]:
 
 
 def _unwrapped(member: Any) -> Any:
-    """The function in a static or class method, or in a property."""
-    return getattr(member, "fget", None) if type(member) is property else getattr(member, "__func__", member)
+    """The function in a static or class method, or in a property. No code of the member's class runs."""
+    if type(member) is property:
+        return member.fget
+    return member.__func__ if type(member) in (staticmethod, classmethod) else member
 
 
 def _function_of(cls: type, name: str) -> Any:
     member = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
     function = _unwrapped(member)
-    return getattr(function, "__code__", function)
+    return function.__code__ if type(function) is types.FunctionType else function
 
 
 def _forget_compiled() -> None:

@@ -1,15 +1,17 @@
 """Rules run in a forked process: a class that hangs or kills the interpreter costs one call of the sweep, or one rule.
 
 The child tells what it is about to do and what came of it; the parent waits for so long, blames the last thing that was
-begun, and forks another child for the rest. Where a fork is not safe (no ``os.fork``, a GPU in use: autograd has threads
+begun twice, and forks another child for the rest. Where a fork is not safe (no ``os.fork``, a GPU in use: autograd has threads
 then), all runs in this process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
+import tempfile
 import time
 import traceback
 import warnings
@@ -36,7 +38,7 @@ def run_rules(subject: Subject, rules: Sequence[Rule], profile: Profile) -> Iter
     if not can_fork():
         yield from (run_rule(subject, r, profile) for r in rules)
         return
-    left, lost = list(rules), dict[str, str]()
+    left, lost, once = list(rules), dict[str, str](), set[str]()
     while left:
         child = _Child(subject, left, profile, lost)
         try:
@@ -45,8 +47,10 @@ def run_rules(subject: Subject, rules: Sequence[Rule], profile: Profile) -> Iter
                 yield result
             if child.doing == "rule" and left:
                 yield _lost_rule(subject, left.pop(0), child.why)
-            elif child.doing:
+            elif child.doing in once:
                 lost[child.doing] = child.why
+            elif child.doing:  # a fork that met a lock of another thread hangs once, a class again
+                once.add(child.doing)
         finally:
             child.end()
 
@@ -76,10 +80,13 @@ class _Child:
         self.subject, self.doing, self.why = subject, "", ""
         self._limit = 120.0 + 10 * profile.shrink_seconds
         self._pipe, theirs = Pipe(duplex=False)
+        self._stacks = tempfile.TemporaryFile()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns of forks where there are threads
             self._process = os.fork()
         if self._process == 0:
+            with contextlib.suppress(AttributeError):  # where there are no such signals
+                faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=False)
             _work(theirs, subject, rules, profile, lost)
         theirs.close()
 
@@ -89,7 +96,7 @@ class _Child:
         while True:
             try:
                 if not self._comes():
-                    self.why = "it does not come to an end"
+                    self.why = f"it does not come to an end{self._where()}"
                     return
                 kind, value = self._pipe.recv()
             except EOFError:
@@ -123,6 +130,17 @@ class _Child:
                 return False
         return False
 
+    def _where(self) -> str:
+        """Where the child is: the innermost lines of Python, ours left out."""
+        os.kill(self._process, signal.SIGUSR1)
+        time.sleep(0.2)
+        self._stacks.seek(0)
+        lines = self._stacks.read().decode(errors="replace").splitlines()
+        frames = [line.strip() for line in lines if line.startswith("  File ")]
+        ours = os.path.dirname(os.path.abspath(__file__))
+        theirs = [frame for frame in frames if ours not in frame]
+        return f": {theirs[0]}" if theirs else ""
+
     def _signal(self) -> str:
         _, status = os.waitpid(self._process, 0)
         self._process = 0
@@ -135,6 +153,7 @@ class _Child:
     def end(self) -> None:
         """The process is no more."""
         self._pipe.close()
+        self._stacks.close()
         if self._process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process, signal.SIGKILL)

@@ -76,9 +76,9 @@ BRANCHES = {
         "HELD[0] = 3.0",
     ),
     "a flag": (
-        "torch.backends.cudnn.benchmark = False",
+        "torch._C._set_cudnn_benchmark(False)",
         "(2.0 if torch.backends.cudnn.benchmark is False else 3.0)",
-        "torch.backends.cudnn.benchmark = True",
+        "torch._C._set_cudnn_benchmark(True)",
     ),
     "the environment": (
         "os.environ['ZZ_HELD'] = 'a'",

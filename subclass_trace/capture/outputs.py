@@ -18,6 +18,7 @@ from ..plan import (
     SizeOutput,
     ValueOutput,
     ViewOutput,
+    ViewStep,
     gradient_of,
 )
 from ..subclass.attributes import attributes_of_wrapper
@@ -168,7 +169,8 @@ class OutputClassifier:
         if number is None:
             self._check_attributes(base, *flatten(base))
         place = self._emit_once(base) if number is None else number
-        return ViewOutput(place, number is not None, way, o.grad_fn is not None, spec)
+        steps = (ViewStep(way),)  # as a whole, until the plan is made: its symbols may become numbers
+        return ViewOutput(place, number is not None, steps, o.grad_fn is not None, spec)
 
     def _gives(self, way: Callable[..., Tensor], base: Tensor, spec: Spec, sizes: list[Any]) -> bool:
         """Does ``way`` make such a view of ``base`` as that is now? Shapes and contexts may have changed since.

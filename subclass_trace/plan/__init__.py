@@ -13,14 +13,14 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 
 from ..subclass.paths import Path
-from ..subclass.spec import RaggedSize, SizeExpr, Spec, leaf_count
+from ..subclass.spec import Spec, leaf_count
 from .values import Recipe
 
 
@@ -128,36 +128,28 @@ class SameOutput:
 
 
 @dataclass(frozen=True, eq=False)
-class SymbolicView:
-    """Autograd's function of a view whose sizes differ between calls; ``sizes`` in the order in which it asks for them."""
+class ViewStep:
+    """One view operation: ``operation(base, *args, **kwargs)``; of several results number ``which``.
 
-    function: Callable[..., torch.Tensor]
-    sizes: tuple[Any, ...]
+    Numbers among the arguments may be `SizeExpr` or `RaggedSize`.
+    """
 
-    def at(self, env: Mapping[Any, int]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The function with the sizes of one call."""
-        sizes = [s.evaluate(env) if isinstance(s, (SizeExpr, RaggedSize)) else s for s in self.sizes]
-
-        def replay(base: torch.Tensor) -> torch.Tensor:
-            following = iter(sizes)
-            return self.function(base, symint_visitor_fn=lambda _: next(following))
-
-        return replay
-
-
-Replay: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+    operation: Any
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    which: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class ViewOutput:
-    """A view of an input, or of a forward value: the recorded view operations are replayed on the real base.
+    """A view of an input, or of a forward value: the view operations are called on the real base, one after the other.
 
     ``base`` counts inputs, or forward values.
     """
 
     base: int
     of_input: bool
-    replay: Replay | SymbolicView
+    steps: tuple[ViewStep, ...]
     requires_grad: bool
     spec: Spec
 

@@ -21,7 +21,6 @@ from ..plan import (
     Plan,
     SameOutput,
     SizeOutput,
-    SymbolicView,
     ValueOutput,
     ViewOutput,
     gradient_of,
@@ -29,8 +28,9 @@ from ..plan import (
 from ..plan.values import entries_in
 from ..state.guards import StateGuards
 from ..state.place import Place
-from ..subclass.spec import spec_leaves
+from ..subclass.spec import RaggedSize, SizeExpr, spec_leaves
 from ..subclass.template import Examples
+from ..torch_api import pytree
 from .delivery_code import Delivery
 from .emit import (
     Unwrapper,
@@ -52,7 +52,7 @@ from .function_code import FunctionEmitter, needs_call
 from .guards import Ambient
 from .pins import Pins
 from .program import Call, Program, watch_contexts
-from .rebuild import replay_view
+from .rebuild import replay_view, steps_of
 from .source import Source
 from .state_code import StateEmitter, tried
 from .value_code import ValueEmitter, emit_effects
@@ -289,9 +289,10 @@ class EntryEmitter:
         if isinstance(o, InputOutput):
             return flat[o.position]
         if isinstance(o, ViewOutput):
-            sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
-            base = (inputs if o.of_input else values)[o.base]
-            return f"{s.bind('replay_view', replay_view)}({s.constant(o, 'view')}, {base}{sizes})"
+            named = [n for step in o.steps for n in pytree.tree_leaves((step.args, step.kwargs))]
+            sizes = f", {env}" if any(isinstance(n, (SizeExpr, RaggedSize)) for n in named) else ""
+            given = f"{s.constant(steps_of(o), 'view')}, {o.requires_grad}, {(inputs if o.of_input else values)[o.base]}"
+            return f"{s.bind('replay_view', replay_view)}({given}{sizes})"
         if isinstance(o, ValueOutput) and o.parameter:
             return f"{s.bind('Parameter', torch.nn.Parameter)}({values[o.value]}, False)"
         if isinstance(o, ValueOutput):

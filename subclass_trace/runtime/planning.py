@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch.fx as fx
 from .. import torch_api
 from ..capture.capture import Captured
 from ..capture.session import Session
+from ..errors import NeedsEager
 from ..partition.half import Half
 from ..plan import (
     InputPlan,
@@ -23,17 +25,17 @@ from ..plan import (
     PlanInputs,
     PlanResults,
     Primal,
-    Replay,
     SavedValue,
     SizePrimal,
-    SymbolicView,
     SymbolPlan,
     ValueOutput,
     ViewOutput,
+    ViewStep,
 )
 from ..state.side_effects import Recipes
-from ..subclass.flatten import guarded_spec, leaves_of
+from ..subclass.flatten import guarded_spec
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count, leaf_spans
+from ..torch_api import pytree
 from .sizes import freeze, to_expr
 
 Tensor = torch.Tensor
@@ -174,47 +176,45 @@ def _is_view(node: fx.Node) -> bool:
 
 def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     if isinstance(o, ViewOutput):
-        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session))
+        (whole,) = o.steps
+        return replace(o, spec=freeze(o.spec), steps=_view_steps(whole.operation, captured.session))
     if isinstance(o, ValueOutput):
         return replace(o, spec=freeze(o.spec))
     return o
 
 
-def _freeze_replay(replay: Any, session: Session) -> Replay | SymbolicView:
-    """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead.
+def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
+    """The operations of autograd's function of a view, which is run once on the traced base and seen from above.
 
-    That may be a number by now, where the region has read one that has to fit other sizes.
+    It remembers the symbols that it was traced with: their expressions instead, which may be numbers by now, where the region
+    has read one that has to fit other sizes.
+
+    Raises:
+        NeedsEager: they are not a chain of operations of one tensor each.
     """
-    view = getattr(replay, "__self__", None)
-    if not isinstance(view, Tensor) or view._base is None:
-        return replay  # type: ignore[no-any-return]
-    if not (session.recorder.has_read_numbers or session.arguments or _has_symbols(view, view._base)):
-        return replay  # type: ignore[no-any-return]
-    sizes: list[Any] = []
-    symbols: list[bool] = []
-
-    def note(n: Any) -> Any:
-        sizes.append(to_expr(n))
-        symbols.append(isinstance(n, torch.SymInt))
-        return n
-
-    try:
-        aside = torch_api.unbound_symbols_set_aside(session.shape_env)
-        numbers = torch_api.numbers_as_split_factors()  # as while it was traced, which has guarded them
+    base = replay.__self__._base
+    made: Any = None
+    aside = torch_api.unbound_symbols_set_aside(session.shape_env)
+    numbers = torch_api.numbers_as_split_factors()  # as while it was traced, which has guarded them
+    with contextlib.suppress(*torch_api.DATA_DEPENDENT_ERRORS):  # the class reads a number, as it will of a call's base
         # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class may make tensors.
-        with aside, numbers, torch.no_grad(), session.mode, torch_api.enable_python_dispatcher():
-            replay(view._base, symint_visitor_fn=note)
-    except torch_api.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
-        if not all(type(n) is int for n in sizes):
-            raise
-    return SymbolicView(replay, tuple(sizes)) if any(symbols) else replay
-
-
-def _has_symbols(*tensors: Tensor) -> bool:
-    """In a size, a stride, or the place of a leaf (``x[:, k]`` has symbols nowhere else)."""
-    if any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride())):
-        return True
-    return any(isinstance(leaf.storage_offset(), torch.SymInt) for t in tensors for leaf in leaves_of(t))
+        with aside, numbers, torch.no_grad(), session.mode, torch_api.enable_python_dispatcher(), torch_api.CallLog() as log:
+            made = replay(base)
+    steps: list[ViewStep] = []
+    for operation, args, kwargs, out in reversed(log.calls):
+        gives = (made is None and not steps) or made is out
+        parts = [*map(id, out)] if isinstance(out, (list, tuple)) else []
+        if not gives and id(made) not in parts:
+            continue
+        which = None if gives else parts.index(id(made))
+        rest, named = pytree.tree_map(to_expr, (tuple(args[1:]), tuple(kwargs.items())))
+        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((rest, named))):
+            break
+        steps.append(ViewStep(operation, rest, named, which))
+        made = args[0]
+    if made is not base:
+        raise NeedsEager("a result is a view of another kind than operations of its base make", fix="return a clone of it")
+    return tuple(reversed(steps))
 
 
 def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from ..plan import SymbolicView, ViewOutput
-from .sizes import Env
+from .. import torch_api
+from ..plan import ViewOutput
+from ..torch_api import pytree
+from .sizes import Env, evaluate
 
 Tensor = torch.Tensor
 
 
-def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tensor:
-    """Replay the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``."""
-    replay = plan.replay.at(env or {}) if isinstance(plan.replay, SymbolicView) else plan.replay
+#: an operation, the arguments behind the base, and which of several results
+Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int | None]
+
+
+def steps_of(plan: ViewOutput) -> tuple[Step, ...]:
+    """The steps of a view as they are called."""
+    return tuple(
+        (torch_api.raw_callable(s.operation), s.args, dict(s.kwargs), s.which) for s in plan.steps
+    )
+
+
+def replay_view(steps: Sequence[Step], requires_grad: bool, base: Tensor, env: Env | None = None) -> Tensor:
+    """Call the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``.
+
+    ``env``: the values of symbols, where some of the arguments are computed of them.
+    """
     # Under no_grad of the caller too: the region may have enabled gradients itself.
-    with torch.set_grad_enabled(plan.requires_grad if base.requires_grad else torch.is_grad_enabled()):
-        return replay(base)
+    with torch.set_grad_enabled(requires_grad if base.requires_grad else torch.is_grad_enabled()):
+        for operation, args, kwargs, which in steps:
+            if env is not None:
+                args, kwargs = pytree.tree_map(lambda n: evaluate(n, env), (args, kwargs))
+            made = operation(base, *args, **kwargs)
+            base = made if which is None else made[which]
+        return base
 
 
 def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:

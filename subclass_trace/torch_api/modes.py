@@ -181,6 +181,22 @@ class DispatchLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class CallLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every call of an operation that runs inside, with its result; None while it has none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note it and run it."""
+        number = len(self.calls)
+        self.calls.append((func, args, kwargs or {}, None))
+        out = func(*args, **(kwargs or {}))
+        self.calls[number] = (func, args, kwargs or {}, out)
+        return out
+
+
 peek_functorch = torch._C._functorch.peek_interpreter_stack
 
 dispatch_stack_length = torch._C._len_torch_dispatch_stack

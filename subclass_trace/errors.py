@@ -102,5 +102,9 @@ class BackendError(SubclassTraceError):
     """A back end cannot be used here, or broke its contract; the message names an alternative."""
 
 
+class DescriptionError(SubclassTraceError, ValueError):
+    """A description of a specialization is broken, old, or of something that is not here: the path names the field."""
+
+
 class VerificationError(SubclassTraceError):
     """The verifier found a graph or a plan that breaks an invariant: a bug in this package or in a partitioner."""

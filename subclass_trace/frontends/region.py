@@ -191,8 +191,8 @@ class Region:
     def __keep(self, entries: tuple[Specialization, ...]) -> None:
         self.__entries, self.__fast = entries, tuple(e.run for e in entries)
 
-    def __narrow(self, session: Any, reason: str | None) -> None:
-        """A backward of what this session has traced holds for its sizes alone: later calls have numbers; or for a reason
+    def __narrow(self, origin: object, reason: str | None) -> None:
+        """A backward of these holds for its sizes alone: later calls have numbers; or for a reason
         all calls run eagerly from now on."""
         with TRACE_LOCK:
             if reason is not None:
@@ -201,7 +201,7 @@ class Region:
                 return
             self.__history.fix_all()
             programs = [(e, e.program.backwards) for e in self.__entries]
-            self.__keep(tuple(e for e, b in programs if b is None or b.tape.session is not session))
+            self.__keep(tuple(e for e, b in programs if b is None or b.origin is not origin))
 
     def __check_count(self, misses: list[Reason]) -> None:
         limit = self.__options.max_specializations

@@ -24,12 +24,13 @@ from ..errors import OptionError, Reason
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
+from ..runtime.bind import bind, with_circumstances
 from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.sizes import hint_of
 from ..runtime.source import Source as Code
-from ..runtime.specialize import Graphs, alias_guard, build_program
+from ..runtime.specialize import Graphs, build_program
 from ..stages import stage
 from ..state.guards import StateGuards, changed_since
 from ..state.place import Call, Place
@@ -242,10 +243,8 @@ def _specialize(
         guarded = guarded.and_of_backward(backward.reads)
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
-    alias = alias_guard(captured, [row.of(maker.flat) for row in program.plan.inputs.rows])
-    with torch.no_grad(), stage("code generation"):
-        examples = Examples(session.mode, hint_of)
-        emitted = EntryEmitter(program, ambient, guarded).emit(alias, maker.flat, examples)
+    program = with_circumstances(program, maker.flat)
+    emitted = bind(program, ambient, guarded, maker.flat, Examples(session.mode, hint_of))
     state.forget()
     maker.flat.clear()  # cycles may keep it for a while
     return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {})

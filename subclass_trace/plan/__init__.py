@@ -248,6 +248,20 @@ class SavedValue:
     reason: str
 
 
+@dataclass(frozen=True)
+class TensorKind:
+    """What of one tensor, an input or inside of one, no size says: a call has the same.
+
+    ``keys``: its dispatch keys, as a number that this build of torch knows.
+    """
+
+    cls: type
+    keys: int
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
 @dataclass(frozen=True, eq=False)
 class PlanInputs:
     """How a call becomes the inputs of the graphs.
@@ -259,6 +273,8 @@ class PlanInputs:
         symbols: where a call tells the sizes that are symbols.
         conditions: what must hold of them.
         offsets_matter: the graphs hold absolute storage offsets (``as_strided``), or the region asks for one.
+        alias: how inputs and leaves share memory, where that decided the trace; see `capture.aliasing`.
+        kinds: of each input, and of the tensors inside of it, in flatten order.
     """
 
     rows: tuple[InputPlan, ...]
@@ -267,6 +283,8 @@ class PlanInputs:
     symbols: tuple[SymbolPlan, ...]
     conditions: tuple[Any, ...]
     offsets_matter: bool
+    alias: tuple[Any, ...] | None = None
+    kinds: tuple[TensorKind, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -179,6 +179,10 @@ class Backwards:
 
     Attributes:
         inputs: how many inputs are differentiated.
+        tape: the retained autograd graph; None until `again` has traced the call once more.
+        again: makes the tape of a call where there is none (that of a description is in another process).
+        trace: what the forward's trace was like, where the tape is not that of it; see `data.describe`.
+        origin: the same for these and for the backwards of them.
         takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
         narrow: are told when a backward does not hold for the sizes of a call.
@@ -187,16 +191,21 @@ class Backwards:
 
     def __init__(
         self,
-        tape: Tape,
+        tape: Tape | None,
         saved: frozenset[str],
         compile_backward: CompileBackward,
         output_paths: Sequence[str],
         symbols: frozenset[Any] = frozenset(),
+        again: Callable[[Any], Tape] | None = None,
     ) -> None:
         self.tape, self.saved, self.compile_backward = tape, saved, compile_backward
-        self.output_paths, self.symbols = tuple(output_paths), symbols
-        self.inputs = len(tape.edges)
-        self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
+        self.output_paths, self.symbols, self.again = tuple(output_paths), symbols, again
+        self.origin: object = self
+        self.trace = ""
+        self.inputs, self.takes_batches = 0, False
+        if tape is not None:
+            self.inputs = len(tape.edges)
+            self.takes_batches = not any(map(is_traceable, (*tape.outputs, *tape.inputs)))
         self.of: tuple[int, ...] | None = None
         self.narrow: list[Callable[[], Callable[[Any, str | None], None] | None]] = []
         self.is_shared = False
@@ -208,8 +217,8 @@ class Backwards:
 
     @property
     def keeps_call(self) -> bool:
-        """Does a backward read what stands among the arguments of its call, which the forward has to keep for it?"""
-        return any(b.reads is not None and b.reads.moves for b in self.compiled)
+        """May a backward ask for the arguments of its call, which the forward has to keep for it?"""
+        return self.again is not None or any(b.reads is not None and b.reads.moves for b in self.compiled)
 
     def share(self) -> bool:
         """Another module shall have these too: none of them may read what belongs to the first one."""
@@ -240,7 +249,7 @@ class Backwards:
         if sum(b.when.state is not None for b in self.compiled) > _OF_STATE:
             for found in self.narrow:
                 if (narrow := found()) is not None:
-                    narrow(self.tape.session, "each of its backwards reads another value of Python state")
+                    narrow(self.origin, "each of its backwards reads another value of Python state")
 
     def _lookup(
         self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any
@@ -249,6 +258,9 @@ class Backwards:
 
     @working("another backward")
     def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any) -> CompiledBackward:
+        if self.tape is None:
+            assert self.again is not None
+            self.tape = self.again(call)
         tape, shape_env = self.tape, self.tape.session.shape_env
         live = [flatten(o)[1] for o in tape.outputs]
         rows = zip(tangents, live, strict=True)
@@ -297,7 +309,7 @@ class Backwards:
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         for found in self.narrow:
             if (narrow := found()) is not None:
-                narrow(self.tape.session, None)
+                narrow(self.origin, None)
         return TangentError(
             "this backward takes other operations for other sizes or numbers, and its trace has those of another call",
             path=", ".join(self.output_paths) or None,
@@ -333,7 +345,7 @@ class Backwards:
         following = None
         if traced.next is not None:
             following = Backwards(traced.next, frozenset(have), self.compile_backward, (), self.symbols)
-            following.of, following.narrow = traced.differentiable, self.narrow
+            following.of, following.narrow, following.origin = traced.differentiable, self.narrow, self.origin
             following.takes_batches = self.takes_batches
         return [place.get(n, ("saved", n)) for n in names], self.compile_backward(graph), following, graph
 

@@ -90,15 +90,14 @@ class EntryEmitter:
         self.values: dict[str, Tensor] = {}
         self.unwrapper = Unwrapper(self.source, self.values)
 
-    def emit(self, alias: tuple[Any, ...] | None, flat_arguments: Sequence[Any], examples: Examples) -> Emitted:
+    def emit(self, flat_arguments: Sequence[Any], examples: Examples) -> Emitted:
         """Write the entry from top to bottom.
 
         Args:
-            alias: how inputs and leaves share memory, where that decided the trace.
             flat_arguments: those of the call that it is made for.
             examples: makes fake values of specs, to verify template constructors.
         """
-        s, self.alias, self.examples = self.source, alias, examples
+        s, self.examples = self.source, examples
         self.real_inputs = [row.of(flat_arguments) for row in self.plan.inputs.rows]
         with tried(s, "def entry(args, kwargs):"):
             state, flat = self._state_part()
@@ -230,8 +229,8 @@ class EntryEmitter:
                     f"'a storage_offset() is not {n}'",
                     f"storage_offset() == {n}",
                 )
-        if self.alias is not None:
-            check = s.bind("alias_check", alias_check(self.alias))
+        if plan.inputs.alias is not None:
+            check = s.bind("alias_check", alias_check(plan.inputs.alias))
             failed = f"if not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))"
             s.check(failed, "'the inputs share memory in another way'", "the inputs share memory as they did")
 
@@ -291,7 +290,9 @@ class EntryEmitter:
         if isinstance(o, ViewOutput):
             named = [n for step in o.steps for n in pytree.tree_leaves((step.args, step.kwargs))]
             sizes = f", {env}" if any(isinstance(n, (SizeExpr, RaggedSize)) for n in named) else ""
-            given = f"{s.constant(steps_of(o), 'view')}, {o.requires_grad}, {(inputs if o.of_input else values)[o.base]}"
+            given = (
+                f"{s.constant(steps_of(o), 'view')}, {o.requires_grad}, {(inputs if o.of_input else values)[o.base]}"
+            )
             return f"{s.bind('replay_view', replay_view)}({given}{sizes})"
         if isinstance(o, ValueOutput) and o.parameter:
             return f"{s.bind('Parameter', torch.nn.Parameter)}({values[o.value]}, False)"

@@ -198,7 +198,14 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
     numbers = torch_api.numbers_as_split_factors()  # as while it was traced, which has guarded them
     with contextlib.suppress(*torch_api.DATA_DEPENDENT_ERRORS):  # the class reads a number, as it will of a call's base
         # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class may make tensors.
-        with aside, numbers, torch.no_grad(), session.mode, torch_api.enable_python_dispatcher(), torch_api.CallLog() as log:
+        with (
+            aside,
+            numbers,
+            torch.no_grad(),
+            session.mode,
+            torch_api.enable_python_dispatcher(),
+            torch_api.CallLog() as log,
+        ):
             made = replay(base)
     steps: list[ViewStep] = []
     for operation, args, kwargs, out in reversed(log.calls):
@@ -213,7 +220,9 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
         steps.append(ViewStep(operation, rest, named, which))
         made = args[0]
     if made is not base:
-        raise NeedsEager("a result is a view of another kind than operations of its base make", fix="return a clone of it")
+        raise NeedsEager(
+            "a result is a view of another kind than operations of its base make", fix="return a clone of it"
+        )
     return tuple(reversed(steps))
 
 

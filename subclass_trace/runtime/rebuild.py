@@ -21,9 +21,7 @@ Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int | None]
 
 def steps_of(plan: ViewOutput) -> tuple[Step, ...]:
     """The steps of a view as they are called."""
-    return tuple(
-        (torch_api.raw_callable(s.operation), s.args, dict(s.kwargs), s.which) for s in plan.steps
-    )
+    return tuple((torch_api.raw_callable(s.operation), s.args, dict(s.kwargs), s.which) for s in plan.steps)
 
 
 def replay_view(steps: Sequence[Step], requires_grad: bool, base: Tensor, env: Env | None = None) -> Tensor:

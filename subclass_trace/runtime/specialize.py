@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 import torch.fx as fx
 
 from .. import torch_api, verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
-from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import output_args
 from ..capture.tape import Tape, TracedBackward
@@ -24,14 +21,11 @@ from ..partition.saved import saved_table
 from ..plan import Plan, ValueOutput
 from ..stages import stage
 from ..state.side_effects import Recipes
-from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
 from .backward import Backwards, Circumstances, CompiledBackward, OnFirstUse, check_of
 from .by_autograd import SMALL, captured_for_autograd, leaves_same_history
 from .planning import make_plan, number_symbols, with_conditions
 from .program import Program
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,12 +215,3 @@ def _output_paths(plan: Plan) -> list[str]:
     mutated = {m.value: plan.inputs.rows[m.input].path for m in plan.mutations.rows}
     results = {o.value: k for k, o in enumerate(plan.results.outputs) if isinstance(o, ValueOutput)}
     return [str(mutated.get(k, f"result[{results.get(k, k)}]")) for k in plan.gradients.differentiable]
-
-
-def alias_guard(captured: Captured, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """The alias pattern, when it decided anything: something is written or compared, or leaves share memory."""
-    table: dict[int, Tensor] = {}
-    for row, value in zip(captured.inputs.rows, inputs, strict=True):
-        table.update(zip(row.leaves, leaves_of(value), strict=True))
-    pattern = alias_pattern(inputs, [table[k] for k in range(len(captured.inputs.leaf_primals))])
-    return pattern if captured.mutations.rows or len(pattern) > 1 else None

@@ -42,6 +42,22 @@ class StateGuards:
         self.positional, self.keywords = len(call.args), tuple(call.kwargs)
         self.function = call.function
 
+    @classmethod
+    def of(
+        cls,
+        rows: tuple[Row, ...],
+        flat: tuple[Place, ...],
+        tensors: tuple[Place, ...],
+        positional: int,
+        keywords: tuple[str, ...],
+        function: Any,
+    ) -> StateGuards:
+        """Guards of rows that are known."""
+        made = object.__new__(cls)
+        made.rows, made.flat, made.tensors = rows, flat, tensors
+        made.positional, made.keywords, made.function = positional, keywords, function
+        return made
+
     @property
     def moves(self) -> bool:
         """Does anything stand among the arguments of a call?"""
@@ -75,9 +91,9 @@ class StateGuards:
 
     def of_function(self, function: Any) -> StateGuards:
         """The same rows for another function."""
-        made = object.__new__(StateGuards)
-        made.__dict__.update(self.__dict__, function=function)
-        return made
+        return StateGuards.of(
+            self.rows, self.flat, self.tensors, self.positional, self.keywords, function
+        )
 
     def failing(self, call: Call) -> Iterator[Row]:
         """The rows that do not hold in a call."""

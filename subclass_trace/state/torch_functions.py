@@ -32,7 +32,7 @@ def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
     module = a[0]
     space = instance_dict(module) or {}
     tables = torch_api.hooks_of_all()
-    hooked = any(space.get(name) for name in HOOKS) or any(tables.values())
+    hooked = any(space.get(name) for name in HOOKS) or any(table for *_, table in tables)
     if (
         hooked
         or any(id(space.get(name)) in rec.written for name in HOOKS)
@@ -40,8 +40,9 @@ def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
     ):
         return _entered(rec, _Module._call_impl, a, k)
     rec.row(module, "hooks", None)
-    for name, table in tables.items():
-        rec.root(table, name)
+    for space, name, table in tables:
+        if rec.place_of(table) is None:
+            rec.known[id(table)] = table, rec.child(rec.root(space), "item", name)
         rec.row(table, "truth", False)
     compiled = attributes.get(rec, module, "_compiled_call_impl")
     if compiled is not None:

@@ -88,10 +88,10 @@ def parts_of(context: Any) -> list[Any]:
         return [*context]
     if type(context) is dict:
         return [*context.values()]
-    return [getattr(context, name) for name in _fields(context)] if has_generated_equality(context) else []
+    return [getattr(context, name) for name in fields_of(context)] if has_generated_equality(context) else []
 
 
-def _fields(value: Any) -> list[str]:
+def fields_of(value: Any) -> list[str]:
     """The fields of a dataclass of the user's, and what it holds besides them; of another one, those that it compares."""
     cls = type(value)
     if is_foreign(cls):
@@ -114,7 +114,7 @@ def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(context, dict):
         return dict(zip(context, found, strict=True))
     twin = copy.copy(context)
-    for name, v in zip(_fields(context), found, strict=True):
+    for name, v in zip(fields_of(context), found, strict=True):
         object.__setattr__(twin, name, v)
     return twin
 
@@ -145,7 +145,7 @@ def fresh(context: Any, mark: Callable[[Any], Any] | None = None) -> Any:
 
     ``mark`` gives what marks stand for.
     """
-    if isinstance(context, _Outer) and mark is not None:
+    if isinstance(context, Outer) and mark is not None:
         return mark(context)
     found = map_parts(context, lambda v: fresh(v, mark))
     return copy.copy(found) if found is context and is_copied(found) else found
@@ -173,7 +173,7 @@ def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
 
 def _is_comparable(value: Any) -> bool:
     """Does a copy of it, or the object itself, stay what it is? Not an object of the user's: what it holds may change."""
-    if is_atom(value) or isinstance(value, _Outer) or torch_api.is_opaque(value):
+    if is_atom(value) or isinstance(value, Outer) or torch_api.is_opaque(value):
         return True
     if type(value) in (set, frozenset):
         return all(map(is_atom, value))
@@ -203,7 +203,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
         kinds = [(getattr(x, "dtype", None), getattr(x, "shape", None)) for x in (a, b)]
         return kinds[0] == kinds[1] and bool(a.tobytes() == b.tobytes())
     if isinstance(a, tuple) or type(a) in (list, dict) or has_generated_equality(a):
-        keys = list if type(a) is dict else len if isinstance(a, (tuple, list)) else _fields
+        keys = list if type(a) is dict else len if isinstance(a, (tuple, list)) else fields_of
         alike: Any = keys(a) == keys(b)
         return alike and all(same_context(x, y, _depth + 1) for x, y in zip(parts_of(a), parts_of(b), strict=True))
     try:
@@ -219,7 +219,7 @@ def _same_number(a: complex, b: complex) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------- outer sizes in contexts
-class _Outer(enum.Enum):
+class Outer(enum.Enum):
     """Stands in a context for the outer size or stride of its wrapper, when that is dynamic."""
 
     SIZE = "outer size"
@@ -234,9 +234,9 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
     """
     if isinstance(context, tuple) and context:
         if _same_sizes(context, size):
-            return _Outer.NUMBERS if type(context) is tuple else _Outer.SIZE
+            return Outer.NUMBERS if type(context) is tuple else Outer.SIZE
         if _same_sizes(context, stride):
-            return _Outer.STRIDE
+            return Outer.STRIDE
     return map_parts(context, lambda v: without_outer(v, size, stride))
 
 
@@ -244,7 +244,7 @@ def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> 
     """The inverse of `without_outer`, with the sizes of this call; what `fresh` copies is copied."""
 
     def at(mark: Any) -> Any:
-        return torch.Size(size) if mark is _Outer.SIZE else tuple(size if mark is _Outer.NUMBERS else stride)
+        return torch.Size(size) if mark is Outer.SIZE else tuple(size if mark is Outer.NUMBERS else stride)
 
     return fresh(context, at)
 

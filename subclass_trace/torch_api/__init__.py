@@ -27,6 +27,7 @@ from .dtensor_modes import *
 from .dynamo import *
 from .dynamo_faults import *
 from .exact_numbers import *
+from .expressions import *
 from .fake_results import *
 from .fakes import *
 from .flag_rows import *

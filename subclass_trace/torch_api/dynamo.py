@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, _higher_order_ops
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import GuardError, OptionError
@@ -175,6 +175,15 @@ def higher_order_name(target: object) -> str | None:
     """The name of a higher order operator; None for any other target of a node."""
     operator: Any = target
     return str(operator.name()) if isinstance(target, HigherOrderOperator) else None
+
+
+def higher_order_named(name: str) -> Any:
+    """The higher order operator of this name.
+
+    Raises:
+        KeyError: none is loaded.
+    """
+    return _higher_order_ops[name]
 
 
 def no_proxies() -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -154,3 +154,29 @@ def _faked(mode: FakeTensorMode, data: torch.Tensor, device: torch.device) -> to
 NO_FAKE_KERNEL = UnsupportedOperatorException
 
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+def fake_like(
+    mode: FakeTensorMode,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    offset: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    lazy: Sequence[bool],
+) -> torch.Tensor:
+    """A fake tensor that lies so in a storage of its own. ``lazy``: its conjugate and its negative bit."""
+    with mode, torch.no_grad():
+        made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        if type(offset) is not int or offset:
+            room = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
+            made = torch.empty_strided([room], [1], dtype=dtype, device=device).as_strided(size, stride, offset)
+        if lazy[0]:
+            made = torch._conj(made)
+        return torch._neg_view(made) if lazy[1] else made
+
+
+def symbolic_number(env: Any, kind: str, expr: Any, hint: Any) -> Any:
+    """A SymInt, SymFloat or SymBool of an expression; ``hint``: its value in the call that was traced."""
+    make = {"int": env.create_symintnode, "float": env.create_symfloatnode, "bool": env.create_symboolnode}[kind]
+    return make(expr) if kind == "bool" else make(expr, hint=hint)

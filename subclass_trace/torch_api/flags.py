@@ -220,6 +220,10 @@ FLAGS: tuple[Flag, ...] = tuple(
 FLAG_NAMED: Mapping[str, Flag] = MappingProxyType({flag.name: flag for flag in FLAGS})
 
 
+#: the function that reads a flag -> its name
+FLAG_READ_BY: Mapping[Any, str] = MappingProxyType({flag.read: flag.name for flag in FLAGS})
+
+
 def _by_function(functions: Callable[[Flag], tuple[Any, ...]]) -> Mapping[Any, tuple[Flag, ...]]:
     found: dict[Any, tuple[Flag, ...]] = {}
     for flag in FLAGS:

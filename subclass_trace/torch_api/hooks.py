@@ -12,14 +12,14 @@ import torch
 _MODULES = [importlib.import_module(name) for name in ("torch.nn.modules.module", "torch.optim.optimizer")]
 
 
-def hooks_of_all() -> dict[str, dict[Any, Any]]:
-    """Torch's tables of them, by name."""
-    return {
-        name: table
+def hooks_of_all() -> list[tuple[dict[str, Any], str, dict[Any, Any]]]:
+    """Torch's tables of them: the namespace of the module that has one, its name, and the table."""
+    return [
+        (vars(module), name, table)
         for module in _MODULES
         for name, table in vars(module).items()
         if name.startswith("_global_") and isinstance(table, dict)
-    }
+    ]
 
 
 def call_with_hooks(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:

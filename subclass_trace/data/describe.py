@@ -1,0 +1,310 @@
+"""A specialization -> its description, and back to the parts of which `bind` makes one."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import torch_api
+from ..capture.tape import Tape
+from ..errors import DescriptionError, Reason
+from ..partition.half import Half
+from ..plan import Plan, ViewOutput
+from ..runtime.backward import Backwards, CompiledBackward
+from ..runtime.guards import Ambient
+from ..runtime.program import Program
+from ..runtime.specialize import Graphs
+from ..state.guards import StateGuards
+from ..state.place import Call, Place
+from ..subclass.context import parts_of
+from ..subclass.flatten import flatten
+from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
+from .graphs import GraphReader, GraphWriter
+from .objects import fingerprint_of_class, name_of
+from .places import Unlike
+from .vocabulary import Gap
+
+#: of what a description says; another one is not read
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a specialization is, as data.
+
+    Attributes:
+        data: what JSON can hold.
+        gaps: what could not be written, with its path; a description that has some cannot be bound.
+    """
+
+    data: dict[str, Any]
+    gaps: tuple[Gap, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardParts:
+    """A backward of a description; see `CompiledBackward`."""
+
+    tangents: tuple[Spec | None, ...]
+    tangent_names: tuple[str, ...]
+    inputs: tuple[tuple[str, Any], ...]
+    grads: tuple[Spec | None, ...]
+    passed: tuple[tuple[str, int] | None, ...]
+    conditions: tuple[Any, ...]
+    autocast: tuple[Any, ...]
+    dtensor: torch_api.DTensorModes | None
+    reads: StateGuards | None
+    half: Half
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardsParts:
+    """The backwards of a description; see `Backwards`. ``trace``: what the forward's trace was like."""
+
+    inputs: int
+    takes_batches: bool
+    saved: frozenset[str]
+    output_paths: tuple[str, ...]
+    symbols: frozenset[Any]
+    trace: str
+    compiled: tuple[BackwardParts, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What `read` gives: the records of a specialization, for the roots of a call."""
+
+    ambient: Ambient
+    guards: StateGuards
+    plan: Plan
+    first: Half
+    backwards: BackwardsParts | None
+
+
+def versions() -> list[str]:
+    """What a description holds for besides what it says: torch, Python, this package's vocabulary."""
+    git = getattr(torch.version, "git_version", None) or ""
+    return [str(torch.__version__), git[:12], ".".join(map(str, sys.version_info[:3])), str(VERSION)]
+
+
+# ---------------------------------------------------------------------------------------------- writing
+def describe(ambient: Ambient, guards: StateGuards, program: Program, graphs: Graphs, call: Call) -> Description:
+    """The description of a specialization.
+
+    Args:
+        call: the roots: the function, and the arguments where something among them is found by its place.
+    """
+    w = _Writer(call, program.plan)
+    state = w.guards(guards)
+    backwards = program.backwards
+    data = {
+        "versions": versions(),
+        "guards": state,
+        "ambient": [[f.name, w.value(getattr(ambient, f.name), f.name)] for f in fields(ambient)],
+        "plan": w.plan_data(program.plan),
+        "forward": w.half(graphs.first, "forward"),
+        "backwards": None if backwards is None else w.backwards(backwards, graphs),
+    }
+    data["classes"] = w.classes()
+    data["places"] = w.places  # last: all others name them
+    return Description(data, tuple(dict.fromkeys(w.gaps)))
+
+
+class _Writer(GraphWriter):
+    def __init__(self, call: Call, plan: Plan) -> None:
+        super().__init__(call)
+        self._classes: dict[type, None] = {}
+        self._parts: dict[int, list[Any]] = {}  # id of a part of the context of an input -> where it is
+        for row in plan.inputs.rows:
+            self._find_parts(row.spec, row.position, [])
+
+    def _find_parts(self, spec: Any, number: int, way: list[Any]) -> None:
+        """Parts of contexts that have a description alone, as a mesh of devices has."""
+        if isinstance(spec, WrapperSpec):
+            self._classes[spec.cls] = None
+            self._find_part(spec.context, number, [*way, "context"])
+            for k, inner in enumerate(spec.inners):
+                self._find_parts(inner, number, [*way, k])
+        elif isinstance(spec, OpaqueSpec):
+            self._find_part(spec.value, number, way)
+
+    def _find_part(self, value: Any, number: int, way: list[Any]) -> None:
+        if (known := torch_api.mesh_data(value)) is not None:
+            self._parts.setdefault(id(value), ["of input", number, way, known])
+        for k, part in enumerate(parts_of(value)):
+            self._find_part(part, number, [*way, k])
+
+    def other(self, value: Any, path: str) -> Any:
+        """As any; a part of an input's context."""
+        known = torch_api.mesh_data(value)
+        if known is not None:
+            same = (p for p in self._parts.values() if p[3] == known)
+            found = self._parts.get(id(value)) or next(same, None)
+            return self.gap(path, "a mesh of devices that no input has") if found is None else found
+        if isinstance(value, type) and issubclass(value, torch.Tensor):
+            self._classes[value] = None
+        return super().other(value, path)
+
+    def plan_data(self, plan: Plan) -> Any:
+        """The plan; where the class of a view's base is asked to make it, that is no gap."""
+        for output in plan.results.outputs:
+            if isinstance(output, ViewOutput):
+                for step in output.steps:
+                    if name_of(step.operation) is None:
+                        self.gap("result", "a view by an operation that no name leads to")
+        return self.value(plan, "plan")
+
+    def classes(self) -> Any:
+        """The wrapper classes, with fingerprints of their methods: some run where nothing is recorded."""
+        found = []
+        for cls in self._classes:
+            name = name_of(cls)
+            if name is not None and not cls.__module__.startswith("torch."):
+                found.append([name, fingerprint_of_class(cls)])
+        return found
+
+    def backwards(self, backwards: Backwards, graphs: Graphs) -> Any:
+        """The backwards that are no backwards of backwards: those are traced anew."""
+        compiled = [b for b in backwards.compiled if not b.when.create_graph]
+        return {
+            "inputs": backwards.inputs,
+            "takes_batches": backwards.takes_batches,
+            "saved": sorted(backwards.saved),
+            "output_paths": [*backwards.output_paths],
+            "symbols": [self.value(s) for s in sorted(backwards.symbols, key=str)],
+            "trace": backwards.trace or trace_of(backwards.tape),
+            "compiled": [self._backward(b, f"backward[{k}]") for k, b in enumerate(compiled)],
+        }
+
+    def _backward(self, b: CompiledBackward, path: str) -> Any:
+        half = b.graph if isinstance(b.graph, Half) else Half.of_module(b.graph)
+        return {
+            "tangents": self.value(b.tangents, f"{path}.tangents"),
+            "tangent_names": [*b.tangent_names],
+            "inputs": self.value(b.inputs, f"{path}.inputs"),
+            "grads": self.value(b.grads, f"{path}.grads"),
+            "passed": self.value(b.passed, f"{path}.passed"),
+            "conditions": self.value(b.when.conditions, f"{path}.conditions"),
+            "autocast": self.value(b.when.autocast, f"{path}.autocast"),
+            "dtensor": self.value(b.when.dtensor, f"{path}.dtensor"),
+            "reads": None if b.reads is None else self.guards(b.reads),
+            "half": self.half(half, path),
+        }
+
+
+def trace_of(tape: Tape) -> str:
+    """What the trace of a forward was like, so that another one is known to be the same: its operations, by name."""
+    rows = []
+    for node in tape.session.recorder.graph.nodes:
+        if node.meta.get("partitioner_tag") != "is_backward":
+            named = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.name)
+            rows.append(f"{node.name} {node.op} {node.target} {named!r}")
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:24]
+
+
+# ---------------------------------------------------------------------------------------------- reading
+def read(data: Any, call: Call) -> Parts:
+    """The parts of a description, for the roots of a call. Nothing of it is run.
+
+    Raises:
+        DescriptionError: it is broken, of another version, or names something that is not loaded; the path names the field.
+        Unlike: what is here is something else than what it was made of.
+    """
+    if not isinstance(data, dict):
+        raise DescriptionError("no description of a specialization", got=type(data).__name__)
+    if data.get("versions") != versions():
+        what = "the description was made by other versions of torch, Python or this package"
+        raise DescriptionError(what, path="versions", expected=versions(), got=data.get("versions"))
+    try:
+        return _read(data, call)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, DescriptionError):
+            raise
+        raise DescriptionError("a broken description", got=f"{type(error).__name__}: {error}") from error
+
+
+def _read(data: dict[str, Any], call: Call) -> Parts:
+    r = _Reader(data["places"], call)
+    for name, known in data["classes"]:
+        cls = r.value(["named", *name])
+        if fingerprint_of_class(cls) != known:
+            raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
+    guards = r.guards(data["guards"])
+    r.find_inputs(guards)
+    ambient = Ambient(**{str(name): r.value(value) for name, value in data["ambient"]})
+    plan = r.value(data["plan"])
+    if not isinstance(plan, Plan):
+        raise DescriptionError("no plan", path="plan", got=type(plan).__name__)
+    backwards = data["backwards"]
+    return Parts(ambient, guards, plan, r.half(data["forward"]), None if backwards is None else r.backwards(backwards))
+
+
+class _Reader(GraphReader):
+    """Reads what `_Writer` has written."""
+
+    def find_inputs(self, guards: StateGuards) -> None:
+        """What contexts of inputs are written by: the inputs themselves."""
+        self._flat: list[Any] = [self._read_or_none(place) for place in guards.flat]
+
+    def _read_or_none(self, place: Place) -> Any:
+        try:
+            return self.read(place)
+        except Unlike:
+            return None
+
+    def value(self, data: Any) -> Any:
+        """As any; a part of an input's context."""
+        if type(data) is list and len(data) == 4 and data[0] == "of input":
+            return self._part(*data[1:])
+        return super().value(data)
+
+    def _part(self, number: int, way: list[Any], known: Any) -> Any:
+        at: Any = self._flat[number]
+        if not isinstance(at, torch.Tensor):
+            raise Unlike(Reason(f"input {number} is no tensor"))
+        spec = flatten(at)[1]
+        try:
+            found = _follow(spec, way)
+        except (AttributeError, IndexError, TypeError):
+            raise Unlike(Reason(f"input {number} has another context")) from None
+        if torch_api.mesh_data(found) != known:
+            raise Unlike(Reason(f"input {number} is on another mesh"))
+        return found
+
+    def backwards(self, data: Any) -> BackwardsParts:
+        """The backwards."""
+        return BackwardsParts(
+            int(data["inputs"]),
+            bool(data["takes_batches"]),
+            frozenset(map(str, data["saved"])),
+            tuple(map(str, data["output_paths"])),
+            frozenset(map(self.value, data["symbols"])),
+            str(data["trace"]),
+            tuple(map(self._backward, data["compiled"])),
+        )
+
+    def _backward(self, data: Any) -> BackwardParts:
+        names = ("tangents", "inputs", "grads", "passed", "conditions", "autocast", "dtensor")
+        return BackwardParts(
+            **{name: self.value(data[name]) for name in names},
+            tangent_names=tuple(map(str, data["tangent_names"])),
+            reads=None if data["reads"] is None else self.guards(data["reads"]),
+            half=self.half(data["half"]),
+        )
+
+
+def _follow(spec: Any, way: list[Any]) -> Any:
+    """What stands in a spec, or in a context, some steps on."""
+    for k, step in enumerate(way):
+        if step == "context":
+            at = spec.context
+            for part in way[k + 1 :]:
+                at = parts_of(at)[part]
+            return at
+        spec = spec.inners[step]
+    return spec.value if isinstance(spec, OpaqueSpec) else spec

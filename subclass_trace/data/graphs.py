@@ -1,0 +1,245 @@
+"""Programs as data: lists of nodes in their order, each with its operation by name, its arguments, and what its value is like.
+
+A node is named by its number. Values are written as layouts: sizes, strides, dtype, device, with expressions over symbols where
+they have some; `GraphReader` makes fake tensors of them, so that a back end compiles what it would have compiled after a trace.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import torch_api
+from ..errors import DescriptionError
+from ..partition.half import Half
+from ..runtime.sizes import to_expr
+from ..subclass.spec import SizeExpr
+from .objects import name_of
+from .places import PlaceReader, PlaceWriter
+
+#: what of a node's metadata is kept besides its value
+_KEPT = ("partitioner_tag", "seq_nr", "is_step")
+#: targets of nodes that are no operations of torch's
+_PYTHON = {
+    f.__name__: f
+    for f in (
+        *(
+            operator.getitem,
+            operator.add,
+            operator.sub,
+            operator.mul,
+            operator.truediv,
+            operator.floordiv,
+            operator.mod,
+        ),
+        *(operator.pow, operator.neg, operator.pos, operator.abs, operator.eq, operator.ne, operator.lt, operator.le),
+        *(
+            operator.gt,
+            operator.ge,
+            operator.and_,
+            operator.or_,
+            operator.xor,
+            operator.not_,
+            operator.index,
+            operator.invert,
+        ),
+    )
+}
+_OF_TORCH = {name: getattr(torch, name) for name in dir(torch) if name.startswith(("sym_", "_sym_"))}
+_BUILT_IN = {"round": round, "float": float, "int": int, "bool": bool}
+
+
+class GraphWriter(PlaceWriter):
+    """Writes halves of a partition."""
+
+    def half(self, half: Half, path: str) -> Any:
+        """One program."""
+        if not half.is_plain:
+            half = Half.of_module(half.module)
+        numbers: dict[fx.Node, int] = {}
+        inputs = []
+        for node in half.inputs:
+            numbers[node] = len(numbers)
+            inputs.append([node.name, self.example(node.meta.get("val"))])
+        for node, other in half.merged.items():
+            if other in numbers:
+                numbers[node] = numbers[other]
+
+        def number(node: fx.Node) -> int:
+            return numbers[half.merged.get(node, node)]
+
+        body = []
+        for k, node in enumerate(half.body, len(half.inputs)):
+            numbers[node] = k
+            body.append(self._node(node, half, number, f"{path}.{node.name}"))
+        outputs = [self.argument(o, number, f"{path}.output") for o in half.outputs]
+        return {"inputs": inputs, "body": body, "outputs": outputs}
+
+    def _node(self, node: fx.Node, half: Half, number: Callable[[fx.Node], int], path: str) -> Any:
+        kept = {name: node.meta[name] for name in _KEPT if type(node.meta.get(name)) in (int, str, bool)}
+        if lines := str(node.meta.get("stack_trace") or "").splitlines():
+            last = max((k for k, line in enumerate(lines) if line.startswith("  File ")), default=None)
+            kept |= {} if last is None else {"stack_trace": "\n".join(lines[last:])}
+        if node.op == "get_attr":
+            held = operator.attrgetter(str(node.target))(half.owner)
+            known = (
+                ["graph", self.half(Half.of_module(held), path)]
+                if isinstance(held, fx.GraphModule)
+                else self.value(held, path)
+            )
+            return ["constant", node.name, known, kept]
+        args = [self.argument(a, number, path) for a in node.args]
+        named = {k: self.argument(v, number, path) for k, v in node.kwargs.items()}
+        return [self._target(node.target, path), node.name, args, named, self.example(node.meta.get("val")), kept]
+
+    def _target(self, target: Any, path: str) -> Any:
+        for kind, table in (("python", _PYTHON), ("torch", _OF_TORCH), ("built-in", _BUILT_IN)):
+            name = getattr(target, "__name__", "")
+            if table.get(name) is target:
+                return [kind, name]
+        name = name_of(target)
+        if name is None or name[0] not in ("op", "higher"):
+            return self.gap(
+                path, f"an operation that no name leads to: {getattr(target, '__name__', type(target).__name__)}"
+            )
+        return name
+
+    def argument(self, arg: Any, number: Callable[[fx.Node], int], path: str) -> Any:
+        """An argument of a node."""
+        if isinstance(arg, fx.Node):
+            return ["node", number(arg)]
+        if isinstance(arg, (list, tuple)):
+            return ["list" if isinstance(arg, list) else "tuple", *(self.argument(a, number, path) for a in arg)]
+        if isinstance(arg, slice):
+            return ["slice", *(self.argument(a, number, path) for a in (arg.start, arg.stop, arg.step))]
+        if isinstance(arg, dict):
+            return ["dict", *([k, self.argument(v, number, path)] for k, v in arg.items())]
+        return self.value(arg, path)
+
+    def example(self, value: Any) -> Any:
+        """What the value of a node is like; None where that is not known."""
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or not torch_api.is_fake(value):
+                return None
+            numbers = [[self._size(n) for n in ns] for ns in (value.shape, value.stride(), (value.storage_offset(),))]
+            kind = [str(value.dtype).removeprefix("torch."), str(value.device), *numbers]
+            return ["tensor", *kind, [value.is_conj(), value.is_neg()]]
+        if isinstance(value, (list, tuple)):
+            return ["list" if isinstance(value, list) else "tuple", *map(self.example, value)]
+        if isinstance(value, torch_api.SYM_TYPES):
+            return ["number", *self._symbolic(value)]
+        return value if type(value) in (int, float, bool) else None
+
+    def _size(self, n: Any) -> Any:
+        if not isinstance(n, torch.SymInt):
+            return n
+        made = to_expr(n)
+        return self._symbolic(n) if isinstance(made, SizeExpr) else made
+
+    def _symbolic(self, n: Any) -> Any:
+        kind = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
+        name = next(text for cls, text in kind.items() if isinstance(n, cls))
+        hint = n.node.hint
+        return [name, self.value(n.node.expr), hint if type(hint) in (int, float, bool) else None]
+
+
+class GraphReader(PlaceReader):
+    """Reads programs; all of one description share a fake mode."""
+
+    _mode: Any = None
+
+    def half(self, data: Any) -> Half:
+        """One program, as a list of nodes of a graph of its own."""
+        graph, owner = fx.Graph(), torch.nn.Module()
+        nodes: list[fx.Node] = []
+        for name, example in data["inputs"]:
+            node = graph.placeholder(name)
+            node.meta["val"] = self.example(example)
+            nodes.append(node)
+        count = len(nodes)
+        for entry in data["body"]:
+            nodes.append(self._node(graph, owner, nodes, *entry))
+        outputs = [self._argument(o, nodes) for o in data["outputs"]]
+        return Half(torch_api.graph_module(owner, graph), nodes[:count], nodes[count:], outputs, {})
+
+    def _node(
+        self, graph: fx.Graph, owner: torch.nn.Module, nodes: list[fx.Node], target: Any, name: str, *rest: Any
+    ) -> fx.Node:
+        if target == "constant":
+            data, kept = rest
+            held = self.half(data[1]).module if type(data) is list and data[:1] == ["graph"] else self.value(data)
+            attribute = f"_constant{len(nodes)}"
+            setattr(owner, attribute, held)
+            node = graph.create_node("get_attr", attribute, (), {}, name)
+            node.meta["val"] = self._fake(held)
+        else:
+            args, named, example, kept = rest
+            given = tuple(self._argument(a, nodes) for a in args)
+            keywords = {str(k): self._argument(v, nodes) for k, v in named.items()}
+            node = graph.create_node("call_function", self._target(target), given, keywords, name)
+            node.meta["val"] = self.example(example)
+        node.name = name
+        node.meta.update({str(k): v for k, v in kept.items() if k in (*_KEPT, "stack_trace")})
+        return node
+
+    def _target(self, name: Any) -> Any:
+        kind, *rest = name
+        table = {"python": _PYTHON, "torch": _OF_TORCH, "built-in": _BUILT_IN}.get(kind)
+        if table is not None:
+            return table[rest[0]]
+        if kind not in ("op", "higher"):
+            raise DescriptionError("no operation of a graph", path="graph", got=str(name)[:80])
+        return self.value(["named", *name])
+
+    def _argument(self, data: Any, nodes: list[fx.Node]) -> Any:
+        if type(data) is not list:
+            return self.value(data)
+        tag, *rest = data
+        if tag == "node":
+            return nodes[rest[0]]
+        if tag in ("list", "tuple"):
+            items = [self._argument(a, nodes) for a in rest]
+            return items if tag == "list" else tuple(items)
+        if tag == "slice":
+            return slice(*(self._argument(a, nodes) for a in rest))
+        if tag == "dict":
+            return {k: self._argument(v, nodes) for k, v in rest}
+        return self.value(data)
+
+    # ------------------------------------------------------------------------------------------ values
+    def example(self, data: Any) -> Any:
+        """A fake value that is like this."""
+        if type(data) is not list:
+            return data
+        tag, *rest = data
+        if tag in ("list", "tuple"):
+            return (list if tag == "list" else tuple)(map(self.example, rest))
+        if tag == "number":
+            return self._number(*rest)
+        dtype, device, size, stride, offset, lazy = rest
+        sizes, strides = ([self._number(*n) if type(n) is list else n for n in ns] for ns in (size, stride))
+        (start,) = [self._number(*n) if type(n) is list else n for n in offset]
+        kind = getattr(torch, dtype)
+        return torch_api.fake_like(self.mode, sizes, strides, start, kind, torch.device(device), lazy)
+
+    def _number(self, kind: str, expr: Any, hint: Any) -> Any:
+        return torch_api.symbolic_number(self.mode.shape_env, kind, self.value(expr), hint)
+
+    def _fake(self, held: Any) -> Any:
+        """A constant of a graph, as the graph's other values are."""
+        if not isinstance(held, torch.Tensor):
+            return None
+        return torch_api.fake_like(
+            self.mode, held.shape, held.stride(), held.storage_offset(), held.dtype, held.device, (False, False)
+        )
+
+    @property
+    def mode(self) -> Any:
+        """The fake mode of all values."""
+        if self._mode is None:
+            self._mode = torch_api.fake_mode(torch_api.ShapeEnv())
+        return self._mode

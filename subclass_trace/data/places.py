@@ -1,0 +1,263 @@
+"""Places, rows and guards as data.
+
+A place is written once, as (place before, kind of step, key), and named by its number. A key or a known thing that has no name
+is written as "what stands at that place", so that a Parameter that is a key of an optimizer's state is found again.
+
+A row that tells an identity names the thing, or says what stood there: its class, and the code of the functions that it is made
+of. What stands there when the description is bound is that thing from then on: with what else it was compared, and what was
+looked up by it, is said by rows of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import torch_api
+from ..errors import DescriptionError, Reason, SubclassTraceError
+from ..state.guards import StateGuards, others_of
+from ..state.place import GONE, ROOTS, STEPS, Call, Place
+from ..state.recorder import names_of
+from ..state.rows import KINDS, Row, code_of, members
+from ..state.values import ATOMS, MISSING, is_atom
+from .objects import fingerprint, functions_in, name_of
+from .vocabulary import Reader, Writer
+
+#: kinds of rows that compare with another place
+_WITH_PLACE = ("alias", "other")
+#: Python functions that a guard may call; see `_may_be_called`
+_CALLED = (names_of, issubclass)
+_ASKING = ("get", "is", "has", "_get", "_is", "_has", "are", "_are")
+
+
+class Unlike(SubclassTraceError):
+    """What is here is not what a description was made of: ``reason`` says what."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def _may_be_called(function: Any) -> bool:
+    """May a guard of a description call it: does it only tell?"""
+    if function in _CALLED or function in torch_api.FLAG_READ_BY:
+        return True
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
+    return module.partition(".")[0] == "torch" and name.startswith(_ASKING)
+
+
+class PlaceWriter(Writer):
+    """Writes places, and all that names one. ``call``: the roots, for what is found by its place alone."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+        self.places: list[Any] = []
+        self._numbers: dict[Place, int] = {}
+        self._found: dict[int, tuple[Any, Place]] | None = None
+        self.all_places: list[Place] = []
+
+    # ------------------------------------------------------------------------------------------ places
+    def place(self, place: Place) -> int:
+        """The number of a place."""
+        known = self._numbers.get(place)
+        if known is not None:
+            return known
+        before = None if place.parent is None else self.place(place.parent)
+        key: Any = place.key
+        if place.kind == "const":
+            key = self.thing(key, str(place))
+        elif place.kind == "call" and before is not None and not self._is_told(place):
+            key = self.gap(str(place), "what code of C tells when it is called")
+        else:
+            key = self.key(key, str(place))
+        self._numbers[place] = number = len(self.places)
+        self.places.append([before, place.kind, key, *([] if place.name is None else [place.name])])
+        self.all_places.append(place)
+        return number
+
+    def _is_told(self, place: Place) -> bool:
+        assert place.parent is not None
+        return place.parent.kind == "const" and _may_be_called(place.parent.key)
+
+    def key(self, key: Any, path: str) -> Any:
+        """What a step is told: a name, a number, or a thing."""
+        if type(key) is tuple:
+            return ["tuple", *(self.key(k, path) for k in key)]
+        return self.value(key, path) if is_atom(key) else self.thing(key, path)
+
+    def thing(self, thing: Any, path: str) -> Any:
+        """A thing by its name, or by its place."""
+        if (name := name_of(thing)) is not None:
+            return ["named", *name]
+        place = self._place_of(thing)
+        return (
+            self.gap(path, f"a {type(thing).__qualname__} that no name and no place leads to")
+            if place is None
+            else ["at", place]
+        )
+
+    def _place_of(self, thing: Any) -> int | None:
+        """The number of a place at which the thing stands."""
+        if self._found is None:
+            self._found = {}
+            for place in [*self.all_places, *self._waiting]:
+                try:
+                    value = place.read(self.call)
+                except GONE:
+                    continue
+                if type(value) not in ATOMS and value is not MISSING:
+                    self._found.setdefault(id(value), (value, place))
+        found = self._found.get(id(thing))
+        return None if found is None else self.place(found[1])
+
+    #: places that are not written yet, at which things may stand
+    _waiting: tuple[Place, ...] = ()
+
+    # ------------------------------------------------------------------------------------------ rows
+    def guards(self, guards: StateGuards) -> Any:
+        """The guards of a specialization, or of a backward."""
+        fixed = (p for row in guards.rows for p in (row.place, *others_of(row)) if not p.late)
+        self._waiting, self._found = (*self._waiting, *guards.tensors, *fixed), None
+        rows = [self.row(row) for row in guards.rows]
+        flat, tensors = ([*map(self.place, places)] for places in (guards.flat, guards.tensors))
+        return {
+            "rows": rows,
+            "flat": flat,
+            "tensors": tensors,
+            "positional": guards.positional,
+            "keywords": [*guards.keywords],
+        }
+
+    def row(self, row: Row) -> Any:
+        """One row."""
+        path, known = str(row.place), row.known
+        data: Any
+        if row.kind in _WITH_PLACE:
+            data = self.place(known)
+        elif row.kind == "distinct":
+            data = [*map(self.place, known)]
+        elif row.kind == "func":
+            data = None if known is None else fingerprint(known)
+        elif row.kind == "is":
+            data = self.there(known, path)
+        elif row.kind == "set":
+            data = self.members(row, path)
+        elif row.kind == "keys":
+            data = [self.key(key, path) for key in known]
+        else:
+            data = self.value(known, path)
+        return [row.kind, self.place(row.place), data]
+
+    def there(self, thing: Any, path: str) -> Any:
+        """What stood at a place, as it is known again."""
+        if (name := name_of(thing)) is not None:
+            return ["named", *name]
+        cls = name_of(type(thing))
+        if cls is None:
+            return self.gap(path, f"a {type(thing).__qualname__}, whose class has no name")
+        return ["there", cls, *(fingerprint(f.__code__) for f in functions_in(thing))]
+
+    def members(self, row: Row, path: str) -> Any:
+        """Of a set: atoms, and things."""
+        try:
+            return [self.key(member, path) for member in row.place.read(self.call)]
+        except GONE:
+            return self.gap(path, "a set that is not there now")
+
+    def other(self, value: Any, path: str) -> Any:
+        """As any value; a place, and a thing that stands at one."""
+        if type(value) is Place:
+            return ["place", self.place(value)]
+        made = len(self.gaps)
+        data = super().other(value, path)
+        if data == ["gap"] and (place := self._place_of(value)) is not None:
+            del self.gaps[made:]
+            return ["at", place]
+        return data
+
+
+class PlaceReader(Reader):
+    """Reads places and what names them, for the roots of a call.
+
+    Raises:
+        DescriptionError: it is broken.
+        Unlike: something else is here.
+    """
+
+    def __init__(self, data: Any, call: Call) -> None:
+        self.call = call
+        self.places: list[Place] = []
+        for entry in data:
+            self.places.append(self._place(*entry))
+
+    def _place(self, before: Any, kind: str, key: Any, name: str | None = None) -> Place:
+        parent = None if before is None else self.at(before)
+        if kind not in (ROOTS if parent is None else STEPS):
+            raise DescriptionError("no such kind of place", path="places", got=kind)
+        told = self.value(key)
+        if kind == "call" and not (parent is not None and parent.kind == "const" and _may_be_called(parent.key)):
+            raise DescriptionError("a guard calls what may do something", path="places", got=str(parent))
+        return Place(parent, kind, told, name)
+
+    def at(self, number: Any) -> Place:
+        """The place of this number."""
+        if type(number) is not int or not 0 <= number < len(self.places):
+            raise DescriptionError("no such place", path="places", got=repr(number)[:40])
+        return self.places[number]
+
+    def value(self, data: Any) -> Any:
+        """As any value; a place, and what stands at one."""
+        if type(data) is list and len(data) == 2 and data[0] in ("at", "place"):
+            place = self.at(data[1])
+            return place if data[0] == "place" else self.read(place)
+        return super().value(data)
+
+    def read(self, place: Place) -> Any:
+        """What stands there now."""
+        try:
+            found = place.read(self.call)
+        except GONE as error:
+            raise Unlike(Reason(f"{place} is not there ({error!r})")) from None
+        if found is MISSING:
+            raise Unlike(Reason(f"{place} is not there"))
+        return found
+
+    def guards(self, data: Any) -> StateGuards:
+        """The guards."""
+        rows = tuple(self.row(*row) for row in data["rows"])
+        flat, tensors = (tuple(map(self.at, data[name])) for name in ("flat", "tensors"))
+        return StateGuards.of(rows, flat, tensors, data["positional"], tuple(data["keywords"]), self.call.function)
+
+    def row(self, kind: str, number: int, data: Any) -> Row:
+        """One row."""
+        place = self.at(number)
+        if kind in _WITH_PLACE:
+            return Row(kind, place, self.at(data))
+        if kind == "distinct":
+            return Row(kind, place, tuple(map(self.at, data)))
+        if kind == "func":
+            return Row(kind, place, self._code(place, data))
+        if kind == "is" and data[0] == "there":
+            return Row(kind, place, self._there(place, *data[1:]))
+        if kind == "set":
+            return Row(kind, place, members([*map(self.value, data)]))
+        if kind == "keys":
+            return Row(kind, place, [*map(self.value, data)])
+        if kind not in KINDS:
+            raise DescriptionError("no such kind of row", path="rows", got=kind)
+        return Row(kind, place, self.value(data))
+
+    def _code(self, place: Place, expected: str | None) -> Any:
+        """The code of the function that stands there, if it does the same."""
+        code = code_of(self.read(place))
+        if (None if code is None else fingerprint(code)) != expected:
+            raise Unlike(Reason(f"{place} has other code", f"{place} has the same code"))
+        return code
+
+    def _there(self, place: Place, cls: Any, *codes: str) -> Any:
+        found = self.read(place)
+        if type(found) is not self.value(["named", *cls]) or [fingerprint(f.__code__) for f in functions_in(found)] != [
+            *codes
+        ]:
+            raise Unlike(Reason(f"{place} is another one", f"{place} is the same"))
+        return found

@@ -1,0 +1,231 @@
+"""Values as data: literals, containers, records of this package, expressions over symbols, and things that have names.
+
+What JSON has stands for itself; all else is a list that begins with a tag. One line of `_CODECS` says of each kind how it is
+written and read. A float is written in hexadecimal: every bit of it.
+
+>>> Writer().value((1, 0.5, float("nan"), {"k": torch.float32}))
+['tuple', 1, ['float', '0x1.0000000000000p-1'], ['float', 'nan'], ['dict', ['k', ['dtype', 'float32']]]]
+>>> Reader().value(Writer().value((1, [2], slice(3))))
+(1, [2], slice(None, 3, None))
+>>> writer = Writer()
+>>> writer.value({"f": lambda: 0}, "config"), [str(gap) for gap in writer.gaps]
+(['dict', ['f', ['gap']]], ["config['f']: a function that no name leads to"])
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import plan, torch_api
+from ..errors import DescriptionError
+from ..plan import values as recipes
+from ..state.values import MISSING, short
+from ..subclass import context, spec
+from ..subclass.paths import Path
+from ..subclass.template import Template
+from .objects import find, name_of
+
+#: records of this package, which are written by name and fields
+RECORDS: dict[str, Any] = {
+    cls.__name__: cls
+    for module in (plan, recipes, spec)
+    for cls in vars(module).values()
+    if dataclasses.is_dataclass(cls) and isinstance(cls, type)
+}
+RECORDS |= {cls.__name__: cls for cls in (Path, Template, torch_api.DTensorModes, torch_api.AttentionKernels)}
+_FIELDS: dict[type, tuple[str, ...]] = {
+    cls: tuple(cls._fields) if hasattr(cls, "_fields") else tuple(f.name for f in dataclasses.fields(cls))
+    for cls in RECORDS.values()
+}
+_PLAIN = (bool, int, str, type(None))
+
+
+class Gap(NamedTuple):
+    """Something that cannot be written, and where it stands."""
+
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+class Writer:
+    """Writes values. ``gaps``: what could not be."""
+
+    def __init__(self) -> None:
+        self.gaps: list[Gap] = []
+
+    def gap(self, path: str, what: str) -> Any:
+        """Something cannot be written."""
+        self.gaps.append(Gap(path, what))
+        return ["gap"]
+
+    def value(self, value: Any, path: str = "value") -> Any:
+        """A value as data; ``path``: where it stands, for people."""
+        if type(value) in _PLAIN:
+            return value
+        found = _BY_CLASS.get(type(value))
+        if found is not None:
+            return [found.tag, *found.write(self, value, path)]
+        return self.other(value, path)
+
+    def other(self, value: Any, path: str) -> Any:
+        """What is of no kind that is known by its class."""
+        if value is MISSING:
+            return ["missing"]
+        if (name := name_of(value)) is not None:
+            return ["named", *name]
+        if isinstance(value, tuple) and hasattr(value, "_fields") and (name := name_of(type(value))) is not None:
+            return [
+                "named tuple",
+                name,
+                *(self.value(v, f"{path}.{n}") for n, v in zip(value._fields, value, strict=True)),
+            ]
+        if context.has_generated_equality(value) and (name := name_of(type(value))) is not None:
+            held = {f: getattr(value, f) for f in context.fields_of(value)}
+            return ["object", name, *([n, self.value(v, f"{path}.{n}")] for n, v in held.items())]
+        if torch_api.is_expression(value):
+            return ["expression", torch_api.expression_data(value)]
+        if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter):
+            return self.tensor(value, path)
+        return self.gap(path, f"a {type(value).__qualname__} that no name leads to")
+
+    def tensor(self, value: torch.Tensor, path: str) -> Any:
+        """A constant of the trace, whole."""
+        plain = torch_api.is_dense(value) and not torch_api.is_lazy(value) and value.device.type == "cpu"
+        if not plain or value.requires_grad or value.storage_offset():
+            return self.gap(path, "a tensor that is no plain constant")
+        text = base64.b64encode(torch_api.bytes_of(value)).decode()
+        return ["tensor", str(value.dtype).removeprefix("torch."), [*value.shape], [*value.stride()], text]
+
+
+class Reader:
+    """Reads what `Writer` has written.
+
+    Raises:
+        DescriptionError: by each method: it is broken, or names something that is not loaded.
+    """
+
+    def value(self, data: Any) -> Any:
+        """A value of its data."""
+        if type(data) in _PLAIN:
+            return data
+        try:
+            tag, *rest = data
+            read = _READERS[tag]
+        except (TypeError, ValueError, KeyError):
+            raise DescriptionError("no such kind of value", got=short(data)) from None
+        try:
+            return read(self, *rest)
+        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise DescriptionError("a broken value", path=tag, got=f"{type(error).__name__}: {error}") from error
+
+
+class _Codec(NamedTuple):
+    """How values of a class are written behind a tag, and read."""
+
+    tag: str
+    write: Callable[[Writer, Any, str], list[Any]]
+    read: Callable[..., Any]
+
+
+def _items(w: Writer, value: Any, path: str) -> list[Any]:
+    return [w.value(v, f"{path}[{k}]") for k, v in enumerate(value)]
+
+
+def _pairs(w: Writer, value: dict[Any, Any], path: str) -> list[Any]:
+    return [[w.value(k, f"a key of {path}"), w.value(v, f"{path}[{short(k)}]")] for k, v in value.items()]
+
+
+def _set(w: Writer, value: Any, path: str) -> list[Any]:
+    return sorted((w.value(v, path) for v in value), key=repr)
+
+
+def _record(w: Writer, value: Any, path: str) -> list[Any]:
+    cls = type(value)
+    return [cls.__name__, *(w.value(getattr(value, name), f"{path}.{name}") for name in _FIELDS[cls])]
+
+
+def _read_record(r: Reader, name: str, *fields: Any) -> Any:
+    cls = RECORDS[name]
+    return cls(**dict(zip(_FIELDS[cls], map(r.value, fields), strict=True)))
+
+
+def _read_object(r: Reader, name: Any, *fields: Any) -> Any:
+    """An instance of a dataclass, past its own ``__init__``."""
+    cls = find(name)
+    made = object.__new__(cls)
+    if not context.has_generated_equality(made):
+        raise TypeError(f"{cls.__qualname__} is no dataclass")
+    for field, data in fields:
+        object.__setattr__(made, field, r.value(data))
+    return made
+
+
+def _of_torch(kind: type) -> Callable[[Reader, str], Any]:
+    def read(_: Reader, name: str) -> Any:
+        found = getattr(torch, name)
+        if type(found) is not kind:
+            raise TypeError(f"{name} is no {kind.__name__}")
+        return found
+
+    return read
+
+
+def _name(_: Writer, value: Any, path: str) -> list[Any]:
+    return [str(value).removeprefix("torch.")]
+
+
+def _tensor(r: Reader, dtype: str, size: Any, stride: Any, text: str) -> torch.Tensor:
+    return torch_api.tensor_of(base64.b64decode(text), _of_torch(torch.dtype)(r, dtype), size, stride)
+
+
+def _floats(text: str) -> float:
+    return float(text) if text in ("nan", "inf", "-inf") else float.fromhex(text)
+
+
+def _hex(value: float) -> str:
+    return value.hex()
+
+
+_BY_CLASS: dict[type, _Codec] = {
+    float: _Codec("float", lambda w, v, p: [_hex(v)], lambda r, t: _floats(t)),
+    complex: _Codec(
+        "complex", lambda w, v, p: [_hex(v.real), _hex(v.imag)], lambda r, a, b: complex(_floats(a), _floats(b))
+    ),
+    bytes: _Codec("bytes", lambda w, v, p: [base64.b64encode(v).decode()], lambda r, t: base64.b64decode(t)),
+    tuple: _Codec("tuple", _items, lambda r, *items: tuple(map(r.value, items))),
+    list: _Codec("list", _items, lambda r, *items: [*map(r.value, items)]),
+    set: _Codec("set", _set, lambda r, *items: {*map(r.value, items)}),
+    frozenset: _Codec("frozenset", _set, lambda r, *items: frozenset(map(r.value, items))),
+    dict: _Codec("dict", _pairs, lambda r, *pairs: {r.value(k): r.value(v) for k, v in pairs}),
+    torch.Size: _Codec("Size", _items, lambda r, *items: torch.Size(map(r.value, items))),
+    context.Sizes: _Codec("Sizes", _items, lambda r, *items: context.Sizes(map(r.value, items))),
+    slice: _Codec(
+        "slice", lambda w, v, p: _items(w, (v.start, v.stop, v.step), p), lambda r, *items: slice(*map(r.value, items))
+    ),
+    range: _Codec("range", lambda w, v, p: [v.start, v.stop, v.step], lambda r, *n: range(*n)),
+    type(...): _Codec("...", lambda w, v, p: [], lambda r: ...),
+    type(NotImplemented): _Codec("NotImplemented", lambda w, v, p: [], lambda r: NotImplemented),
+    torch.dtype: _Codec("dtype", _name, _of_torch(torch.dtype)),
+    torch.layout: _Codec("layout", _name, _of_torch(torch.layout)),
+    torch.memory_format: _Codec("memory format", _name, _of_torch(torch.memory_format)),
+    torch.device: _Codec("device", lambda w, v, p: [str(v)], lambda r, t: torch.device(t)),
+    context.Outer: _Codec("outer", lambda w, v, p: [v.name], lambda r, t: context.Outer[t]),
+    **dict.fromkeys(RECORDS.values(), _Codec("record", _record, _read_record)),
+}
+_READERS: dict[str, Callable[..., Any]] = {
+    **{codec.tag: codec.read for codec in _BY_CLASS.values()},
+    "missing": lambda r: MISSING,
+    "named": lambda r, *name: find([*name]),
+    "named tuple": lambda r, name, *items: tuple.__new__(find(name), [*map(r.value, items)]),
+    "object": _read_object,
+    "expression": lambda r, tree: torch_api.expression_of_data(tree),
+    "tensor": _tensor,
+}

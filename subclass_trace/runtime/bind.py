@@ -1,0 +1,123 @@
+"""To serve is to bind: the records of a specialization, and the roots of a call, become an entry.
+
+A trace ends here; so does a program that an equal module shares (another root), and one that a description was read of (another
+process). What is bound is compared once in full before it serves: the entry's own checks are made of the tensors of this call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .. import torch_api
+from ..capture.aliasing import alias_pattern
+from ..errors import Reason
+from ..plan import Plan, TensorKind
+from ..stages import stage
+from ..state.guards import StateGuards
+from ..state.place import GONE, Call
+from ..subclass.flatten import flatten, guarded_spec, leaves_of
+from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec, same_contexts
+from ..subclass.template import Examples
+from ..subclass.visit import VALUE, inner_values
+from .emit import is_sized
+from .entry_code import Emitted, EntryEmitter
+from .guards import Ambient
+from .program import Program
+
+Tensor = torch.Tensor
+
+
+def with_circumstances(program: Program, flat: Sequence[Any]) -> Program:
+    """The program of a trace, with what its plan says of the tensors of the call: their kinds, how they share memory."""
+    plan = program.plan
+    inputs = [row.of(flat) for row in plan.inputs.rows]
+    kinds = tuple(kind_of(t) for t in tensors_of(plan, inputs))
+    known = replace(plan.inputs, alias=_alias(plan, inputs), kinds=kinds)
+    return replace(program, plan=replace(plan, inputs=known))
+
+
+def bind(program: Program, ambient: Ambient, guards: StateGuards, flat: Sequence[Any], examples: Examples) -> Emitted:
+    """The entry of a program.
+
+    Args:
+        flat: the flat arguments of a call that meets the records (`unlike`).
+        examples: makes fake values of specs, to verify template constructors.
+    """
+    with torch.no_grad(), stage("code generation"):
+        return EntryEmitter(program, ambient, guards).emit(flat, examples)
+
+
+def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Reason | None:
+    """Why the records do not meet a call, as far as the entry would not say so itself; None: they may be bound to it."""
+    now = Ambient.now()
+    if ambient != now or any(k is not None and k != n for k, n in _besides(ambient, now)):
+        return ambient.changes(now)
+    if len(call.args) != guards.positional or (*call.kwargs,) != guards.keywords:
+        return Reason(f"arguments: expected {guards.positional} and the keywords {[*guards.keywords]}")
+    for row in guards.failing(call):
+        try:
+            return Reason(row.why(call), row.code)
+        except GONE as error:
+            return Reason(f"{row.place} is gone ({error!r})", row.code)
+    try:
+        inputs = [row.of([place.read(call) for place in guards.flat]) for row in plan.inputs.rows]
+        kinds = [kind_of(t) for t in tensors_of(plan, inputs)]
+        specs = [guarded_spec(flatten(t)[1], row.path) for row, t in zip(plan.inputs.rows, inputs, strict=True)]
+    except GONE as error:
+        return Reason(f"something is gone that the region reads ({error!r})")
+    for row, spec in zip(plan.inputs.rows, specs, strict=True):
+        if not _is_sized(row.spec) and not same_contexts(row.spec, spec):
+            return Reason(f"{row.path}: another context")
+    other = next((k for k, (a, b) in enumerate(zip(plan.inputs.kinds, kinds, strict=False)) if a != b), None)
+    if other is not None or len(kinds) != len(plan.inputs.kinds):
+        return Reason("an input, or a tensor inside of one, is of another kind")
+    return None
+
+
+def _besides(ambient: Ambient, now: Ambient) -> Iterator[tuple[Any, Any]]:
+    """What is compared where the trace met it alone."""
+    return zip((ambient.dtensor, ambient.attention), (now.dtensor, now.attention), strict=True)
+
+
+def tensors_of(plan: Plan, inputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The inputs, and the tensors inside of them.
+
+    Raises:
+        AttributeError, TypeError, ValueError: one is not made like its spec.
+    """
+    for row, value in zip(plan.inputs.rows, inputs, strict=True):
+        yield from _inside(value, row.spec)
+
+
+def _inside(value: Tensor, spec: Spec) -> Iterator[Tensor]:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"a {type(value).__name__} where a tensor is expected")
+    yield value
+    if isinstance(spec, WrapperSpec):
+        names, inners, _ = inner_values(value, VALUE)
+        for inner, held in zip(spec.inners, inners, strict=True):
+            if not isinstance(inner, OpaqueSpec):
+                yield from _inside(held, inner)
+
+
+def _is_sized(spec: Spec) -> bool:
+    """Has it, or something inside of it, sizes in its context? Those the entry compares."""
+    return isinstance(spec, WrapperSpec) and (is_sized(spec) or any(map(_is_sized, spec.inners)))
+
+
+def kind_of(t: Tensor) -> TensorKind:
+    """See `TensorKind`."""
+    return TensorKind(type(t), torch_api.dispatch_keys(t), t.dtype, t.device, t.requires_grad)
+
+
+def _alias(plan: Plan, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
+    """The alias pattern, when it decided anything: something is written or compared, or leaves share memory."""
+    table: dict[int, Tensor] = {}
+    for row, value in zip(plan.inputs.rows, inputs, strict=True):
+        table.update(zip(row.leaves, leaves_of(value), strict=True))
+    pattern = alias_pattern(inputs, [table[k] for k in range(plan.inputs.leaf_count)])
+    return pattern if plan.mutations.rows or len(pattern) > 1 else None

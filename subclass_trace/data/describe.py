@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..capture.tape import Tape
 from ..errors import DescriptionError, Reason
 from ..partition.half import Half
 from ..plan import Plan, ViewOutput
@@ -77,13 +77,15 @@ class BackwardsParts:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What `read` gives: the records of a specialization, for the roots of a call."""
+    """What `read` gives: the records of a specialization, for the roots of a call. ``alone``: its forward saves nothing."""
 
     ambient: Ambient
     guards: StateGuards
     plan: Plan
     first: Half
+    alone: bool
     backwards: BackwardsParts | None
+    mode: Any
 
 
 def versions() -> list[str]:
@@ -108,9 +110,11 @@ def describe(ambient: Ambient, guards: StateGuards, program: Program, graphs: Gr
         "ambient": [[f.name, w.value(getattr(ambient, f.name), f.name)] for f in fields(ambient)],
         "plan": w.plan_data(program.plan),
         "forward": w.half(graphs.first, "forward"),
+        "alone": graphs.second is None,
         "backwards": None if backwards is None else w.backwards(backwards, graphs),
     }
     data["classes"] = w.classes()
+    data["symbols"] = w.symbols
     data["places"] = w.places  # last: all others name them
     return Description(data, tuple(dict.fromkeys(w.gaps)))
 
@@ -177,7 +181,7 @@ class _Writer(GraphWriter):
             "saved": sorted(backwards.saved),
             "output_paths": [*backwards.output_paths],
             "symbols": [self.value(s) for s in sorted(backwards.symbols, key=str)],
-            "trace": backwards.trace or trace_of(backwards.tape),
+            "trace": backwards.trace or trace_of(backwards.forward_nodes),
             "compiled": [self._backward(b, f"backward[{k}]") for k, b in enumerate(compiled)],
         }
 
@@ -197,13 +201,12 @@ class _Writer(GraphWriter):
         }
 
 
-def trace_of(tape: Tape) -> str:
+def trace_of(nodes: Iterable[fx.Node]) -> str:
     """What the trace of a forward was like, so that another one is known to be the same: its operations, by name."""
     rows = []
-    for node in tape.session.recorder.graph.nodes:
-        if node.meta.get("partitioner_tag") != "is_backward":
-            named = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.name)
-            rows.append(f"{node.name} {node.op} {node.target} {named!r}")
+    for node in nodes:
+        named = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.name)
+        rows.append(f"{node.name} {node.op} {node.target} {named!r}")
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:24]
 
 
@@ -234,6 +237,7 @@ def _read(data: dict[str, Any], call: Call) -> Parts:
         cls = r.value(["named", *name])
         if fingerprint_of_class(cls) != known:
             raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
+    r.define(data["symbols"])
     guards = r.guards(data["guards"])
     r.find_inputs(guards)
     ambient = Ambient(**{str(name): r.value(value) for name, value in data["ambient"]})
@@ -241,7 +245,8 @@ def _read(data: dict[str, Any], call: Call) -> Parts:
     if not isinstance(plan, Plan):
         raise DescriptionError("no plan", path="plan", got=type(plan).__name__)
     backwards = data["backwards"]
-    return Parts(ambient, guards, plan, r.half(data["forward"]), None if backwards is None else r.backwards(backwards))
+    rest = (bool(data["alone"]), None if backwards is None else r.backwards(backwards))
+    return Parts(ambient, guards, plan, r.half(data["forward"]), *rest, r.mode)
 
 
 class _Reader(GraphReader):

@@ -6,6 +6,7 @@ they have some; `GraphReader` makes fake tensors of them, so that a back end com
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from .. import torch_api
 from ..errors import DescriptionError
 from ..partition.half import Half
 from ..runtime.sizes import to_expr
+from ..state.place import Call
 from ..subclass.spec import SizeExpr
 from .objects import name_of
 from .places import PlaceReader, PlaceWriter
@@ -50,11 +52,17 @@ _PYTHON = {
     )
 }
 _OF_TORCH = {name: getattr(torch, name) for name in dir(torch) if name.startswith(("sym_", "_sym_"))}
-_BUILT_IN = {"round": round, "float": float, "int": int, "bool": bool}
+_BUILT_IN = {"round": round, "float": float, "int": int, "bool": bool, "pow": pow, "divmod": divmod}
+_MATH = {name: f for name, f in vars(math).items() if callable(f)}
+_TABLES = {"python": _PYTHON, "torch": _OF_TORCH, "built-in": _BUILT_IN, "math": _MATH}
 
 
 class GraphWriter(PlaceWriter):
-    """Writes halves of a partition."""
+    """Writes halves of a partition. ``symbols``: those that stand in values, with what is known of them."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self.symbols: dict[str, Any] = {}
 
     def half(self, half: Half, path: str) -> Any:
         """One program."""
@@ -86,26 +94,29 @@ class GraphWriter(PlaceWriter):
             kept |= {} if last is None else {"stack_trace": "\n".join(lines[last:])}
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(half.owner)
-            known = (
-                ["graph", self.half(Half.of_module(held), path)]
-                if isinstance(held, fx.GraphModule)
-                else self.value(held, path)
-            )
+            known = self._nested(held, path) if isinstance(held, fx.GraphModule) else self.value(held, path)
             return ["constant", node.name, known, kept]
         args = [self.argument(a, number, path) for a in node.args]
         named = {k: self.argument(v, number, path) for k, v in node.kwargs.items()}
         return [self._target(node.target, path), node.name, args, named, self.example(node.meta.get("val")), kept]
 
+    def _nested(self, module: fx.GraphModule, path: str) -> Any:
+        """The graph of a branch: its result has a structure of its own."""
+        inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+        body = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+        half = Half(module, inputs, body, [], {})
+        numbers = {node: k for k, node in enumerate((*half.inputs, *half.body))}
+        result = module.graph.output_node().args[0]
+        return ["graph", self.half(half, path), self.argument(result, numbers.__getitem__, path)]
+
     def _target(self, target: Any, path: str) -> Any:
-        for kind, table in (("python", _PYTHON), ("torch", _OF_TORCH), ("built-in", _BUILT_IN)):
+        for kind, table in _TABLES.items():
             name = getattr(target, "__name__", "")
             if table.get(name) is target:
                 return [kind, name]
         name = name_of(target)
         if name is None or name[0] not in ("op", "higher"):
-            return self.gap(
-                path, f"an operation that no name leads to: {getattr(target, '__name__', type(target).__name__)}"
-            )
+            return self.gap(path, f"an operation that no name leads to: {target!r}")
         return name
 
     def argument(self, arg: Any, number: Callable[[fx.Node], int], path: str) -> Any:
@@ -122,6 +133,8 @@ class GraphWriter(PlaceWriter):
 
     def example(self, value: Any) -> Any:
         """What the value of a node is like; None where that is not known."""
+        if isinstance(value, torch_api.SYM_TYPES):
+            return ["number", *self._symbolic(value)]
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or not torch_api.is_fake(value):
                 return None
@@ -130,8 +143,6 @@ class GraphWriter(PlaceWriter):
             return ["tensor", *kind, [value.is_conj(), value.is_neg()]]
         if isinstance(value, (list, tuple)):
             return ["list" if isinstance(value, list) else "tuple", *map(self.example, value)]
-        if isinstance(value, torch_api.SYM_TYPES):
-            return ["number", *self._symbolic(value)]
         return value if type(value) in (int, float, bool) else None
 
     def _size(self, n: Any) -> Any:
@@ -143,6 +154,10 @@ class GraphWriter(PlaceWriter):
     def _symbolic(self, n: Any) -> Any:
         kind = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
         name = next(text for cls, text in kind.items() if isinstance(n, cls))
+        for symbol in n.node.expr.free_symbols:
+            if symbol.name not in self.symbols:
+                bounds = torch_api.symbol_bounds(n.node.shape_env, symbol)
+                self.symbols[symbol.name] = [self.value(symbol), *bounds]
         hint = n.node.hint
         return [name, self.value(n.node.expr), hint if type(hint) in (int, float, bool) else None]
 
@@ -152,8 +167,16 @@ class GraphReader(PlaceReader):
 
     _mode: Any = None
 
+    def define(self, symbols: Any) -> None:
+        """Let the fake mode know of the symbols of a description."""
+        for symbol, *bounds in symbols.values():
+            torch_api.define_symbol(self.mode.shape_env, self.value(symbol), *bounds)
+
     def half(self, data: Any) -> Half:
         """One program, as a list of nodes of a graph of its own."""
+        return self._graph(data)[0]
+
+    def _graph(self, data: Any) -> tuple[Half, list[fx.Node]]:
         graph, owner = fx.Graph(), torch.nn.Module()
         nodes: list[fx.Node] = []
         for name, example in data["inputs"]:
@@ -164,14 +187,20 @@ class GraphReader(PlaceReader):
         for entry in data["body"]:
             nodes.append(self._node(graph, owner, nodes, *entry))
         outputs = [self._argument(o, nodes) for o in data["outputs"]]
-        return Half(torch_api.graph_module(owner, graph), nodes[:count], nodes[count:], outputs, {})
+        return Half(torch_api.graph_module(owner, graph), nodes[:count], nodes[count:], outputs, {}), nodes
+
+    def _nested(self, data: Any, result: Any) -> fx.GraphModule:
+        half, nodes = self._graph(data)
+        graph = nodes[0].graph if nodes else fx.Graph()
+        graph.output(self._argument(result, nodes))
+        return torch_api.graph_module(half.owner, graph)
 
     def _node(
         self, graph: fx.Graph, owner: torch.nn.Module, nodes: list[fx.Node], target: Any, name: str, *rest: Any
     ) -> fx.Node:
         if target == "constant":
             data, kept = rest
-            held = self.half(data[1]).module if type(data) is list and data[:1] == ["graph"] else self.value(data)
+            held = self._nested(*data[1:]) if type(data) is list and data[:1] == ["graph"] else self.value(data)
             attribute = f"_constant{len(nodes)}"
             setattr(owner, attribute, held)
             node = graph.create_node("get_attr", attribute, (), {}, name)
@@ -188,7 +217,7 @@ class GraphReader(PlaceReader):
 
     def _target(self, name: Any) -> Any:
         kind, *rest = name
-        table = {"python": _PYTHON, "torch": _OF_TORCH, "built-in": _BUILT_IN}.get(kind)
+        table = _TABLES.get(kind)
         if table is not None:
             return table[rest[0]]
         if kind not in ("op", "higher"):

@@ -10,11 +10,13 @@ True
 
 from __future__ import annotations
 
+import datetime
 import enum
 import functools
 import hashlib
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +25,7 @@ import torch
 from .. import torch_api
 from ..errors import DescriptionError
 from ..state import writes
-from ..state.kinds import C_CALLABLES, LruCache
+from ..state.kinds import C_CALLABLES, ITERATORS, LOCKS, LruCache
 from ..state.torch_flags import FLAGS
 from ..state.values import MISSING, lookup
 from ..torch_api.authors import OpOverloadPacket
@@ -42,6 +44,15 @@ _MEMBERS = (
 )
 #: modules whose functions of C say of no module that they are its own
 _HOLDERS = ("torch", "torch._C", "torch._C._nn", "torch._VF", "torch._C._linalg", "torch._C._special", "torch._C._fft")
+#: classes of C that no module has by their own name
+_TYPES: dict[str, type] = {
+    kind.__qualname__: kind
+    for kind in (
+        *(value for value in vars(types).values() if isinstance(value, type)),
+        *(*ITERATORS, *LOCKS, LruCache, type(datetime.datetime_CAPI), weakref.ref),
+        *(type(torch._C.DispatchKey), type(vars(torch._C.DispatchKey).get("__members__"))),
+    )
+}
 #: how the things that a region writes are written; torch's flags
 _TABLES: dict[str, Any] = {
     name: getattr(writes, name) for name in dir(writes) if isinstance(getattr(writes, name), writes.Table)
@@ -53,7 +64,10 @@ def name_of(thing: Any) -> Name | None:
     """The name by which `find` finds it; None where there is none."""
     for found in _names(thing):
         try:
-            if find(found) is thing:
+            same = find(found)
+            if same is thing or (
+                type(thing) is types.MethodWrapperType and bool(same == thing)
+            ):  # made anew by each read
                 return found
         except DescriptionError:
             continue
@@ -67,10 +81,15 @@ def _names(thing: Any) -> Iterator[Name]:
         yield ["flag", torch_api.FLAG_READ_BY[thing]]
     if isinstance(thing, type):
         yield ["class", thing.__module__, thing.__qualname__]
+        yield ["type", thing.__qualname__]
+        if issubclass(thing, torch_api.CustomNode) and thing is not torch_api.CustomNode:
+            yield ["node of", _class_name(vars(thing)["_forward_cls"])]
     elif kind in _FUNCTIONS:
         yield ["function", thing.__module__, thing.__qualname__]
     elif kind is types.BuiltinFunctionType:
         yield from _of_builtin(thing)
+    elif kind is types.MethodWrapperType and (owner := name_of(thing.__self__)) is not None:
+        yield ["method of", owner, thing.__name__]
     elif kind in _MEMBERS:
         yield ["member", _class_name(thing.__objclass__), thing.__name__]
     elif isinstance(thing, torch_api.OpOverload):
@@ -78,7 +97,7 @@ def _names(thing: Any) -> Iterator[Name]:
     elif isinstance(thing, OpOverloadPacket):
         yield ["packet", *thing._qualified_op_name.split("::")]
     elif isinstance(thing, torch_api.HigherOrderOperator):
-        yield ["higher", thing.name()]
+        yield ["higher", torch_api.higher_order_name(thing)]
     elif isinstance(thing, types.ModuleType):
         yield from _of_module(thing)
     elif isinstance(thing, enum.Enum):
@@ -99,6 +118,7 @@ def _of_builtin(thing: Any) -> Iterator[Name]:
         yield ["attribute", owner.__name__, thing.__name__]
     for holder in (*_HOLDERS, thing.__module__ or "builtins"):
         yield ["attribute", holder, thing.__name__]
+    yield ["builtin of", _class_name(torch.Tensor), thing.__name__]
 
 
 def _of_module(thing: Any) -> Iterator[Name]:
@@ -165,6 +185,11 @@ def _built_in_of(owner: Name, name: str) -> Any:
     return found if type(found) is types.BuiltinFunctionType else MISSING
 
 
+def _method_of(owner: Name, name: str) -> Any:
+    found = getattr(find(owner), name)
+    return found if type(found) is types.MethodWrapperType else MISSING
+
+
 def _member_of(owner: Name, name: str) -> Any:
     cls = find(owner)
     if not issubclass(cls, enum.Enum):
@@ -178,6 +203,7 @@ def _operation(space: str, name: str, overload: str) -> Any:
 
 _FINDERS: dict[str, Callable[..., Any]] = {
     "class": _by_qualname((type,)),
+    "type": lambda name: _TYPES[name],
     "function": _by_qualname(_FUNCTIONS),
     "flag": lambda name: torch_api.FLAG_NAMED[name].read,
     "flag row": lambda name: torch_api.FLAG_NAMED[name],
@@ -189,6 +215,8 @@ _FINDERS: dict[str, Callable[..., Any]] = {
     "operations": lambda name: getattr(torch.ops, name),
     "attribute": _attribute,
     "builtin of": _built_in_of,
+    "method of": _method_of,
+    "node of": lambda function: find(function)._backward_cls,
     "member of": _member_of,
     "globals": lambda name: vars(sys.modules[name]),
     "table": lambda name: _TABLES[name],

@@ -10,7 +10,11 @@ looked up by it, is said by rows of their own.
 
 from __future__ import annotations
 
+import contextvars
+import weakref
 from typing import Any
+
+import torch
 
 from .. import torch_api
 from ..errors import DescriptionError, Reason, SubclassTraceError
@@ -19,14 +23,16 @@ from ..state.place import GONE, ROOTS, STEPS, Call, Place
 from ..state.recorder import names_of
 from ..state.rows import KINDS, Row, code_of, members
 from ..state.values import ATOMS, MISSING, is_atom
-from .objects import fingerprint, functions_in, name_of
+from .objects import fingerprint, fingerprint_of_class, functions_in, name_of
 from .vocabulary import Reader, Writer
 
 #: kinds of rows that compare with another place
 _WITH_PLACE = ("alias", "other")
-#: Python functions that a guard may call; see `_may_be_called`
+#: Python functions that a guard may call; see `may_be_called`
 _CALLED = (names_of, issubclass)
-_ASKING = ("get", "is", "has", "_get", "_is", "_has", "are", "_are")
+_ASKING = ("get", "is", "has", "_get", "_is", "_has", "are", "_are", "__hash__")
+#: objects that tell what they hold
+_TELLING = (weakref.ref, type(torch.ops.aten.add.default))
 
 
 class Unlike(SubclassTraceError):
@@ -37,10 +43,12 @@ class Unlike(SubclassTraceError):
         self.reason = reason
 
 
-def _may_be_called(function: Any) -> bool:
+def may_be_called(function: Any) -> bool:
     """May a guard of a description call it: does it only tell?"""
-    if function in _CALLED or function in torch_api.FLAG_READ_BY:
+    if function in _CALLED or function in torch_api.FLAG_READ_BY or type(function) in _TELLING:
         return True
+    if type(getattr(function, "__self__", None)) is contextvars.ContextVar:
+        return bool(function.__name__ == "get")
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
     return module.partition(".")[0] == "torch" and name.startswith(_ASKING)
 
@@ -77,7 +85,10 @@ class PlaceWriter(Writer):
 
     def _is_told(self, place: Place) -> bool:
         assert place.parent is not None
-        return place.parent.kind == "const" and _may_be_called(place.parent.key)
+        try:
+            return may_be_called(place.parent.read(self.call))
+        except GONE:
+            return False
 
     def key(self, key: Any, path: str) -> Any:
         """What a step is told: a name, a number, or a thing."""
@@ -90,11 +101,23 @@ class PlaceWriter(Writer):
         if (name := name_of(thing)) is not None:
             return ["named", *name]
         place = self._place_of(thing)
-        return (
-            self.gap(path, f"a {type(thing).__qualname__} that no name and no place leads to")
-            if place is None
-            else ["at", place]
-        )
+        if place is not None:
+            return ["at", place]
+        if (of := self._part_of_thing(thing)) is not None:
+            return of
+        return self.gap(path, f"a {type(thing).__qualname__} that no name and no place leads to")
+
+    def _part_of_thing(self, thing: Any) -> Any:
+        """The class of what stands at a place, or the globals of a function there."""
+        self._place_of(thing)
+        assert self._found is not None
+        for value, place in [*self._found.values()]:
+            if isinstance(thing, type) and type(value) is thing:
+                return ["class of", self.place(place), fingerprint_of_class(thing)]
+            for k, function in enumerate(functions_in(value) if type(thing) is dict else ()):
+                if function.__globals__ is thing:
+                    return ["globals of", self.place(place), k]
+        return None
 
     def _place_of(self, thing: Any) -> int | None:
         """The number of a place at which the thing stands."""
@@ -173,6 +196,9 @@ class PlaceWriter(Writer):
         if data == ["gap"] and (place := self._place_of(value)) is not None:
             del self.gaps[made:]
             return ["at", place]
+        if data == ["gap"] and isinstance(value, type) and (of := self._part_of_thing(value)) is not None:
+            del self.gaps[made:]
+            return of
         return data
 
 
@@ -195,7 +221,7 @@ class PlaceReader(Reader):
         if kind not in (ROOTS if parent is None else STEPS):
             raise DescriptionError("no such kind of place", path="places", got=kind)
         told = self.value(key)
-        if kind == "call" and not (parent is not None and parent.kind == "const" and _may_be_called(parent.key)):
+        if kind == "call" and not (parent is not None and may_be_called(self.read(parent))):
             raise DescriptionError("a guard calls what may do something", path="places", got=str(parent))
         return Place(parent, kind, told, name)
 
@@ -210,6 +236,13 @@ class PlaceReader(Reader):
         if type(data) is list and len(data) == 2 and data[0] in ("at", "place"):
             place = self.at(data[1])
             return place if data[0] == "place" else self.read(place)
+        if type(data) is list and data[:1] == ["class of"]:
+            cls = type(self.read(self.at(data[1])))
+            if fingerprint_of_class(cls) != data[2]:
+                raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
+            return cls
+        if type(data) is list and data[:1] == ["globals of"]:
+            return functions_in(self.read(self.at(data[1])))[data[2]].__globals__
         return super().value(data)
 
     def read(self, place: Place) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -90,6 +91,13 @@ class Writer:
         if context.has_generated_equality(value) and (name := name_of(type(value))) is not None:
             held = {f: getattr(value, f) for f in context.fields_of(value)}
             return ["object", name, *([n, self.value(v, f"{path}.{n}")] for n, v in held.items())]
+        if (known := torch_api.enumeration_data(value)) is not None:
+            return ["enumeration", *known]
+        if (known := torch_api.placement_data(value)) is not None:
+            return ["placement", *known]
+        if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and not value.dtype.hasobject:
+            text = base64.b64encode(value.tobytes()).decode()
+            return ["array", value.dtype.str, [*value.shape], text]
         if torch_api.is_expression(value):
             return ["expression", torch_api.expression_data(value)]
         if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter):
@@ -186,6 +194,11 @@ def _tensor(r: Reader, dtype: str, size: Any, stride: Any, text: str) -> torch.T
     return torch_api.tensor_of(base64.b64decode(text), _of_torch(torch.dtype)(r, dtype), size, stride)
 
 
+def _array(_: Reader, dtype: str, shape: Any, text: str) -> Any:
+    numpy: Any = sys.modules["numpy"]
+    return numpy.frombuffer(bytearray(base64.b64decode(text)), numpy.dtype(dtype)).reshape(shape)
+
+
 def _floats(text: str) -> float:
     return float(text) if text in ("nan", "inf", "-inf") else float.fromhex(text)
 
@@ -226,6 +239,9 @@ _READERS: dict[str, Callable[..., Any]] = {
     "named": lambda r, *name: find([*name]),
     "named tuple": lambda r, name, *items: tuple.__new__(find(name), [*map(r.value, items)]),
     "object": _read_object,
+    "enumeration": lambda r, *data: torch_api.enumeration_of(*data),
+    "placement": lambda r, *data: torch_api.placement_of(*data),
     "expression": lambda r, tree: torch_api.expression_of_data(tree),
     "tensor": _tensor,
+    "array": _array,
 }

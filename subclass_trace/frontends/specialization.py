@@ -20,11 +20,15 @@ from .. import torch_api
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
 from ..capture.session import Session
-from ..errors import OptionError, Reason
+from ..capture.tape import Tape
+from ..data.describe import Description, describe, read, trace_of
+from ..data.places import Unlike
+from ..data.programs import program_of
+from ..errors import OptionError, Reason, SubclassTraceError, TangentError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
-from ..runtime.bind import bind, with_circumstances
+from ..runtime.bind import bind, unlike, with_circumstances
 from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
@@ -102,6 +106,19 @@ class Specialization:
         from ..report.text import describe
 
         return describe(self.plan)
+
+    def describe(self, *args: Any, **kwargs: Any) -> Description:
+        """What it is as data, but for its compiled graphs; `from_description` binds that in this process or another.
+
+        Args:
+            args, kwargs: of a call that it serves, where the region finds things among them by identity.
+        """
+        return describe(self.ambient, self.state, self.program, self.graphs, Call(args, kwargs, self.state.function))
+
+    @property
+    def not_portable(self) -> tuple[str, ...]:
+        """What of it can be neither written as data nor reached by a place, with its path; none: it is portable."""
+        return tuple(map(str, self.describe().gaps))
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """A page that needs nothing else: graphs, wrappers, what is saved, guards, seconds. ``path``: written there, too."""
@@ -277,6 +294,58 @@ def compile_call(
     made = make(symbols=False)  # what the function itself raises comes again
     history.fix_all()
     return made
+
+
+def from_description(
+    data: Any, function: Callable[..., Any], call: Arguments, options: Options, history: SizeHistory | None = None
+) -> Specialization:
+    """The specialization that a description says, bound to a function and to what a call of it finds.
+
+    Args:
+        data: `Description.data`, perhaps as JSON has given it back.
+        history: what a re-trace knows of sizes, for a backward of other tangents than those that are described.
+
+    Raises:
+        DescriptionError: it is broken, old or foreign.
+        Unlike: it is not for this call, or what is read here is something else; ``reason`` says what.
+    """
+    roots = Call(*call, function)
+    parts = read(data, roots)
+    why = unlike(parts.plan, parts.ambient, parts.guards, roots)
+    if why is not None:
+        raise Unlike(why)
+    again = functools.partial(_traced_again, function, options, history or SizeHistory(), data, parts.ambient)
+    program, graphs = program_of(parts, options.resolve_backend(), again)
+    flat = [place.read(roots) for place in parts.guards.flat]
+    emitted = bind(program, parts.ambient, parts.guards, flat, Examples(parts.mode, hint_of))
+    if (why := emitted[2](*call)) is not None:
+        raise Unlike(why)
+    return Specialization((), options, parts.ambient, parts.guards, program, graphs, *emitted, {})
+
+
+def _traced_again(
+    function: Callable[..., Any], options: Options, history: SizeHistory, data: Any, ambient: Ambient, call: Arguments
+) -> Tape:
+    """The retained autograd graph of a call whose specialization came from a description.
+
+    Raises:
+        TangentError: the trace is another one by now.
+    """
+    symbols = bool(data["backwards"]["symbols"])
+    session = Session(dynamic=symbols, decompositions=options.table(options.resolve_backend()))
+    with torch.set_grad_enabled(ambient.grad), torch_api.autocast_as(ambient.autocast or (False,)):
+        try:
+            tape, refused = traced_call(function, call, options, history, session, symbols)[0].tape, None
+        except (SubclassTraceError, _HasSymbols) as error:
+            tape, refused = None, error
+    nodes = session.recorder.graph.nodes
+    if tape is None or trace_of(nodes) != data["backwards"]["trace"]:
+        raise TangentError(
+            "this backward needs another trace of the forward, which is another one by now",
+            expected="the tangents for which the description was made, or the state of Python that it was made in",
+            fix="call the region again, or describe it after a step",
+        ) from refused
+    return tape
 
 
 #: class of a module -> id of a program -> a specialization that has it, of a region of such a module or of a method of one

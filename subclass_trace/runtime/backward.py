@@ -181,7 +181,7 @@ class Backwards:
         inputs: how many inputs are differentiated.
         tape: the retained autograd graph; None until `again` has traced the call once more.
         again: makes the tape of a call where there is none (that of a description is in another process).
-        trace: what the forward's trace was like, where the tape is not that of it; see `data.describe`.
+        forward_nodes: the forward as it was recorded; ``trace``: what it was like, where that was in another process.
         origin: the same for these and for the backwards of them.
         takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
@@ -201,6 +201,7 @@ class Backwards:
         self.tape, self.saved, self.compile_backward = tape, saved, compile_backward
         self.output_paths, self.symbols, self.again = tuple(output_paths), symbols, again
         self.origin: object = self
+        self.forward_nodes: tuple[fx.Node, ...] = ()
         self.trace = ""
         self.inputs, self.takes_batches = 0, False
         if tape is not None:

@@ -58,11 +58,11 @@ def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Rea
         return ambient.changes(now)
     if len(call.args) != guards.positional or (*call.kwargs,) != guards.keywords:
         return Reason(f"arguments: expected {guards.positional} and the keywords {[*guards.keywords]}")
-    for row in guards.failing(call):
+    for failing in guards.failing(call):
         try:
-            return Reason(row.why(call), row.code)
+            return Reason(failing.why(call), failing.code)
         except GONE as error:
-            return Reason(f"{row.place} is gone ({error!r})", row.code)
+            return Reason(f"{failing.place} is gone ({error!r})", failing.code)
     try:
         inputs = [row.of([place.read(call) for place in guards.flat]) for row in plan.inputs.rows]
         kinds = [kind_of(t) for t in tensors_of(plan, inputs)]
@@ -98,7 +98,7 @@ def _inside(value: Tensor, spec: Spec) -> Iterator[Tensor]:
         raise TypeError(f"a {type(value).__name__} where a tensor is expected")
     yield value
     if isinstance(spec, WrapperSpec):
-        names, inners, _ = inner_values(value, VALUE)
+        _, inners, _ = inner_values(value, VALUE)
         for inner, held in zip(spec.inners, inners, strict=True):
             if not isinstance(inner, OpaqueSpec):
                 yield from _inside(held, inner)

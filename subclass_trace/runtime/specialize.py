@@ -62,9 +62,10 @@ def build_program(
     if backend.backward is compile_eager and partitioner == MinCut() and not keep_joint:
         if (made := _by_autograd(captured, recipes)) is not None:
             return made
+    nodes = tuple(captured.session.recorder.graph.nodes)
     found = None if captured.tape is None else _first_backward(captured.tape)
     if captured.tape is None or found is None:
-        return _forward_alone(captured, recipes, backend)
+        return _forward_alone(captured, recipes, backend, nodes)
     guess, traced = found
     if verify.ENABLED:
         verify.verify_joint(traced.joint, traced.num_forward)
@@ -99,6 +100,7 @@ def build_program(
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
     backwards.takes_batches &= backend.backward is compile_eager
+    backwards.forward_nodes = nodes
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
 
@@ -120,7 +122,9 @@ def _by_autograd(captured: Captured, recipes: Recipes) -> tuple[Program, Graphs]
     return Program(with_conditions(plan, captured), call, None), Graphs(None, half, None)
 
 
-def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tuple[Program, Graphs]:
+def _forward_alone(
+    captured: Captured, recipes: Recipes, backend: Backend, nodes: tuple[fx.Node, ...]
+) -> tuple[Program, Graphs]:
     """Nothing is saved. Of a whole training step, a caller's backward raises what it does in eager."""
     graph, in_program = captured.forward_graph(in_place=backend.inference is compile_eager)
     half = Half.of_module(graph)
@@ -132,6 +136,7 @@ def _forward_alone(captured: Captured, recipes: Recipes, backend: Backend) -> tu
     if captured.tape is not None:
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
         backwards = Backwards(captured.tape, frozenset(), *rest)
+        backwards.forward_nodes = nodes
     return Program(plan, call, backwards), Graphs(None, half, None)
 
 

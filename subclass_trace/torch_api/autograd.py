@@ -29,6 +29,10 @@ def node_sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+#: the base of the nodes of custom Functions
+CustomNode: Any = torch.autograd.function.BackwardCFunction
+
+
 def view_function(view: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Replays on a new base exactly the view operations that made ``view`` from its own base."""
     return view._view_func_unsafe

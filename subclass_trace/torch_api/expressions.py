@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import sys
 from typing import Any
 
@@ -24,11 +25,16 @@ def is_expression(value: object) -> bool:
     return sympy is not None and isinstance(value, sympy.Basic)
 
 
+def _sympy() -> Any:
+    return importlib.import_module("sympy")
+
+
 @functools.cache
 def _classes() -> dict[str, Any]:
-    import sympy
     import torch.utils._sympy.functions as functions
-    from sympy.functions.elementary.piecewise import ExprCondPair
+
+    sympy = _sympy()
+    ExprCondPair = sympy.functions.elementary.piecewise.ExprCondPair
 
     found = {name: getattr(sympy, name) for name in _SYMPY if hasattr(sympy, name)}
     own = vars(functions).items()
@@ -42,8 +48,7 @@ def expression_data(expr: Any) -> list[Any]:
     Raises:
         KeyError: a class that is not in the table.
     """
-    import sympy
-
+    sympy = _sympy()
     if isinstance(expr, sympy.Symbol):
         return ["symbol", expr.name, dict(sorted(expr.assumptions0.items()))]
     if isinstance(expr, sympy.Rational):
@@ -67,8 +72,7 @@ def expression_of_data(data: list[Any]) -> Any:
     Raises:
         KeyError: a class that is not in the table.
     """
-    import sympy
-
+    sympy = _sympy()
     kind, *rest = data
     if kind == "symbol":
         return sympy.Symbol(str(rest[0]), **{str(k): bool(v) for k, v in rest[1].items() if v is not None})

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
+    ValueRangesSLoc,
     compute_unbacked_bindings,
 )
 
@@ -335,3 +336,27 @@ def expression_source(expr: Any, names: dict[Any, str]) -> str:
 
     renamed = expr.xreplace({s: sympy.Symbol(n, integer=s.is_integer, real=True) for s, n in names.items()})
     return f"({PythonPrinter().doprint(renamed)})"
+
+
+def symbol_bounds(env: ShapeEnv, symbol: Any) -> tuple[Any, Any, Any]:
+    """The value of a symbol in the call that was traced, and between which numbers it lies; None for no such number."""
+    known = env.var_to_range.get(symbol)
+    ends = (None, None) if known is None else (known.lower, known.upper)
+    numbers = [int(n) if n is not None and n.is_Integer else None for n in ends]
+    value = symbol_values(env).get(symbol)
+    plain = None if value is None else float(value) if value.is_Float else int(value)
+    return plain, numbers[0], numbers[1]
+
+
+def define_symbol(env: ShapeEnv, symbol: Any, value: Any, lower: int | None, upper: int | None) -> None:
+    """Let an environment know of a symbol of another one."""
+    import sympy
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    many = int_oo if symbol.is_integer else sympy.oo
+    ends = (-many if lower is None else lower, many if upper is None else upper)
+    env.var_to_range[symbol] = ValueRanges(*ends)
+    env.var_to_range_sloc[symbol] = ValueRangesSLoc(env._get_sloc(), env._get_sloc())
+    if value is not None:
+        symbol_values(env)[symbol] = sympy.Integer(value) if type(value) is int else sympy.Float(value)

@@ -49,6 +49,50 @@ def mesh_data(value: object) -> list[Any] | None:
     ]
 
 
+def placement_data(value: object) -> list[Any] | None:
+    """A placement of DTensor's by class and numbers; None of anything else."""
+    module = sys.modules.get("torch.distributed.tensor.placement_types")
+    name = type(value).__name__
+    if module is None or vars(module).get(name) is not type(value) or name not in _PLACEMENTS:
+        return None
+    return [name, *(getattr(value, field) for field in _PLACEMENTS[name])]
+
+
+def placement_of(name: str, *numbers: Any) -> Any:
+    """The placement that was written.
+
+    Raises:
+        KeyError: no such class, or DTensor is not loaded.
+    """
+    cls = vars(sys.modules["torch.distributed.tensor.placement_types"])[name]
+    return cls(**dict(zip(_PLACEMENTS[name], numbers, strict=True)))
+
+
+_PLACEMENTS = {
+    "Shard": ("dim",),
+    "Replicate": (),
+    "Partial": ("reduce_op",),
+    "_StridedShard": ("dim", "split_factor"),
+}
+
+
+def enumeration_data(value: object) -> list[str] | None:
+    """A member of an enumeration of torch's C++ code, by class and name; None of anything else."""
+    cls = type(value)
+    if not isinstance(getattr(cls, "__members__", None), dict) or vars(torch._C).get(cls.__name__) is not cls:
+        return None
+    return [cls.__name__, str(value.name)]  # type: ignore[attr-defined]
+
+
+def enumeration_of(cls: str, name: str) -> Any:
+    """The member of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return vars(torch._C)[cls].__members__[name]
+
+
 def shortcut_constructor(cls: type) -> Callable[..., torch.Tensor] | None:
     """``make(cls, local tensor, spec, requires_grad=False)`` for DTensor."""
     return torch.Tensor._dtensor__new__ if is_dtensor(cls) else None

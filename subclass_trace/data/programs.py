@@ -1,0 +1,44 @@
+"""The parts of a description -> a program with its compiled graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..backends import Backend
+from ..backends.eager import graph_code
+from ..capture.tape import Tape
+from ..runtime.backward import Backwards, Circumstances, CompiledBackward, OnFirstUse
+from ..runtime.program import Program
+from ..runtime.specialize import Graphs, backward_compiler, compile_half
+from ..runtime.state_code import state_holds
+from .describe import BackwardParts, Parts
+
+
+def program_of(parts: Parts, backend: Backend, again: Callable[[Any], Tape]) -> tuple[Program, Graphs]:
+    """A program whose graphs a back end compiles: the forward now, a backward when it first runs.
+
+    Args:
+        again: traces a call once more, for a backward of other tangents than those that are described.
+    """
+    plan, half, known = parts.plan, parts.first, parts.backwards
+    second = known.compiled[0].half if known is not None and known.compiled else None
+    if plan.gradients.by_autograd:
+        call: Any = graph_code.compile_half(half, name="forward", by_autograd=True).function
+    else:
+        call = compile_half(backend, backend.inference if parts.alone else backend.forward, half)
+    backwards = None
+    if known is not None:
+        rest = (known.saved, backward_compiler(backend), known.output_paths, known.symbols, again)
+        backwards = Backwards(None, *rest)
+        backwards.inputs, backwards.takes_batches, backwards.trace = known.inputs, known.takes_batches, known.trace
+        for backward in known.compiled:
+            backwards.add(_compiled(backward, backend))
+    return Program(plan, call, backwards), Graphs(None, half, second)
+
+
+def _compiled(b: BackwardParts, backend: Backend) -> CompiledBackward:
+    state = None if b.reads is None else state_holds(b.reads)
+    when = Circumstances(False, b.conditions, state, b.autocast, b.dtensor)
+    call = OnFirstUse(lambda: compile_half(backend, backend.backward, b.half, is_backward=True))
+    return CompiledBackward(b.tangents, b.tangent_names, b.inputs, call, b.grads, b.passed, when, None, b.reads, b.half)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..state.place import Call, Place
 from ..subclass.context import parts_of
 from ..subclass.flatten import flatten
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
+from ..subclass.template import Verified, template_key
 from .graphs import GraphReader, GraphWriter
 from .objects import fingerprint_of_class, name_of
 from .places import Unlike
@@ -85,7 +86,7 @@ class Parts:
     first: Half
     alone: bool
     backwards: BackwardsParts | None
-    mode: Any
+    templates: Verified
 
 
 def versions() -> list[str]:
@@ -111,12 +112,22 @@ def describe(ambient: Ambient, guards: StateGuards, program: Program, graphs: Gr
         "plan": w.plan_data(program.plan),
         "forward": w.half(graphs.first, "forward"),
         "alone": graphs.second is None,
+        "proofs": w.proofs(_halves(program, graphs)) if program.by_eager else [],
         "backwards": None if backwards is None else w.backwards(backwards, graphs),
     }
+    data["templates"] = [w.value(pair, "templates") for pair in program.templates.values()]
     data["classes"] = w.classes()
     data["symbols"] = w.symbols
     data["places"] = w.places  # last: all others name them
     return Description(data, tuple(dict.fromkeys(w.gaps)))
+
+
+def _halves(program: Program, graphs: Graphs) -> Iterator[tuple[Half, bool]]:
+    """The programs that run, and whether autograd runs them."""
+    yield graphs.first, program.plan.gradients.by_autograd
+    for backward in () if program.backwards is None else program.backwards.compiled:
+        if not backward.when.create_graph:
+            yield backward.graph if isinstance(backward.graph, Half) else Half.of_module(backward.graph), False
 
 
 class _Writer(GraphWriter):
@@ -211,8 +222,11 @@ def trace_of(nodes: Iterable[fx.Node]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- reading
-def read(data: Any, call: Call) -> Parts:
+def read(data: Any, call: Call, fakes: bool = True) -> Parts:
     """The parts of a description, for the roots of a call. Nothing of it is run.
+
+    Args:
+        fakes: see `GraphReader`.
 
     Raises:
         DescriptionError: it is broken, of another version, or names something that is not loaded; the path names the field.
@@ -224,20 +238,21 @@ def read(data: Any, call: Call) -> Parts:
         what = "the description was made by other versions of torch, Python or this package"
         raise DescriptionError(what, path="versions", expected=versions(), got=data.get("versions"))
     try:
-        return _read(data, call)
+        return _read(data, call, fakes)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, DescriptionError):
             raise
         raise DescriptionError("a broken description", got=f"{type(error).__name__}: {error}") from error
 
 
-def _read(data: dict[str, Any], call: Call) -> Parts:
-    r = _Reader(data["places"], call)
+def _read(data: dict[str, Any], call: Call, fakes: bool) -> Parts:
+    r = _Reader(data["places"], call, fakes)
     for name, known in data["classes"]:
         cls = r.value(["named", *name])
         if fingerprint_of_class(cls) != known:
             raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
     r.define(data["symbols"])
+    r.learn(data["proofs"])
     guards = r.guards(data["guards"])
     r.find_inputs(guards)
     ambient = Ambient(**{str(name): r.value(value) for name, value in data["ambient"]})
@@ -246,7 +261,9 @@ def _read(data: dict[str, Any], call: Call) -> Parts:
         raise DescriptionError("no plan", path="plan", got=type(plan).__name__)
     backwards = data["backwards"]
     rest = (bool(data["alone"]), None if backwards is None else r.backwards(backwards))
-    return Parts(ambient, guards, plan, r.half(data["forward"]), *rest, r.mode)
+    pairs = map(r.value, data["templates"])
+    templates = {template_key(spec): (spec, template) for spec, template in pairs}
+    return Parts(ambient, guards, plan, r.half(data["forward"]), *rest, templates)
 
 
 class _Reader(GraphReader):

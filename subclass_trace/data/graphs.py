@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from .. import torch_api
+from ..backends.eager.bindings import learn
+from ..backends.eager.graph_code import proofs_of
 from ..errors import DescriptionError
 from ..partition.half import Half
 from ..runtime.sizes import to_expr
@@ -86,6 +88,11 @@ class GraphWriter(PlaceWriter):
             body.append(self._node(node, half, number, f"{path}.{node.name}"))
         outputs = [self.argument(o, number, f"{path}.output") for o in half.outputs]
         return {"inputs": inputs, "body": body, "outputs": outputs}
+
+    def proofs(self, halves: Iterable[tuple[Half, bool]]) -> Any:
+        """What was proved of the calls of programs (with: is it run by autograd?)."""
+        found = {row: None for half, by_autograd in halves for row in proofs_of(half, by_autograd=by_autograd)}
+        return [[name_of(op), pattern, where] for op, pattern, where in found]
 
     def _node(self, node: fx.Node, half: Half, number: Callable[[fx.Node], int], path: str) -> Any:
         kept = {name: node.meta[name] for name in _KEPT if type(node.meta.get(name)) in (int, str, bool)}
@@ -163,14 +170,31 @@ class GraphWriter(PlaceWriter):
 
 
 class GraphReader(PlaceReader):
-    """Reads programs; all of one description share a fake mode."""
+    """Reads programs; all of one description share a fake mode.
 
-    _mode: Any = None
+    Args:
+        fakes: values are fake tensors, as a compiler wants them, also where sizes are plain numbers: stand-ins do for the
+            eager back end, and a fake mode imports Dynamo.
+    """
+
+    def __init__(self, data: Any, call: Call, fakes: bool) -> None:
+        self.fakes = fakes
+        self._mode: Any = None
+        super().__init__(data, call)
 
     def define(self, symbols: Any) -> None:
         """Let the fake mode know of the symbols of a description."""
+        self.fakes = self.fakes or bool(symbols)
         for symbol, *bounds in symbols.values():
             torch_api.define_symbol(self.mode.shape_env, self.value(symbol), *bounds)
+
+    def learn(self, proofs: Any) -> None:
+        """What was proved need not be proved again."""
+        for name, pattern, where in proofs:
+            op = self.value(["named", *name])
+            if not isinstance(op, torch_api.OpOverload):
+                raise DescriptionError("no operation of a graph", path="proofs", got=str(name)[:80])
+            learn(op, str(pattern), where)
 
     def half(self, data: Any) -> Half:
         """One program, as a list of nodes of a graph of its own."""
@@ -250,10 +274,16 @@ class GraphReader(PlaceReader):
         if tag == "number":
             return self._number(*rest)
         dtype, device, size, stride, offset, lazy = rest
-        sizes, strides = ([self._number(*n) if type(n) is list else n for n in ns] for ns in (size, stride))
-        (start,) = [self._number(*n) if type(n) is list else n for n in offset]
-        kind = getattr(torch, dtype)
-        return torch_api.fake_like(self.mode, sizes, strides, start, kind, torch.device(device), lazy)
+        rows = [[self._number(*n) if type(n) is list else n for n in numbers] for numbers in (size, stride, offset)]
+        return self._like(rows, getattr(torch, dtype), torch.device(device), lazy)
+
+    def _like(self, rows: Any, dtype: torch.dtype, device: torch.device, lazy: Any) -> Any:
+        size, stride, offset = rows
+        if self.fakes:
+            return torch_api.fake_like(self.mode, size, stride, offset[0], dtype, device, lazy)
+        if True in lazy:
+            return None
+        return torch_api.StandIn.make(tuple(size), tuple(stride), dtype, device, torch.strided, False, offset[0])
 
     def _number(self, kind: str, expr: Any, hint: Any) -> Any:
         return torch_api.symbolic_number(self.mode.shape_env, kind, self.value(expr), hint)
@@ -262,9 +292,8 @@ class GraphReader(PlaceReader):
         """A constant of a graph, as the graph's other values are."""
         if not isinstance(held, torch.Tensor):
             return None
-        return torch_api.fake_like(
-            self.mode, held.shape, held.stride(), held.storage_offset(), held.dtype, held.device, (False, False)
-        )
+        lazy = (held.is_conj(), held.is_neg())
+        return self._like((held.shape, held.stride(), [held.storage_offset()]), held.dtype, held.device, lazy)
 
     @property
     def mode(self) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backends import Backend
-from ..backends.eager import graph_code
+from ..backends.eager import compile_eager, graph_code
 from ..capture.tape import Tape
 from ..runtime.backward import Backwards, Circumstances, CompiledBackward, OnFirstUse
 from ..runtime.program import Program
@@ -34,7 +34,8 @@ def program_of(parts: Parts, backend: Backend, again: Callable[[Any], Tape]) -> 
         backwards.inputs, backwards.takes_batches, backwards.trace = known.inputs, known.takes_batches, known.trace
         for backward in known.compiled:
             backwards.add(_compiled(backward, backend))
-    return Program(plan, call, backwards), Graphs(None, half, second)
+    by_eager = backend.forward is compile_eager
+    return Program(plan, call, backwards, by_eager, parts.templates), Graphs(None, half, second)
 
 
 def _compiled(b: BackwardParts, backend: Backend) -> CompiledBackward:

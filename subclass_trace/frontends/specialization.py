@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .. import torch_api
+from ..backends.eager import compile_eager
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
 from ..capture.session import Session
@@ -29,10 +30,8 @@ from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..runtime.bind import bind, unlike, with_circumstances
-from ..runtime.entry_code import EntryEmitter
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
-from ..runtime.sizes import hint_of
 from ..runtime.source import Source as Code
 from ..runtime.specialize import Graphs, build_program
 from ..stages import stage
@@ -40,7 +39,6 @@ from ..state.guards import StateGuards, changed_since
 from ..state.place import Call, Place
 from ..state.run import StateRun
 from ..subclass.paths import Path
-from ..subclass.template import Examples
 from ..torch_api.dynamo import check_marks
 from .dynamic import SizeHistory, choose
 
@@ -261,7 +259,7 @@ def _specialize(
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
-    emitted = bind(program, ambient, guarded, maker.flat, Examples(session.mode, hint_of))
+    emitted = bind(program, ambient, guarded, maker.flat, session.mode)
     state.forget()
     maker.flat.clear()  # cycles may keep it for a while
     return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {})
@@ -310,14 +308,15 @@ def from_description(
         Unlike: it is not for this call, or what is read here is something else; ``reason`` says what.
     """
     roots = Call(*call, function)
-    parts = read(data, roots)
+    backend = options.resolve_backend()
+    parts = read(data, roots, fakes=backend.forward is not compile_eager)
     why = unlike(parts.plan, parts.ambient, parts.guards, roots)
     if why is not None:
         raise Unlike(why)
     again = functools.partial(_traced_again, function, options, history or SizeHistory(), data, parts.ambient)
-    program, graphs = program_of(parts, options.resolve_backend(), again)
+    program, graphs = program_of(parts, backend, again)
     flat = [place.read(roots) for place in parts.guards.flat]
-    emitted = bind(program, parts.ambient, parts.guards, flat, Examples(parts.mode, hint_of))
+    emitted = bind(program, parts.ambient, parts.guards, flat)
     if (why := emitted[2](*call)) is not None:
         raise Unlike(why)
     return Specialization((), options, parts.ambient, parts.guards, program, graphs, *emitted, {})
@@ -374,14 +373,13 @@ def _of_another(function: Any, call: Arguments, options: Options, history: SizeH
         if vars(entry.options) != vars(options):
             continue
         guards, backwards, roots = entry.state.of_function(function), entry.program.backwards, Call(*call, function)
-        failing = [*guards.failing(roots)]
-        if failing:
-            if all(row.kind == "value" and type(row.known) in (int, float) for row in failing):
+        if unlike(entry.plan, entry.ambient, guards, roots) is not None:
+            failing = [*guards.failing(roots)]
+            if failing and all(row.kind == "value" and type(row.known) in (int, float) for row in failing):
                 numbers.append(changed_since(guards, roots))
             continue
-        made = EntryEmitter(entry.program, entry.ambient, guards).emit_like(entry.written)
-        if made is not None and made[2](*call) is None and (backwards is None or backwards.share()):
-            run, written, failed = made
+        run, written, failed = bind(entry.program, entry.ambient, guards, [p.read(roots) for p in guards.flat])
+        if failed(*call) is None and (backwards is None or backwards.share()):
             return replace(entry, state=guards, run=run, written=written, failed=failed)
     if len(numbers) > 1:
         history.varying_numbers.update(*numbers)

@@ -27,6 +27,7 @@ from .emit import is_sized
 from .entry_code import Emitted, EntryEmitter
 from .guards import Ambient
 from .program import Program
+from .sizes import hint_of
 
 Tensor = torch.Tensor
 
@@ -40,13 +41,14 @@ def with_circumstances(program: Program, flat: Sequence[Any]) -> Program:
     return replace(program, plan=replace(plan, inputs=known))
 
 
-def bind(program: Program, ambient: Ambient, guards: StateGuards, flat: Sequence[Any], examples: Examples) -> Emitted:
+def bind(program: Program, ambient: Ambient, guards: StateGuards, flat: Sequence[Any], mode: Any = None) -> Emitted:
     """The entry of a program.
 
     Args:
         flat: the flat arguments of a call that meets the records (`unlike`).
-        examples: makes fake values of specs, to verify template constructors.
+        mode: a fake mode, in which constructors of wrappers are verified.
     """
+    examples = Examples(hint_of, mode, program.templates)
     with torch.no_grad(), stage("code generation"):
         return EntryEmitter(program, ambient, guards).emit(flat, examples)
 

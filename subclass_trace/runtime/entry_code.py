@@ -110,20 +110,6 @@ class EntryEmitter:
         self._deliver(self._run(flat, inputs, leaves, symbols), state.read)
         return s.build("entry", "entry"), s, failed
 
-    def emit_like(self, known: Source) -> Emitted | None:
-        """The entry that was written for another module, with what this one has in place of that.
-
-        None where the checks of their Python state are others.
-        """
-        s = self.source
-        with tried(s, "def entry(args, kwargs):"):
-            self._state_part()
-            count = len(s.lines)
-        if s.lines[:count] != known.lines[:count]:
-            return None
-        made = known.with_globals(s)
-        return made.build("entry", "entry"), made, made.why("entry")
-
     def _state_part(self) -> tuple[StateEmitter, list[str]]:
         self._ambient()
         state = StateEmitter(self.source, self.state, self.pins)

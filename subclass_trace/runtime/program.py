@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from ..errors import UnsupportedError
 from ..plan import Plan
 from ..subclass.paths import Path
+from ..subclass.template import Verified
 from .backward import Backwards
 
 Tensor = torch.Tensor
@@ -33,11 +34,18 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A plan with its compiled graphs."""
+    """A plan with its compiled graphs.
+
+    Attributes:
+        by_eager: the eager back end has compiled them.
+        templates: constructors of wrappers that were verified for the values of this program.
+    """
 
     plan: Plan
     forward: Boxed
     backwards: Backwards | None
+    by_eager: bool = True
+    templates: Verified = field(default_factory=dict)
 
 
 def watch_contexts(same: Callable[..., bool], now: Sequence[Any], paths: Sequence[Path], values: Any) -> None:

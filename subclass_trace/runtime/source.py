@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable
@@ -78,12 +77,6 @@ class Source:
         """Compile the source and return its function ``name``. Tracebacks show its lines."""
         made: Callable[..., Any] = function_of(self.text(), name, self.globals, what)
         return never_compiled(made)
-
-    def with_globals(self, other: Source) -> Source:
-        """The same lines, with other objects for the names that ``other`` has."""
-        made = copy.copy(self)
-        made.globals = self.globals | other.globals
-        return made
 
     @property
     def guards(self) -> tuple[str, ...]:

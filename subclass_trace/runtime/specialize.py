@@ -102,7 +102,8 @@ def build_program(
     backwards.takes_batches &= backend.backward is compile_eager
     backwards.forward_nodes = nodes
     backwards.add(first)
-    return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
+    by_eager = backend.forward is compile_eager
+    return Program(plan, call, backwards, by_eager), Graphs(kept, parts.first, parts.second)
 
 
 def _by_autograd(captured: Captured, recipes: Recipes) -> tuple[Program, Graphs] | None:
@@ -137,7 +138,7 @@ def _forward_alone(
         rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
         backwards = Backwards(captured.tape, frozenset(), *rest)
         backwards.forward_nodes = nodes
-    return Program(plan, call, backwards), Graphs(None, half, None)
+    return Program(plan, call, backwards, backend.inference is compile_eager), Graphs(None, half, None)
 
 
 @stage("backward trace")

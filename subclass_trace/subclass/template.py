@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -93,15 +93,29 @@ _PROPERTIES: tuple[Callable[[Tensor], Any], ...] = (
 )
 
 
+#: what decides a template -> a spec that has it, and the template, if there is one
+Verified: TypeAlias = dict[Any, tuple[WrapperSpec, Template | None]]
+
+
 class Examples:
     """Makes fake values of specs under a fake mode, and remembers the templates that were verified on them.
 
-    ``hint`` turns dynamic sizes into numbers.
+    Args:
+        hint: turns dynamic sizes into numbers.
+        mode: where there is none, one is made when it is needed.
+        verified: templates that are known by now; what is found is added.
     """
 
-    def __init__(self, mode: Any, hint: Callable[[Any], int]) -> None:
-        self.mode, self.hint = mode, hint
-        self._templates: dict[Any, Template | None] = {}
+    def __init__(self, hint: Callable[[Any], int], mode: Any = None, verified: Verified | None = None) -> None:
+        self._mode, self.hint = mode, hint
+        self._verified: Verified = {} if verified is None else verified
+
+    @property
+    def mode(self) -> Any:
+        """The fake mode."""
+        if self._mode is None:
+            self._mode = torch_api.fake_mode(torch_api.ShapeEnv())
+        return self._mode
 
     def make(self, spec: Spec) -> Any:
         """A value of this spec, of fake leaves."""
@@ -121,22 +135,22 @@ class Examples:
 
     def template(self, spec: WrapperSpec) -> Template | None:
         """The verified template of one level; equal specs (the layers of a model) are verified once."""
-        key = _template_key(spec)
+        key = template_key(spec)
         if key is None:
             return template_of(spec, self.make)
-        if key not in self._templates:
-            self._templates[key] = template_of(spec, self.make)
-        return self._templates[key]
+        if key not in self._verified:
+            self._verified[key] = spec, template_of(spec, self.make)
+        return self._verified[key][1]
 
 
-def _template_key(spec: Spec) -> Any:
+def template_key(spec: Spec) -> Any:
     """What decides a template, hashable; None where a context may not be compared by hash."""
     if isinstance(spec, OpaqueSpec):
         return None
     meta = (spec.size, spec.stride, spec.storage_offset, spec.dtype, spec.device, spec.layout)
     if isinstance(spec, LeafSpec):
         return meta
-    inners = tuple(map(_template_key, spec.inners))
+    inners = tuple(map(template_key, spec.inners))
     if None in inners or not _is_immutable(spec.context):
         return None
     return (spec.cls, spec.names, _typed(spec.context), meta, inners)

@@ -24,8 +24,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
-def fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
-    """The mode in which the user function runs during capture."""
+def fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
+    """The mode in which the user function runs during capture. (Making a `ShapeEnv` imports Dynamo.)"""
     return FakeTensorMode(shape_env=shape_env, static_shapes=True, allow_non_fake_inputs=False)
 
 
@@ -166,14 +166,14 @@ def fake_like(
     lazy: Sequence[bool],
 ) -> torch.Tensor:
     """A fake tensor that lies so in a storage of its own. ``lazy``: its conjugate and its negative bit."""
-    with mode, torch.no_grad():
-        made = torch.empty_strided(size, stride, dtype=dtype, device=device)
-        if type(offset) is not int or offset:
+    with torch.no_grad():
+        if type(offset) is int and not offset:
+            made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        else:
             room = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
-            made = torch.empty_strided([room], [1], dtype=dtype, device=device).as_strided(size, stride, offset)
-        if lazy[0]:
-            made = torch._conj(made)
-        return torch._neg_view(made) if lazy[1] else made
+            made = torch.empty_strided([room], [1], dtype=dtype, device="meta").as_strided(size, stride, offset)
+        made = torch._conj(made) if lazy[0] else made
+        return _faked(mode, torch._neg_view(made) if lazy[1] else made, device)
 
 
 def symbolic_number(env: Any, kind: str, expr: Any, hint: Any) -> Any:

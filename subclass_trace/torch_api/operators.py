@@ -86,10 +86,11 @@ class StandIn(torch.Tensor):
         device: torch.device,
         layout: torch.layout,
         requires_grad: bool,
+        offset: int = 0,
     ) -> torch.Tensor:
         """A stand-in of this metadata."""
         make: Any = torch.Tensor._make_wrapper_subclass
-        return make(StandIn, size, stride, 0, None, dtype, layout, device, False, requires_grad)  # type: ignore[no-any-return]
+        return make(StandIn, size, stride, offset, None, dtype, layout, device, False, requires_grad)  # type: ignore[no-any-return]
 
 
 def needs_exact_strides(target: object) -> bool:

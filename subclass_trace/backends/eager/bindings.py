@@ -69,16 +69,12 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
         if torch_api.higher_order_name(op) == "auto_functionalized_v2" and _writes_whole_bases(args[0], kwargs):
             return Binding(_write_to_copies, "write_to_copies")
         return Binding(op, str(getattr(op, "__name__", op)))
-    if op.namespace != "aten":
-        return _raw(op)
     if op in _SIZE_READS:
         return _SIZE_READS[op]
-    try:
-        with torch_api.no_overrides():  # reading a fake tensor's dtype is an override to a user's function mode
-            given = _pattern(tuple(args)), {k: _pattern(v) for k, v in kwargs.items()}
-            key = op, repr(given)  # tells 1 from True and 1.0, and 0.0 from -0.0
-    except _NoPattern:
+    given = _patterns(op, args, kwargs)
+    if given is None:
         return _raw(op)
+    key = op, repr(given)  # tells 1 from True and 1.0, and 0.0 from -0.0
     found = _cache.get(key)
     if found is None:
         if torch_api.functorch_active():  # dispatch is not what it will be at run time: neither prove nor remember
@@ -86,6 +82,53 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
         found = _search(op, *given)
         _cache[key] = found
     return found
+
+
+def _patterns(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the proof for such arguments reads; None where there is none."""
+    if op.namespace != "aten":
+        return None
+    try:
+        with torch_api.no_overrides():  # reading a fake tensor's dtype is an override to a user's function mode
+            return _pattern(tuple(args)), {k: _pattern(v) for k, v in kwargs.items()}
+    except _NoPattern:
+        return None
+
+
+def proved(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What was proved for a call, to be learnt elsewhere: the pattern, and where the function was found.
+
+    None where nothing is to be proved.
+    """
+    if not isinstance(op, torch_api.OpOverload) or op in _SIZE_READS:
+        return None
+    given = _patterns(op, args, kwargs)
+    binding = None if given is None else _cache.get((op, repr(given)))
+    if binding is None:
+        return None
+    holder = binding.name.removesuffix(f".{torch_api.op_name(op)}")
+    known = any(name == holder for name, _ in torch_api.BINDING_HOLDERS)
+    return repr(given), holder if known else "other" if binding is _OTHER_NAMES.get(op) else "raw"
+
+
+def learn(op: torch_api.OpOverload, pattern: str, where: str) -> None:
+    """What another process has proved: the function follows from the operation, whatever is said.
+
+    Raises:
+        KeyError: no such place.
+    """
+    holders = dict(torch_api.BINDING_HOLDERS)
+    if where == "raw":
+        found = _raw(op)
+    elif where == "other":
+        found = _OTHER_NAMES[op]
+    else:
+        name = torch_api.op_name(op)
+        function: Any = getattr(holders[where], name, None)
+        if type(function) not in _BINDING_TYPES:
+            raise KeyError(name)
+        found = Binding(function, f"{where}.{name}")
+    _cache.setdefault((op, pattern), found)
 
 
 def _raw(op: torch_api.OpOverload) -> Binding:

@@ -48,7 +48,7 @@ from ... import torch_api
 from ...capture.graphs import where
 from ...errors import UnsupportedError, VerificationError
 from ...partition.half import Half
-from .bindings import bind_call
+from .bindings import bind_call, proved
 from .views import Call, inputs_of, spare_views
 
 _file_numbers = itertools.count()
@@ -125,6 +125,16 @@ def compile_half(half: Half, *, name: str, by_autograd: bool = False) -> BoxedGr
     del writer.namespace[name]  # it is no cycle
     function._boxed_call = True
     return BoxedGraph(function, source, name)
+
+
+def proofs_of(half: Half, *, by_autograd: bool = False) -> list[tuple[Any, str, str]]:
+    """(operation, pattern, where its function was found), for the calls of a program that was compiled: see `bindings`."""
+    body, merged, calls = half.body, half.merged, dict[fx.Node, Call]()
+    if not by_autograd:
+        body, merged, calls = spare_views(body, half.outputs, merged, frozenset(half.inputs))
+    writer = _Proofs(Half(half.owner, half.inputs, body, half.outputs, merged), calls, "graph")
+    writer.write()
+    return list(writer.found)
 
 
 def function_of(text: str, name: str, namespace: dict[str, Any], what: str) -> Any:
@@ -254,6 +264,20 @@ class _Writer:
             candidate = f"{base}_{number}"
         self._taken.add(candidate)
         return candidate
+
+
+class _Proofs(_Writer):
+    """Notes what was proved, while it writes."""
+
+    def __init__(self, half: Half, calls: Mapping[fx.Node, Call], name: str) -> None:
+        super().__init__(half, calls, name)
+        self.found: dict[tuple[Any, str, str], None] = {}
+
+    def _called(self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None) -> tuple[str, str]:
+        made = super()._called(node, target, given, named, first)
+        if (known := proved(target, given, named)) is not None:
+            self.found[(target, *known)] = None
+        return made
 
 
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)

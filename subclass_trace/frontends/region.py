@@ -33,7 +33,7 @@ from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
-from .specialization import Specialization, compile_call, remember
+from .specialization import Specialization, compile_call, from_description, remember
 
 #: so many misses in a row at which no earlier value returns hand a region over, and twice as many of any kind
 _MISSES = 8
@@ -151,6 +151,24 @@ class Region:
         if reason is not None:
             raise UnsupportedError("this call would run eagerly", got=reason, fix="leave that mode or transform first")
         return self.__specialize(args, kwargs)
+
+    def bind(self, data: Any, *args: Any, **kwargs: Any) -> Specialization:
+        """Let a description serve calls like this one, instead of a trace: `Specialization.describe` gives it, here or in
+        another process with this function.
+
+        Args:
+            data: `Description.data`, as it is or as JSON has given it back.
+
+        Raises:
+            DescriptionError: it is broken, of other versions, or names something that is not loaded; the path says which.
+            Unlike: it does not serve this call, or something that it depends on is another one here; ``reason`` says what.
+        """
+        with torch_api.dynamo_lock(), TRACE_LOCK:
+            made = from_description(data, self.__function, (args, kwargs), self.__options, self.__history)
+            self.__keep((*self.__entries, made))
+            if made.program.backwards is not None:
+                made.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
+            return made
 
     def __hand_over(self, refused: SubclassTraceError | None) -> HandOver:
         self.__dynamo = HandOver(self.__function, self.__options, refused)

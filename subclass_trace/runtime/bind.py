@@ -66,7 +66,8 @@ def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Rea
         except GONE as error:
             return Reason(f"{failing.place} is gone ({error!r})", failing.code)
     try:
-        inputs = [row.of([place.read(call) for place in guards.flat]) for row in plan.inputs.rows]
+        flat = [place.read(call) for place in guards.flat]
+        inputs = [row.of(flat) for row in plan.inputs.rows]
         kinds = [kind_of(t) for t in tensors_of(plan, inputs)]
         specs = [guarded_spec(flatten(t)[1], row.path) for row, t in zip(plan.inputs.rows, inputs, strict=True)]
     except GONE as error:
@@ -77,12 +78,25 @@ def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Rea
     other = next((k for k, (a, b) in enumerate(zip(plan.inputs.kinds, kinds, strict=False)) if a != b), None)
     if other is not None or len(kinds) != len(plan.inputs.kinds):
         return Reason("an input, or a tensor inside of one, is of another kind")
+    if not _are_as_distinct(plan, inputs):
+        return Reason("two inputs, or tensors inside of them, are one, or one is two")
     return None
 
 
 def _besides(ambient: Ambient, now: Ambient) -> Iterator[tuple[Any, Any]]:
     """What is compared where the trace met it alone."""
     return zip((ambient.dtensor, ambient.attention), (now.dtensor, now.attention), strict=True)
+
+
+def _are_as_distinct(plan: Plan, inputs: Sequence[Tensor]) -> bool:
+    """Are the inputs different objects, and their leaves the same ones where they were?"""
+    pairs = {
+        (number, id(leaf))
+        for row, value in zip(plan.inputs.rows, inputs, strict=True)
+        for number, leaf in zip(row.leaves, leaves_of(value), strict=True)
+    }
+    leaves = len({leaf for _, leaf in pairs})
+    return len({*map(id, inputs)}) == len(inputs) and len(pairs) == plan.inputs.leaf_count == leaves
 
 
 def tensors_of(plan: Plan, inputs: Sequence[Tensor]) -> Iterator[Tensor]:

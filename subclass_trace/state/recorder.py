@@ -295,7 +295,10 @@ class Recorder:
             return self._own_absent(cls, writer, name)
         value = lookup(cls, name)
         if not is_immutable(cls) and cls is not torch.Size:
-            value = self.at(self.child(self.root(cls), "lookup", name), value)
+            of = cls
+            if issubclass(cls, torch_api.CustomNode) and lookup(of.__base__, name) is value:
+                of = cls.__base__  # torch makes a class of nodes for each Function, also for those of a run
+            value = self.at(self.child(self.root(of), "lookup", name), value)
         self.lookups[key] = value
         return value
 

@@ -106,5 +106,17 @@ class DescriptionError(SubclassTraceError, ValueError):
     """A description of a specialization is broken, old, or of something that is not here: the path names the field."""
 
 
+class Unlike(SubclassTraceError):
+    """What is here is not what a description was made of: another call, other state, other code.
+
+    Attributes:
+        reason: what differs.
+    """
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class VerificationError(SubclassTraceError):
     """The verifier found a graph or a plan that breaks an invariant: a bug in this package or in a partitioner."""

@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import DescriptionError, Reason
+from ..errors import DescriptionError, Reason, Unlike
 from ..partition.half import Half
 from ..plan import Plan, ViewOutput
 from ..runtime.backward import Backwards, CompiledBackward
@@ -27,7 +27,6 @@ from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
 from ..subclass.template import Verified, template_key
 from .graphs import GraphReader, GraphWriter
 from .objects import fingerprint_of_class, name_of
-from .places import Unlike
 from .vocabulary import Gap
 
 #: of what a description says; another one is not read

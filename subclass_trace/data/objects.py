@@ -50,7 +50,7 @@ _TYPES: dict[str, type] = {
     for kind in (
         *(value for value in vars(types).values() if isinstance(value, type)),
         *(*ITERATORS, *LOCKS, LruCache, type(datetime.datetime_CAPI), weakref.ref),
-        *(type(torch._C.DispatchKey), type(vars(torch._C.DispatchKey).get("__members__"))),
+        *torch_api.CLASSES_OF_PYBIND,
     )
 }
 #: how the things that a region writes are written; torch's flags

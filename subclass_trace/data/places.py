@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import DescriptionError, Reason, SubclassTraceError
+from ..errors import DescriptionError, Reason, Unlike
 from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, ROOTS, STEPS, Call, Place
 from ..state.recorder import names_of
@@ -33,14 +33,6 @@ _CALLED = (names_of, issubclass)
 _ASKING = ("get", "is", "has", "_get", "_is", "_has", "are", "_are", "__hash__")
 #: objects that tell what they hold
 _TELLING = (weakref.ref, type(torch.ops.aten.add.default))
-
-
-class Unlike(SubclassTraceError):
-    """What is here is not what a description was made of: ``reason`` says what."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
 
 
 def may_be_called(function: Any) -> bool:

@@ -245,6 +245,9 @@ class Region:
         from ..report.text import explain
 
         text = explain(self.__entries, self.__eagerly.counts)
+        for k, entry in enumerate(self.__entries):
+            if gaps := entry.not_portable:
+                text += f"\n\n[{k}] is not portable: {'; '.join(gaps)}"
         by = "served by our trace" if self.__entries or not self.__eagerly.counts else "its calls run eagerly"
         return f"{text}\n\n{by}" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
 

@@ -23,9 +23,8 @@ from ..capture.inputs import Argument, Inputs
 from ..capture.session import Session
 from ..capture.tape import Tape
 from ..data.describe import Description, describe, read, trace_of
-from ..data.places import Unlike
 from ..data.programs import program_of
-from ..errors import OptionError, Reason, SubclassTraceError, TangentError
+from ..errors import OptionError, Reason, SubclassTraceError, TangentError, Unlike
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue

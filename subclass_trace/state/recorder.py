@@ -295,9 +295,9 @@ class Recorder:
             return self._own_absent(cls, writer, name)
         value = lookup(cls, name)
         if not is_immutable(cls) and cls is not torch.Size:
-            of = cls
-            if issubclass(cls, torch_api.CustomNode) and lookup(of.__base__, name) is value:
-                of = cls.__base__  # torch makes a class of nodes for each Function, also for those of a run
+            of, node = cls, torch_api.CustomNode
+            if issubclass(cls, node) and lookup(node, name) is value:
+                of = node  # torch makes a class of each Function, also of those that a run makes
             value = self.at(self.child(self.root(of), "lookup", name), value)
         self.lookups[key] = value
         return value

@@ -85,8 +85,8 @@ def now_of(kind: str, value: Any) -> Any:
         return len(value)
     if kind == "keys":
         return [*value]
-    if kind == "truth":
-        return bool(value)
+    if kind in ("truth", "there"):
+        return bool(value) if kind == "truth" else value is not MISSING
     return value
 
 
@@ -158,6 +158,7 @@ KINDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "truth": (lambda value, known: bool(value) is known, "bool({at}) is {was}"),
     "raw": (lambda value, known: bool(raw(value) == known), "{at} has the same bytes"),
     "based": (lambda value, known: same(base_value(value), known), "{at} == {was}"),
+    "there": (lambda value, _: value is not MISSING, "{at} is there"),
     "hooks": (lambda value, _: not hooks(value), "{at} has no hooks"),
     "alias": (lambda value, other: value is other, "{at} is {was}"),
     "distinct": (lambda value, others: True, "{at} is none of {was}"),

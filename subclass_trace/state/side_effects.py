@@ -23,8 +23,9 @@ from .boundary import is_users
 from .containers import Containers
 from .kinds import SYMBOLS, VALUES
 from .place import Place
+from .rows import Row
 from .values import MISSING, factory_of, is_a, is_atom, same, same_keys, short, solid_base
-from .writes import MAPPING, NAMES, PRINTED, SEQUENCE, Written
+from .writes import CELL, CLASS, MAPPING, NAMES, PRINTED, SEQUENCE, SLOTS, Written
 
 #: classes of C whose state is all in what recipes rebuild
 _KNOWN_BASES = frozenset(
@@ -38,6 +39,10 @@ _CONSTANT_KINDS = (
     torch.Generator,
 )
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
+
+
+#: how what a table holds is read
+_STEPS: dict[Any, str] = {MAPPING: "item", NAMES: "item", CELL: "contents", CLASS: "own", SLOTS: "getattr"}
 
 
 class Recipes:
@@ -84,6 +89,16 @@ class Recipes:
         if id(value) in self._made:
             return BackReference(self._made[id(value)])
         return self._new(value, path)
+
+    def must_be_there(self, row: Written, key: Any) -> None:
+        """The run takes away what stood at a key: it has read that something did."""
+        kind = _STEPS.get(row.table)
+        of, kind = (row.place.parent, "attr") if row.place.key == "__dict__" else (row.place, kind)
+        if kind is None or of is None:
+            return
+        place = self._rec.child(of, kind, None if kind == "contents" else key)
+        if place not in self._rec.noted:
+            self._rec.rows.append(Row("there", place, True))
 
     def as_before(self, row: Written) -> dict[Any, Any]:
         """The table of what was written; what stands for something that was there is that again."""
@@ -227,6 +242,8 @@ def side_effects(written: Iterable[Written], recipes: Recipes) -> list[SideEffec
             effects.append(SideEffect(row.place, row.table, "fill", keys, tuple(values)))
             continue
         gone = [key for key in was if key not in now]
+        for key in gone:
+            recipes.must_be_there(row, key)
         for key, value in [*dict.fromkeys(gone, MISSING).items(), *now.items()]:
             if was.get(key, MISSING) is not value and not same(was.get(key, MISSING), value):
                 made = () if value is MISSING else (recipes(value, text_at(row.place, key)),)

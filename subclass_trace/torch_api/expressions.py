@@ -30,7 +30,7 @@ def _sympy() -> Any:
 
 
 @functools.cache
-def _classes() -> dict[str, Any]:
+def _expression_classes() -> dict[str, Any]:
     import torch.utils._sympy.functions as functions
 
     sympy = _sympy()
@@ -61,7 +61,7 @@ def expression_data(expr: Any) -> list[Any]:
         if expr is getattr(sympy, name):
             return ["constant", name]
     name = type(expr).__name__
-    if _classes().get(name) is not type(expr):
+    if _expression_classes().get(name) is not type(expr):
         raise KeyError(name)
     return [name, *map(expression_data, expr.args)]
 
@@ -84,7 +84,7 @@ def expression_of_data(data: list[Any]) -> Any:
         return sympy.true if rest[0] else sympy.false
     if kind == "constant":
         return {"oo": sympy.oo, "zoo": sympy.zoo, "nan": sympy.nan, "pi": sympy.pi, "E": sympy.E}[rest[0]]
-    cls = _classes()[kind]
+    cls = _expression_classes()[kind]
     args = [*map(expression_of_data, rest)]
     return cls(*args, evaluate=False) if cls in (sympy.Add, sympy.Mul, sympy.Pow) else cls(*args)
 

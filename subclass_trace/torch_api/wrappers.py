@@ -68,6 +68,11 @@ def placement_of(name: str, *numbers: Any) -> Any:
     return cls(**dict(zip(_PLACEMENTS[name], numbers, strict=True)))
 
 
+#: the metaclass of classes of torch's C++ code, and that of their static members
+CLASSES_OF_PYBIND: tuple[type, ...] = (
+    type(torch._C.DispatchKey),
+    type(vars(torch._C.DispatchKey).get("__members__")),
+)
 _PLACEMENTS = {
     "Shard": ("dim",),
     "Replicate": (),

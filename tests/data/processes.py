@@ -17,7 +17,7 @@ import regions
 
 import subclass_trace as st
 from subclass_trace.capture.capture import Capture
-from subclass_trace.data.places import Unlike
+from subclass_trace.errors import Unlike
 
 _traces: list[int] = []
 _capture = Capture.capture

@@ -5,27 +5,22 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st_
+from regions import Layers
 from torch import nn
 
 import subclass_trace as st
 from subclass_trace.data.describe import VERSION
 from subclass_trace.data.objects import find, fingerprint, name_of
-from subclass_trace.data.places import Unlike
 from subclass_trace.data.vocabulary import Reader, Writer
-from subclass_trace.errors import DescriptionError
+from subclass_trace.errors import DescriptionError, Unlike
 from subclass_trace.zoo import TwoTensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from regions import Layers
 
 FACTOR = 2.0
 CALLED: list[str] = []
@@ -314,7 +309,7 @@ def test_a_value_comes_back(value: Any) -> None:
             torch.is_grad_enabled,
         ),
     ],
-    ids=str,
+    ids=lambda thing: str(getattr(thing, "__name__", thing)),
 )
 def test_a_thing_is_found_by_its_name(thing: Any) -> None:
     name = name_of(thing)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from regions import REGIONS
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from regions import REGIONS
 
 USER = """
 import torch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "semantics"), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parents[1] / "semantics"))
 from cases import CASES, Case
 from through import Through
 

@@ -9,6 +9,10 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+import torch
+from torch import nn
+
+import subclass_trace as st
 
 from . import generated_parts as parts
 from . import judging
@@ -76,9 +80,9 @@ BRANCHES = {
         "HELD[0] = 3.0",
     ),
     "a flag": (
-        "torch._C._set_cudnn_benchmark(False)",
+        "torch.backends.cudnn.benchmark = False",
         "(2.0 if torch.backends.cudnn.benchmark is False else 3.0)",
-        "torch._C._set_cudnn_benchmark(True)",
+        "torch.backends.cudnn.benchmark = True",
     ),
     "the environment": (
         "os.environ['ZZ_HELD'] = 'a'",
@@ -154,3 +158,29 @@ def test_a_flag_that_is_an_enumeration() -> None:
     """What no `==` of atoms compares is compared by its own."""
     text = "def fn(x): return x * (2.0 if torch.backends.cuda.preferred_blas_library() else 3.0)"
     assert _judged(text, "", "", "pass", backward=False).word == "right"
+
+
+#: what the region takes away, and that it is there
+DELETED = {
+    "an attribute": ("class A: pass\nO = A(); O.k = 1", "del O.k"),
+    "a global variable": ("K = 1", "global K; del K"),
+    "a slot": ("class A: __slots__ = ('k',)\nO = A(); O.k = 1", "del O.k"),
+    "an attribute of a class": ("class A: k = 1", "del A.k"),
+    "a variable of a function around": (
+        "def made():\n    k = 1\n    def inner():\n        nonlocal k; del k\n    return inner\nF = made()",
+        "F()",
+    ),
+    "an item": ("D = {1: 2}", "del D[1]"),
+    "a parameter": ("M = nn.Linear(1, 1)", "del M.bias"),
+}
+
+
+@pytest.mark.parametrize("name", DELETED)
+def test_what_is_taken_away_has_to_be_there(name: str) -> None:
+    setup, taken = DELETED[name]
+    space = {"nn": nn, "torch": torch}
+    exec(f"{setup}\ndef f(x):\n    {taken}\n    return x * 2", space)
+    region = st.compile(space["f"], frontend="trace")
+    assert region(torch.ones(2)).tolist() == [2.0, 2.0]
+    with pytest.raises((AttributeError, NameError, KeyError)):
+        region(torch.ones(2))

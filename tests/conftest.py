@@ -61,7 +61,8 @@ def _same_start() -> object:
     """Each test starts from one seed, in grad mode, and leaves no mode behind."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    torch.backends.__allow_nonbracketed_mutation_flag = True  # importing torch's own test helpers forbids it
+    # Importing torch's own test helpers forbids to set flags; its module `torch.backends` hides its variables.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     yield
     assert torch.is_grad_enabled(), "the test left grad mode off"
     torch.set_grad_enabled(True)

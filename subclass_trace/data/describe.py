@@ -25,6 +25,7 @@ from ..subclass.context import parts_of
 from ..subclass.flatten import flatten
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
 from ..subclass.template import Verified, template_key
+from .checks import check
 from .graphs import GraphReader, GraphWriter
 from .objects import fingerprint_of_class, name_of
 from .vocabulary import Gap
@@ -254,7 +255,7 @@ def _read(data: dict[str, Any], call: Call, fakes: bool) -> Parts:
     r.learn(data["proofs"])
     guards = r.guards(data["guards"])
     r.find_inputs(guards)
-    ambient = Ambient(**{str(name): r.value(value) for name, value in data["ambient"]})
+    ambient = check(Ambient(**{str(name): r.value(value) for name, value in data["ambient"]}))
     plan = r.value(data["plan"])
     if not isinstance(plan, Plan):
         raise DescriptionError("no plan", path="plan", got=type(plan).__name__)

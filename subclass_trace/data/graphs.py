@@ -22,6 +22,7 @@ from ..partition.half import Half
 from ..runtime.sizes import to_expr
 from ..state.place import Call
 from ..subclass.spec import SizeExpr
+from .checks import is_name
 from .objects import name_of
 from .places import PlaceReader, PlaceWriter
 
@@ -233,6 +234,8 @@ class GraphReader(PlaceReader):
             args, named, example, kept = rest
             given = tuple(self._argument(a, nodes) for a in args)
             keywords = {str(k): self._argument(v, nodes) for k, v in named.items()}
+            if not all(map(is_name, keywords)):
+                raise DescriptionError("no keyword of an operation", path=f"graph.{name}")
             node = graph.create_node("call_function", self._target(target), given, keywords, name)
             node.meta["val"] = self.example(example)
         node.name = name

@@ -23,9 +23,12 @@ from ..state.place import GONE, ROOTS, STEPS, Call, Place
 from ..state.recorder import names_of
 from ..state.rows import KINDS, Row, code_of, members
 from ..state.values import ATOMS, MISSING, is_atom
+from .checks import is_name
 from .objects import fingerprint, fingerprint_of_class, functions_in, name_of
 from .vocabulary import Reader, Writer
 
+#: what rows of some kinds know
+_KNOWN: dict[str, Any] = {"len": int, "type": type, "number": type, "tensor": type, "truth": bool}
 #: kinds of rows that compare with another place
 _WITH_PLACE = ("alias", "other")
 #: Python functions that a guard may call; see `may_be_called`
@@ -213,6 +216,8 @@ class PlaceReader(Reader):
         if kind not in (ROOTS if parent is None else STEPS):
             raise DescriptionError("no such kind of place", path="places", got=kind)
         told = self.value(key)
+        if (kind == "cell" and type(told) is not int) or (kind in ("inner", "attr") and not is_name(told)):
+            raise DescriptionError("no such step", path="places", got=repr(told)[:40])
         if kind == "call" and not (parent is not None and may_be_called(self.read(parent))):
             raise DescriptionError("a guard calls what may do something", path="places", got=str(parent))
         return Place(parent, kind, told, name)
@@ -249,6 +254,8 @@ class PlaceReader(Reader):
 
     def guards(self, data: Any) -> StateGuards:
         """The guards."""
+        if type(data["positional"]) is not int or not all(type(name) is str for name in data["keywords"]):
+            raise DescriptionError("no arguments of a call", path="guards.positional")
         rows = tuple(self.row(*row) for row in data["rows"])
         flat, tensors = (tuple(map(self.at, data[name])) for name in ("flat", "tensors"))
         return StateGuards.of(rows, flat, tensors, data["positional"], tuple(data["keywords"]), self.call.function)
@@ -270,7 +277,10 @@ class PlaceReader(Reader):
             return Row(kind, place, [*map(self.value, data)])
         if kind not in KINDS:
             raise DescriptionError("no such kind of row", path="rows", got=kind)
-        return Row(kind, place, self.value(data))
+        known = self.value(data)
+        if not isinstance(known, _KNOWN.get(kind, object)):
+            raise DescriptionError("a row that no guard has", path="rows", got=kind)
+        return Row(kind, place, known)
 
     def _code(self, place: Place, expected: str | None) -> Any:
         """The code of the function that stands there, if it does the same."""

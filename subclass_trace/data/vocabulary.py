@@ -29,6 +29,7 @@ from ..state.values import MISSING, short
 from ..subclass import context, spec
 from ..subclass.paths import Path
 from ..subclass.template import Template
+from .checks import check
 from .objects import find, name_of
 
 #: records of this package, which are written by name and fields
@@ -131,6 +132,8 @@ class Reader:
             raise DescriptionError("no such kind of value", got=short(data)) from None
         try:
             return read(self, *rest)
+        except DescriptionError:
+            raise
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise DescriptionError("a broken value", path=tag, got=f"{type(error).__name__}: {error}") from error
 
@@ -162,7 +165,7 @@ def _record(w: Writer, value: Any, path: str) -> list[Any]:
 
 def _read_record(r: Reader, name: str, *fields: Any) -> Any:
     cls = RECORDS[name]
-    return cls(**dict(zip(_FIELDS[cls], map(r.value, fields), strict=True)))
+    return check(cls(**dict(zip(_FIELDS[cls], map(r.value, fields), strict=True))))
 
 
 def _read_object(r: Reader, name: Any, *fields: Any) -> Any:

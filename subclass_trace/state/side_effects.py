@@ -42,7 +42,13 @@ _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
 
 #: how what a table holds is read
-_STEPS: dict[Any, str] = {MAPPING: "item", NAMES: "item", CELL: "contents", CLASS: "own", SLOTS: "getattr"}
+_STEPS: dict[Any, str] = {
+    MAPPING: "item",
+    NAMES: "item",
+    CELL: "contents",
+    CLASS: "own",
+    SLOTS: "getattr",
+}
 
 
 class Recipes:

@@ -75,6 +75,8 @@ def expression_of_data(data: list[Any]) -> Any:
     sympy = _sympy()
     kind, *rest = data
     if kind == "symbol":
+        if not str(rest[0]).isidentifier():
+            raise ValueError(f"no name of a symbol: {rest[0]!r}")
         return sympy.Symbol(str(rest[0]), **{str(k): bool(v) for k, v in rest[1].items() if v is not None})
     if kind == "number":
         return sympy.Rational(int(rest[0]), int(rest[1]))

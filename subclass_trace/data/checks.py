@@ -1,0 +1,125 @@
+"""What a record that was read may hold: fields of the types that its class declares, and texts that are names.
+
+Entries are written as source, in which numbers and names of a plan stand as they are. So a description that somebody has
+tampered with is refused here, before any text is made of it.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import torch_api
+from ..errors import DescriptionError
+from ..plan import InputPlan, SharedLeaf, SideEffect, SymbolPlan, ViewStep
+from ..plan import values as recipes
+from ..state.place import Place
+from ..state.values import short, solid_base
+from ..state.writes import Table
+from ..subclass import spec
+from ..subclass.spec import WrapperSpec
+from ..subclass.template import Template
+
+#: how a symbol's value is read off a tensor
+_ATTRIBUTE = re.compile(r"(\.shape\[\d+\]|\.stride\(\d+\)|\.storage_offset\(\))?")
+_KINDS_OF_SYMBOLS = ("leaf", "input", "flat")
+_SHARED = ("input", "value", "detach()", "data")
+#: immutable things that a recipe makes of their items by calling the class
+_MADE = (frozenset, torch.Size, slice, types.MethodType)
+
+
+def check(record: Any) -> Any:
+    """The record itself.
+
+    Raises:
+        DescriptionError: a field is of another type, or what no plan of ours has; the path names it.
+    """
+    cls: Any = type(record)
+    for name, hint in _hints(cls).items():
+        if not fits(getattr(record, name), hint):
+            got = short(getattr(record, name))
+            raise DescriptionError("a field of another type", path=f"{cls.__name__}.{name}", expected=hint, got=got)
+    holds = _RULES.get(cls)
+    if holds is not None and not holds(record):
+        raise DescriptionError("a record that no plan has", path=cls.__name__)
+    return record
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, localns={**vars(spec), **vars(recipes)})
+    names = getattr(cls, "_fields", None) or [f.name for f in dataclasses.fields(cls)]
+    return {name: hints[name] for name in names if name in hints}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Is a value of the type that an annotation says?"""
+    if hint is Any or hint is object or isinstance(hint, (str, typing.ForwardRef, typing.TypeVar)):
+        return True
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, arg) for arg in args)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(args) == 2 and args[1] is ...:
+            return all(fits(v, args[0]) for v in value)
+        return len(value) == len(args) and all(map(fits, value, args))
+    if origin is frozenset:
+        return isinstance(value, frozenset) and all(fits(v, args[0]) for v in value)
+    if origin in (dict, collections.abc.Mapping):
+        return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in value.items())
+    if origin is type:
+        return isinstance(value, type)
+    if hint in (int, bool, str):
+        return type(value) is hint
+    return hint is None and value is None if hint is None else isinstance(value, origin or hint)
+
+
+def is_name(text: Any) -> bool:
+    """Is it a name of Python's?"""
+    return type(text) is str and text.isidentifier()
+
+
+def _is_made(recipe: recipes.Make) -> bool:
+    return recipe.cls in _MADE or issubclass(recipe.cls, (tuple, frozenset))
+
+
+def _is_new(recipe: recipes.New) -> bool:
+    bases = (object, list, dict, set, tuple, collections.OrderedDict, collections.defaultdict)
+    return solid_base(recipe.cls) in bases and all(type(name) is str for name, _ in recipe.fields)
+
+
+def _is_effect(effect: SideEffect) -> bool:
+    where = isinstance(effect.place, (Place, torch_api.Flag, dict))
+    return where and isinstance(effect.table, Table) and effect.how in ("put", "extend", "fill")
+
+
+def _is_wrapper(value: WrapperSpec) -> bool:
+    return issubclass(value.cls, torch.Tensor) and all(map(is_name, value.names))
+
+
+_RULES: dict[type, Callable[[Any], bool]] = {
+    InputPlan: lambda row: all(is_name(name) for name, _ in row.facts),
+    SymbolPlan: lambda row: (
+        bool(_ATTRIBUTE.fullmatch(row.attribute))
+        and row.kind in _KINDS_OF_SYMBOLS
+        and is_name(getattr(row.symbol, "name", None))
+    ),
+    SharedLeaf: lambda leaf: leaf.kind in _SHARED,
+    ViewStep: lambda step: isinstance(step.operation, torch_api.OpOverload) and all(is_name(k) for k, _ in step.kwargs),
+    SideEffect: _is_effect,
+    WrapperSpec: _is_wrapper,
+    Template: lambda template: all(is_name(name) for name, _ in template.constants),
+    recipes.Make: _is_made,
+    recipes.New: _is_new,
+    recipes.Entry: lambda entry: isinstance(entry.place, Place),
+}

@@ -20,7 +20,7 @@ from ..stages import stage
 from ..state.guards import StateGuards
 from ..state.place import GONE, Call
 from ..subclass.flatten import flatten, guarded_spec, leaves_of
-from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec, same_contexts
+from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec, same_contexts, sizes_in
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE, inner_values
 from .emit import is_sized
@@ -75,6 +75,9 @@ def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Rea
     for row, spec in zip(plan.inputs.rows, specs, strict=True):
         if not _is_sized(row.spec) and not same_contexts(row.spec, spec):
             return Reason(f"{row.path}: another context")
+        sizes = zip(sizes_in(row.spec), sizes_in(spec), strict=False)
+        if any(type(known) is int and known != now for known, now in sizes):
+            return Reason(f"{row.path}: another size or stride")
     other = next((k for k, (a, b) in enumerate(zip(plan.inputs.kinds, kinds, strict=False)) if a != b), None)
     if other is not None or len(kinds) != len(plan.inputs.kinds):
         return Reason("an input, or a tensor inside of one, is of another kind")

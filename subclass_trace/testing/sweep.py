@@ -48,6 +48,7 @@ class Swept:
         use: what the class is used for, said or inferred.
         unbuilt: why there was no sweep.
         makes: factories with other numbers, whose instances have other contexts.
+        dangerous: operations of calls that hung or crashed the interpreter.
     """
 
     failures: dict[str, list[Failure]] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Swept:
     use: str = ""
     unbuilt: str = ""
     makes: tuple[str, ...] = ()
+    dangerous: frozenset[str] = frozenset()
 
 
 @functools.cache
@@ -304,7 +306,7 @@ def _swept(subject: Subject, rounds: int) -> Swept:
     result.makes = tuple(make for _, _, make in sweep.operands.variants)
     sweep.contexts()
     calls = [*(call_of(text, "ST320") for text in subject.programs), *all_calls()]
-    dangerous = _dangers(sweep, calls)
+    dangerous = result.dangerous = _dangers(sweep, calls)
     for call in calls:
         if dangerous and (dense := sweep.judge.dense(call)) and dense.operations & dangerous:
             result.untried += [call.text] * (call.text not in lost)
@@ -320,16 +322,16 @@ def _swept(subject: Subject, rounds: int) -> Swept:
     return result
 
 
-def _dangers(sweep: Sweep, calls: list[Call]) -> set[str]:
+def _dangers(sweep: Sweep, calls: list[Call]) -> frozenset[str]:
     """Operations of calls that hung or crashed before: they are not tried again."""
-    dangerous: set[str] = set()
+    dangerous = frozenset[str]()
     for call in calls:
         if call.text in lost:
             dense = sweep.judge.dense(call)
-            dangerous |= dense.operations if dense else set()
+            dangerous |= dense.operations if dense else frozenset()
             what = "a call comes to an end"
             found = Found("ST802", what, lost[call.text], "an end", sweep.judge.raises(call))
-            sweep.note(call, found, frozenset(dangerous))
+            sweep.note(call, found, dangerous)
     return dangerous
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from . import sweep
-from .rules import Profile, Rule, load
+from .rules import Cost, Profile, Rule, load
 from .runner import ENDS, Outcome, Result, run_rule
 from .script import Failure
 from .subject import Subject
@@ -41,15 +41,37 @@ RULE_LIMIT = 120.0
 
 
 def run_rules(subject: Subject, rules: Sequence[Rule], profile: Profile) -> Iterator[Result]:
-    """The results of these rules, in their order."""
+    """The results of these rules: of those that compile last, which run beside the others in a process of their own."""
     if not can_fork():
         yield from (run_rule(subject, r, profile) for r in rules)
         return
-    left, lost, once = list(rules), dict[str, str](), set[str]()
     import_module("torch._dynamo")  # as the first call on a tensor subclass would
-    while left:
+    dear = [r for r in rules if r.cost is Cost.DEAR]
+    first = [r for r in rules if r.cost is not Cost.DEAR]
+    with contextlib.ExitStack() as exits:
+        lost = dict[str, str]()
+        beside = _Child(subject, dear, profile, lost, exits, sweeps=False) if dear else None
+        yield from _results(subject, first, profile, lost)
+        yield from _results(subject, dear, profile, lost, None if lost else beside)
+
+
+def _results(
+    subject: Subject,
+    rules: Sequence[Rule],
+    profile: Profile,
+    lost: dict[str, str],
+    child: _Child | None = None,
+) -> Iterator[Result]:
+    """The results of a process, and of others that are forked for what is left where one is lost.
+
+    Args:
+        lost: calls of the sweep that hung or crashed; those that are found are added.
+        child: the first process.
+    """
+    left, once = list(rules), set[str]()
+    while left or not sweep.is_done(subject):
         with contextlib.ExitStack() as exits:
-            child = _Child(subject, left, profile, lost, exits)
+            child = child or _Child(subject, left, profile, lost, exits)
             for result in child.results():
                 left.remove(result.rule)
                 yield result
@@ -62,6 +84,7 @@ def run_rules(subject: Subject, rules: Sequence[Rule], profile: Profile) -> Iter
                 lost[child.doing] = child.why
             elif child.doing:  # a fork that met a lock of another thread hangs once, a class again
                 once.add(child.doing)
+            child = None
 
 
 def can_fork() -> bool:
@@ -91,8 +114,13 @@ class _Child:
         profile: Profile,
         lost: dict[str, str],
         exits: contextlib.ExitStack,
+        sweeps: bool = True,
     ) -> None:
-        """Fork; the process is no more when ``exits`` is left."""
+        """Fork; the process is no more when ``exits`` is left.
+
+        Args:
+            sweeps: its rules need to know what the sweep has found.
+        """
         self.subject, self.doing, self.why, self.error = subject, "", "", ""
         self._limit = RULE_LIMIT + 10 * profile.shrink_seconds
         self._pipe, theirs = Pipe(duplex=False)
@@ -103,7 +131,10 @@ class _Child:
         if self._process == 0:
             with contextlib.suppress(AttributeError):  # where there are no such signals
                 faulthandler.register(signal.SIGUSR1, its_stack.fileno(), all_threads=False)
-            _work(theirs, subject, rules, profile, lost)
+            sweep.lost.update(lost)
+            if not sweeps:
+                sweep.keep(subject, sweep.unswept(subject))
+            _work(theirs, subject, rules, profile)
         theirs.close()
         its_stack.close()
         exits.callback(self._end)
@@ -201,19 +232,18 @@ def _work(
     subject: Subject,
     rules: Sequence[Rule],
     profile: Profile,
-    lost: dict[str, str],
 ) -> None:
     """What the child does; it never returns."""
     status = 1
     try:
         gc.freeze()
         torch.set_num_threads(1)  # the threads of the parent are not here
-        sweep.lost.update(lost)
-        sweep.before_each.append(lambda text: pipe.send(("call", text)))
-        swept = sweep.sweep_of(subject, profile.cheap // 2)
-        sweep.before_each.clear()
-        failures = {k: [_with(None, f) for f in v] for k, v in swept.failures.items()}
-        pipe.send(("swept", replace(swept, failures=failures)))
+        if not sweep.is_done(subject):
+            sweep.before_each.append(lambda text: pipe.send(("call", text)))
+            swept = sweep.sweep_of(subject, profile.cheap // 2)
+            sweep.before_each.clear()
+            failures = {k: [_with(None, f) for f in v] for k, v in swept.failures.items()}
+            pipe.send(("swept", replace(swept, failures=failures)))
         for rule in rules:
             pipe.send(("rule", "rule"))
             result = run_rule(subject, rule, profile)

@@ -83,6 +83,8 @@ class Operands:
         self.same_context: str | None = None
         self.variants: list[tuple[str, Any, str]] = []
         self._codes: dict[str, CodeType] = {}
+        projection = (subject.dense or "None").format("_x")
+        self._projection = compile(projection, "<to_dense>", "eval")
         self._wrapper("x", shape, dtype, 1)
         context = _context(self.shared["x"])
         told = same_metadata(context, copied(context), type(self.shared["x"]))
@@ -191,7 +193,7 @@ class Operands:
         """The dense value of a wrapper, apart from the wrapper. Raises what the projection raises."""
         assert self.subject.dense is not None
         with torch.no_grad():
-            value: torch.Tensor = eval(self.subject.dense.format("_x"), {**self.base, "_x": x})
+            value: torch.Tensor = eval(self._projection, {**self.base, "_x": x})
             return value.detach().clone()
 
 

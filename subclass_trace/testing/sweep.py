@@ -6,13 +6,14 @@ coverage: which calls were right, refused, or not tried. Then some of the calls 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import random
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -283,6 +284,23 @@ def keep(subject: Subject, swept: Swept) -> None:
     _DONE[subject] = swept
 
 
+def is_done(subject: Subject) -> bool:
+    """Is it known what came of the calls for a subject?"""
+    return subject in _DONE
+
+
+def unswept(subject: Subject) -> Swept:
+    """What is known of a subject without the calls: how its instances are made."""
+    with _quiet():
+        try:
+            variants = operands_of(subject).variants
+        except (
+            Exception
+        ) as error:  # whatever the class does when it is built, flattened or projected
+            return Swept(unbuilt=f"{type(error).__name__}: {error}".splitlines()[0])
+        return Swept(makes=tuple(make for _, _, make in variants))
+
+
 def sweep_of(subject: Subject, rounds: int = 8) -> Swept:
     """What came of the calls for a subject; they run once.
 
@@ -290,11 +308,18 @@ def sweep_of(subject: Subject, rounds: int = 8) -> Swept:
         rounds: how many other sizes, dtypes and layouts are searched.
     """
     if subject not in _DONE:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.default_generator.manual_seed(0)
+        with _quiet():
             _DONE[subject] = _swept(subject, rounds)
     return _DONE[subject]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Random numbers and warnings are the sweep's own."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.default_generator.manual_seed(0)
+        yield
 
 
 def _swept(subject: Subject, rounds: int) -> Swept:

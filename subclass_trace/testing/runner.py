@@ -177,7 +177,7 @@ def _drop(record: logging.LogRecord) -> bool:
 
 
 def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> None:
-    shrink = rule.cost is Cost.CHEAP
+    shrink = rule.cost is not Cost.DEAR
 
     @settings(
         max_examples=profile.examples(rule.cost),

@@ -43,6 +43,7 @@ def test_rules_have_everything_that_their_pages_need() -> None:
     assert len({r.id for r in rules}) == len({r.slug for r in rules}) == len(rules)
     for r in rules:
         assert len(r.text) > 80, r.id
+        assert r.text.count("Passes: ") == r.text.count("Fails: ") == 1, r.id
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ def forward(t: Script) -> None:
     other numbers in tensors of the same sizes. Differences come from code in the class that behaves otherwise on fake
     tensors, from state outside of the context, from values that were read while tracing, and from a context that holds
     values and is not compared.
+
+    Passes: `cls(func(x.codes), x.scale)`, on whatever tensors it gets.
+    Fails: `self.calls += 1; return x if self.calls > 1 else -x`.
     """
     t.wrapper("x", floating=t.choose(True, False), min_dims=1, min_side=2)
     t.wrapper("z", shaped="x")
@@ -53,6 +56,9 @@ def backward(t: Script) -> None:
     those of eager mode, and of the same class; also for a tangent of another type than the traced one, for which a region
     traces another backward. (torch.compile refuses such tangents, or asks `__coerce_same_metadata_as_tangent__`: it is not
     asked.)
+
+    Passes: a backward of operations alone.
+    Fails: a backward that asks `isinstance(grad, MyTensor)` for the class that it saw in eager mode.
     """
     t.wrapper("x", grad=True, min_dims=1, min_side=2)
     ops = _working(t, "(x * 2).sigmoid()", "x.sin() * x", "x.asinh()", "x * 2", _LINEAR, grad=True)
@@ -103,6 +109,9 @@ def _dense_tangents(t: Script, ops: list[str]) -> None:
 def dynamic_sizes(t: Script) -> None:
     """With `dynamic=True` sizes are symbols. The class must compute outer sizes from them, and not from numbers that it
     remembers: a second call with other sizes gives the result of eager mode.
+
+    Passes: `x.codes.view(x.shape[0], -1)`.
+    Fails: `x.codes.view(self.rows, -1)`, with the rows of the instance that was traced.
     """
     t.wrapper("x", min_dims=1, min_side=2)
     try:
@@ -131,6 +140,9 @@ def mutation(t: Script) -> None:
     torch.compile writes the result back by `copy_` of one wrapper into the other, of which each inner tensor must be copied
     by itself: a `copy_` that quantises anew, or computes with the whole value, fails here. For a class of the kit that is
     `MyTensor.implements_per_inner(aten.copy_.default)`.
+
+    Passes: `x.codes.add_(n); return x`.
+    Fails: `x.codes = x.codes + n; return x`.
     """
     t.wrapper("x", min_dims=1, min_side=2)
     t.require("z = x.clone()")

@@ -23,6 +23,9 @@ OPERATIONS = (
 def fake_twin(t: Script) -> None:
     """Tracing starts with `FakeTensorMode.from_tensor`: the wrapper is flattened, its inner tensors are replaced by fake
     ones, and it is unflattened. That must work, give the same class and metadata, and every tensor inside must be fake.
+
+    Passes: unflatten that calls `_make_wrapper_subclass` and stores what it is given.
+    Fails: a constructor that calls `codes.max().item()` or `codes.data_ptr()`.
     """
     t.wrapper("x")
     t.require("z = rebuild(x)")
@@ -44,6 +47,9 @@ def fake_operations(t: Script) -> None:
 
     A real tensor inside the result of a traced operation is a constant that the graph does not know: it is frozen, cannot
     be moved or differentiated, and mixing it with fake tensors raises in the next operation.
+
+    Passes: `cls(func(x.codes), x.scale)`.
+    Fails: `if not isinstance(x.codes, FakeTensor): ...`, or `torch.tensor(2.0)` kept from an earlier call.
     """
     t.wrapper("x")
     op = t.choose(*OPERATIONS)
@@ -72,6 +78,9 @@ def symbolic_sizes(t: Script) -> None:
 
     What torch does by itself does not count: `torch.complex` and `torch.polar` of symbolic sizes fix them, and a size of 1
     is a number to torch, so that of blocks of 32 rows there are at least two.
+
+    Passes: `codes.view(m // 32, 32, n)`.
+    Fails: `codes.view(int(m) // 32, 32, n)`, or `if codes.shape[0] > 4`.
     """
     t.wrapper("x", min_dims=1, min_side=2)
     _grow(t)

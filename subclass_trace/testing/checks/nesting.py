@@ -19,6 +19,9 @@ def inside_another(t: Script) -> None:
 
     Autograd sees the outermost wrapper only. Its backward formulas run on it, and through it on the wrapper inside; the
     gradient of a pair must be the pair of the gradients. (Wrong in torch.compile until PyTorch issue 124878.)
+
+    Passes: rules are those of `__torch_dispatch__`.
+    Fails: `F.relu` has a rule in `__torch_function__`, and `aten.relu` none, or another one.
     """
     differentiated = t.choose(False, True)
     t.wrapper("x", floating=differentiated)
@@ -61,4 +64,7 @@ def inside_another(t: Script) -> None:
 def strides(t: Script) -> None:
     """Views and copies choose the strides of their result by fixed rules, which compilers compute on their own with meta
     tensors. A wrapper whose outer strides are others breaks `view`, `is_contiguous` and the guards on strides.
+
+    Passes: `return_and_correct_aliasing`, and the strides of the inner tensor.
+    Fails: `_make_wrapper_subclass(cls, shape)` without `strides=`, for a transposed one.
     """

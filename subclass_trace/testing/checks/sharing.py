@@ -10,6 +10,9 @@ from ..script import Script
 def prints(t: Script) -> None:
     """`Tensor.__repr__` reads the storage that a wrapper does not have, so a class needs a `__repr__` of its own; debuggers,
     logging and error messages call it. It must work for every instance, give text, and leave the instance alone.
+
+    Passes: `return f"MyTensor({self.codes}, scale={self.scale})"`.
+    Fails: no `__repr__`, or one that normalises the codes in place.
     """
     t.wrapper("x")
     t.require("before = [v.clone() for v in leaves(x)]")

@@ -23,7 +23,7 @@ from . import probes
 from .calls import DRAWN, KINDS
 from .evidence import Call, Found, Ran, call_of, shown
 from .judging import Judge, Refused
-from .operands import LAYOUTS, Operands, operands_of
+from .operands import LAYOUTS, Operands, Variant, operands_of
 from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing
 from .script import Failure
 from .strategies import SMALL
@@ -188,7 +188,7 @@ class Sweep:
     def contexts(self) -> None:
         """Instances do not share what they know, and contexts that mean something else are not equal."""
         ops, x = self.operands, self.operands.shared["x"]
-        for other in (ops.lines["y"], *(line for line, _, _ in ops.variants)):
+        for other in (ops.lines["y"], *(v.line for v in ops.variants)):
             ops.made(other)
             names, context = x.__tensor_flatten__()
             if list(names) != ops.first[0] or not probes.same_metadata(
@@ -203,7 +203,7 @@ class Sweep:
                 ops.made(ops.lines["x"])
                 return
         plain = ops.same_context or ops.lines["y"]
-        others = [(plain, line, ops.made(plain), z) for line, z, _ in ops.variants]
+        others = [(plain, v.line, ops.made(plain), v.value) for v in ops.variants]
         for case in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
             self._told_apart(*case)
         for line, z in [(case[1], case[3]) for case in others] + [(ops.lines["x"], x)]:
@@ -298,7 +298,7 @@ def unswept(subject: Subject) -> Swept:
             Exception
         ) as error:  # whatever the class does when it is built, flattened or projected
             return Swept(unbuilt=f"{type(error).__name__}: {error}".splitlines()[0])
-        return Swept(makes=tuple(make for _, _, make in variants))
+        return Swept(makes=Variant.makes(variants))
 
 
 def sweep_of(subject: Subject, rounds: int = 8) -> Swept:
@@ -328,7 +328,7 @@ def _swept(subject: Subject, rounds: int) -> Swept:
     except Exception as error:  # whatever the class does when it is built, flattened or projected
         return Swept(unbuilt=f"{type(error).__name__}: {error}".splitlines()[0])
     result = sweep.result
-    result.makes = tuple(make for _, _, make in sweep.operands.variants)
+    result.makes = Variant.makes(sweep.operands.variants)
     sweep.contexts()
     calls = [*(call_of(text, "ST320") for text in subject.programs), *all_calls()]
     dangerous = result.dangerous = _dangers(sweep, calls)

@@ -1,6 +1,6 @@
 """Right classes of ten families are clean, and each of sixty with one fault is caught, and named by its cause.
 
-The classes are text (`families.py`, `strangers.py`), written into modules. A part of the faults is judged by the sweep alone;
+The classes are text (`families`, `strangers.py`), written into modules. A part of the faults is judged by the sweep alone;
 all of them by all rules in the slow test.
 """
 

@@ -207,12 +207,12 @@ def _with_tolerance(subject: Subject) -> Subject:
 
 
 def _rounding(subject: Subject) -> float:
-    """By how much of the largest number a fresh instance differs from what it was made of, where it says that it was
-    quantised: another projection may give another value by design, and so does a method that is off by more than a half.
+    """By how much of the largest number a fresh instance differs from what it was made of, where it says that it gives that
+    back: another projection may give another value by design, and so does a method that is off by more than a half.
     """
     if (
         subject.dense is None
-        or "dequantize" not in subject.dense
+        or not any(f".{name}()" in subject.dense for name in _PROJECTIONS)
         or subject.arity != 1
         or not subject.floating
     ):

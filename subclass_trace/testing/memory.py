@@ -47,6 +47,7 @@ class Memory(Evidence):
     def aliases(self, call: Call, ran: Ran, dense: Ran) -> None:
         """Results share memory with the operands that they share it with on dense tensors."""
         outs, dense_outs = ([t for t in flat(r.out) if torch.is_tensor(t)] for r in (ran, dense))
+        copied = call.rule in OWNS or "copy=True" in call.text
         free = any(n in call.text for n in EITHER)
         self._strides(call, outs, dense_outs)
         for n in self.wrapped(call):
@@ -64,7 +65,7 @@ class Memory(Evidence):
                         "a view looks at the memory of its base",
                         f"shares_memory({n}, {one})",
                     )
-                if call.rule in OWNS and shared:
+                if copied and shared:
                     self._memory(
                         call, call.rule, "it shares no memory", f"not shares_memory({n}, {one})"
                     )

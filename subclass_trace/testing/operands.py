@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .probes import copied, meta, same_metadata
+from .probes import copied, leaves, meta, near, same_metadata
 from .subject import Subject
 
 #: what calls may name besides operands
@@ -161,11 +161,13 @@ class Operands:
                 if meta(other) != meta(before) or _names(other) != _names(before):
                     continue
                 equal = same_metadata(_context(other), _context(before), type(other))
+                within = equal and not all(map(near, leaves(other), leaves(before)))
             except Exception:  # this one has another meaning
                 continue
             self.variants.append(Variant(self.lines["y"], other, make, number))
-            if number and not equal and self.same_context is None:
-                self.same_context, chosen = plain, self.lines["y"]
+            if number and (within or not equal) and chosen == plain:
+                chosen = self.lines["y"]
+                self.same_context = None if equal else plain
         self._define("y", chosen)
 
     def _plain(self, x: torch.Tensor) -> None:

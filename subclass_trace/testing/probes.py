@@ -85,7 +85,9 @@ def kept_arguments(x: Any) -> dict[str, str]:
     for function in (type(x).__init__, type(x).__new__):
         if inspect.isfunction(function):
             names |= {
-                name for own in inspect.signature(function).parameters for name in (own, f"_{own}")
+                name
+                for own in inspect.signature(function).parameters
+                for name in (own, f"_{own}", f"{own}_", own.rstrip("_"))
             }
     state, plain = instance_state(x), (bool, int, float, str)
     return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import pickle
 import random
 import warnings
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from . import probes
-from .calls import DRAWN, KINDS
+from .calls import CORE, DRAWN, KINDS
 from .evidence import Call, Found, Ran, call_of, shown
 from .judging import Judge, Refused
 from .operands import LAYOUTS, Operands, Variant, operands_of
@@ -29,10 +30,13 @@ from .script import Failure
 from .strategies import SMALL
 from .subject import Subject
 
+_LOOK = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()"
 #: rules about calls that every tensor has
 MUST = frozenset({"ST501", "ST506", "ST507", "ST510", "ST515"})
-#: calls of one round of the search
-SAMPLE = 30
+#: calls of one round of the search, beside those of the core
+SAMPLE = 20
+#: a size that not only small loops reach
+LARGE = (9, 8)
 
 
 @dataclass
@@ -85,7 +89,9 @@ class Sweep:
         if call.names & {"m", "a"} - self.operands.lines.keys():
             self.result.untried.append(call.text)
             return
+        drawn = torch.get_rng_state()
         dense = self.judge.dense(call)
+        draws = call.drawn or self.subject.random or not drawn.equal(torch.get_rng_state())
         if (
             dense is None and call.rule == "ST320"
         ):  # dense tensors cannot do the program of the author
@@ -94,6 +100,7 @@ class Sweep:
             return
         self.judge.seen.names.clear()
         ambient, found, ran = torch_state(), None, None
+        drawn = torch.get_rng_state()
         try:
             ran = self.judge.judge(call, dense, deep)
         except Found as error:
@@ -108,7 +115,9 @@ class Sweep:
         after = torch_state()
         if after != ambient:
             set_torch_state(ambient)
-            found = self._moved(call, ambient, after)
+            found = self._moved(call, _LOOK, ambient, after)
+        if not draws and not drawn.equal(torch.get_rng_state()) and found is None:
+            found = self._moved(call, "torch.initial_seed(), torch.get_rng_state()", "", "another")
         if found is not None:
             backward = self.judge.seen.names if found.rule.startswith("ST40") else ()
             self.note(call, found, dense.operations.union(backward))
@@ -147,9 +156,8 @@ class Sweep:
             return False
         return True
 
-    def _moved(self, call: Call, before: Any, after: Any) -> Found:
+    def _moved(self, call: Call, look: str, before: Any, after: Any) -> Found:
         """Torch's global state is not as it was."""
-        look = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()"
         shared, judge = self.operands.shared, self.judge
         grad = [
             f"{n}.requires_grad_()" for n in judge.wrapped(call) if shared[n].is_floating_point()
@@ -367,21 +375,30 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
     left = [
         c for c in calls if c.expression and c.text not in known and c.text not in result.refused
     ]
-    shapes = sorted(subject.sizes or SMALL, key=lambda shape: (len(shape), shape))
-    for number in range(rounds):
-        draw = random.Random(number)
-        shape, dtype = draw.choice(shapes), draw.choice(subject.dtypes)
-        layout = LAYOUTS[number % len(LAYOUTS)]
+    core = [c for c in left if c.text in CORE]
+    for number, (shape, dtype) in enumerate(_cases(subject, rounds)):
+        draw, layout = random.Random(number), LAYOUTS[number % len(LAYOUTS)]
         try:
             operands = Operands(subject, shape, dtype, layout)
         except Exception:  # sizes or dtypes that the class does not have
             continue
         other = Sweep(subject, operands, Swept(failures=result.failures))
-        for call in draw.sample(left, min(SAMPLE, len(left))):
+        drawn = draw.sample(left, min(SAMPLE, len(left)))
+        for call, deep in [*((c, False) for c in core), *((c, number % 2 == 0) for c in drawn)]:
             for tell in before_each:
                 tell(call.text)
-            other.attempt(call, deep=number % 2 == 0)
+            other.attempt(call, deep)
         result.passed.update(other.result.passed)
+
+
+def _cases(subject: Subject, rounds: int) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
+    """Sizes and dtypes to search in: each dtype comes, and larger sizes as often as small ones."""
+    shapes = sorted(subject.sizes or (*SMALL, LARGE), key=lambda shape: (len(shape), shape))
+    large = sorted(shapes, key=lambda shape: (len(shape) == 2, math.prod(shape)))[-4:]
+    for number in range(rounds):
+        shape = random.Random(number).choice(shapes)
+        dtype = subject.dtypes[(number + 1) % len(subject.dtypes)]
+        yield large[number // 2 % len(large)] if number % 2 else shape, dtype
 
 
 def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .composed import BOTH, CARTESIAN, CORRECTED, LOWRANK, MASKED, UNITS
+from .later import FIXED, LOGARITHMIC, NAMED, PADDED, PALETTE
 from .quantised import DECLARED, DITHERED, SCALED, WEIGHT
 
 HEAD = """\
@@ -36,4 +37,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Rows": (DECLARED, {}),
     "Corrected": (CORRECTED, {"factory": "Corrected({0}, {1})"}),
     "Dithered": (DITHERED, {"random": True, "tolerance": (0.2, 0.2)}),
+    "Padded": (PADDED, {"factory": "Padded.pad({0})", "valid": "{0}.mask()"}),
+    "Named": (NAMED, {"factory": "Named.label({0})", "to_dense": "{0}.plain_values()"}),
+    "Logarithmic": (LOGARITHMIC, {}),
+    "Palette": (PALETTE, {}),
+    "Fixed": (FIXED, {"factory": "Fixed.from_dense({0})"}),
 }

@@ -137,12 +137,13 @@ VIEWS = (
 #: views and copies whose strides compilers compute on their own
 STRIDED = (
     "x.t()", "x.transpose(0, 1)", "x.permute(1, 0)", "x.clone()", "x.t().clone()", "x.unsqueeze(0)",
-    "x.detach()", "x[1:]", "x.t().contiguous()",
-    "x.t().clone(memory_format=torch.contiguous_format)",
+    "x.detach()", "x[1:]",
 )  # fmt: skip
+#: copies whose strides are asked for
+LAID_OUT = ("x.t().clone(memory_format=torch.contiguous_format)",)
 #: results that torch may give as a view or as a copy
 EITHER = (
-    "reshape", "flatten", "contiguous", "ravel", "to(", "float()", "double()", "half()",
+    "reshape", "flatten", "contiguous(", "ravel", "to(", "float()", "double()", "half()",
     "bfloat16()", "cpu()", "type(", "type_as", "positive", "requires_grad_", "Parameter",
     "dropout", "tensor_split",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from .. import torch_api
 from ..errors import RuleError, UnsupportedError
-from ..state.recorder import user_line
+from ..state.boundary import is_users
 from ..torch_api import authors as _authors
 from .effects import BIT_VIEWS, Run, aten, instances, is_view, returns_arguments, substitute, written, written_positions
 from .fields import build, like, values_of
@@ -267,4 +268,12 @@ def refuse(cls: type[Any], func: Any, fix: str | None = None) -> RuleError:
     asked = _authors.running_backward()
     got = f"{func}, {asked}" if asked else func
     what = f"{name} has no rule for {func}"
-    return RuleError(what, path=user_line(), got=got, fix=fix or cls._wrapper_advice or general)
+    return RuleError(what, path=_user_line(), got=got, fix=fix or cls._wrapper_advice or general)
+
+
+def _user_line() -> str | None:
+    """``file:line`` of the innermost frame that is neither torch's nor ours."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"

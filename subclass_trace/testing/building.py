@@ -7,6 +7,7 @@ takes, the projection to dense, and a tolerance.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -212,7 +213,7 @@ def _rounding(subject: Subject) -> float:
     """
     if (
         subject.dense is None
-        or not any(f".{name}()" in subject.dense for name in _PROJECTIONS)
+        or not re.search(rf"\b({'|'.join(_PROJECTIONS)})\b", subject.dense)
         or subject.arity != 1
         or not subject.floating
     ):

@@ -219,14 +219,26 @@ def test_refuse() -> None:
         x.reshape(2, 1)  # a composite operation is taken apart
 
 
+class Tanh(WrapperTensor):
+    """A forward whose backward is refused."""
+
+    value_: Tensor
+
+
+Tanh.implements_per_inner(aten.tanh.default)
+
+
 def test_a_refusal_in_a_backward_names_who_asks() -> None:
-    x = Strict(torch.ones(2)).requires_grad_()
-    with torch.autograd.detect_anomaly(check_nan=False):
-        y = x.relu() + 1
-    with pytest.raises(st.UnsupportedError, match="no rule for") as error:
-        torch.autograd.grad(y, x, y.detach())
-    assert "asked for by ReluBackward0 in a backward (made at File" in str(error.value.got)
-    assert "test_authored_rules.py" in str(error.value.path)
+    x = Tanh(torch.ones(2)).requires_grad_()
+    with pytest.raises(st.UnsupportedError, match="Tanh has no rule for aten.tanh_backward.default") as error:
+        torch.autograd.grad(x.tanh(), x, torch.ones(2))
+    assert "asked for by TanhBackward0 in a backward (torch.autograd.detect_anomaly() tells" in str(error.value.got)
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly(check_nan=False):
+        y = x.tanh()
+        with pytest.raises(st.UnsupportedError) as error, pytest.warns(UserWarning, match="Error detected in Tanh"):
+            torch.autograd.grad(y, x, torch.ones(2))
+    assert "(made at File " in str(error.value.got) and "test_authored_rules.py" in str(error.value.got)
+    assert "test_authored_rules.py" in str(error.value.path) and "implements_torch_function" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -29,6 +29,8 @@ MODULES = {
     "io": "import io",
     "pickle": "import pickle",
 }
+#: a seed of numbers whose largest and smallest do not stand first in each row and column
+SPREAD = 241
 LAYOUTS = ("contiguous", "transposed", "sliced")
 _GENERATOR = "generator=torch.Generator().manual_seed({})"
 
@@ -106,7 +108,7 @@ class Operands:
         self._codes: dict[str, CodeType] = {}
         projection = (subject.dense or "None").format("_x")
         self._projection = compile(projection, "<to_dense>", "eval")
-        self._wrapper("x", shape, dtype, 1)
+        self._wrapper("x", shape, dtype, SPREAD)
         context = _context(self.shared["x"])
         told = same_metadata(context, copied(context), type(self.shared["x"]))
         self.first = (_names(self.shared["x"]), copied(context) if told else context)

@@ -215,22 +215,24 @@ class Sweep:
         for case in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
             self._told_apart(*case)
         for line, z in [(case[1], case[3]) for case in others] + [(ops.lines["x"], x)]:
-            self._rebuilt(line, z)
+            self.rebuilt(line, z)
 
-    def _rebuilt(self, line: str, x: Any) -> None:
+    def rebuilt(self, line: str, x: Any) -> None:
         """An instance whose context is not the usual one comes back from flatten and unflatten."""
         dense, value = self.subject.dense, self.judge.value
         try:
             twin = probes.rebuild(x)
-            same = probes.kept_arguments(twin) == probes.kept_arguments(x)
-            look = "kept_arguments({})"
+            look, same = "meta({})", probes.meta(twin) == probes.meta(x)
+            if same:
+                look = "kept_arguments({})"
+                same = probes.kept_arguments(twin) == probes.kept_arguments(x)
             if same and self.operands.judged:
                 look, same = str(dense), probes.near(value(twin), value(x))
         except Exception:  # that is ST101 as it is
             return
         if not same:
             lines = [f"x = {line}", *shown(look.format("rebuild(x)"), look.format("x"))]
-            what = "a rebuilt one has the numbers and the value of the first"
+            what = "a rebuilt one has the sizes, numbers and value of the first"
             self.note(None, Found("ST101", what, twin.__dict__, x.__dict__, lines), frozenset())
 
     def _told_apart(self, line: str, other_line: str, a: Any, b: Any) -> None:
@@ -383,6 +385,7 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
         except Exception:  # sizes or dtypes that the class does not have
             continue
         other = Sweep(subject, operands, Swept(failures=result.failures))
+        other.rebuilt(operands.lines["x"], operands.shared["x"])
         drawn = draw.sample(left, min(SAMPLE, len(left)))
         for call, deep in [*((c, False) for c in core), *((c, number % 2 == 0) for c in drawn)]:
             for tell in before_each:

@@ -269,6 +269,7 @@ CORE = (
     "x.abs()", "x.exp()", "x.relu()", "x > y", "x == y", "x.sum()", "x.sum(-1)", "x.mean(0)",
     "x.amax(-1)", "x.softmax(-1)", "F.linear(p, x)", "x @ q", "F.layer_norm(x, x.shape[-1:])",
     "x.t()", "x[1:]", "x[0]", "x.view(-1)", "x.unbind()", "torch.cat([x, y])", "x[i]", "x.clone()",
+    "x.index_select(0, i)", "x.flip(0)", "x.cumsum(0)", "x.sum(0)",
     "x.detach()", "x.to(torch.float64)", "x.add_(y)", "x.mul_(2)", "x.copy_(y)", "x.zero_()",
     "torch.where(c, x, y)", "F.embedding(i, x)",
 )  # fmt: skip

@@ -66,6 +66,12 @@ class Memory(Evidence):
                         "a view looks at the memory of its base",
                         f"shares_memory({n}, {one})",
                     )
+                if call.rule == "ST501" and isinstance(got, self.subject.cls):
+                    look = f"[v.data_ptr() for v in leaves({one})] == [v.data_ptr() for v in leaves({n})]"
+                    if len(self.wrapped(call)) == 1 and pointers(got) != pointers(x):
+                        self._memory(
+                            call, "ST501", "it looks at the memory of each inner tensor", look
+                        )
                 if copied and shared:
                     self._memory(
                         call, call.rule, "it shares no memory", f"not shares_memory({n}, {one})"

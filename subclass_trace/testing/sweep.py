@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -380,8 +380,10 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
     core = [c for c in left if c.text in CORE]
     for number, (shape, dtype) in enumerate(_cases(subject, rounds)):
         draw, layout = random.Random(number), LAYOUTS[number % len(LAYOUTS)]
+        makes = (subject.make, *result.makes)  # every other time with another context
+        made = replace(subject, make=makes[number % len(makes)])
         try:
-            operands = Operands(subject, shape, dtype, layout)
+            operands = Operands(made, shape, dtype, layout)
         except Exception:  # sizes or dtypes that the class does not have
             continue
         other = Sweep(subject, operands, Swept(failures=result.failures))

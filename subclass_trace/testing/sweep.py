@@ -232,7 +232,7 @@ class Sweep:
             return
         if not same:
             lines = [f"x = {line}", *shown(look.format("rebuild(x)"), look.format("x"))]
-            what = "a rebuilt one has the sizes, numbers and value of the first"
+            what = "a rebuilt one has the numbers, sizes and value of the first"
             self.note(None, Found("ST101", what, twin.__dict__, x.__dict__, lines), frozenset())
 
     def _told_apart(self, line: str, other_line: str, a: Any, b: Any) -> None:

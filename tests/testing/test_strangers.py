@@ -1,4 +1,4 @@
-"""Right classes of fifteen families are clean, and each of ninety with one fault is caught, and named by its cause.
+"""Right classes of sixteen families are clean, and each of a hundred with one fault is caught, and named by its cause.
 
 The classes are text (`families`, `strangers.py`, `strangers_later.py`), written into modules. A part of the faults is judged by the sweep alone;
 all of them by all rules in the slow test.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .composed import BOTH, CARTESIAN, CORRECTED, LOWRANK, MASKED, UNITS
-from .later import FIXED, LOGARITHMIC, NAMED, PADDED, PALETTE
+from .later import FIXED, LOGARITHMIC, NAMED, PADDED, PALETTE, RING
 from .quantised import DECLARED, DITHERED, SCALED, WEIGHT
 
 HEAD = """\
@@ -42,4 +42,5 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Logarithmic": (LOGARITHMIC, {}),
     "Palette": (PALETTE, {}),
     "Fixed": (FIXED, {"factory": "Fixed.from_dense({0})"}),
+    "Ring": (RING, {"factory": "Ring.from_dense({0})"}),
 }

@@ -1,4 +1,4 @@
-"""Right wrapper classes of a second round of strangers: padding, names, logarithms, palettes, binary points, tangents."""
+"""Right wrapper classes of a second round of strangers: padding, names, logarithms, palettes, binary points, rings."""
 
 from __future__ import annotations
 
@@ -383,4 +383,67 @@ class Fixed(torch.Tensor):
 
 EXACT = {aten.clone.default, aten.neg.default, aten.abs.default, aten.relu.default, aten.flip.default, aten.index.Tensor,
          aten.index_select.default, aten.amax.default}
+'''
+
+#: rows in a ring, whose beginning is context
+RING = '''\
+class Ring(torch.Tensor):
+    """Rows in a ring: the first one is at `start`. A queue that never moves its rows."""
+
+    @staticmethod
+    def __new__(cls, rows, start=0):
+        return torch.Tensor._make_wrapper_subclass(cls, rows.shape, strides=rows.stride(), dtype=rows.dtype, device=rows.device)
+
+    def __init__(self, rows, start=0):
+        plain(rows)
+        self.rows, self.start = rows, start
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def from_dense(cls, x, start=0):
+        assert x.dim() >= 1 and x.shape[0] > 0
+        return cls(x.roll(start, 0), start)
+
+    def __repr__(self):
+        return f"Ring({self.rows}, {self.start})"
+
+    def to_dense(self):
+        return self.rows.roll(-self.start, 0)
+
+    def __tensor_flatten__(self):
+        return ["rows"], self.start
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Ring(inner["rows"], context)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if any(hasattr(t, "__tensor_flatten__") and not issubclass(t, cls) for t in types):
+            return NotImplemented
+        if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
+            return out
+        x = args[0] if args else None
+        rings = [t for t in tree_leaves((args, kwargs)) if isinstance(t, cls)]
+        if isinstance(x, cls) and func in COPIES:
+            return return_and_correct_aliasing(func, args, kwargs, cls(func(x.rows, **kwargs), x.start))
+        if func is aten.neg.default:
+            return cls(-x.rows, x.start)
+        if func is aten.mul.Tensor and isinstance(x, cls) and isinstance(args[1], (int, float)):
+            return cls(x.rows * args[1], x.start)
+        if func is aten.mul.Tensor and len(rings) == 2 and rings[0].start == rings[1].start and x.shape == args[1].shape:
+            return cls(x.rows * args[1].rows, x.start)
+        if func is aten.select.int and isinstance(x, cls) and args[1] == 0:
+            raise NotImplementedError("a row of a ring")
+        if func is aten.index_select.default and isinstance(x, cls) and args[1] in (0, -x.dim()):
+            return func(x.rows, 0, (args[2] + x.start) % x.shape[0])
+        if func._schema.is_mutable or func.is_view:
+            raise NotImplementedError(f"{func} of a ring")
+        dense = lambda t: t.to_dense()
+        return func(*tree_map_only(cls, dense, args), **tree_map_only(cls, dense, kwargs))
+
+
+COPIES = {aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default}
 '''

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..state.current import call_method
 from .effects import Run, aten, changes_metadata, is_view, substitute, written, written_positions
-from .per_inner import per_inner, refuse
+from .per_inner import refuse
 
 DENSE = "_wrapper_dense"  # the class attribute that holds the author's dequantize
 
@@ -101,5 +100,5 @@ def _rewritten(cls: type[Any], func: Any) -> Run:
     return run
 
 
-#: the names that a class may choose from
-DEFAULTS: dict[str, Callable[[type, Any], Run]] = {"refuse": refused, "dequantize": dequantized, "per_inner": per_inner}
+#: defaults of classes that stand for one dense value
+DENSE_DEFAULTS = frozenset({"dequantize", "weight"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from .. import torch_api
 from ..errors import RuleError, UnsupportedError
+from ..state.boundary import is_users
 from ..torch_api import authors as _authors
 from .effects import BIT_VIEWS, Run, aten, instances, is_view, returns_arguments, substitute, written, written_positions
 from .fields import build, like, values_of
@@ -186,7 +188,8 @@ def _in_dtype(x: Any, func: Any, kwargs: dict[str, Any]) -> Any:
     """The copy in another floating dtype, or None where the declaration does not say how.
 
     It does where the outer dtype is a field of the context, or where inner tensors that look like the wrapper have it. A
-    scale of that dtype is not converted: it may be too small for the other one.
+    scale of that dtype is not converted, since it may be too small for the other one; that of a weight is, if the other
+    dtype reaches as far.
     """
     dtype, kept = kwargs["dtype"], x.dtype
     if not (dtype.is_floating_point and kept.is_floating_point and hasattr(type(x), "_wrapper_dense")):
@@ -194,9 +197,10 @@ def _in_dtype(x: Any, func: Any, kwargs: dict[str, Any]) -> Any:
     how = {k: v for k, v in kwargs.items() if k in ("device", "non_blocking", "pin_memory")}
     values = {n: dtype if v is kept else v for n, v in values_of(x).items()}
     by_context = any(v is kept for v in values_of(x).values())
+    far = type(x)._wrapper_default == "weight" and torch.finfo(dtype).max > 0.9 * torch.finfo(kept).max
     for n, t in values.items():
         if isinstance(t, torch.Tensor):
-            shown = not by_context and t.dtype is kept and t.shape == x.shape
+            shown = not by_context and t.dtype is kept and (t.shape == x.shape or far)
             values[n] = func(t, dtype=dtype if shown else t.dtype, **how)
     new = build(type(x), values, x.shape, _strides_of_copy(x))
     same = all(
@@ -257,7 +261,19 @@ def refuse(cls: type[Any], func: Any, fix: str | None = None) -> RuleError:
     if func in BIT_VIEWS:
         fix = "take the dense value first: a wrapper's bits are not those of its value"
     general = (
-        f"add one: @{name}.implements({func}), or a family such as {name}.implements_views(), "
-        "or choose another default for the class: 'dequantize' or 'per_inner'"
+        f"add one: @{name}.implements({func}), or a family such as {name}.implements_views(); serve the function that asks "
+        f"for it, above autograd: @{name}.implements_torch_function(torch.nn.functional.linear); "
+        "or choose another default for the class: 'dequantize', 'weight' or 'per_inner'"
     )
-    return RuleError(f"{name} has no rule for {func}", got=func, fix=fix or cls._wrapper_advice or general)
+    asked = _authors.running_backward()
+    got = f"{func}, {asked}" if asked else func
+    what = f"{name} has no rule for {func}"
+    return RuleError(what, path=_user_line(), got=got, fix=fix or cls._wrapper_advice or general)
+
+
+def _user_line() -> str | None:
+    """``file:line`` of the innermost frame that is neither torch's nor ours."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"

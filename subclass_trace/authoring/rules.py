@@ -24,11 +24,19 @@ from ..errors import ProtocolError, UnsupportedError
 from ..state.current import call_kept, call_method
 from ..subclass.attributes import Memo
 from ..torch_api import authors as _authors
-from .defaults import DEFAULTS, refused
+from .defaults import DENSE_DEFAULTS, dequantized, refused
 from .effects import BIT_VIEWS, Run, aten, changes_metadata, is_view, put_right, written_positions
 from .per_inner import copy_into, copy_of, identity, per_inner, same_geometry
+from .weights import weight
 
 Rule = Callable[..., Any]
+#: what operations without a rule do: the names that a class may choose from
+DEFAULTS: dict[str, Callable[[type, Any], Run]] = {
+    "refuse": refused,
+    "dequantize": dequantized,
+    "weight": weight,
+    "per_inner": per_inner,
+}
 RULES = "_wrapper_rules"
 #: the class attribute that counts the changes of its rules, on which what a region was traced for depends
 VERSION = "_wrapper_version"
@@ -202,7 +210,7 @@ def _unlisted(cls: type[Any], func: Any, default: Run) -> Run:
         return copy_of(cls, func, default)
     if func in _QUERIES or func.name() in _authors.MOVES:
         return per_inner(cls, func)
-    if _authors.is_c10d(func) and cls._wrapper_default == "dequantize" and family is None:
+    if _authors.is_c10d(func) and cls._wrapper_default in DENSE_DEFAULTS and family is None:
         return refused(cls, func)  # what it writes would be lost in a dense copy
     serves = default
     if family is not None:
@@ -210,7 +218,7 @@ def _unlisted(cls: type[Any], func: Any, default: Run) -> Run:
         serves = per_inner(cls, func, family.inner) if of_inner else _with_default(cls, func, family.rule, default)
     if func is aten.copy_.default and (family is None or family.rule is None):
         exact = family is not None or not _shares_parts(cls)
-        return copy_into(cls, func, default if cls._wrapper_default == "dequantize" else serves, exact)
+        return copy_into(cls, func, default if cls._wrapper_default in DENSE_DEFAULTS else serves, exact)
     return same_geometry(cls, func, serves) if func is aten.as_strided.default else serves
 
 

@@ -162,11 +162,12 @@ from subclass_trace import WrapperTensor
 from subclass_trace.authoring import Outer
 from torch import Tensor
 
-aten = torch.ops.aten
 
+class MyTensor(WrapperTensor, default="weight"):
+    """``codes * scale``: (m, n) in int8, and (m, 1) in the dtype that the weight shows.
 
-class MyTensor(WrapperTensor, default="dequantize"):
-    """``codes * scale``: (m, n) in int8, and (m, 1) in the dtype that the weight shows."""
+    Layers, rows, the transpose, conversions, writes and FSDP2's hooks follow from `dequantize` and `from_dense`.
+    """
 
     codes: Tensor
     scale: Tensor
@@ -185,31 +186,8 @@ class MyTensor(WrapperTensor, default="dequantize"):
         return cls((x.detach() / scale).round().to(torch.int8), scale)
 
     def dequantize(self) -> Tensor:
-        """The dense value: what every operation without a rule computes on."""
+        """The dense value. It treats rows alike, and columns: so both can be cut and exchanged."""
         return self.codes * self.scale
-
-    def requantize_(self, value: Tensor) -> None:
-        """Write a dense value: what an optimizer's step ends in."""
-        shared = [d for d in (0, 1) if self.scale.shape[d] == 1]  # columns; of a transpose, rows
-        self.scale.copy_(value.abs().amax(shared, keepdim=True).clamp(min=1e-6) / 127)
-        self.codes.copy_((value / self.scale).round())
-
-
-MyTensor.implements_per_inner(aten.copy_.default)  # exact: each row has a scale of its own
-
-
-@MyTensor.implements(aten.t.default)
-def _t(func: Any, x: MyTensor) -> MyTensor:
-    """`F.linear` asks for it: both inner tensors are transposed, and the product is the transpose."""
-    return x.replace(codes=func(x.codes), scale=func(x.scale))
-
-
-@MyTensor.implements(aten.slice.Tensor)
-def _rows(func: Any, x: MyTensor, dim: int = 0, *bounds: Any) -> Any:
-    """Rows have their scale with them; a slice of columns is refused."""
-    if dim != 0 or x.scale.shape[0] != x.shape[0]:
-        return NotImplemented
-    return x.replace(codes=func(x.codes, 0, *bounds), scale=func(x.scale, 0, *bounds))
 '''
 
 _WEIGHT_TEST = '''\

@@ -38,9 +38,10 @@ from ..subclass.context import same_context
 from ..torch_api import authors as _authors
 from ..torch_api.dynamo import never_compiled
 from . import sharding
-from .defaults import DEFAULTS, DENSE
+from .defaults import DENSE, DENSE_DEFAULTS
 from .fields import DECLARED, Outer, build, construct, declaration, flatten_for, unflatten_for, values_of
 from .rules import (
+    DEFAULTS,
     RULES,
     VERSION,
     Family,
@@ -55,6 +56,7 @@ from .rules import (
     views,
 )
 from .saving import allow_loading, rebuild, stable_hash
+from .weights import function_rules, requantizer
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COERCE = "__coerce_same_metadata_as_tangent__"
@@ -66,8 +68,9 @@ class WrapperTensor(torch.Tensor):
 
     Class arguments:
         default: what operations without a rule do: ``"refuse"`` (UnsupportedError; the default of the default),
-            ``"dequantize"`` (compute on ``self.dequantize()``, the result is dense), or ``"per_inner"`` (run on each
-            inner tensor, the result is wrapped again). Inherited.
+            ``"dequantize"`` (compute on ``self.dequantize()``, the result is dense), ``"weight"`` (the same, and what a
+            weight must do: `weights`), or ``"per_inner"`` (run on each inner tensor, the result is wrapped again).
+            Inherited.
         advice: what users are told to do instead where an operation is refused. Inherited.
 
     What the class gets: constructor, `__tensor_flatten__`, `__tensor_unflatten__`, ``__torch_dispatch__``, repr,
@@ -303,7 +306,13 @@ def _set_default(cls: type[WrapperTensor], default: str | None) -> None:
         cls.dequantize = _differentiable(own)  # type: ignore[method-assign]
         if _COERCE not in vars(cls):
             setattr(cls, _COERCE, _as_tangent)
-    if cls._wrapper_default == "dequantize" and not hasattr(cls, DENSE):
+    if default == "weight":
+        vars(cls)[RULES].functions.update(function_rules(cls))
+        cls.__torch_function__ = classmethod(_dispatch_function)
+    if cls._wrapper_default == "weight" and not hasattr(cls, "requantize_"):
+        if (write := requantizer(cls)) is not None:
+            cls.requantize_ = write  # type: ignore[attr-defined]
+    if cls._wrapper_default in DENSE_DEFAULTS and not hasattr(cls, DENSE):
         raise ProtocolError(
             f"{cls.__name__} has no dequantize(), which its default needs",
             path=cls.__name__,

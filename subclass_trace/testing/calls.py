@@ -28,12 +28,13 @@ ARITHMETIC = (
     "x - x", "x * s", "x + s", "x + r", "x * r", "x / (r.abs() + 1)", "y.add(x)", "x.mul(y)",
     "torch.maximum(x, y)", "torch.minimum(x, p)", "torch.atan2(x, y)", "torch.fmod(x, y)",
     "torch.remainder(x, y)", "torch.pow(y, p)", "torch.hypot(x, y)", "torch.logaddexp(x, y)",
-    "x.true_divide(y)", "torch.float_power(y, 2)", "x.float() * 2",
+    "x.true_divide(y)", "torch.float_power(y, 2)", "x.float() * 2", "x + p.double()",
+    "x * y.double()", "x + y.double()", "x - p.bfloat16()", "x * (p > 0)",
 )  # fmt: skip
 #: the same with the operands exchanged
 EXCHANGED = (
     "y + x", "y - x", "y / x", "p + x", "p - x", "p * x", "p / x", "2 + x", "2 - x", "2 * x",
-    "2 / y", "2 ** x", "s - x", "r - x", "r / y", "torch.sub(p, x)", "torch.div(p, y)",
+    "2 / y", "2 / x", "2 ** x", "s - x", "r - x", "r / y", "torch.sub(p, x)", "torch.div(p, y)",
     "torch.minimum(p, x)", "torch.pow(p.abs(), y)", "torch.rsub(x, 3)", "torch.rsub(x, y)",
     "torch.atan2(p, x)", "q @ x", "torch.mm(q, x)", "F.linear(x, p)", "m @ x",
 )  # fmt: skip
@@ -64,7 +65,7 @@ POINTWISE = (
     "-x", "x.abs()", "x.exp()", "y.log()", "y.sqrt()", "y.rsqrt()", "x.square()", "x.sin()",
     "x.cos()", "x.tanh()", "x.sigmoid()", "x.relu()", "x.erf()", "x.floor()", "x.ceil()",
     "x.round()", "x.trunc()", "x.sign()", "x.sinh()", "x.asinh()", "y.reciprocal()", "x.exp2()",
-    "x.expm1()", "y.log1p()", "y.log2()", "x.tan()", "x.atan()", "x.pow(3)", "x.neg()",
+    "x.reciprocal()", "x.expm1()", "y.log1p()", "y.log2()", "x.tan()", "x.atan()", "x.pow(3)", "x.neg()",
     "x.clamp(-1, 1)", "F.gelu(x)", "F.silu(x)", "F.mish(x)", "F.relu6(x)", "F.hardswish(x)",
     "F.logsigmoid(x)", "F.celu(x)", "F.softsign(x)", "F.tanhshrink(x)", "F.hardsigmoid(x)",
     "F.selu(x)", "x.frac()", "x.clamp_min(0)", "x.positive()", "x.xlogy(y)", "y.abs()", "y.relu()",
@@ -138,9 +139,11 @@ STRIDED = (
     "x.t()", "x.transpose(0, 1)", "x.permute(1, 0)", "x.clone()", "x.t().clone()", "x.unsqueeze(0)",
     "x.detach()", "x[1:]",
 )  # fmt: skip
+#: copies whose strides are asked for
+LAID_OUT = ("x.t().clone(memory_format=torch.contiguous_format)",)
 #: results that torch may give as a view or as a copy
 EITHER = (
-    "reshape", "flatten", "contiguous", "ravel", "to(", "float()", "double()", "half()",
+    "reshape", "flatten", "contiguous(", "ravel", "to(", "float()", "double()", "half()",
     "bfloat16()", "cpu()", "type(", "type_as", "positive", "requires_grad_", "Parameter",
     "dropout", "tensor_split",
 )  # fmt: skip
@@ -258,6 +261,17 @@ DRAWN = (
     "torch.rand_like(x)", "torch.randn_like(x)", "torch.empty_like(x)", "x.new_empty(2)",
     "F.dropout(x, 0.5)", "torch.bernoulli(x * 0)", "x.new_empty_strided(x.shape, x.stride())",
     "x.to('meta')", "x.uniform_()", "x.normal_()",
+)  # fmt: skip
+
+#: calls that are made on every other size, dtype and layout as well
+CORE = (
+    "x + y", "x - y", "x * y", "x / y", "x * 2", "2 - x", "x + p", "p * x", "x ** 2", "-x",
+    "x.abs()", "x.exp()", "x.relu()", "x > y", "x == y", "x.sum()", "x.sum(-1)", "x.mean(0)",
+    "x.amax(-1)", "x.softmax(-1)", "F.linear(p, x)", "x @ q", "F.layer_norm(x, x.shape[-1:])",
+    "x.t()", "x[1:]", "x[0]", "x.view(-1)", "x.unbind()", "torch.cat([x, y])", "x[i]", "x.clone()",
+    "x.index_select(0, i)", "x.flip(0)", "x.cumsum(0)", "x.sum(0)",
+    "x.detach()", "x.to(torch.float64)", "x.add_(y)", "x.mul_(2)", "x.copy_(y)", "x.zero_()",
+    "torch.where(c, x, y)", "F.embedding(i, x)",
 )  # fmt: skip
 
 #: calls by the rule that a wrong value breaks

@@ -6,13 +6,13 @@ the same cause, and those whose programs use an operation that is wrong.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from .calls import NEEDED
-from .runner import Result
+from .render import named_operations
+from .runner import ENDS, Result
 from .sweep import Swept
 
 #: causes and the rules that they show in, what hurts a user most first
@@ -38,15 +38,6 @@ CAUSES: tuple[tuple[str, str], ...] = (
 _RANK = {id: (k, n) for k, (_, ids) in enumerate(CAUSES) for n, id in enumerate(ids.split())}
 #: what a broken protocol makes fail
 _OF_THE_PROTOCOL = ("ST2", "ST7", "ST1", "ST50", "ST51", "ST601", "ST305", "ST8")
-_SYMBOLS = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "div",
-    "@": "mm",
-    ">": "gt",
-    "[": "slice select index",
-}
 
 
 @dataclass(frozen=True)
@@ -75,8 +66,9 @@ class Cause:
 def causes_of(failures: Iterable[Result]) -> list[Cause]:
     """Failures in groups, what hurts most first."""
     groups: list[tuple[str, list[Result]]] = []
-    for r in sorted(failures, key=lambda r: _RANK.get(r.rule.id, (99, 0))):
+    for r in sorted(failures, key=lambda r: (not _never_ends(r), *_RANK.get(r.rule.id, (99, 0)))):
         title = CAUSES[_RANK[r.rule.id][0]][0] if r.rule.id in _RANK else r.rule.family
+        title = CAUSES[0][0] if _never_ends(r) else title
         home = next((g for g in groups if _follows(r, title, *g)), None)
         if home is None:
             groups.append((title, [r]))
@@ -91,6 +83,11 @@ def _cause(title: str, members: list[Result]) -> Cause:
     own = [r for r in members if _RANK.get(r.rule.id, (99, 0))[0] == rank]
     head = max(own, key=lambda r: len(r.calls))
     return Cause(title, head, tuple(r for r in members if r is not head))
+
+
+def _never_ends(r: Result) -> bool:
+    """Did a rule, or a call of the sweep, not come to an end?"""
+    return r.rule.id == "ST802" or (r.failure is not None and r.failure.what == ENDS)
 
 
 def _follows(r: Result, title: str, other: str, group: list[Result]) -> bool:
@@ -116,15 +113,7 @@ def operations_of(r: Result, strictly: bool = False) -> set[str]:
         return set(r.suspects)
     if r.failure.operations:
         return set(r.failure.operations)
-    body = "\n".join(r.failure.lines)
-    names = set(re.findall(r"[A-Za-z_]+", body))
-    names |= {
-        name
-        for sign, given in _SYMBOLS.items()
-        if f" {sign} " in body or (sign == "[" and "[" in body)
-        for name in given.split()
-    }
-    return {n.strip("_") for n in names}
+    return named_operations("\n".join(r.failure.lines))
 
 
 @dataclass(frozen=True)

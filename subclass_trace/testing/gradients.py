@@ -167,6 +167,8 @@ class Gradients(Evidence):
             rtol, atol: at least so much is allowed.
             scale: the size of the numbers, for classes that round.
         """
+        if got.dtype == expected.dtype and got.dtype.itemsize > 1 and torch.equal(got, expected):
+            return True
         own = self.subject.tolerance
         if (
             isinstance(wrapper, self.subject.cls) and expected.is_floating_point()

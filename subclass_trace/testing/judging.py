@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,21 @@ EXACT = frozenset({"ST501", "ST506", "ST507", "ST510"})
 MEANINGLESS = "a result that means something does not depend on elements that mean nothing"
 #: what torch's `return_and_correct_aliasing` says in inference mode to views of what is outside
 OUTSIDE = "Cannot set version_counter for inference tensor"
+
+
+#: what a tensor is from outside: source, the same as a function, what should hold
+OUTSIDES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+    ("torch.is_tensor({})", torch.is_tensor, "it gives a tensor"),
+    ("{}.shape", lambda t: t.shape, "the sizes of the dense program"),
+    ("{}.dtype", lambda t: t.dtype, "the dtype of the dense program"),
+    ("{}.device", lambda t: t.device, "the device of the dense program"),
+    (
+        "isinstance({}, torch.nn.Parameter)",
+        lambda t: isinstance(t, torch.nn.Parameter),
+        "it is a parameter where the dense one is",
+    ),
+    ("{}.requires_grad", lambda t: t.requires_grad, "it requires grad where the dense one does"),
+)
 
 
 class Operations(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -220,20 +236,9 @@ class Judge(Gradients, Memory):
                 ("", "the value of the dense program", "{}", "{}") if judged and not same else None
             )
         kind = call.rule if call.rule in ("ST503", "ST514") else "ST313"
-        looks = {
-            "is_tensor({})": "it gives a tensor",
-            "{}.shape": "the sizes of the dense program",
-            "{}.dtype": "the dtype of the dense program",
-            "{}.device": "the device of the dense program",
-            "isinstance({}, torch.nn.Parameter)": "it is a parameter where the dense one is",
-            "{}.requires_grad": "it requires grad where the dense one does",
-        }
-        base = {**self.operands.base, "is_tensor": torch.is_tensor}
         free = "nonzero" in call.text and not self.operands.judged
-        for look, what in looks.items():
-            sides = (eval(look.format("_v"), {**base, "_v": v}) for v in (got, expected))
-            if len(set(sides)) > 1 and not (free and "shape" in look):
-                look = look.replace("is_tensor", "torch.is_tensor")
+        for look, of, what in OUTSIDES:
+            if of(got) != of(expected) and not (free and "shape" in look):
                 kind = call.rule if "is" in look and call.rule in KEEPS else kind
                 return "ST510" if "Parameter" in look else kind, what, look, look
         return self._inside(call, got, expected)

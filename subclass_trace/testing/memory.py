@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import probes
-from .calls import EITHER, STRIDED
+from .calls import EITHER, LAID_OUT, STRIDED
 from .evidence import Call, Evidence, Found, Ran, flat, item, shown
 
 #: rules about calls whose result is a value in memory of its own
@@ -47,8 +47,10 @@ class Memory(Evidence):
     def aliases(self, call: Call, ran: Ran, dense: Ran) -> None:
         """Results share memory with the operands that they share it with on dense tensors."""
         outs, dense_outs = ([t for t in flat(r.out) if torch.is_tensor(t)] for r in (ran, dense))
+        copied = call.rule in OWNS or "copy=True" in call.text
         free = any(n in call.text for n in EITHER)
-        self._strides(call, outs, dense_outs)
+        if call.text in STRIDED:
+            self._strides(call, outs, dense_outs)
         for n in self.wrapped(call):
             x, dense_x = ran.after[n], dense.after[n]
             for k, (got, expected) in enumerate(zip(outs, dense_outs, strict=False)):
@@ -64,7 +66,13 @@ class Memory(Evidence):
                         "a view looks at the memory of its base",
                         f"shares_memory({n}, {one})",
                     )
-                if call.rule in OWNS and shared:
+                if call.rule == "ST501" and isinstance(got, self.subject.cls):
+                    look = f"[v.data_ptr() for v in leaves({one})] == [v.data_ptr() for v in leaves({n})]"
+                    if len(self.wrapped(call)) == 1 and pointers(got) != pointers(x):
+                        self._memory(
+                            call, "ST501", "it looks at the memory of each inner tensor", look
+                        )
+                if copied and shared:
                     self._memory(
                         call, call.rule, "it shares no memory", f"not shares_memory({n}, {one})"
                     )
@@ -84,6 +92,8 @@ class Memory(Evidence):
                     and isinstance(got, self.subject.cls)
                 ):
                     self._view(call, n, got, expected, one)
+        if call.text in LAID_OUT:  # of what shares no memory
+            self._strides(call, outs, dense_outs)
 
     def _view(self, call: Call, n: str, got: Any, expected: torch.Tensor, one: str) -> None:
         """Torch knows that a view is one."""
@@ -124,7 +134,7 @@ class Memory(Evidence):
 
     def _strides(self, call: Call, outs: list[Any], dense_outs: list[Any]) -> None:
         x, dense_x = self.operands.shared["x"], self.operands.dense["x"]
-        if call.text not in STRIDED or x.layout != dense_x.layout or x.stride() != dense_x.stride():
+        if x.layout != dense_x.layout or x.stride() != dense_x.stride():
             return
         for got, expected in zip(outs, dense_outs, strict=False):
             kept: Any = got

@@ -11,13 +11,13 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from .probes import copied, meta, same_metadata
+from .probes import copied, leaves, meta, near, same_metadata
 from .subject import Subject
 
 #: what calls may name besides operands
@@ -29,6 +29,8 @@ MODULES = {
     "io": "import io",
     "pickle": "import pickle",
 }
+#: a seed of numbers whose largest and smallest do not stand first in each row and column
+SPREAD = 241
 LAYOUTS = ("contiguous", "transposed", "sliced")
 _GENERATOR = "generator=torch.Generator().manual_seed({})"
 
@@ -52,6 +54,27 @@ def gap(shape: tuple[int, ...], dtype: torch.dtype, seed: int, positive: bool = 
     return numbers if dtype is torch.int64 else f"{numbers}.to({dtype})"
 
 
+class Variant(NamedTuple):
+    """An instance of a factory with another constant.
+
+    Attributes:
+        line: its source.
+        value: the instance.
+        make: the factory.
+        number: the constant is a number.
+    """
+
+    line: str
+    value: Any
+    make: str
+    number: bool
+
+    @staticmethod
+    def makes(variants: Iterable[Variant]) -> tuple[str, ...]:
+        """Factories whose instances go with those of the subject: they have another number."""
+        return tuple(v.make for v in variants if v.number)
+
+
 class Operands:
     """The operands of one size, dtype and layout.
 
@@ -63,7 +86,7 @@ class Operands:
         judged: are values compared: is there a projection to dense?
         agree: the dense value of a fresh wrapper has its dtype.
         first: names and context of ``x``, before other instances were made.
-        variants: instances like ``y`` with another number of the factory: source, instance, factory.
+        variants: instances like ``y`` with another constant of the factory.
         same_context: the source of ``y`` with the context of ``x``, if the factory has another one.
     """
 
@@ -81,9 +104,11 @@ class Operands:
         self.lines: dict[str, str] = {}
         self.shared: dict[str, Any] = {}
         self.same_context: str | None = None
-        self.variants: list[tuple[str, Any, str]] = []
+        self.variants: list[Variant] = []
         self._codes: dict[str, CodeType] = {}
-        self._wrapper("x", shape, dtype, 1)
+        projection = (subject.dense or "None").format("_x")
+        self._projection = compile(projection, "<to_dense>", "eval")
+        self._wrapper("x", shape, dtype, SPREAD)
         context = _context(self.shared["x"])
         told = same_metadata(context, copied(context), type(self.shared["x"]))
         self.first = (_names(self.shared["x"]), copied(context) if told else context)
@@ -125,22 +150,27 @@ class Operands:
         self.lines[name], self.shared[name], self._codes[name] = line, value, code
 
     def _vary(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Give ``y`` another context, if the factory has a number for it."""
-        plain, before = self.lines["y"], self.shared["y"]
-        for make in varied(self.subject.make, self.base):
+        """Give ``y`` another context, if the factory has a number for it.
+
+        Names, flags and tuples may be such that two instances do not fit together: they make variants alone.
+        """
+        plain, before, chosen = self.lines["y"], self.shared["y"], self.lines["y"]
+        for make, number in varied(self.subject.make, self.base):
             gaps = [gap(shape, dtype, 2 + 10 * k, True) for k in range(self.subject.arity)]
             try:
                 self._define("y", make.format(*gaps))
                 other = self.shared["y"]
                 if meta(other) != meta(before) or _names(other) != _names(before):
                     continue
-                self.variants.append((self.lines["y"], other, make))
-                if not same_metadata(_context(other), _context(before), type(other)):
-                    self.same_context = plain
-                    return
-            except Exception:  # this number has another meaning
+                equal = same_metadata(_context(other), _context(before), type(other))
+                within = equal and not all(map(near, leaves(other), leaves(before)))
+            except Exception:  # this one has another meaning
                 continue
-        self._define("y", plain)
+            self.variants.append(Variant(self.lines["y"], other, make, number))
+            if number and (within or not equal) and chosen == plain:
+                chosen = self.lines["y"]
+                self.same_context = None if equal else plain
+        self._define("y", chosen)
 
     def _plain(self, x: torch.Tensor) -> None:
         shape, dtype = tuple(x.shape), x.dtype
@@ -191,7 +221,7 @@ class Operands:
         """The dense value of a wrapper, apart from the wrapper. Raises what the projection raises."""
         assert self.subject.dense is not None
         with torch.no_grad():
-            value: torch.Tensor = eval(self.subject.dense.format("_x"), {**self.base, "_x": x})
+            value: torch.Tensor = eval(self._projection, {**self.base, "_x": x})
             return value.detach().clone()
 
 
@@ -221,19 +251,22 @@ def _plainness(shape: tuple[int, ...]) -> tuple[Any, ...]:
     return (min(shape, default=1) < 2, len(shape) != 2, square, math.prod(shape), shape)
 
 
-def varied(make: str, names: dict[str, Any]) -> Iterator[str]:
-    """Factories with one other number each: of those that the expression has, then of those that its signature has."""
+def varied(make: str, names: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Factories with one other constant each, and whether it is a number: of those that the expression has, then of those
+    that its signature has.
+    """
     tree = ast.parse(_named(make), mode="eval")
     call = tree.body
     if not isinstance(call, ast.Call):
         return
-    for holder in (*call.keywords, *_positional(call)):
-        node = holder.value if isinstance(holder, ast.keyword) else holder
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            kept: Any = node.value
-            node.value = other_number(kept)
-            yield _gapped(ast.unparse(tree))
-            node.value = kept
+    slots: list[Any] = [(vars(k), "value") for k in call.keywords]
+    slots += [(call.args, k) for k in range(len(call.args))]
+    for holder, key in slots:
+        kept = holder[key]
+        if (other := _other(kept)) is not None:
+            holder[key] = other
+            yield _gapped(ast.unparse(tree)), _is_number(kept)
+            holder[key] = kept
     try:
         callee = eval(compile(ast.Expression(call.func), "<factory>", "eval"), names)
         parameters = inspect.signature(callee).parameters
@@ -241,19 +274,49 @@ def varied(make: str, names: dict[str, Any]) -> Iterator[str]:
         return
     given = {k.arg for k in call.keywords} | set(list(parameters)[: len(call.args)])
     for name, p in parameters.items():
-        if name not in given and type(p.default) in (int, float):
-            call.keywords.append(ast.keyword(name, ast.Constant(other_number(p.default))))
-            yield _gapped(ast.unparse(tree))
+        if name in given or type(p.default) not in _KINDS:
+            continue
+        kept = ast.parse(repr(p.default), mode="eval").body
+        if (other := _other(kept)) is not None:
+            call.keywords.append(ast.keyword(name, other))
+            yield _gapped(ast.unparse(tree)), _is_number(kept)
             call.keywords.pop()
 
 
-def other_number(n: int | float) -> int | float:
-    """Another one of the kind."""
-    return n + 1 if isinstance(n, int) else n * 2 + (n == 0)
+#: constants of which there is another one
+_KINDS = (int, float, bool, str, tuple, list)
 
 
-def _positional(call: ast.Call) -> list[ast.expr]:
-    return [a for a in call.args if isinstance(a, ast.Constant)]
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+
+
+def _other(node: ast.expr) -> ast.expr | None:
+    """The source of another constant of the kind, or None where there is no constant."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    if type(value) not in _KINDS or (other := other_constant(value)) == value:
+        return None
+    return ast.parse(repr(other), mode="eval").body
+
+
+def other_constant(value: Any) -> Any:
+    """Another number, flag or text; a list or tuple in another order, or with another last item."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value * 2 + (value == 0)
+    if isinstance(value, str):
+        return f"{value}_"
+    if not isinstance(value, (tuple, list)) or not value:
+        return value
+    if value[::-1] != value:
+        return value[::-1]
+    return type(value)([*value[:-1], other_constant(value[-1])])
 
 
 def _named(make: str) -> str:

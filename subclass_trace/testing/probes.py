@@ -78,18 +78,23 @@ def instance_state(x: Any) -> dict[str, Any]:
 
 
 def kept_arguments(x: Any) -> dict[str, str]:
-    """The numbers and texts that an instance keeps under the names that its constructor takes them by."""
+    """The numbers, texts, and tuples of them that an instance keeps under the names that its constructor takes them by."""
     import inspect
 
     names = set()
     for function in (type(x).__init__, type(x).__new__):
         if inspect.isfunction(function):
             names |= {
-                name for own in inspect.signature(function).parameters for name in (own, f"_{own}")
+                name
+                for own in inspect.signature(function).parameters
+                for name in (own, f"_{own}", f"{own}_", own.rstrip("_"))
             }
-    state = instance_state(x)
+    state, plain = instance_state(x), (bool, int, float, str)
     return {
-        n: repr(state[n]) for n in sorted(names) if type(state.get(n)) in (bool, int, float, str)
+        n: repr(state[n])
+        for n in sorted(names)
+        if type(state.get(n)) in plain
+        or (type(state.get(n)) in (tuple, list) and all(type(v) in plain for v in state[n]))
     }
 
 

@@ -7,7 +7,14 @@
         options = {"to_dense": "{0}.dequantize()"}      # arguments of `check`
         skip = {"ST110": "the constructor is internal"}
 
-Each rule is a test of its own; a rule that does not apply is skipped with the reason.
+Each rule is a test of its own; a rule that does not apply is skipped with the reason. Calls that must work are handed in by a
+marker, as `check` takes them by ``programs=``:
+
+    @pytest.mark.subclass_programs("x @ x.t()", lambda x, y: torch.cat([x, y]).sum())
+    class TestMyTensor(ConformanceTests): ...
+
+Pytest knows the marker if ``pytest_plugins = ["subclass_trace.testing.pytest_plugin"]`` stands in the top ``conftest.py`` (or
+``-p`` on the command line).
 """
 
 from __future__ import annotations
@@ -25,6 +32,12 @@ from .subject import Subject
 
 #: options of a test class that are not about building instances
 _HOW = frozenset({"rules", "skip", "profile", "max_examples"})
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    what = "subclass_programs(*programs): calls that must work, for a class of ConformanceTests"
+    config.addinivalue_line("markers", what)
 
 
 class ConformanceTests:
@@ -73,9 +86,11 @@ class ConformanceTests:
     def subject(cls) -> Subject:
         """The subject, made once per class."""
         if "_subject" not in vars(cls):
-            cls._subject = resolve(
-                cls.target, **{k: v for k, v in cls.options.items() if k not in _HOW}
-            )
+            options = {k: v for k, v in cls.options.items() if k not in _HOW}
+            marks = [m for m in getattr(cls, "pytestmark", ()) if m.name == "subclass_programs"]
+            programs = [program for m in marks for program in m.args]
+            programs += options.pop("programs", ())
+            cls._subject = resolve(cls.target, **options, programs=programs or None)
         return cls._subject
 
     _subject: ClassVar[Subject]

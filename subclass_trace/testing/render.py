@@ -27,6 +27,24 @@ HELPERS: dict[str, Any] = {
 }
 
 
+#: signs of operations in source
+_SYMBOLS = {
+    " + ": "add",
+    " - ": "sub",
+    " * ": "mul",
+    " / ": "div",
+    " @ ": "mm",
+    " > ": "gt",
+    "[": "slice select index",
+}
+
+
+def named_operations(source: str) -> set[str]:
+    """Every name in a program, and the operations of its signs: those that it may take."""
+    names = {name.strip("_") for name in re.findall(r"[A-Za-z_]\w*", source)}
+    return names.union(*(given.split() for sign, given in _SYMBOLS.items() if sign in source))
+
+
 def safe_repr(value: Any) -> str:
     """``repr(value)``, also for wrappers whose repr raises; cut at 600 characters."""
     try:

@@ -15,6 +15,7 @@ from hypothesis import strategies as s
 from ..errors import OptionError, ProtocolError
 from ..subclass.protocol import why_not_traceable
 from .building import completed, instances, why_not_built
+from .operands import Variant, operands_of
 from .strategies import Dense, dense_specs
 from .subject import Subject, subject_of
 
@@ -169,12 +170,14 @@ def _candidates(cls: type) -> Iterator[str]:
 
 
 def wrappers(
-    target: Any, *, floating: bool = False, **options: Any
+    target: Any, *, floating: bool = False, contexts: bool = True, **options: Any
 ) -> s.SearchStrategy[torch.Tensor]:
     """Instances of a wrapper class.
 
     Args:
         target: what `check` takes: a class, a factory, a name, a subject.
+        floating: those of a floating point dtype.
+        contexts: also those of the factory with another number, where it has one (`scale=1.5`): their contexts differ.
         options: how to build it, see `subject.subject_of`.
 
     Raises:
@@ -183,13 +186,20 @@ def wrappers(
     subject = resolve(target, **options)
     kinds = s.sampled_from(subject.floating if floating else subject.dtypes)
     specs = dense_specs(subject.arity, subject.shapes(), kinds)
-    return specs.map(lambda found: _instance(subject, found)).filter(lambda x: x is not None)
+    makes = s.sampled_from([subject.make, *(_other_contexts(subject) if contexts else ())])
+    made = s.builds(lambda found, make: _instance(subject, make, found), specs, makes)
+    return made.filter(lambda x: x is not None)
 
 
-def _instance(subject: Any, specs: tuple[Dense, ...]) -> Any:
+def _other_contexts(subject: Subject) -> tuple[str, ...]:
     try:
-        return eval(
-            subject.make.format(*(f"({spec.code})" for spec in specs)), dict(subject.namespace)
-        )
+        return Variant.makes(operands_of(subject).variants)
+    except Exception:  # the class cannot be built in the sizes of the sweep
+        return ()
+
+
+def _instance(subject: Subject, make: str, specs: tuple[Dense, ...]) -> Any:
+    try:
+        return eval(make.format(*(f"({spec.code})" for spec in specs)), dict(subject.namespace))
     except Exception:  # sizes or dtypes that the class does not have
         return None

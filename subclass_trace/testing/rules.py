@@ -42,6 +42,7 @@ class Cost(enum.Enum):
     """How dear one example is; the profile says how many examples each kind gets."""
 
     CHEAP = "cheap"  #: eager operations, microseconds to milliseconds
+    SEVERAL = "several"  #: takes several operations in each example: hundredths of a second
     DEAR = "dear"  #: compiles, starts threads or writes files: tenths of a second
     SWEEP = "sweep"  #: judged by the sweep alone, which is made once for all rules
 
@@ -64,6 +65,8 @@ class Profile:
 
     def examples(self, cost: Cost) -> int:
         """Examples for a rule of this cost."""
+        if cost is Cost.SEVERAL:
+            return max(self.dear, self.cheap // 4)
         return self.dear if cost is Cost.DEAR else self.cheap
 
     def at_most(self, examples: int | None) -> Profile:

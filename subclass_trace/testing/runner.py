@@ -94,6 +94,8 @@ class _Tally:
     tries_left: int = 0  # how often another example may be drawn for one that cannot be built
 
 
+#: what does not hold of a rule whose check hangs or kills the interpreter
+ENDS = "the check of this rule comes to an end"
 #: how often a rule draws another example, beyond four for each, where the class refuses to be built
 TRIES = 40
 #: after so many examples of another kind, and none of the kind that the rule needs, it does not apply
@@ -175,7 +177,7 @@ def _drop(record: logging.LogRecord) -> bool:
 
 
 def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> None:
-    shrink = rule.cost is Cost.CHEAP
+    shrink = rule.cost is not Cost.DEAR
 
     @settings(
         max_examples=profile.examples(rule.cost),
@@ -194,7 +196,8 @@ def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> N
             and time.perf_counter() - tally.failing_since > profile.shrink_seconds
         )
         if not late:
-            _example(Script(subject, data.draw, sweep_of(subject).makes), rule, tally)
+            swept = sweep_of(subject)
+            _example(Script(subject, data.draw, swept.makes, swept.dangerous), rule, tally)
 
     try:
         explore()

@@ -12,7 +12,6 @@ imports and the sources of the helpers that they use in front, are a program tha
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import re
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ from hypothesis import assume
 from hypothesis import strategies as s
 
 from . import probes
-from .render import HELPERS, both_sides, program
+from .render import HELPERS, both_sides, named_operations, program
 from .strategies import Dense, dense_specs
 
 if TYPE_CHECKING:
@@ -98,8 +97,9 @@ class Script:
         subject: Subject,
         draw: Callable[[s.SearchStrategy[Any]], Any],
         makes: tuple[str, ...] = (),
+        dangerous: frozenset[str] = frozenset(),
     ) -> None:
-        self.subject, self.makes = subject, makes
+        self.subject, self.makes, self.dangerous = subject, makes, dangerous
         self.names: dict[str, Any] = {**HELPERS, **subject.namespace, "torch": torch}
         self.lines: list[str] = []
         self.checks = 0
@@ -232,15 +232,27 @@ class Script:
         return self.dense(name) if isinstance(self.names[name], self.subject.cls) else name
 
     # ------------------------------------------------------------------ steps
-    def run(self, line: str, because: str = "this must work") -> None:
+    def run(
+        self,
+        line: str,
+        because: str = "this must work",
+        but: type[Exception] | tuple[type[Exception], ...] = (),
+    ) -> None:
         """Run a line that must not raise.
+
+        Args:
+            but: errors by which somebody else than the class says no.
 
         Raises:
             Failure: it raised.
+            NotApplicable: it raised an error of ``but``.
         """
+        self._safe(line)
         self.lines.append(line)
         try:
             self._exec(line)
+        except but as error:
+            raise NotApplicable(f"{type(error).__name__}: {_first_line(error)}") from error
         except Exception as error:
             raise self._failure(
                 because, f"{type(error).__name__}: {_first_line(error)}", "no exception"
@@ -268,13 +280,15 @@ class Script:
         Raises:
             NotApplicable: no check was made.
         """
-        before = len(self.lines)
+        before, said = len(self.lines), otherwise
         for op in operations:
-            with contextlib.suppress(NotApplicable):
+            try:
                 steps(op)
+            except NotApplicable as reason:
+                said = f"{otherwise} ({reason})"
             del self.lines[before:]
         if not self.checks:
-            raise NotApplicable(otherwise)
+            raise NotApplicable(said)
 
     def only_if_near(self, got: str, expected: str, otherwise: str) -> None:
         """Go on if two expressions agree up to the tolerance: else another rule is broken."""
@@ -283,6 +297,7 @@ class Script:
 
     def value(self, expression: str) -> Any:
         """The value of an expression, not recorded: for decisions. Raises what it raises."""
+        self._safe(expression)
         return eval(compile(expression, "<rule>", "eval"), self.names)
 
     # ------------------------------------------------------------------ checks
@@ -297,6 +312,7 @@ class Script:
         self.checks += 1
         sides = []
         for side, source in (("got", got), ("expected", expected)):
+            self._safe(source)
             self.lines.append(f"{side} = {source}")
             try:
                 self._exec(self.lines[-1])
@@ -328,7 +344,13 @@ class Script:
             return side
         return eval(self.subject.dense.format("_side"), {**self.names, "_side": side})
 
+    def _safe(self, source: str) -> None:
+        """Only go on if a line takes no operation that hangs or crashes: the sweep has said so."""
+        if bad := self.dangerous & named_operations(source):
+            raise NotApplicable(f"{', '.join(sorted(bad))} hangs or crashes")
+
     def _do(self, line: str, otherwise: str) -> None:
+        self._safe(line)
         try:
             self._exec(line)
         except Exception as error:

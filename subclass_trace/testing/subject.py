@@ -126,6 +126,28 @@ def subject_of(
         OptionError: the number of arguments cannot be found, an expression is none, the tolerance is no pair of
             numbers >= 0, there is no such use.
     """
+    _check(use, tolerance)
+    source = _Source(imports, setup)
+    source.name_of(cls)
+    make_ = cls if factory is None else factory
+    make, count = source.factory(make_)
+    dense = source.of_wrapper(to_dense, "to_dense", "'{0}.dequantize()'")
+    mask = source.of_wrapper(valid, "valid", "'{0}.mask'")
+    texts = tuple(source.program(program) for program in programs)
+    gaps = [f"_{k}" for k in range(count or 1)]
+    for home in dict.fromkeys(
+        getattr(value, "__module__", None) for value in (cls, make_) if value is not torch.Tensor
+    ):
+        for text in (*(t.format(*gaps) for t in (make, dense, mask) if t is not None), *texts):
+            source.names_of_module(text, home)
+    lines, shapes = dict.fromkeys(source.lines), (tuple(size) for size in sizes)
+    return Subject(
+        cls, make, count, dense, tuple(lines), setup, source.names, tuple(shapes), tuple(dtypes), tolerance,
+        tuple(source.notes), programs=texts, random=random, valid=mask, use=use,
+    )  # fmt: skip
+
+
+def _check(use: str, tolerance: tuple[float, float]) -> None:
     if use and use not in NEEDED:
         raise OptionError(
             f"{use!r} is no use of a wrapper",
@@ -136,117 +158,105 @@ def subject_of(
         raise OptionError(
             "tolerance cannot be used", expected="(rtol, atol), numbers >= 0", got=tolerance
         )
-    names: dict[str, Any] = {"torch": torch}
-    lines = list(imports)
-    notes: list[str] = []
-    for line in (*lines, setup):
-        exec(line, names)
-    _name_of(cls, names, lines, notes)
-    make_ = cls if factory is None else factory
-    if isinstance(make_, str):
-        make = make_
-        count = _gaps(make, "factory")
-    else:
-        count = _arguments(make_)
-        make = (
-            f"{_name_of(make_, names, lines, notes)}({', '.join(f'{{{k}}}' for k in range(count))})"
-        )
-    if callable(to_dense):
-        to_dense = f"{_name_of(to_dense, names, lines, notes, 'to_dense')}({{0}})"
-    if to_dense is not None and _gaps(to_dense, "to_dense") != 1:
-        raise OptionError(
-            "to_dense must have one gap, {0} for the wrapper",
-            got=to_dense,
-            fix="'{0}.dequantize()'",
-        )
-    if callable(valid):
-        valid = f"{_name_of(valid, names, lines, notes, 'valid')}({{0}})"
-    if valid is not None and _gaps(valid, "valid") != 1:
-        raise OptionError(
-            "valid must have one gap, {0} for the wrapper", got=valid, fix="'{0}.mask'"
-        )
-    texts = tuple(_program(program, names, lines, notes) for program in programs)
-    for home in dict.fromkeys(
-        getattr(value, "__module__", None) for value in (cls, make_) if value is not torch.Tensor
-    ):
-        for text in (make, to_dense or "", valid or ""):
-            _names_of_module(
-                text.format(*(f"_{k}" for k in range(count or 1))), home, names, lines, notes
-            )
-        for text in texts:
-            _names_of_module(text, home, names, lines, notes)
-    shapes = tuple(tuple(size) for size in sizes)
-    return Subject(
-        cls, make, count, to_dense, tuple(dict.fromkeys(lines)), setup, names, shapes, tuple(dtypes), tolerance, tuple(notes),
-        programs=texts, random=random, valid=valid, use=use,
-    )  # fmt: skip
 
 
-def _program(
-    program: str | Callable[..., Any], names: dict[str, Any], lines: list[str], notes: list[str]
-) -> str:
-    """The source of a call that the author has handed in.
+class _Source:
+    """The lines in front of a program, and what they define.
 
-    Raises:
-        OptionError: it is no Python, or a function whose parameters are no operands.
+    Attributes:
+        names: what the lines define.
+        lines: imports.
+        notes: comments.
     """
-    if callable(program):
-        parameters = list(inspect.signature(program).parameters)
-        given = (
-            parameters if set(parameters) <= OPERANDS.keys() else list(OPERANDS)[: len(parameters)]
+
+    def __init__(self, imports: Sequence[str], setup: str) -> None:
+        self.names: dict[str, Any] = {"torch": torch}
+        self.lines, self.notes = list(imports), list[str]()
+        for line in (*imports, setup):
+            exec(line, self.names)
+
+    def factory(self, make: str | Callable[..., Any]) -> tuple[str, int]:
+        """The expression that makes an instance, and how many dense tensors it takes."""
+        if isinstance(make, str):
+            return make, _gaps(make, "factory")
+        count = _arguments(make)
+        return f"{self.name_of(make)}({', '.join(f'{{{k}}}' for k in range(count))})", count
+
+    def of_wrapper(
+        self, value: str | Callable[..., Any] | None, option: str, example: str
+    ) -> str | None:
+        """An expression with one gap, for a wrapper.
+
+        Raises:
+            OptionError: it has others.
+        """
+        text = f"{self.name_of(value, option)}({{0}})" if callable(value) else value
+        if text is not None and _gaps(text, option) != 1:
+            what = f"{option} must have one gap, {{0}} for the wrapper"
+            raise OptionError(what, got=text, fix=example)
+        return text
+
+    def program(self, program: str | Callable[..., Any]) -> str:
+        """The source of a call that the author has handed in.
+
+        Raises:
+            OptionError: it is no Python.
+        """
+        if callable(program):
+            parameters = list(inspect.signature(program).parameters)
+            known = set(parameters) <= OPERANDS.keys()
+            given = parameters if known else list(OPERANDS)[: len(parameters)]
+            return f"{self.name_of(program, 'program')}({', '.join(given)})"
+        try:
+            ast.parse(program)
+        except SyntaxError as error:
+            raise OptionError(
+                f"the program {program!r} is no Python",
+                got=error,
+                fix="write a call over x, y and p",
+            ) from error
+        return program
+
+    def name_of(self, value: Any, unnamed: str = "factory") -> str:
+        """The text that stands for a class or function in a program; adds its import, or a note that it has none.
+
+        Args:
+            unnamed: what a lambda is called.
+        """
+        if inspect.ismethod(value) and isinstance(value.__self__, type):
+            return f"{self.name_of(value.__self__)}.{value.__name__}"
+        module, qualname = (
+            getattr(value, "__module__", None),
+            getattr(value, "__qualname__", unnamed),
         )
-        return f"{_name_of(program, names, lines, notes, 'program')}({', '.join(given)})"
-    try:
-        ast.parse(program)
-    except SyntaxError as error:
-        raise OptionError(
-            f"the program {program!r} is no Python", got=error, fix="write a call over x, y and p"
-        ) from error
-    return program
+        found: Any = sys.modules.get(module or "")
+        for part in qualname.split("."):
+            found = getattr(found, part, None)
+        head = qualname.split(".")[0]
+        if found is value and module != "__main__":
+            self.lines.append(f"from {module} import {head}")
+            self.names[head] = getattr(sys.modules[module or ""], head)
+            return str(qualname)
+        name = unnamed if "lambda" in qualname else qualname.split(".")[-1]
+        while name in self.names and self.names[name] is not value:
+            name += "_"
+        self.names[name] = value
+        self.notes.append(_NOT_IMPORTED.format(name))
+        return name
 
-
-def _name_of(
-    value: Any, names: dict[str, Any], lines: list[str], notes: list[str], unnamed: str = "factory"
-) -> str:
-    """The text that stands for a class or function in a program; adds its import, or a note that it has none.
-
-    Args:
-        unnamed: what a lambda is called.
-    """
-    if inspect.ismethod(value) and isinstance(value.__self__, type):
-        return f"{_name_of(value.__self__, names, lines, notes)}.{value.__name__}"
-    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", unnamed)
-    found: Any = sys.modules.get(module or "")
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    head = qualname.split(".")[0]
-    if found is value and module != "__main__":
-        lines.append(f"from {module} import {head}")
-        names[head] = getattr(sys.modules[module or ""], head)
-        return str(qualname)
-    name = unnamed if "lambda" in qualname else qualname.split(".")[-1]
-    while name in names and names[name] is not value:
-        name += "_"
-    names[name] = value
-    notes.append(_NOT_IMPORTED.format(name))
-    return name
+    def names_of_module(self, text: str, home: str | None) -> None:
+        """Make known what an expression takes of the module ``home``; adds the imports."""
+        module = vars(sys.modules[home]) if home in sys.modules else {}
+        used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        for name in sorted(name for name in used if name not in self.names and name in module):
+            self.names[name] = module[name]
+            if home == "__main__":
+                self.notes.append(_NOT_IMPORTED.format(name))
+            else:
+                self.lines.append(f"from {home} import {name}")
 
 
 _NOT_IMPORTED = "{} cannot be imported: put its definition in front to run this"
-
-
-def _names_of_module(
-    text: str, home: str | None, names: dict[str, Any], lines: list[str], notes: list[str]
-) -> None:
-    """Make known what an expression takes of the module ``home``; adds the imports."""
-    module = vars(sys.modules[home]) if home in sys.modules else {}
-    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-    for name in sorted(name for name in used if name not in names and name in module):
-        names[name] = module[name]
-        if home == "__main__":
-            notes.append(_NOT_IMPORTED.format(name))
-        else:
-            lines.append(f"from {home} import {name}")
 
 
 def _gaps(text: str, option: str) -> int:

@@ -6,32 +6,37 @@ coverage: which calls were right, refused, or not tried. Then some of the calls 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import pickle
 import random
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from . import probes
-from .calls import DRAWN, KINDS
+from .calls import CORE, DRAWN, KINDS
 from .evidence import Call, Found, Ran, call_of, shown
 from .judging import Judge, Refused
-from .operands import LAYOUTS, Operands, operands_of
+from .operands import LAYOUTS, Operands, Variant, operands_of
 from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing
 from .script import Failure
 from .strategies import SMALL
 from .subject import Subject
 
+_LOOK = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()"
 #: rules about calls that every tensor has
 MUST = frozenset({"ST501", "ST506", "ST507", "ST510", "ST515"})
-#: calls of one round of the search
-SAMPLE = 30
+#: calls of one round of the search, beside those of the core
+SAMPLE = 20
+#: a size that not only small loops reach
+LARGE = (9, 8)
 
 
 @dataclass
@@ -48,6 +53,7 @@ class Swept:
         use: what the class is used for, said or inferred.
         unbuilt: why there was no sweep.
         makes: factories with other numbers, whose instances have other contexts.
+        dangerous: operations of calls that hung or crashed the interpreter.
     """
 
     failures: dict[str, list[Failure]] = field(default_factory=dict)
@@ -59,6 +65,7 @@ class Swept:
     use: str = ""
     unbuilt: str = ""
     makes: tuple[str, ...] = ()
+    dangerous: frozenset[str] = frozenset()
 
 
 @functools.cache
@@ -82,7 +89,9 @@ class Sweep:
         if call.names & {"m", "a"} - self.operands.lines.keys():
             self.result.untried.append(call.text)
             return
+        drawn = torch.get_rng_state()
         dense = self.judge.dense(call)
+        draws = call.drawn or self.subject.random or not drawn.equal(torch.get_rng_state())
         if (
             dense is None and call.rule == "ST320"
         ):  # dense tensors cannot do the program of the author
@@ -91,6 +100,7 @@ class Sweep:
             return
         self.judge.seen.names.clear()
         ambient, found, ran = torch_state(), None, None
+        drawn = torch.get_rng_state()
         try:
             ran = self.judge.judge(call, dense, deep)
         except Found as error:
@@ -105,7 +115,9 @@ class Sweep:
         after = torch_state()
         if after != ambient:
             set_torch_state(ambient)
-            found = self._moved(call, ambient, after)
+            found = self._moved(call, _LOOK, ambient, after)
+        if not draws and not drawn.equal(torch.get_rng_state()) and found is None:
+            found = self._moved(call, "torch.initial_seed(), torch.get_rng_state()", "", "another")
         if found is not None:
             backward = self.judge.seen.names if found.rule.startswith("ST40") else ()
             self.note(call, found, dense.operations.union(backward))
@@ -144,9 +156,8 @@ class Sweep:
             return False
         return True
 
-    def _moved(self, call: Call, before: Any, after: Any) -> Found:
+    def _moved(self, call: Call, look: str, before: Any, after: Any) -> Found:
         """Torch's global state is not as it was."""
-        look = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()"
         shared, judge = self.operands.shared, self.judge
         grad = [
             f"{n}.requires_grad_()" for n in judge.wrapped(call) if shared[n].is_floating_point()
@@ -185,7 +196,7 @@ class Sweep:
     def contexts(self) -> None:
         """Instances do not share what they know, and contexts that mean something else are not equal."""
         ops, x = self.operands, self.operands.shared["x"]
-        for other in (ops.lines["y"], *(line for line, _, _ in ops.variants)):
+        for other in (ops.lines["y"], *(v.line for v in ops.variants)):
             ops.made(other)
             names, context = x.__tensor_flatten__()
             if list(names) != ops.first[0] or not probes.same_metadata(
@@ -200,26 +211,28 @@ class Sweep:
                 ops.made(ops.lines["x"])
                 return
         plain = ops.same_context or ops.lines["y"]
-        others = [(plain, line, ops.made(plain), z) for line, z, _ in ops.variants]
+        others = [(plain, v.line, ops.made(plain), v.value) for v in ops.variants]
         for case in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
             self._told_apart(*case)
         for line, z in [(case[1], case[3]) for case in others] + [(ops.lines["x"], x)]:
-            self._rebuilt(line, z)
+            self.rebuilt(line, z)
 
-    def _rebuilt(self, line: str, x: Any) -> None:
+    def rebuilt(self, line: str, x: Any) -> None:
         """An instance whose context is not the usual one comes back from flatten and unflatten."""
         dense, value = self.subject.dense, self.judge.value
         try:
             twin = probes.rebuild(x)
-            same = probes.kept_arguments(twin) == probes.kept_arguments(x)
-            look = "kept_arguments({})"
+            look, same = "meta({})", probes.meta(twin) == probes.meta(x)
+            if same:
+                look = "kept_arguments({})"
+                same = probes.kept_arguments(twin) == probes.kept_arguments(x)
             if same and self.operands.judged:
                 look, same = str(dense), probes.near(value(twin), value(x))
         except Exception:  # that is ST101 as it is
             return
         if not same:
             lines = [f"x = {line}", *shown(look.format("rebuild(x)"), look.format("x"))]
-            what = "a rebuilt one has the numbers and the value of the first"
+            what = "a rebuilt one has the numbers, sizes and value of the first"
             self.note(None, Found("ST101", what, twin.__dict__, x.__dict__, lines), frozenset())
 
     def _told_apart(self, line: str, other_line: str, a: Any, b: Any) -> None:
@@ -281,6 +294,23 @@ def keep(subject: Subject, swept: Swept) -> None:
     _DONE[subject] = swept
 
 
+def is_done(subject: Subject) -> bool:
+    """Is it known what came of the calls for a subject?"""
+    return subject in _DONE
+
+
+def unswept(subject: Subject) -> Swept:
+    """What is known of a subject without the calls: how its instances are made."""
+    with _quiet():
+        try:
+            variants = operands_of(subject).variants
+        except (
+            Exception
+        ) as error:  # whatever the class does when it is built, flattened or projected
+            return Swept(unbuilt=f"{type(error).__name__}: {error}".splitlines()[0])
+        return Swept(makes=Variant.makes(variants))
+
+
 def sweep_of(subject: Subject, rounds: int = 8) -> Swept:
     """What came of the calls for a subject; they run once.
 
@@ -288,11 +318,18 @@ def sweep_of(subject: Subject, rounds: int = 8) -> Swept:
         rounds: how many other sizes, dtypes and layouts are searched.
     """
     if subject not in _DONE:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.default_generator.manual_seed(0)
+        with _quiet():
             _DONE[subject] = _swept(subject, rounds)
     return _DONE[subject]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Random numbers and warnings are the sweep's own."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.default_generator.manual_seed(0)
+        yield
 
 
 def _swept(subject: Subject, rounds: int) -> Swept:
@@ -301,10 +338,10 @@ def _swept(subject: Subject, rounds: int) -> Swept:
     except Exception as error:  # whatever the class does when it is built, flattened or projected
         return Swept(unbuilt=f"{type(error).__name__}: {error}".splitlines()[0])
     result = sweep.result
-    result.makes = tuple(make for _, _, make in sweep.operands.variants)
+    result.makes = Variant.makes(sweep.operands.variants)
     sweep.contexts()
     calls = [*(call_of(text, "ST320") for text in subject.programs), *all_calls()]
-    dangerous = _dangers(sweep, calls)
+    dangerous = result.dangerous = _dangers(sweep, calls)
     for call in calls:
         if dangerous and (dense := sweep.judge.dense(call)) and dense.operations & dangerous:
             result.untried += [call.text] * (call.text not in lost)
@@ -320,16 +357,16 @@ def _swept(subject: Subject, rounds: int) -> Swept:
     return result
 
 
-def _dangers(sweep: Sweep, calls: list[Call]) -> set[str]:
+def _dangers(sweep: Sweep, calls: list[Call]) -> frozenset[str]:
     """Operations of calls that hung or crashed before: they are not tried again."""
-    dangerous: set[str] = set()
+    dangerous = frozenset[str]()
     for call in calls:
         if call.text in lost:
             dense = sweep.judge.dense(call)
-            dangerous |= dense.operations if dense else set()
+            dangerous |= dense.operations if dense else frozenset()
             what = "a call comes to an end"
             found = Found("ST802", what, lost[call.text], "an end", sweep.judge.raises(call))
-            sweep.note(call, found, frozenset(dangerous))
+            sweep.note(call, found, dangerous)
     return dangerous
 
 
@@ -340,21 +377,33 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
     left = [
         c for c in calls if c.expression and c.text not in known and c.text not in result.refused
     ]
-    shapes = sorted(subject.sizes or SMALL, key=lambda shape: (len(shape), shape))
-    for number in range(rounds):
-        draw = random.Random(number)
-        shape, dtype = draw.choice(shapes), draw.choice(subject.dtypes)
-        layout = LAYOUTS[number % len(LAYOUTS)]
+    core = [c for c in left if c.text in CORE]
+    for number, (shape, dtype) in enumerate(_cases(subject, rounds)):
+        draw, layout = random.Random(number), LAYOUTS[number % len(LAYOUTS)]
+        makes = (subject.make, *result.makes)  # every other time with another context
+        made = replace(subject, make=makes[number % len(makes)])
         try:
-            operands = Operands(subject, shape, dtype, layout)
+            operands = Operands(made, shape, dtype, layout)
         except Exception:  # sizes or dtypes that the class does not have
             continue
         other = Sweep(subject, operands, Swept(failures=result.failures))
-        for call in draw.sample(left, min(SAMPLE, len(left))):
+        other.rebuilt(operands.lines["x"], operands.shared["x"])
+        drawn = draw.sample(left, min(SAMPLE, len(left)))
+        for call, deep in [*((c, False) for c in core), *((c, number % 2 == 0) for c in drawn)]:
             for tell in before_each:
                 tell(call.text)
-            other.attempt(call, deep=number % 2 == 0)
+            other.attempt(call, deep)
         result.passed.update(other.result.passed)
+
+
+def _cases(subject: Subject, rounds: int) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
+    """Sizes and dtypes to search in: each dtype comes, and larger sizes as often as small ones."""
+    shapes = sorted(subject.sizes or (*SMALL, LARGE), key=lambda shape: (len(shape), shape))
+    large = sorted(shapes, key=lambda shape: (len(shape) == 2, math.prod(shape)))[-4:]
+    for number in range(rounds):
+        shape = random.Random(number).choice(shapes)
+        dtype = subject.dtypes[(number + 1) % len(subject.dtypes)]
+        yield large[number // 2 % len(large)] if number % 2 else shape, dtype
 
 
 def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:

@@ -71,3 +71,14 @@ def joined_work(results: list[Any]) -> Any:
     for r in results[:-1]:
         torch.distributed.Work.unbox(r).wait()
     return results[-1]
+
+
+def running_backward() -> str:
+    """Which node of autograd's graph runs in this thread (``MulBackward0``), and the line that made it, which torch knows
+    under ``torch.autograd.detect_anomaly()``; "" outside of a backward."""
+    node: Any = torch._C._current_autograd_node()
+    if node is None:
+        return ""
+    lines = [line for text in node.metadata.get("traceback_", ()) for line in text.splitlines() if "File" in line]
+    made = f"made at {lines[-1].strip()}" if lines else "torch.autograd.detect_anomaly() tells which line made it"
+    return f"asked for by {node.name()} in a backward ({made})"

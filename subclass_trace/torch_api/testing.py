@@ -50,6 +50,24 @@ def specialised(mode: Any) -> list[str]:
     return sorted(str(k) for k, v in mode.shape_env.replacements.items() if v.is_number)
 
 
+def keeping_symbols() -> Any:
+    """A mode in which the operations of torch that turn symbolic sizes into numbers do not: complex and polar."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class KeepingSymbols(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            aten, plain = torch.ops.aten, not any(hasattr(type(a), "__tensor_flatten__") for a in args)
+            if plain and func is aten.polar.default:
+                args = (args[0] * args[1].cos(), args[0] * args[1].sin())
+                func = aten.complex.default
+            if plain and func is aten.complex.default:
+                parts: Any = torch.broadcast_tensors
+                return torch.view_as_complex(torch.stack(parts(*args), -1))
+            return func(*args, **(kwargs or {}))
+
+    return KeepingSymbols()  # type: ignore[no-untyped-call]
+
+
 def numbers(size: Any) -> list[Any]:
     """The numbers behind sizes that may be symbols; "jagged" for a ragged one."""
     found: list[Any] = []
@@ -57,7 +75,7 @@ def numbers(size: Any) -> list[Any]:
         ragged = isinstance(n, torch.SymInt) and (n.node.is_nested_int() or not hasattr(n.node, "expr"))
         hint = None if ragged or not isinstance(n, torch.SymInt) else n.node.hint
         ragged = ragged or (isinstance(hint, torch.SymInt) or "j" in str(hint))
-        found.append("jagged" if ragged else int(n))
+        found.append("jagged" if ragged else int(n if hint is None else hint))  # int(n) would make it a number
     return found
 
 
@@ -121,7 +139,15 @@ class Pair(torch.Tensor):
             return type(a)(map(both, a, b)) if isinstance(a, (list, tuple)) else a
 
         def half(name: str) -> Any:
-            return lambda t: getattr(t, name)
+            def value(t: Any) -> Any:
+                inner = getattr(t, name)
+                if not (inner.is_conj() or inner.is_neg()):
+                    return inner
+                if func._schema.is_mutable:
+                    raise NotImplementedError(f"{func} of lazy bits")
+                return inner if func.is_view else inner.resolve_conj().resolve_neg()
+
+            return value
 
         outs = [func(*tree_map_only(Pair, half(n), args), **tree_map_only(Pair, half(n), kwargs)) for n in ("a", "b")]
         return correct(func, args, kwargs, both(*outs))

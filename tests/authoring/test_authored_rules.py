@@ -203,17 +203,42 @@ def test_refuse() -> None:
     x = Strict(torch.ones(2))
     with pytest.raises(st.UnsupportedError) as error:
         x.sum()
+    here = f"{__file__}:{test_refuse.__code__.co_firstlineno + 3} (test_refuse)"
     assert str(error.value) == (
         "Strict has no rule for aten.sum.default\n"
+        f"  where:    {here}\n"
         "  got:      aten.sum.default\n"
-        "  fix:      add one: @Strict.implements(aten.sum.default), or a family such as Strict.implements_views(), "
-        "or choose another default for the class: 'dequantize' or 'per_inner'"
+        "  fix:      add one: @Strict.implements(aten.sum.default), or a family such as Strict.implements_views(); serve the "
+        "function that asks for it, above autograd: @Strict.implements_torch_function(torch.nn.functional.linear); "
+        "or choose another default for the class: 'dequantize', 'weight' or 'per_inner'"
     )
     assert type(x.relu() + 1) is Strict and x.add_(1) is x
     with pytest.raises(st.UnsupportedError, match=r"no rule for aten\.sub_\.Tensor"):
         x.sub_(1)
     with torch.inference_mode(), pytest.raises(st.UnsupportedError, match=r"no rule for aten\.view\.default"):
         x.reshape(2, 1)  # a composite operation is taken apart
+
+
+class Tanh(WrapperTensor):
+    """A forward whose backward is refused."""
+
+    value_: Tensor
+
+
+Tanh.implements_per_inner(aten.tanh.default)
+
+
+def test_a_refusal_in_a_backward_names_who_asks() -> None:
+    x = Tanh(torch.ones(2)).requires_grad_()
+    with pytest.raises(st.UnsupportedError, match="Tanh has no rule for aten.tanh_backward.default") as error:
+        torch.autograd.grad(x.tanh(), x, torch.ones(2))
+    assert "asked for by TanhBackward0 in a backward (torch.autograd.detect_anomaly() tells" in str(error.value.got)
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly(check_nan=False):
+        y = x.tanh()
+        with pytest.raises(st.UnsupportedError) as error, pytest.warns(UserWarning, match="Error detected in Tanh"):
+            torch.autograd.grad(y, x, torch.ones(2))
+    assert "(made at File " in str(error.value.got) and "test_authored_rules.py" in str(error.value.got)
+    assert "test_authored_rules.py" in str(error.value.path) and "implements_torch_function" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

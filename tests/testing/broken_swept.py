@@ -39,10 +39,10 @@ class Scaled(Sound):
     def compute(cls, func, args, kwargs):
         x, floating = args[0], kwargs.get("dtype", torch.float32).is_floating_point
         if floating and (func.is_view or func in (aten.clone.default, aten._to_copy.default)):
-            fresh = func is aten.clone.default
+            fresh = func in (aten.clone.default, aten._to_copy.default)
 
             def wrap(data):
-                return cls(data, x.scale, x.extra.clone() if fresh else x.extra.to(data.device))
+                return cls(data, x.scale, x.extra.to(data.device, copy=fresh))
 
             out = tree_map_only(torch.Tensor, wrap, func(x.data_, *args[1:], **kwargs))
             return return_and_correct_aliasing(func, args, kwargs, out)

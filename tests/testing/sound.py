@@ -73,10 +73,10 @@ class Sound(torch.Tensor):
         inner_args, inner_kwargs = tree_map_only(cls, lambda x: x.data_, (args, kwargs))
         with bits(cls.keys):
             out = func(*inner_args, **inner_kwargs)
-        fresh = func is torch.ops.aten.clone.default
+        fresh = func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 
         def wrap(data):
-            extra = example.extra.clone() if fresh else example.extra.to(data.device)
+            extra = example.extra.to(data.device, copy=fresh)
             return cls(data, extra, example.tag)
 
         wrapped = tree_map_only(torch.Tensor, wrap, out)

@@ -1,6 +1,6 @@
 """Wrapper classes with one fault each, written against README and docs alone, without a look at the rules.
 
-A fault is a piece of the text of a family (`families.py`) that is another one: (name, family, old, new, the rules of which
+A fault is a piece of the text of a family (`families`) that is another one: (name, family, old, new, the rules of which
 one must stand first in the report).
 """
 

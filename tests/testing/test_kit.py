@@ -43,6 +43,7 @@ def test_rules_have_everything_that_their_pages_need() -> None:
     assert len({r.id for r in rules}) == len({r.slug for r in rules}) == len(rules)
     for r in rules:
         assert len(r.text) > 80, r.id
+        assert r.text.count("Passes: ") == r.text.count("Fails: ") == 1, r.id
 
 
 @pytest.mark.parametrize(
@@ -316,6 +317,33 @@ def test_rules_are_tests_of_a_class_that_print_the_counterexample(tmp_path: Path
     assert "ST701-forward" in done.stdout and "the result of eager mode" in done.stdout
     assert "torch.__trace" not in done.stdout and len(done.stdout.splitlines()) < 150
 
+
+def test_programs_are_handed_in_by_a_marker(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["subclass_trace.testing.pytest_plugin"]')
+    (tmp_path / "test_marked.py").write_text(MARKED)
+    done = _pytest("--strict-markers", "-k", "ST320", cwd=tmp_path)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "TestBad" in done.stdout
+
+
+MARKED = """
+import pytest
+import torch
+from subclass_trace.testing.pytest_plugin import ConformanceTests
+from subclass_trace.zoo import TwoTensor
+
+HOW = {"to_dense": "{0}.a", "dtypes": [torch.float32]}
+
+
+@pytest.mark.subclass_programs("x @ x.t()", lambda x, y: (x * y).sum())
+class TestGood(ConformanceTests):
+    target, options = TwoTensor, HOW
+
+
+@pytest.mark.subclass_programs("x.a if hasattr(x, 'b') else x * 2")
+class TestBad(ConformanceTests):
+    target, options = TwoTensor, HOW
+"""
 
 FAILS_COMPILED = """
 import torch

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import find, given, settings
+from hypothesis.errors import NoSuchExample
 from sound import Sound
 
 from subclass_trace import cli
 from subclass_trace.errors import OptionError
-from subclass_trace.testing import EquivalenceError, assert_equivalent, check, programs, round_trips
+from subclass_trace.testing import EquivalenceError, assert_equivalent, check, programs, round_trips, wrappers
 from subclass_trace.zoo import TwoTensor
 
 HOW = {"factory": "Sound({0})", "to_dense": "{0}.data_", "dtypes": [torch.float32]}
@@ -91,3 +92,17 @@ def test_a_stack_that_gives_something_else_is_named() -> None:
         assert_equivalent(other, [x])
     with pytest.raises(OptionError, match="no stack is called 'jit'"):
         assert_equivalent(other, [x], stacks=["jit"])
+
+
+class Numbered(Sound):
+    """With a number in the context."""
+
+    def __new__(cls, data, extra=None, scale=1.5, size=None, stride=None):
+        return super().__new__(cls, data, extra, scale, size, stride)
+
+
+def test_instances_have_other_contexts_if_the_factory_has_a_number() -> None:
+    assert find(wrappers(Numbered, factory="Numbered({0})"), lambda x: x.tag != 1.5).tag == 3.0
+    assert find(wrappers(Numbered, factory="Numbered({0})"), lambda x: True).tag == 1.5
+    with pytest.raises(NoSuchExample):
+        find(wrappers(Numbered, factory="Numbered({0})", contexts=False), lambda x: x.tag != 1.5)

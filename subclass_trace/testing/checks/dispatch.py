@@ -16,6 +16,9 @@ def strangers(t: Script) -> None:
     hands bare inner tensors to the stranger: meaning (a scale, a placement, a mask) is lost without an error. What counts
     is `types`, which has the types of all tensors, not the first argument, and not the arguments without those in lists.
     (Item 7 of PyTorch issue 162964.)
+
+    Passes: `if not all(issubclass(cls, t) for t in types): return NotImplemented`, which lets dense tensors through.
+    Fails: `func(*tree_map_only(cls, lambda t: t.codes, args))` whatever `types` are.
     """
     call = t.choose(*_BINARY, "torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])")
     order = t.choose(("x", "stranger"), ("stranger", "x"))
@@ -52,6 +55,9 @@ def lazy_bits(t: Script) -> None:
     tensor is ignored, so that `Wrapper(c.conj()) * 2` is computed without the conjugate, silently; `z.conj().imag` has a
     negative bit, and the same happens to its sign. A class may refuse complex tensors; if it takes them it must resolve
     them. (Item 2 of PyTorch issue 162964, PyTorch issue 130646.)
+
+    Passes: `codes.resolve_conj().resolve_neg()` in the constructor.
+    Fails: `self.codes = codes` for complex numbers.
     """
     complex_ = t.choose(False, True)
     if complex_:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..rules import Severity, rule
-from ..script import Script
+from ..rules import Cost, Severity, rule
+from ..script import NotApplicable, Script
 
 #: Operations that many classes have; each is tried, and what the class refuses is left out.
 OPERATIONS = (
@@ -23,6 +23,9 @@ OPERATIONS = (
 def fake_twin(t: Script) -> None:
     """Tracing starts with `FakeTensorMode.from_tensor`: the wrapper is flattened, its inner tensors are replaced by fake
     ones, and it is unflattened. That must work, give the same class and metadata, and every tensor inside must be fake.
+
+    Passes: unflatten that calls `_make_wrapper_subclass` and stores what it is given.
+    Fails: a constructor that calls `codes.max().item()` or `codes.data_ptr()`.
     """
     t.wrapper("x")
     t.require("z = rebuild(x)")
@@ -44,6 +47,9 @@ def fake_operations(t: Script) -> None:
 
     A real tensor inside the result of a traced operation is a constant that the graph does not know: it is frozen, cannot
     be moved or differentiated, and mixing it with fake tensors raises in the next operation.
+
+    Passes: `cls(func(x.codes), x.scale)`.
+    Fails: `if not isinstance(x.codes, FakeTensor): ...`, or `torch.tensor(2.0)` kept from an earlier call.
     """
     t.wrapper("x")
     op = t.choose(*OPERATIONS)
@@ -58,14 +64,26 @@ def fake_operations(t: Script) -> None:
     t.expect(real, "[]", "no real tensor in a fake result")
 
 
-@rule("ST205", "sizes can be symbols, and stay symbols", severity=Severity.WARNING)
+@rule(
+    "ST205",
+    "sizes can be symbols, and stay symbols",
+    severity=Severity.WARNING,
+    cost=Cost.SEVERAL,
+)
 def symbolic_sizes(t: Script) -> None:
     """With dynamic shapes the outer sizes and those of the inner tensors are `torch.SymInt`. Flatten, unflatten and
     operations must take and keep them. `int(size)`, `bool(size > 4)`, f-strings of sizes and comparisons with sizes in
     the context make the tracer guard on the number that it sees: the program is compiled again for each size, and
     `mark_dynamic` raises "constraints violated".
+
+    What torch does by itself does not count: `torch.complex` and `torch.polar` of symbolic sizes fix them, and a size of 1
+    is a number to torch, so that of blocks of 32 rows there are at least two.
+
+    Passes: `codes.view(m // 32, 32, n)`.
+    Fails: `codes.view(int(m) // 32, 32, n)`, or `if codes.shape[0] > 4`.
     """
     t.wrapper("x", min_dims=1, min_side=2)
+    _grow(t)
     _twin(t)
     t.run("mode = faking_symbolic()")
     t.run("fake_x = faked(mode, x, dynamic=True)", "a twin with symbolic sizes can be made")
@@ -74,27 +92,38 @@ def symbolic_sizes(t: Script) -> None:
         "any(isinstance(n, torch.SymInt) for n in fake_x.shape)",
         "its sizes are numbers although dynamic",
     )
-    t.require("before = specialised(mode)")
-    op = t.choose("", "x.clone()", "x * 2", "x.detach()", "x + x", "x.sum()")
-    if not op:
-        t.run(
-            "y = rebuild(fake_x)",
-            "a wrapper with symbolic sizes goes through flatten and unflatten",
-        )
-        t.expect(
-            "[str(n) for n in y.shape]",
-            "[str(n) for n in fake_x.shape]",
-            "the rebuilt one has the same symbols",
-        )
-    elif t.attempt(f"real = {op}"):
-        fake_op = op.replace("x", "fake_x")
-        t.run(
-            f"with mode:\n    y = {fake_op}", "what works on real tensors works with symbolic sizes"
-        )
-    t.expect("specialised(mode)", "before", "no symbol became a number")
     t.expect("numbers(fake_x.shape)", "numbers(x.shape)", "the symbols stand for the real sizes")
-    if "real" in t.names:
+    t.run("y = rebuild(fake_x)", "a wrapper with symbolic sizes goes through flatten and unflatten")
+    symbols = "[str(n) for n in {}.shape]"
+    t.expect(symbols.format("y"), symbols.format("fake_x"), "the rebuilt one has the same symbols")
+    t.expect("specialised(mode)", "[]", "no symbol became a number")
+
+    def steps(op: str) -> None:
+        t.require(f"real = {op}")
+        t.run(
+            f"with mode, keeping_symbols():\n    y = {op.replace('x', 'fake_x')}",
+            "what works on real tensors works with symbolic sizes",
+        )
+        t.expect("specialised(mode)", "[]", "no symbol became a number")
         t.expect("numbers(y.shape)", "numbers(real.shape)", "the sizes of the real result")
+
+    t.each(("x.clone()", "x * 2", "x.detach()", "x + x", "x.sum()"), steps, "it refuses all")
+
+
+def _grow(t: Script) -> None:
+    """Make ``x`` so large that no size inside is 0 or 1 only because it is small."""
+    small = "[n < 2 for v in leaves({}) for n in v.shape]"
+    for times in (2, 4):
+        larger = f"({{0}}).repeat([{times}] * ({{0}}).dim())"
+        try:
+            t.wrapper("larger", same="x", around=larger)
+            t.lines.pop()
+            if t.value(f"{small.format('x')} == {small.format('larger')}"):
+                return
+            t.wrapper("x", same="x", around=larger, min_dims=1)
+            del t.lines[-2]
+        except NotApplicable:  # not every class has instances of twice the size
+            return
 
 
 def _twin(t: Script) -> None:

@@ -10,6 +10,9 @@ from ..script import Script
 def keeps_requires_grad(t: Script) -> None:
     """`requires_grad` must survive operations. It gets lost where a class takes over above autograd
     (`__torch_function__`, methods of its own) and computes on detached values.
+
+    Passes: `__torch_dispatch__` computes, and autograd sees the call.
+    Fails: `__torch_function__` returns `func(x.codes.detach())`.
     """
 
 
@@ -17,6 +20,9 @@ def keeps_requires_grad(t: Script) -> None:
 def gradients(t: Script) -> None:
     """With a projection P to dense (`P(op(x)) == op(P(x))`), the gradient for a wrapper, projected, is the gradient for the
     dense value. A wrong one nearly always comes from an operation of a backward formula that the class computes wrongly.
+
+    Passes: `sigmoid_backward` of the dense values.
+    Fails: `sigmoid_backward` of the codes.
     """
 
 
@@ -24,6 +30,9 @@ def gradients(t: Script) -> None:
 def dense_tangents(t: Script) -> None:
     """The tangent that comes in need not be of the class: losses that dequantise, `y.backward(torch.ones(...))` and
     autograd's own zeros are dense. Mixed operations must compute the right value, or refuse (DTensor does).
+
+    Passes: `mul` of a dense tangent and a wrapper computes with `wrapper.dequantize()`.
+    Fails: it takes the tangent for codes, and multiplies with the scale once more.
     """
 
 
@@ -31,6 +40,9 @@ def dense_tangents(t: Script) -> None:
 def writes_are_differentiated(t: Script) -> None:
     """`y = x * 1; y[1:].mul_(3)`: the gradient of a write through a view goes through `new_empty_strided`, `copy_`,
     `clone` and the view itself, all of them on the class. A class may refuse these; it must not get them wrong.
+
+    Passes: `new_empty_strided`, `copy_`, `clone` and views are right, or refused.
+    Fails: `new_empty_strided` gives a dense tensor, into which codes are copied.
     """
     t.wrapper("x", grad=True, min_dims=1, min_side=2)
     write = t.choose(

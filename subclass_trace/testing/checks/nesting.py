@@ -5,8 +5,13 @@ from __future__ import annotations
 from ..rules import Cost, Severity, rule
 from ..script import NotApplicable, Script, on
 
+_DIFFERENTIATED = ("x.sin()", "x * 2", "x * x", "x.sum()", "x.exp()")
+_OPERATIONS = (
+    "x * 2", "x.sin()", "x.clone()", "x.t()", "x.sum()", "x[:1]", "x.view(-1)", "x + x", "x.add_(1)"
+)  # fmt: skip
 
-@rule("ST601", "inside another wrapper it computes as alone")
+
+@rule("ST601", "inside another wrapper it computes as alone", cost=Cost.SEVERAL)
 def inside_another(t: Script) -> None:
     """DTensor holds local tensors, and other wrappers hold inner tensors, of any class. An outer wrapper calls ATen
     operations on them from its own `__torch_dispatch__`. What works at the top level must work there, with the same value:
@@ -14,6 +19,9 @@ def inside_another(t: Script) -> None:
 
     Autograd sees the outermost wrapper only. Its backward formulas run on it, and through it on the wrapper inside; the
     gradient of a pair must be the pair of the gradients. (Wrong in torch.compile until PyTorch issue 124878.)
+
+    Passes: rules are those of `__torch_dispatch__`.
+    Fails: `F.relu` has a rule in `__torch_function__`, and `aten.relu` none, or another one.
     """
     differentiated = t.choose(False, True)
     t.wrapper("x", floating=differentiated)
@@ -21,8 +29,16 @@ def inside_another(t: Script) -> None:
     t.require("p = Pair(x.clone(), z.clone())", "another wrapper cannot hold it")
     if not t.value("same(leaves(p), leaves(x) + leaves(z)) and meta(p.a) == meta(x)"):
         raise NotApplicable("its clone is another thing")
-    if differentiated:
-        op = t.choose("x.sin()", "x * 2", "x * x", "x.sum()", "x.exp()")
+
+    def steps(op: str) -> None:
+        t.require(f"torch.manual_seed(1)\na, b = {on('x.clone()', op)}, {on('z.clone()', op)}")
+        t.run(
+            f"torch.manual_seed(1)\nq = {on('p', op)}",
+            "what works on each of two works on a pair of them",
+        )
+        t.expect("[q.a, q.b]", "[a, b]", "a pair of results")
+
+    def backward(op: str) -> None:
         for name in "xz":
             t.require(f"{name}_y = {on(f'{name}.requires_grad_()', op)}")
             grad = f"({name}_g,) = torch.autograd.grad({name}_y, {name}, {name}_y.detach())"
@@ -32,24 +48,11 @@ def inside_another(t: Script) -> None:
             "(g,) = torch.autograd.grad(q, p, q.detach())", "a pair of them can be differentiated"
         )
         t.expect("[g.a, g.b]", "[x_g, z_g]", "the pair of the gradients")
+
+    if differentiated:
+        t.each(_DIFFERENTIATED, backward, "it refuses all")
     else:
-        op = t.choose(
-            "x * 2",
-            "x.sin()",
-            "x.clone()",
-            "x.t()",
-            "x.sum()",
-            "x.add_(1)",
-            "x[:1]",
-            "x.view(-1)",
-            "x + x",
-        )
-        t.require(f"torch.manual_seed(1)\na, b = {on('x.clone()', op)}, {on('z.clone()', op)}")
-        t.run(
-            f"torch.manual_seed(1)\nq = {on('p', op)}",
-            "what works on each of two works on a pair of them",
-        )
-        t.expect("[q.a, q.b]", "[a, b]", "a pair of results")
+        t.each(_OPERATIONS, steps, "it refuses all")
 
 
 @rule(
@@ -61,4 +64,7 @@ def inside_another(t: Script) -> None:
 def strides(t: Script) -> None:
     """Views and copies choose the strides of their result by fixed rules, which compilers compute on their own with meta
     tensors. A wrapper whose outer strides are others breaks `view`, `is_contiguous` and the guards on strides.
+
+    Passes: `return_and_correct_aliasing`, and the strides of the inner tensor.
+    Fails: `_make_wrapper_subclass(cls, shape)` without `strides=`, for a transposed one.
     """

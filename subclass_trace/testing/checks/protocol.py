@@ -15,6 +15,9 @@ def round_trips(t: Script) -> None:
     Everything that makes two instances behave differently, and is no tensor, is context: also the numbers and texts that
     the constructor took. Autograd history is none of it: who rebuilds a wrapper sets `requires_grad` himself, so unflatten
     must return a leaf, which requires grad only if the context says so.
+
+    Passes: `return ["codes"], (self.scale, self.axis)`, and unflatten hands all of them to the constructor.
+    Fails: `return ["codes"], (self.scale,)`, where the constructor takes `axis=0` as well.
     """
     t.wrapper("x")
     t.run("y = rebuild(x)", "flatten and unflatten must not raise")
@@ -44,6 +47,9 @@ def stable_attributes(t: Script) -> None:
 
     The names are read with `getattr`, more than once, and each must give the tensor that the wrapper computes with, not a
     copy of it or a view made anew: compilers write mutations back into it.
+
+    Passes: `return ["codes", "scale"], None`.
+    Fails: `return list({"codes", "scale"}), None`, or a property `codes` that returns `self._codes.view(...)`.
     """
     t.wrapper("x")
     t.require("names = x.__tensor_flatten__()[0]")
@@ -70,6 +76,9 @@ def inner_identity(t: Script) -> None:
     """A compiled graph returns dense tensors, and unflatten wraps them. If it stores copies, views and in-place writes
     through the wrapper no longer reach the memory that the graph (or the caller) holds, and every call pays the copy.
     Conversions belong into the constructor that users call, not into unflatten.
+
+    Passes: `return cls(inner["codes"], inner["scale"])`, where the constructor stores what it gets.
+    Fails: `return cls.from_dense(inner["codes"])`, or `self.codes = codes.contiguous().clone()` in the constructor.
     """
     t.wrapper("x")
     t.require("before = inners(x)")
@@ -94,6 +103,9 @@ def context_comparable(t: Script) -> None:
     be copied, whose `==` raises or gives no bool (arrays), or that is not equal to its copy (NaN, objects compared
     by identity) fails with "Guard failed on the same frame it was created", or recompiles each time. Classes may
     define the class method `__metadata_guard__(cls, original, other)` instead.
+
+    Passes: a tuple of numbers and texts, or a frozen dataclass.
+    Fails: an object without `__eq__`, a numpy array, `float("nan")`.
     """
     t.wrapper("x")
     t.require("import copy")
@@ -127,6 +139,9 @@ def context_hash(t: Script) -> None:
 def complete_attributes(t: Script) -> None:
     """A tensor in the context, or in an attribute that flatten does not name, is invisible to the compiler: its values are
     frozen into the trace, it is not moved to another device with the rest, gets no gradient, and stays alive in the guards.
+
+    Passes: `return ["codes", "scale"], None`.
+    Fails: `return ["codes"], self.scale`, where the scale is a tensor.
     """
     t.wrapper("x")
     t.require("context = x.__tensor_flatten__()[1]")
@@ -141,6 +156,9 @@ def inner_without_grad(t: Script) -> None:
     """Autograd works on the wrapper; `__torch_dispatch__` runs below it, on inner tensors that are plain data. An inner
     tensor that requires grad starts a second graph that nobody walks: its `grad` stays empty, memory leaks, and
     compilers refuse or detach it.
+
+    Passes: `self.codes = codes.detach()`.
+    Fails: `self.codes = torch.nn.Parameter(codes)`.
     """
     t.wrapper("x", floating=True)
     flags = "[n for n, v in inners({0}).items() if getattr(v, 'requires_grad', False)]"
@@ -160,6 +178,9 @@ def built_from_grad(t: Script) -> None:
     """A constructor is not differentiable by itself. Given a tensor that requires grad it may refuse, detach, or be an
     `autograd.Function` whose result requires grad. Storing the tensor as it is looks fine, and loses the gradient.
     (Item 1 of PyTorch issue 162964.)
+
+    Passes: an `autograd.Function` whose forward returns the wrapper, or `raise ValueError` for `codes.requires_grad`.
+    Fails: `cls(x, x * 2)` with an `x` that requires grad, stored as it is.
     """
     t.wrapper("x", floating=True)
     try:
@@ -179,6 +200,9 @@ def honours_outer(t: Script) -> None:
     """With dynamic shapes one traced program serves many sizes: the context stays that of the trace, and inner tensors,
     outer size and outer stride are those of the call. So sizes must be taken from the arguments (or from the inner
     tensors), never from the context.
+
+    Passes: `_make_wrapper_subclass(cls, outer_size, strides=outer_stride, ...)` in unflatten.
+    Fails: `torch.Size(context["shape"])` in unflatten.
     """
     t.wrapper("x")
     t.wrapper("y")

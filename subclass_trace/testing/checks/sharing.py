@@ -10,6 +10,9 @@ from ..script import Script
 def prints(t: Script) -> None:
     """`Tensor.__repr__` reads the storage that a wrapper does not have, so a class needs a `__repr__` of its own; debuggers,
     logging and error messages call it. It must work for every instance, give text, and leave the instance alone.
+
+    Passes: `return f"MyTensor({self.codes}, scale={self.scale})"`.
+    Fails: no `__repr__`, or one that normalises the codes in place.
     """
     t.wrapper("x")
     t.require("before = [v.clone() for v in leaves(x)]")
@@ -30,7 +33,7 @@ def comes_to_an_end(t: Script) -> None:
     """
 
 
-@rule("ST805", "results do not keep operands alive")
+@rule("ST805", "results do not keep operands alive", cost=Cost.SEVERAL)
 def let_go(t: Script) -> None:
     """What an operation gives holds its own inner tensors; the wrapper that it was made of must be free to go (but for views,
     and for what autograd saves). A class that keeps the operand in the result, in its context or in a table of the class
@@ -40,12 +43,21 @@ def let_go(t: Script) -> None:
     Fails: `out.source = x`, or `CACHE[id(x)] = x`.
     """
     t.wrapper("x")
-    op = t.choose(
-        "x * 2", "x.clone()", "x.exp()", "x + x", "x.sum()", "-x", "x.to(torch.float64, copy=True)"
-    )
     t.require("import gc, weakref")
-    t.require(f"with torch.no_grad():\n    y = {op}")
-    t.require("alive = weakref.ref(x)")
-    t.run("del x")
-    t.run("if alive() is not None: gc.collect()")
-    t.expect("alive() is None", "True", "the operand can go")
+
+    def steps(op: str) -> None:
+        t.wrapper("x", same="x")
+        t.require(f"with torch.no_grad():\n    y = {op}")
+        t.require("alive = weakref.ref(x)")
+        t.run("del x")
+        t.run("if alive() is not None: gc.collect()")
+        t.expect("alive() is None", "True", "the operand can go")
+
+    t.each(_MAKES, steps, "it refuses all")
+
+
+#: operations whose results are no views
+_MAKES = (
+    "x * 2", "x.clone()", "x.exp()", "x + x", "x * x", "x / x", "x.sum()", "-x", "x > 1",
+    "x.relu()", "x @ x.t()", "torch.cat([x, x])", "x.to(torch.float64, copy=True)",
+)  # fmt: skip

@@ -121,6 +121,16 @@ class Options:
         defaults = Options()
         return {name: value for name, value in own.items() if value != getattr(defaults, name)}
 
+    def of_a_trace(self) -> list[str]:
+        """What decides a trace and its graphs, as text: two regions with the same may share a description.
+
+        What has no name of its own is told by its module and name.
+        """
+        table = {str(op): f"{f.__module__}.{f.__qualname__}" for op, f in self.decompositions.items()}
+        split = self.partitioner if isinstance(self.partitioner, str) else repr(self.partitioner)
+        rows = (self.resolve_backend().name, split, self.activation_memory_budget, self.dynamic, self.options, table)
+        return [str(row) for row in rows]
+
     def table(self, backend: Backend) -> dict[Any, Callable[..., Any]]:
         """What capture decomposes: the back end's table, and what this record has besides or instead.
 

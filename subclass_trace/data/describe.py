@@ -96,10 +96,13 @@ def versions() -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------- writing
-def describe(ambient: Ambient, guards: StateGuards, program: Program, graphs: Graphs, call: Call) -> Description:
+def describe(
+    ambient: Ambient, guards: StateGuards, program: Program, graphs: Graphs, options: list[str], call: Call
+) -> Description:
     """The description of a specialization.
 
     Args:
+        options: what of a region's options decides a trace.
         call: the roots: the function, and the arguments where something among them is found by its place.
     """
     w = _Writer(call, program.plan)
@@ -107,6 +110,7 @@ def describe(ambient: Ambient, guards: StateGuards, program: Program, graphs: Gr
     backwards = program.backwards
     data = {
         "versions": versions(),
+        "options": options,
         "guards": state,
         "ambient": [[f.name, w.value(getattr(ambient, f.name), f.name)] for f in fields(ambient)],
         "plan": w.plan_data(program.plan),
@@ -118,6 +122,7 @@ def describe(ambient: Ambient, guards: StateGuards, program: Program, graphs: Gr
     data["templates"] = [w.value(pair, "templates") for pair in program.templates.values()]
     data["classes"] = w.classes()
     data["symbols"] = w.symbols
+    data["gaps"] = [*map(str, dict.fromkeys(w.gaps))]
     data["places"] = w.places  # last: all others name them
     return Description(data, tuple(dict.fromkeys(w.gaps)))
 
@@ -222,10 +227,11 @@ def trace_of(nodes: Iterable[fx.Node]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- reading
-def read(data: Any, call: Call, fakes: bool = True) -> Parts:
+def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts:
     """The parts of a description, for the roots of a call. Nothing of it is run.
 
     Args:
+        options: those of the region that it shall serve.
         fakes: see `GraphReader`.
 
     Raises:
@@ -237,6 +243,12 @@ def read(data: Any, call: Call, fakes: bool = True) -> Parts:
     if data.get("versions") != versions():
         what = "the description was made by other versions of torch, Python or this package"
         raise DescriptionError(what, path="versions", expected=versions(), got=data.get("versions"))
+    if gaps := data.get("gaps"):
+        raise DescriptionError(
+            "the description has gaps: it is not portable", path="gaps", got="; ".join(map(str, gaps))[:400]
+        )
+    if data.get("options") != options:
+        raise Unlike(Reason(f"options: expected {data.get('options')}, got {options}"))
     try:
         return _read(data, call, fakes)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

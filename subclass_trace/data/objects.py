@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import DescriptionError
+from ..errors import DescriptionError, Reason, Unlike
 from ..state import writes
 from ..state.kinds import C_CALLABLES, ITERATORS, LOCKS, LruCache
 from ..state.torch_flags import FLAGS
@@ -69,7 +69,7 @@ def name_of(thing: Any) -> Name | None:
                 type(thing) is types.MethodWrapperType and bool(same == thing)
             ):  # made anew by each read
                 return found
-        except DescriptionError:
+        except (DescriptionError, Unlike):
             continue
     return None
 
@@ -80,7 +80,7 @@ def _names(thing: Any) -> Iterator[Name]:
     if kind in (*_FUNCTIONS, types.BuiltinFunctionType) and thing in torch_api.FLAG_READ_BY:
         yield ["flag", torch_api.FLAG_READ_BY[thing]]
     if isinstance(thing, type):
-        yield ["class", thing.__module__, thing.__qualname__]
+        yield _class_name(thing)
         yield ["type", thing.__qualname__]
         if issubclass(thing, torch_api.CustomNode) and thing is not torch_api.CustomNode:
             yield ["node of", _class_name(vars(thing)["_forward_cls"])]
@@ -134,7 +134,9 @@ def _of_module(thing: Any) -> Iterator[Name]:
 
 
 def _class_name(cls: type) -> Any:
-    return ["class", cls.__module__, cls.__qualname__]
+    """By name; of a class that is not torch's or Python's with a fingerprint of what no row of a guard says."""
+    own = cls.__module__.partition(".")[0] not in ("torch", "builtins", *sys.stdlib_module_names)
+    return ["class", cls.__module__, cls.__qualname__, *([shape_of_class(cls)] if own else [])]
 
 
 # ---------------------------------------------------------------------------------------------- finding
@@ -147,6 +149,8 @@ def find(name: Name) -> Any:
     try:
         kind, *rest = name
         found = _FINDERS[kind](*rest)
+    except Unlike:
+        raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DescriptionError(
             "nothing of this name is loaded", path=str(name), got=f"{type(error).__name__}: {error}"
@@ -201,8 +205,15 @@ def _operation(space: str, name: str, overload: str) -> Any:
     return getattr(getattr(getattr(torch.ops, space), name), overload or "default")
 
 
+def _class(module: str, qualname: str, shape: str = "") -> Any:
+    found = _by_qualname((type,))(module, qualname)
+    if shape and shape_of_class(found) != shape:
+        raise Unlike(Reason(f"the class {qualname} has other bases, members or fields"))
+    return found
+
+
 _FINDERS: dict[str, Callable[..., Any]] = {
-    "class": _by_qualname((type,)),
+    "class": _class,
     "type": lambda name: _TYPES[name],
     "function": _by_qualname(_FUNCTIONS),
     "flag": lambda name: torch_api.FLAG_NAMED[name].read,
@@ -246,6 +257,14 @@ def _constant(value: Any) -> str:
     if isinstance(value, tuple):
         return f"tuple {[*map(_constant, value)]}"
     return f"{type(value).__name__} {value!r}"
+
+
+def shape_of_class(cls: type) -> str:
+    """A hash of what C code asks of a class: its bases and metaclass, the values of an enumeration, the fields of a tuple."""
+    bases = [f"{type(base).__qualname__} {base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+    held = [repr(getattr(cls, name, None)) for name in ("_fields", "_field_defaults", "__match_args__")]
+    members = [f"{m._name_} {m._value_!r}" for m in cls] if issubclass(cls, enum.Enum) else []
+    return hashlib.sha256("\n".join((*bases, *held, *members)).encode()).hexdigest()[:16]
 
 
 def fingerprint_of_class(cls: type) -> str:

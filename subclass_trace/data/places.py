@@ -27,6 +27,8 @@ from .checks import is_name
 from .objects import fingerprint, fingerprint_of_class, functions_in, name_of
 from .vocabulary import Reader, Writer
 
+#: what is known again by the code of its functions, or by rows of its own
+_KNOWN_BY_CODE = (staticmethod, classmethod, property, *torch_api.CLASSES_OF_PYBIND)
 #: what rows of some kinds know
 _KNOWN: dict[str, Any] = {"len": int, "type": type, "number": type, "tensor": type, "truth": bool}
 #: kinds of rows that compare with another place
@@ -163,7 +165,9 @@ class PlaceWriter(Writer):
         elif row.kind == "keys":
             data = [self.key(key, path) for key in known]
         else:
+            self._by_value = True  # what stands there would be equal to itself
             data = self.value(known, path)
+            self._by_value = False
         return [row.kind, self.place(row.place), data]
 
     def there(self, thing: Any, path: str) -> Any:
@@ -171,6 +175,8 @@ class PlaceWriter(Writer):
         if (name := name_of(thing)) is not None:
             return ["named", *name]
         cls = name_of(type(thing))
+        if not type(thing).__flags__ & 1 << 9 and type(thing) not in _KNOWN_BY_CODE:
+            return self.gap(path, f"a {type(thing).__qualname__}, whose state C code keeps")
         if cls is None:
             return self.gap(path, f"a {type(thing).__qualname__}, whose class has no name")
         return ["there", cls, *(fingerprint(f.__code__) for f in functions_in(thing))]
@@ -182,10 +188,14 @@ class PlaceWriter(Writer):
         except GONE:
             return self.gap(path, "a set that is not there now")
 
+    _by_value = False
+
     def other(self, value: Any, path: str) -> Any:
         """As any value; a place, and a thing that stands at one."""
         if type(value) is Place:
             return ["place", self.place(value)]
+        if self._by_value and not isinstance(value, type):
+            return super().other(value, path)
         made = len(self.gaps)
         data = super().other(value, path)
         if data == ["gap"] and (place := self._place_of(value)) is not None:
@@ -216,7 +226,7 @@ class PlaceReader(Reader):
         if kind not in (ROOTS if parent is None else STEPS):
             raise DescriptionError("no such kind of place", path="places", got=kind)
         told = self.value(key)
-        if (kind == "cell" and type(told) is not int) or (kind in ("inner", "attr") and not is_name(told)):
+        if (kind == "cell" and type(told) is not int) or (kind == "inner" and not is_name(told)):
             raise DescriptionError("no such step", path="places", got=repr(told)[:40])
         if kind == "call" and not (parent is not None and may_be_called(self.read(parent))):
             raise DescriptionError("a guard calls what may do something", path="places", got=str(parent))

@@ -16,6 +16,11 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime
+import decimal
+import fractions
+import pathlib
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import plan, torch_api
-from ..errors import DescriptionError
+from ..errors import DescriptionError, Unlike
 from ..plan import values as recipes
 from ..state.values import MISSING, short
 from ..subclass import context, spec
@@ -96,6 +101,10 @@ class Writer:
             return ["enumeration", *known]
         if (known := torch_api.placement_data(value)) is not None:
             return ["placement", *known]
+        if type(value) in _BY_TEXT:
+            return ["of text", type(value).__name__, *_BY_TEXT[type(value)][0](value)]
+        if torch_api.is_numpy_scalar(value):
+            return ["number of numpy", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
         if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and not value.dtype.hasobject:
             text = base64.b64encode(value.tobytes()).decode()
             return ["array", value.dtype.str, [*value.shape], text]
@@ -125,6 +134,8 @@ class Reader:
         """A value of its data."""
         if type(data) in _PLAIN:
             return data
+        if data == ["gap"]:
+            raise DescriptionError("the description has a gap: it cannot be bound", fix="see `Description.gaps`")
         try:
             tag, *rest = data
             read = _READERS[tag]
@@ -132,7 +143,7 @@ class Reader:
             raise DescriptionError("no such kind of value", got=short(data)) from None
         try:
             return read(self, *rest)
-        except DescriptionError:
+        except (DescriptionError, Unlike):
             raise
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise DescriptionError("a broken value", path=tag, got=f"{type(error).__name__}: {error}") from error
@@ -202,6 +213,21 @@ def _array(_: Reader, dtype: str, shape: Any, text: str) -> Any:
     return numpy.frombuffer(bytearray(base64.b64decode(text)), numpy.dtype(dtype)).reshape(shape)
 
 
+#: immutable values of Python's library: how they are written, and read
+_BY_TEXT: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    decimal.Decimal: (lambda v: [str(v)], decimal.Decimal),
+    fractions.Fraction: (lambda v: [v.numerator, v.denominator], fractions.Fraction),
+    datetime.timedelta: (lambda v: [v.days, v.seconds, v.microseconds], datetime.timedelta),
+    **{
+        kind: (lambda v: [v.isoformat()], kind.fromisoformat)
+        for kind in (datetime.date, datetime.datetime, datetime.time)
+    },
+    **{kind: (lambda v: [str(v)], kind) for kind in (pathlib.PurePosixPath, pathlib.PosixPath)},
+    re.Pattern: (lambda v: [v.pattern if type(v.pattern) is str else None, v.flags], re.compile),
+}
+_OF_TEXT = {kind.__name__: read for kind, (_, read) in _BY_TEXT.items()}
+
+
 def _floats(text: str) -> float:
     return float(text) if text in ("nan", "inf", "-inf") else float.fromhex(text)
 
@@ -247,4 +273,6 @@ _READERS: dict[str, Callable[..., Any]] = {
     "expression": lambda r, tree: torch_api.expression_of_data(tree),
     "tensor": _tensor,
     "array": _array,
+    "of text": lambda r, name, *parts: _OF_TEXT[name](*parts),
+    "number of numpy": lambda r, dtype, text: _array(r, dtype, [1], text)[0],
 }

@@ -110,7 +110,9 @@ class Specialization:
         Args:
             args, kwargs: of a call that it serves, where the region finds things among them by identity.
         """
-        return describe(self.ambient, self.state, self.program, self.graphs, Call(args, kwargs, self.state.function))
+        roots = Call(args, kwargs, self.state.function)
+        options = self.options.of_a_trace()
+        return describe(self.ambient, self.state, self.program, self.graphs, options, roots)
 
     @property
     def not_portable(self) -> tuple[str, ...]:
@@ -308,7 +310,7 @@ def from_description(
     """
     roots = Call(*call, function)
     backend = options.resolve_backend()
-    parts = read(data, roots, fakes=backend.forward is not compile_eager)
+    parts = read(data, roots, options.of_a_trace(), fakes=backend.forward is not compile_eager)
     why = unlike(parts.plan, parts.ambient, parts.guards, roots)
     if why is not None:
         raise Unlike(why)

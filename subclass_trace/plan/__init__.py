@@ -261,6 +261,17 @@ class TensorKind:
     device: torch.device
     requires_grad: bool
 
+    def text(self, other: TensorKind) -> str:
+        """In what it differs from another one."""
+        rows = (
+            ("class", self.cls.__qualname__, other.cls.__qualname__),
+            ("dtype", self.dtype, other.dtype),
+            ("device", self.device, other.device),
+            ("requires_grad", self.requires_grad, other.requires_grad),
+            ("dispatch keys", self.keys, other.keys),
+        )
+        return ", ".join(f"{name} {mine}" for name, mine, theirs in rows if mine != theirs)
+
 
 @dataclass(frozen=True, eq=False)
 class PlanInputs:

@@ -14,12 +14,13 @@ import torch
 
 from .. import torch_api
 from ..capture.aliasing import alias_pattern
-from ..errors import Reason
+from ..errors import ProtocolError, Reason
 from ..plan import Plan, TensorKind
 from ..stages import stage
 from ..state.guards import StateGuards
 from ..state.place import GONE, Call
 from ..subclass.flatten import flatten, guarded_spec, leaves_of
+from ..subclass.paths import Path
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec, same_contexts, sizes_in
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE, inner_values
@@ -36,7 +37,7 @@ def with_circumstances(program: Program, flat: Sequence[Any]) -> Program:
     """The program of a trace, with what its plan says of the tensors of the call: their kinds, how they share memory."""
     plan = program.plan
     inputs = [row.of(flat) for row in plan.inputs.rows]
-    kinds = tuple(kind_of(t) for t in tensors_of(plan, inputs))
+    kinds = tuple(kind_of(t) for _, t in tensors_of(plan, inputs))
     known = replace(plan.inputs, alias=_alias(plan, inputs), kinds=kinds)
     return replace(program, plan=replace(plan, inputs=known))
 
@@ -55,11 +56,12 @@ def bind(program: Program, ambient: Ambient, guards: StateGuards, flat: Sequence
 
 def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Reason | None:
     """Why the records do not meet a call, as far as the entry would not say so itself; None: they may be bound to it."""
-    now = Ambient.now()
-    if ambient != now or any(k is not None and k != n for k, n in _besides(ambient, now)):
-        return ambient.changes(now)
+    thread = Ambient.now()
+    if ambient != thread or any(k is not None and k != n for k, n in _besides(ambient, thread)):
+        return ambient.changes(thread)
     if len(call.args) != guards.positional or (*call.kwargs,) != guards.keywords:
-        return Reason(f"arguments: expected {guards.positional} and the keywords {[*guards.keywords]}")
+        got = f"got {len(call.args)} and {[*call.kwargs]}"
+        return Reason(f"arguments: expected {guards.positional} and the keywords {[*guards.keywords]}, {got}")
     for failing in guards.failing(call):
         try:
             return Reason(failing.why(call), failing.code)
@@ -68,21 +70,21 @@ def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Rea
     try:
         flat = [place.read(call) for place in guards.flat]
         inputs = [row.of(flat) for row in plan.inputs.rows]
-        kinds = [kind_of(t) for t in tensors_of(plan, inputs)]
+        kinds = [(path, kind_of(t)) for path, t in tensors_of(plan, inputs)]
         specs = [guarded_spec(flatten(t)[1], row.path) for row, t in zip(plan.inputs.rows, inputs, strict=True)]
-    except GONE as error:
-        return Reason(f"something is gone that the region reads ({error!r})")
+    except (*GONE, ProtocolError) as error:
+        return Reason(f"an input is of another kind, or gone ({error!r})")
     for row, spec in zip(plan.inputs.rows, specs, strict=True):
         if not _is_sized(row.spec) and not same_contexts(row.spec, spec):
             return Reason(f"{row.path}: another context")
         sizes = zip(sizes_in(row.spec), sizes_in(spec), strict=False)
         if any(type(known) is int and known != now for known, now in sizes):
             return Reason(f"{row.path}: another size or stride")
-    other = next((k for k, (a, b) in enumerate(zip(plan.inputs.kinds, kinds, strict=False)) if a != b), None)
-    if other is not None or len(kinds) != len(plan.inputs.kinds):
-        return Reason("an input, or a tensor inside of one, is of another kind")
-    if not _are_as_distinct(plan, inputs):
-        return Reason("two inputs, or tensors inside of them, are one, or one is two")
+    for (path, now), known in zip(kinds, plan.inputs.kinds, strict=False):
+        if now != known:
+            return Reason(f"{path}: expected {known.text(now)}, got {now.text(known)}")
+    if len(kinds) != len(plan.inputs.kinds) or not _are_as_distinct(plan, inputs):
+        return Reason("two of the inputs, or of the tensors inside of them, are one, or one is two")
     return None
 
 
@@ -102,25 +104,26 @@ def _are_as_distinct(plan: Plan, inputs: Sequence[Tensor]) -> bool:
     return len({*map(id, inputs)}) == len(inputs) and len(pairs) == plan.inputs.leaf_count == leaves
 
 
-def tensors_of(plan: Plan, inputs: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The inputs, and the tensors inside of them.
+def tensors_of(plan: Plan, inputs: Sequence[Tensor]) -> Iterator[tuple[Path, Tensor]]:
+    """The inputs, and the tensors inside of them, with their paths.
 
     Raises:
-        AttributeError, TypeError, ValueError: one is not made like its spec.
+        TypeError, ValueError: one is not made like its spec.
     """
     for row, value in zip(plan.inputs.rows, inputs, strict=True):
-        yield from _inside(value, row.spec)
+        yield from _inside(value, row.spec, row.path)
 
 
-def _inside(value: Tensor, spec: Spec) -> Iterator[Tensor]:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"a {type(value).__name__} where a tensor is expected")
-    yield value
+def _inside(value: Tensor, spec: Spec, path: Path) -> Iterator[tuple[Path, Tensor]]:
+    expected = spec.cls if isinstance(spec, WrapperSpec) else Tensor
+    if not isinstance(value, expected) or (expected is not Tensor and type(value) is not expected):
+        raise TypeError(f"{path}: expected a {expected.__qualname__}, got a {type(value).__qualname__}")
+    yield path, value
     if isinstance(spec, WrapperSpec):
-        _, inners, _ = inner_values(value, VALUE)
-        for inner, held in zip(spec.inners, inners, strict=True):
+        names, inners, _ = inner_values(value, VALUE)
+        for name, inner, held in zip(names, spec.inners, inners, strict=True):
             if not isinstance(inner, OpaqueSpec):
-                yield from _inside(held, inner)
+                yield from _inside(held, inner, path.attr(name))
 
 
 def _is_sized(spec: Spec) -> bool:

@@ -39,6 +39,8 @@ ENTERED = tuple(
         "utils/_foreach_utils.py",
         "utils/_contextlib.py",
         "_compile.py",
+        "fx/graph_module.py",
+        "fx/_lazy_graph_module.py",
     )
 )
 #: Python of this package that is read as the user's is; and what declared wrappers are made with,

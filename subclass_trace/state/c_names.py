@@ -23,15 +23,21 @@ from .kinds import (
     is_immutable,
 )
 from .net import unwatched, watched
+from .rows import base_value
 from .values import MISSING, is_a, lookup
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
 
 
+def _plain_name(text: Any) -> Any:
+    """The name itself, of a subclass of text (a member of an enumeration) what it is."""
+    return base_value(text) if is_a(text, str) and type(text) is not str else text
+
+
 def _getattr(rec: Any, f: Any, a: Args, k: Named) -> Any:
     try:
-        return attributes.get(rec, a[0], a[1])
+        return attributes.get(rec, a[0], _plain_name(a[1]))
     except AttributeError:
         if len(a) > 2:
             return a[2]
@@ -40,14 +46,14 @@ def _getattr(rec: Any, f: Any, a: Args, k: Named) -> Any:
 
 def _hasattr(rec: Any, f: Any, a: Args, k: Named) -> Any:
     try:
-        attributes.get(rec, a[0], a[1])
+        attributes.get(rec, a[0], _plain_name(a[1]))
         return True
     except AttributeError:
         return False
 
 
 def _setattr(rec: Any, f: Any, a: Args, k: Named) -> Any:
-    attributes.put(rec, a[0], a[1], a[2] if f is setattr else MISSING)
+    attributes.put(rec, a[0], _plain_name(a[1]), a[2] if f is setattr else MISSING)
 
 
 def _vars(rec: Any, f: Any, a: Args, k: Named) -> Any:

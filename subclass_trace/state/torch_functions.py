@@ -10,6 +10,7 @@ import torch
 import torch.utils.checkpoint
 
 from .. import torch_api
+from ..errors import NeedsEager
 from . import attributes, calls
 from .boundary import ENTER, is_users, kind_of
 from .c_methods import APPLY
@@ -17,7 +18,7 @@ from .calls import FUNCTIONS, callback, torch_call
 from .current import current
 from .instrument import clone
 from .kinds import Function, Method
-from .recorder import instance_dict
+from .recorder import instance_dict, user_line
 from .rows import HOOKS
 from .values import is_a, lookup
 from .world import refuse_disabled
@@ -30,6 +31,8 @@ _Module = torch.nn.Module
 def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
     """``module(...)``: where nothing is hooked, its ``forward``. One row says so."""
     module = a[0]
+    if is_a(module, torch.jit.ScriptModule):
+        _script_method(rec, f, a, k)
     space = instance_dict(module) or {}
     tables = torch_api.hooks_of_all()
     hooked = any(space.get(name) for name in HOOKS) or any(table for *_, table in tables)
@@ -48,6 +51,23 @@ def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
     if compiled is not None:
         return rec.call(compiled, *a[1:], **k)
     return rec.call(attributes.get(rec, module, "forward"), *a[1:], **k)
+
+
+def _script_function(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """A function of TorchScript: its code does not change, and no row would tell of it."""
+    rec.row(f, "is", f)
+    return torch_call(rec, f, a, k)
+
+
+def _script_method(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """A module of TorchScript, or a method of one: what it reads of itself is not seen."""
+    rec.refuse(
+        NeedsEager(
+            "a module of TorchScript keeps its code and its attributes in C++",
+            path=user_line(),
+            fix="call the module that it was made of",
+        )
+    )
 
 
 def _entered(rec: Any, f: Any, a: Args, k: Named) -> Any:
@@ -147,3 +167,5 @@ FUNCTIONS.update(
 if type(torch.autograd.Function.apply) is Method:
     FUNCTIONS[torch.autograd.Function.apply.__func__] = _apply
 calls.of_disabled = _disabled
+calls.BY_TYPE[torch.jit.ScriptFunction] = _script_function
+calls.BY_TYPE[torch_api.ScriptMethod] = _script_method

@@ -12,6 +12,10 @@ import torch
 _MODULES = [importlib.import_module(name) for name in ("torch.nn.modules.module", "torch.optim.optimizer")]
 
 
+#: a method of a module of TorchScript
+ScriptMethod: Any = torch._C.ScriptMethod
+
+
 def hooks_of_all() -> list[tuple[dict[str, Any], str, dict[Any, Any]]]:
     """Torch's tables of them: the namespace of the module that has one, its name, and the table."""
     return [

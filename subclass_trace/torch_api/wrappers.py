@@ -81,6 +81,12 @@ _PLACEMENTS = {
 }
 
 
+def is_numpy_scalar(value: object) -> bool:
+    """Is it a number of numpy's?"""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic) and not value.dtype.hasobject
+
+
 def enumeration_data(value: object) -> list[str] | None:
     """A member of an enumeration of torch's C++ code, by class and name; None of anything else."""
     cls = type(value)

@@ -20,6 +20,7 @@ from subclass_trace.data.describe import VERSION
 from subclass_trace.data.objects import find, fingerprint, name_of
 from subclass_trace.data.vocabulary import Reader, Writer
 from subclass_trace.errors import DescriptionError, Unlike
+from subclass_trace.subclass.flatten import leaves_of
 from subclass_trace.zoo import TwoTensor
 
 FACTOR = 2.0
@@ -139,6 +140,53 @@ def test_another_mode_is_told_apart(around: Callable[[], Any]) -> None:
     data = described(Pair(), torch.ones(2, 3))
     with around(), pytest.raises(Unlike, match="thread"):
         st.compile(Pair(), frontend="trace").bind(data, torch.ones(2, 3))
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"backend": lambda graph, inputs: graph.forward},
+    {"partitioner": "default"},
+    {"dynamic": True},
+    {"decompositions": {torch.ops.aten.mul.Tensor: torch.add}},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: next(iter(o)))
+def test_other_options_are_told_apart(options: dict[str, Any]) -> None:
+    data = described(Pair(), torch.ones(2, 3))
+    with pytest.raises(Unlike, match="options"):
+        st.compile(Pair(), frontend="trace", **options).bind(data, torch.ones(2, 3))
+
+
+def test_one_with_gaps_names_them() -> None:
+    generator = torch.Generator()
+    region = st.compile(lambda x: x + torch.rand(3, generator=generator), frontend="trace")
+    region(torch.ones(3))
+    found = region.specializations[0].describe(torch.ones(3))
+    assert found.gaps and "is not portable" in region.explain()
+    with pytest.raises(DescriptionError) as caught:
+        region.bind(found.data, torch.ones(3))
+    assert caught.value.path == "gaps" and "Generator" in str(caught.value.got)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("second", [0, 1, 2])
+def test_modules_of_one_class_with_weights_of_other_kinds(first: int, second: int) -> None:
+    """None is taken apart as another one is."""
+    kinds: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        torch.clone,
+        lambda w: TwoTensor(w.clone(), w * 2),
+        lambda w: TwoTensor(TwoTensor(w.clone(), w * 2), TwoTensor(w.clone(), w * 2)),
+    ]
+
+    def made(kind: int) -> nn.Linear:
+        layer = nn.Linear(3, 3)
+        layer.weight = nn.Parameter(kinds[kind](layer.weight.detach()))
+        return layer
+
+    x, one, two = torch.ones(2, 3), made(first), made(second)
+    for layer in (one, two):
+        want, got = layer(x), st.compile(layer, frontend="trace")(x)
+        assert type(want) is type(got) and [*map(torch.equal, leaves_of(want), leaves_of(got))].count(False) == 0
 
 
 def test_what_is_bound_sees_later_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from regions import REGIONS
 HERE = Path(__file__).parent
 
 USER = """
+import enum, fractions, typing
+import numpy
 import torch
 from torch.utils._pytree import tree_map
 
@@ -47,6 +49,19 @@ class Own(torch.Tensor):
         out = func(*plain, **(kwargs or {}))
         return Own(out + ADDED) if func is torch.ops.aten.mul.Tensor else Own(out)
 
+class First: pass
+class Second: pass
+class Kind(First): pass
+
+class Size(enum.IntEnum):
+    SMALL = 2
+
+class Point(typing.NamedTuple):
+    x: int
+    y: int = 3
+
+NUMBER, PART = numpy.float32(2), fractions.Fraction(1, 2)
+
 class Model(torch.nn.Module):
     twice = True
 
@@ -55,8 +70,11 @@ class Model(torch.nn.Module):
         self.own = torch.nn.Parameter(Own(torch.arange(4.0)), requires_grad=False)
 
     def forward(self, x):
-        y = helper(self.own)
+        y = helper(self.own) * (2 if isinstance(KIND, First) else 3) * Size.SMALL * Point(1).y
+        y = y * float(NUMBER) * float(PART)
         return (y * 2 if self.twice else y).a + x
+
+KIND = Kind()
 
 def make():
     return Model(), (torch.ones(4),)
@@ -73,6 +91,11 @@ EDITS = {
     "dispatch": ("out = func(*plain", "out = -func(*plain", False),
     "unflatten": ('return Own(inner["a"])', 'return Own(inner["a"].detach())', False),
     "class_attribute": ("    twice = True", "    twice = False", False),
+    "bases": ("class Kind(First)", "class Kind(Second)", False),
+    "enumeration": ("SMALL = 2", "SMALL = 4", False),
+    "named_tuple": ("y: int = 3", "y: int = 4", False),
+    "number_of_numpy": ("numpy.float32(2)", "numpy.float32(3)", False),
+    "fraction": ("fractions.Fraction(1, 2)", "fractions.Fraction(1, 4)", False),
     "size": ("torch.ones(4),", "torch.ones(1),", False),
     "dtype": ("torch.ones(4),", "torch.ones(4).double(),", False),
     "requires_grad": ("torch.ones(4),", "torch.ones(4).requires_grad_(),", False),

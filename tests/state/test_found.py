@@ -7,6 +7,8 @@ no backward and no branch.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -184,3 +186,76 @@ def test_what_is_taken_away_has_to_be_there(name: str) -> None:
     assert region(torch.ones(2)).tolist() == [2.0, 2.0]
     with pytest.raises((AttributeError, NameError, KeyError)):
         region(torch.ones(2))
+
+
+class _Holds(nn.Module):
+    """Calls what it holds."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.held(x)
+
+
+class _Times(nn.Module):
+    def __init__(self, k: float) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.k
+
+
+@torch.jit.script
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.jit.script
+def _tripled(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+#: callables whose code is no Python that is written in a file: two of a kind
+CODE_OF_OTHERS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "functions of TorchScript": lambda: (_doubled, _tripled),
+    "modules of TorchScript": lambda: (torch.jit.script(_Times(2.0)), torch.jit.script(_Times(3.0))),
+    "traced modules": lambda: (
+        torch.jit.trace(_Times(2.0), torch.ones(2)),
+        torch.jit.trace(_Times(3.0), torch.ones(2)),
+    ),
+    "graph modules": lambda: (torch.fx.symbolic_trace(_Times(2.0)), torch.fx.symbolic_trace(_Times(3.0))),
+}
+
+
+@pytest.mark.parametrize("name", CODE_OF_OTHERS)
+@pytest.mark.filterwarnings("ignore")
+def test_code_of_others_that_is_exchanged(name: str) -> None:
+    """In the module that was compiled, and in another one of its class."""
+    two, three = CODE_OF_OTHERS[name]()
+    module, x = _Holds(two), torch.ones(2)
+    region = st.compile(module, frontend="trace")
+    assert region(x).tolist() == [2.0, 2.0]
+    assert st.compile(_Holds(three), frontend="trace")(x).tolist() == [3.0, 3.0]
+    module.held = three
+    assert region(x).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_inside_of_a_graph_module_is_exchanged() -> None:
+    graph, x = torch.fx.symbolic_trace(nn.Sequential(nn.Sigmoid())), torch.zeros(2)
+    region = st.compile(lambda x: graph(x), frontend="trace")
+    assert region(x).tolist() == [0.5, 0.5]
+    setattr(graph, "0", nn.Tanh())
+    assert region(x).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_of_torchscript_whose_attribute_is_set() -> None:
+    scripted, x = torch.jit.script(_Times(2.0)), torch.ones(2)
+    region = st.compile(_Holds(scripted), frontend="trace")
+    assert region(x).tolist() == [2.0, 2.0]
+    scripted.k = 3.0
+    assert region(x).tolist() == [3.0, 3.0]

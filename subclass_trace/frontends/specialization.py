@@ -117,7 +117,10 @@ class Specialization:
     @property
     def not_portable(self) -> tuple[str, ...]:
         """What of it can be neither written as data nor reached by a place, with its path; none: it is portable."""
-        return tuple(map(str, self.describe().gaps))
+        try:
+            return tuple(map(str, self.describe().gaps))
+        except Exception as error:  # reading a place runs code of C on whatever stands there by now
+            return (f"it cannot be described: {type(error).__name__}: {error}",)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """A page that needs nothing else: graphs, wrappers, what is saved, guards, seconds. ``path``: written there, too."""

@@ -183,7 +183,7 @@ class MyTensor(WrapperTensor, default="weight"):
         if x.dim() != 2:
             raise ValueError(f"MyTensor holds matrices, got {tuple(x.shape)}")
         scale = x.detach().abs().amax(1, keepdim=True).clamp(min=1e-6) / 127
-        return cls((x.detach() / scale).round().to(torch.int8), scale)
+        return cls((x.detach() / scale).round().clamp(-127, 127).to(torch.int8), scale)
 
     def dequantize(self) -> Tensor:
         """The dense value. It treats rows alike, and columns: so both can be cut and exchanged."""

@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import DescriptionError, Reason, Unlike
+from ..errors import DescriptionError, Reason, SubclassTraceError, Unlike
 from ..partition.half import Half
 from ..plan import Plan, ViewOutput
 from ..runtime.backward import Backwards, CompiledBackward
@@ -243,7 +243,9 @@ def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts
     if data.get("versions") != versions():
         what = "the description was made by other versions of torch, Python or this package"
         raise DescriptionError(what, path="versions", expected=versions(), got=data.get("versions"))
-    if gaps := data.get("gaps"):
+    if not isinstance(gaps := data.get("gaps"), list):
+        raise DescriptionError("a broken description", path="gaps", got=type(gaps).__name__)
+    if gaps:
         raise DescriptionError(
             "the description has gaps: it is not portable", path="gaps", got="; ".join(map(str, gaps))[:400]
         )
@@ -251,9 +253,9 @@ def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts
         raise Unlike(Reason(f"options: expected {data.get('options')}, got {options}"))
     try:
         return _read(data, call, fakes)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, DescriptionError):
-            raise
+    except SubclassTraceError:
+        raise
+    except Exception as error:  # whatever torch says of what is no graph, no size, no name
         raise DescriptionError("a broken description", got=f"{type(error).__name__}: {error}") from error
 
 

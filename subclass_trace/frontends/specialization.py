@@ -24,7 +24,7 @@ from ..capture.session import Session
 from ..capture.tape import Tape
 from ..data.describe import Description, describe, read, trace_of
 from ..data.programs import program_of
-from ..errors import OptionError, Reason, SubclassTraceError, TangentError, Unlike
+from ..errors import DescriptionError, OptionError, Reason, SubclassTraceError, TangentError, Unlike
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
@@ -318,9 +318,14 @@ def from_description(
     if why is not None:
         raise Unlike(why)
     again = functools.partial(_traced_again, function, options, history or SizeHistory(), data, parts.ambient)
-    program, graphs = program_of(parts, backend, again)
-    flat = [place.read(roots) for place in parts.guards.flat]
-    emitted = bind(program, parts.ambient, parts.guards, flat)
+    try:
+        program, graphs = program_of(parts, backend, again)
+        flat = [place.read(roots) for place in parts.guards.flat]
+        emitted = bind(program, parts.ambient, parts.guards, flat)
+    except SubclassTraceError:
+        raise
+    except Exception as error:  # of data that no trace has written
+        raise DescriptionError("a broken description", got=f"{type(error).__name__}: {error}") from error
     if (why := emitted[2](*call)) is not None:
         raise Unlike(why)
     return Specialization((), options, parts.ambient, parts.guards, program, graphs, *emitted, {})

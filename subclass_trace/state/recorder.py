@@ -332,7 +332,7 @@ class Recorder:
         for name, value in list(type.__dict__["__dict__"].__get__(cls).items()):
             if written is not None and written.covers(name):
                 continue
-            if name not in ("__dict__", "__weakref__"):
+            if name not in _OF_THE_SOURCE:
                 self.fix(self.at(self.child(self.root(cls), "own", name), value), value)
 
 
@@ -378,6 +378,10 @@ def slot(member: Any, value: Any) -> Any:
         return member.__get__(value, type(value))
     except AttributeError:
         return MISSING
+
+
+#: what a class keeps that is no member of it: where it was written (Python 3.13)
+_OF_THE_SOURCE = ("__dict__", "__weakref__", "__firstlineno__", "__static_attributes__")
 
 
 def names_of(cls: type) -> str:

@@ -31,7 +31,8 @@ class Int8Rows(WrapperTensor, default="weight"):
         if x.dim() != 2:
             raise ValueError("matrices only")
         scale = x.detach().abs().amax(1, keepdim=True).clamp(min=1e-6) / 127
-        return cls((x.detach() / scale).round().to(torch.int8), scale)
+        codes = (x.detach() / scale).round().clamp(-127, 127)  # a quotient of bfloat16 may be 128
+        return cls(codes.to(torch.int8), scale)
 
     def dequantize(self) -> Tensor:
         return self.codes * self.scale

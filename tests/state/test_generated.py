@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
+from subclass_trace.frontends import region
+
 from . import judging
 from .generate import Program, program
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+from through import Through
 
 NUMBER = 2000  # of seeds; some 6 % of them are no programs
 CHUNK = 50
@@ -110,3 +117,13 @@ def test_new_programs() -> None:
     programs = [program(seed) for seed in range(start, start + 3000)]
     found = [Judged(p, judging.judge(p)) for p in programs]
     assert not (faults := _faults(found)), faults
+
+
+# ---------------------------------------------------------------------------------------------- as data
+@pytest.mark.parametrize("start", range(100_000, 100_000 + 6 * CHUNK, CHUNK))
+def test_programs_through_json(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each specialization is described, and bound from that in place of itself."""
+    through = Through()
+    monkeypatch.setattr(region, "compile_call", through)
+    assert not (faults := _faults(_judged(start))), faults
+    assert through.portable > 5 * len(through.gaps)

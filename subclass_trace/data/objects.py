@@ -268,8 +268,8 @@ def shape_of_class(cls: type) -> str:
 
 
 def fingerprint_of_class(cls: type) -> str:
-    """A hash of the code of all methods of a class and of its bases, torch's and Python's own left out: their versions tell."""
-    parts: list[str] = []
+    """A hash of the shape of a class and of the code of its methods; of those of torch and Python the versions tell."""
+    parts = [shape_of_class(cls)]
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] in ("torch", "builtins"):
             parts.append(f"{base.__module__}.{base.__qualname__}")

@@ -301,8 +301,7 @@ class PlaceReader(Reader):
 
     def _there(self, place: Place, cls: Any, *codes: str) -> Any:
         found = self.read(place)
-        if type(found) is not self.value(["named", *cls]) or [fingerprint(f.__code__) for f in functions_in(found)] != [
-            *codes
-        ]:
+        now = [fingerprint(f.__code__) for f in functions_in(found)]
+        if type(found) is not self.value(["named", *cls]) or now != [*codes]:
             raise Unlike(Reason(f"{place} is another one", f"{place} is the same"))
         return found

@@ -30,7 +30,7 @@ import torch
 from .. import plan, torch_api
 from ..errors import DescriptionError, Unlike
 from ..plan import values as recipes
-from ..state.values import MISSING, short
+from ..state.values import MISSING, short, solid_base
 from ..subclass import context, spec
 from ..subclass.paths import Path
 from ..subclass.template import Template
@@ -94,7 +94,8 @@ class Writer:
                 name,
                 *(self.value(v, f"{path}.{n}") for n, v in zip(value._fields, value, strict=True)),
             ]
-        if context.has_generated_equality(value) and (name := name_of(type(value))) is not None:
+        plain = context.has_generated_equality(value) and solid_base(type(value)) is object
+        if plain and (name := name_of(type(value))) is not None:
             held = {f: getattr(value, f) for f in context.fields_of(value)}
             return ["object", name, *([n, self.value(v, f"{path}.{n}")] for n, v in held.items())]
         if (known := torch_api.enumeration_data(value)) is not None:

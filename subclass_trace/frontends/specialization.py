@@ -344,7 +344,7 @@ def _traced_again(
     with torch.set_grad_enabled(ambient.grad), torch_api.autocast_as(ambient.autocast or (False,)):
         try:
             tape, refused = traced_call(function, call, options, history, session, symbols)[0].tape, None
-        except (SubclassTraceError, _HasSymbols) as error:
+        except Exception as error:  # of the function, of torch's flags: this is no call, and another one would tell
             tape, refused = None, error
     nodes = session.recorder.graph.nodes
     if tape is None or trace_of(nodes) != data["backwards"]["trace"]:

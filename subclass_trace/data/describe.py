@@ -14,7 +14,7 @@ import torch.fx as fx
 from .. import torch_api
 from ..errors import DescriptionError, Reason, SubclassTraceError, Unlike
 from ..partition.half import Half
-from ..plan import Plan, ViewOutput
+from ..plan import Plan
 from ..runtime.backward import Backwards, CompiledBackward
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
@@ -113,7 +113,7 @@ def describe(
         "options": options,
         "guards": state,
         "ambient": [[f.name, w.value(getattr(ambient, f.name), f.name)] for f in fields(ambient)],
-        "plan": w.plan_data(program.plan),
+        "plan": w.value(program.plan, "plan"),
         "forward": w.half(graphs.first, "forward"),
         "alone": graphs.second is None,
         "proofs": w.proofs(_halves(program, graphs)) if program.by_eager else [],
@@ -169,15 +169,6 @@ class _Writer(GraphWriter):
         if isinstance(value, type) and issubclass(value, torch.Tensor):
             self._classes[value] = None
         return super().other(value, path)
-
-    def plan_data(self, plan: Plan) -> Any:
-        """The plan; where the class of a view's base is asked to make it, that is no gap."""
-        for output in plan.results.outputs:
-            if isinstance(output, ViewOutput):
-                for step in output.steps:
-                    if name_of(step.operation) is None:
-                        self.gap("result", "a view by an operation that no name leads to")
-        return self.value(plan, "plan")
 
     def classes(self) -> Any:
         """The wrapper classes, with fingerprints of their methods: some run where nothing is recorded."""

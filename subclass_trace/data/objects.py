@@ -42,8 +42,6 @@ _MEMBERS = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
 )
-#: modules whose functions of C say of no module that they are its own
-_HOLDERS = ("torch", "torch._C", "torch._C._nn", "torch._VF", "torch._C._linalg", "torch._C._special", "torch._C._fft")
 #: classes of C that no module has by their own name
 _TYPES: dict[str, type] = {
     kind.__qualname__: kind
@@ -116,7 +114,7 @@ def _of_builtin(thing: Any) -> Iterator[Name]:
         yield ["builtin of", _class_name(owner), thing.__name__]
     if isinstance(owner, types.ModuleType):
         yield ["attribute", owner.__name__, thing.__name__]
-    for holder in (*_HOLDERS, thing.__module__ or "builtins"):
+    for holder in (*torch_api.MODULES_OF_C, thing.__module__ or "builtins"):
         yield ["attribute", holder, thing.__name__]
     yield ["builtin of", _class_name(torch.Tensor), thing.__name__]
 

@@ -6,6 +6,7 @@ process). What is bound is compared once in full before it serves: the entry's o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,11 +20,10 @@ from ..plan import Plan, TensorKind
 from ..stages import stage
 from ..state.guards import StateGuards
 from ..state.place import GONE, Call
-from ..subclass.flatten import flatten, guarded_spec, leaves_of
+from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
-from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec, same_contexts, sizes_in
+from ..subclass.spec import Spec, WrapperSpec, same_contexts, sizes_in
 from ..subclass.template import Examples
-from ..subclass.visit import VALUE, inner_values
 from .emit import is_sized
 from .entry_code import Emitted, EntryEmitter
 from .guards import Ambient
@@ -105,25 +105,11 @@ def _are_as_distinct(plan: Plan, inputs: Sequence[Tensor]) -> bool:
 
 
 def tensors_of(plan: Plan, inputs: Sequence[Tensor]) -> Iterator[tuple[Path, Tensor]]:
-    """The inputs, and the tensors inside of them, with their paths.
-
-    Raises:
-        TypeError, ValueError: one is not made like its spec.
-    """
+    """The inputs, and the tensors inside of them, with their paths."""
     for row, value in zip(plan.inputs.rows, inputs, strict=True):
-        yield from _inside(value, row.spec, row.path)
-
-
-def _inside(value: Tensor, spec: Spec, path: Path) -> Iterator[tuple[Path, Tensor]]:
-    expected = spec.cls if isinstance(spec, WrapperSpec) else Tensor
-    if not isinstance(value, expected) or (expected is not Tensor and type(value) is not expected):
-        raise TypeError(f"{path}: expected a {expected.__qualname__}, got a {type(value).__qualname__}")
-    yield path, value
-    if isinstance(spec, WrapperSpec):
-        names, inners, _ = inner_values(value, VALUE)
-        for name, inner, held in zip(names, spec.inners, inners, strict=True):
-            if not isinstance(inner, OpaqueSpec):
-                yield from _inside(held, inner, path.attr(name))
+        yield row.path, value
+        for names, inner in tensors_inside(value):
+            yield functools.reduce(Path.attr, names, row.path), inner
 
 
 def _is_sized(spec: Spec) -> bool:

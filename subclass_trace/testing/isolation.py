@@ -21,13 +21,13 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
+from ..torch_api.testing import load_dynamo
 from . import sweep
 from .rules import Cost, Profile, Rule, load
 from .runner import ENDS, Outcome, Result, run_rule
@@ -45,7 +45,7 @@ def run_rules(subject: Subject, rules: Sequence[Rule], profile: Profile) -> Iter
     if not can_fork():
         yield from (run_rule(subject, r, profile) for r in rules)
         return
-    import_module("torch._dynamo")  # as the first call on a tensor subclass would
+    load_dynamo()  # as the first call on a tensor subclass would
     dear = [r for r in rules if r.cost is Cost.DEAR]
     first = [r for r in rules if r.cost is not Cost.DEAR]
     with contextlib.ExitStack() as exits:

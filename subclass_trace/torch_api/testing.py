@@ -10,6 +10,10 @@ from typing import Any
 import torch
 
 
+def load_dynamo() -> None:
+    """Import it now."""
+
+
 def faking() -> Any:
     """A mode in which every new tensor is fake, with static sizes (sizes of jagged tensors are symbols)."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -73,6 +73,16 @@ CLASSES_OF_PYBIND: tuple[type, ...] = (
     type(torch._C.DispatchKey),
     type(vars(torch._C.DispatchKey).get("__members__")),
 )
+#: modules whose functions of C say of no module that they are its own
+MODULES_OF_C = (
+    "torch",
+    "torch._C",
+    "torch._C._nn",
+    "torch._VF",
+    "torch._C._linalg",
+    "torch._C._special",
+    "torch._C._fft",
+)
 _PLACEMENTS = {
     "Shard": ("dim",),
     "Replicate": (),

@@ -81,7 +81,7 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, type)
     if hint in (int, bool, str):
         return type(value) is hint
-    return hint is None and value is None if hint is None else isinstance(value, origin or hint)
+    return isinstance(value, origin or hint)
 
 
 def is_name(text: Any) -> bool:

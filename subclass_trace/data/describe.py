@@ -132,7 +132,11 @@ def _halves(program: Program, graphs: Graphs) -> Iterator[tuple[Half, bool]]:
     yield graphs.first, program.plan.gradients.by_autograd
     for backward in () if program.backwards is None else program.backwards.compiled:
         if not backward.when.create_graph:
-            yield backward.graph if isinstance(backward.graph, Half) else Half.of_module(backward.graph), False
+            yield _half_of(backward), False
+
+
+def _half_of(backward: CompiledBackward) -> Half:
+    return backward.graph if isinstance(backward.graph, Half) else Half.of_module(backward.graph)
 
 
 class _Writer(GraphWriter):
@@ -193,7 +197,6 @@ class _Writer(GraphWriter):
         }
 
     def _backward(self, b: CompiledBackward, path: str) -> Any:
-        half = b.graph if isinstance(b.graph, Half) else Half.of_module(b.graph)
         return {
             "tangents": self.value(b.tangents, f"{path}.tangents"),
             "tangent_names": [*b.tangent_names],
@@ -204,7 +207,7 @@ class _Writer(GraphWriter):
             "autocast": self.value(b.when.autocast, f"{path}.autocast"),
             "dtensor": self.value(b.when.dtensor, f"{path}.dtensor"),
             "reads": None if b.reads is None else self.guards(b.reads),
-            "half": self.half(half, path),
+            "half": self.half(_half_of(b), path),
         }
 
 

@@ -59,7 +59,6 @@ class PlaceWriter(Writer):
         self.places: list[Any] = []
         self._numbers: dict[Place, int] = {}
         self._found: dict[int, tuple[Any, Place]] | None = None
-        self.all_places: list[Place] = []
 
     # ------------------------------------------------------------------------------------------ places
     def place(self, place: Place) -> int:
@@ -77,7 +76,6 @@ class PlaceWriter(Writer):
             key = self.key(key, str(place))
         self._numbers[place] = number = len(self.places)
         self.places.append([before, place.kind, key, *([] if place.name is None else [place.name])])
-        self.all_places.append(place)
         return number
 
     def _is_told(self, place: Place) -> bool:
@@ -120,7 +118,7 @@ class PlaceWriter(Writer):
         """The number of a place at which the thing stands."""
         if self._found is None:
             self._found = {}
-            for place in [*self.all_places, *self._waiting]:
+            for place in [*self._numbers, *self._waiting]:
                 try:
                     value = place.read(self.call)
                 except GONE:

@@ -135,8 +135,6 @@ class Reader:
         """A value of its data."""
         if type(data) in _PLAIN:
             return data
-        if data == ["gap"]:
-            raise DescriptionError("the description has a gap: it cannot be bound", fix="see `Description.gaps`")
         try:
             tag, *rest = data
             read = _READERS[tag]

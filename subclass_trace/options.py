@@ -36,7 +36,8 @@ class Options:
             size of the arguments is symbolic from the first call on; False: none but those that are marked.
         options: for the back end: inductor's settings, or ``options=`` of a callable.
         disable: `compile` gives the function back as it is.
-        partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``.
+        partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``. None:
+            "min_cut"; but the eager back end leaves a region of a few small operations to autograd itself.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
         decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
             an overload (``torch.ops.aten.gelu.default``), or a packet (``torch.ops.aten.gelu``) for all its overloads.
@@ -52,7 +53,7 @@ class Options:
     dynamic: bool | None = None
     options: Mapping[str, Any] | None = None
     disable: bool = False
-    partitioner: str | Callable[..., Any] = "min_cut"
+    partitioner: str | Callable[..., Any] | None = None
     activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     max_specializations: int = 64

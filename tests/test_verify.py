@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.fx as fx
 
+import subclass_trace as st
 from subclass_trace import verify
 from subclass_trace.capture.capture import Captured
+from subclass_trace.capture.graphs import is_of_trace
 from subclass_trace.capture.session import Session
 from subclass_trace.errors import VerificationError
 from subclass_trace.frontends.dynamic import SizeHistory
@@ -20,6 +22,7 @@ from subclass_trace.options import Options
 from subclass_trace.partition.interface import Partitioned, partition, resolve_partitioner
 from subclass_trace.plan import Plan
 from subclass_trace.runtime import specialize
+from subclass_trace.state.place import Call
 from subclass_trace.zoo import TwoTensor
 
 aten = torch.ops.aten
@@ -38,7 +41,7 @@ class Subject:
     written: tuple[str, ...] = ()
 
     def verify(self) -> None:
-        verify.verify_joint(self.joint, self.num_forward)
+        verify.verify_joint(self.joint, self.num_forward, [n for n in self.parts.saved if is_of_trace(n)])
         verify.verify_partition(self.parts, self.num_forward, self.tangents, self.written)
         verify.verify_plan(self.parts.forward, self.plan)
 
@@ -61,10 +64,10 @@ def set_outputs(module: fx.GraphModule, values: list[Any]) -> None:
 
 def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject:
     session = Session(dynamic=options.get("dynamic", False), decompositions={})
-    captured, state, _ = traced_call(function, (args, {}), Options(**options), SizeHistory(), session, symbols=True)
+    captured, _, _ = traced_call(function, (args, {}), Options(**options), SizeHistory(), session, symbols=True)
     assert captured.tape is not None
     traced = captured.tape.trace(captured.tape.guess())
-    num_forward = len(captured.forward_nodes)
+    num_forward = len(captured.forward.outputs)
     parts = partition(
         replace(traced, joint=specialize.copied_module(traced.joint)),
         partitioner=resolve_partitioner("min_cut", None),
@@ -72,8 +75,11 @@ def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject
         written=specialize.written_inputs(captured),
         static=[],
     )
-    saved = specialize.saved_table(parts)
-    plan = specialize.make_plan(captured, state.recipes, parts.first, saved)
+    saved = specialize.saved_table(parts, captured.described)
+    inputs = {n.name: n.meta["descriptor"] for n in placeholders(traced.joint)}
+    described = traced.joint.meta["descriptors"]
+    specialize.describe_halves(parts, saved, inputs, described[:num_forward], described[num_forward:])
+    plan = specialize.make_plan(captured, parts.first, saved)
     return Subject(captured, traced.joint, num_forward, traced.tangents, parts, plan)
 
 
@@ -137,6 +143,19 @@ def write_saved(s: Subject) -> None:
     s.written = (str(node.target),)
 
 
+def same_value_twice(s: Subject) -> None:
+    first, second, *_ = calls(s.joint)
+    second.meta["trace_name"] = first.meta["trace_name"]
+
+
+def lost_value(s: Subject) -> None:
+    next(n for n in s.joint.graph.nodes if n.meta.get("trace_name") in s.parts.saved).meta.pop("trace_name")
+
+
+def fewer_descriptors(s: Subject) -> None:
+    s.parts.backward.meta["descriptors"] = s.parts.backward.meta["descriptors"][1:]
+
+
 BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     # graphs
     ("a node has no value", lambda s: calls(s.joint)[0].meta.pop("val")),
@@ -144,6 +163,10 @@ BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     ("a constant is not dense", wrapper_constant),
     ("the graph holds an operation that writes to its arguments", in_place),
     ("an output of the forward needs a tangent", early_tangent),
+    ("two nodes are the same value of the trace", same_value_twice),
+    ("a value that is saved is not in the graph", lost_value),
+    ("an input does not say what it is", lambda s: placeholders(s.joint)[0].meta.pop("descriptor")),
+    ("an output does not say what it is", fewer_descriptors),
     # partition
     (
         "an input of the backward is neither saved nor a tangent",
@@ -174,6 +197,23 @@ def test_broken(plain: Subject, what: str, break_it: Callable[[Subject], Any]) -
         plain.verify()
     assert caught.value.what == what
     assert caught.value.path and caught.value.expected is not None and caught.value.got is not None
+
+
+def test_guards() -> None:
+    class Config:
+        scale = 2.0
+
+    config = Config()
+    config.shift = 1.0
+    region = st.compile(lambda x: x * config.scale + config.shift)
+    guards, call = region.specialize(torch.ones(2)).state, Call((torch.ones(2),), {}, region.__wrapped__)
+    verify.verify_guards(guards, call)
+    config.shift = 3.0
+    with pytest.raises(VerificationError, match="a guard does not hold in its own call"):
+        verify.verify_guards(guards, call)
+    del config.shift
+    with pytest.raises(VerificationError, match="a guard does not hold|cannot be read"):
+        verify.verify_guards(guards, call)
 
 
 def test_switch() -> None:

@@ -8,8 +8,8 @@ graph as a `Tape`, from which joint graphs are traced. See docs/architecture.md.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,18 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
-from ..plan import OutputPlan, PlanMutations, SharedLeaf
+from ..plan import OutputPlan, PlanMutations, SharedLeaf, SideEffect, ValueOutput
+from ..plan.descriptors import (
+    AnyDescriptor,
+    Assigned,
+    Descriptor,
+    Intermediate,
+    NewContents,
+    forward_descriptors,
+    result_descriptors,
+)
+from ..plan.values import Recipe
+from ..state.side_effects import Recipes
 from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
@@ -26,7 +37,7 @@ from .aliasing import byte_range
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
 from .functions import CapturedFunctions
-from .graphs import finish_joint, read_by_backward
+from .graphs import TracedForward, finish, read_by_backward
 from .inputs import Inputs, StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
@@ -40,9 +51,9 @@ _OTHER_DTYPE = torch.ops.aten.view.dtype
 
 
 class Ran(NamedTuple):
-    """What a run gave: flat outputs (tensors and symbols), and what stands for each flat argument."""
+    """What a run gave: recipes with the flat outputs (tensors and symbols), and what stands for each flat argument."""
 
-    outputs: Sequence[Any]
+    recipes: Recipes
     handed: Sequence[Any]
 
 
@@ -57,7 +68,8 @@ class CapturedResults:
     Attributes:
         values: specs of the live tensors that the forward graph returns.
         views: numbers of the values that are views when the region runs eagerly.
-        outputs, shared, unbacked: see `plan`; ``size_outputs``: how many symbolic numbers the forward graph returns.
+        outputs, shared, unbacked, described, paths: see `plan`; ``size_outputs``: how many symbolic numbers the forward
+            graph returns.
     """
 
     values: tuple[Spec, ...]
@@ -66,6 +78,8 @@ class CapturedResults:
     shared: Mapping[int, SharedLeaf]
     size_outputs: int
     unbacked: tuple[tuple[Any, int], ...]
+    described: tuple[AnyDescriptor, ...]
+    paths: tuple[Descriptor, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,31 +87,33 @@ class Captured:
     """What capture knows about a region. Sizes in specs may be SymInts of ``session.shape_env``.
 
     Attributes:
-        mutations: see `plan`.
+        described: what each graph input is.
+        mutations: see `plan`; ``recipes``: how the result is made of the flat outputs, and what they are put into.
         differentiable: numbers of the values that get tangents; ``differentiated``: of the inputs that get gradients.
-        forward_nodes: what the forward graph returns; ``boundary``: its last node.
+        forward: what the forward graph returns.
         tape: the retained autograd graph; None when nothing is differentiable.
         reads: what the region read of the inputs besides their values.
     """
 
     session: Session
     inputs: Inputs
+    described: tuple[Descriptor, ...]
     results: CapturedResults
+    recipes: Recipes
     mutations: PlanMutations
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
-    forward_nodes: list[Any]
-    boundary: fx.Node | None
+    forward: TracedForward
     tape: Tape | None
     reads: MetadataReads
 
     def served(self, graph: fx.GraphModule) -> frozenset[str]:
-        """What eager autograd would keep, by its name in a finished graph, and what nodes may keep that do not tell."""
-        names, tape = graph.meta["names"], self.tape
+        """The nodes of a finished graph, by name, that eager autograd would keep, and what nodes may keep that do not tell."""
+        known, tape = {*graph.meta["served"]}, self.tape
         if tape is None:
             return frozenset()
-        known = frozenset(names[n.name] for n in tape.served if n.name in names)
-        return known | read_by_backward(graph.graph) if saves_out_of_sight(tape.outputs, tape.edges) else known
+        found = frozenset(n.name for n in graph.graph.nodes if n.meta.get("trace_name") in known)
+        return found | read_by_backward(graph.graph) if saves_out_of_sight(tape.outputs, tape.edges) else found
 
     def forward_graph(self, in_place: bool) -> tuple[fx.GraphModule, bool]:
         """The forward graph of a region without a backward, and whether its writes are in place, as they were recorded.
@@ -110,7 +126,7 @@ class Captured:
         in_place = in_place and recorder.mutable and not any(m.differentiable for m in self.mutations.rows)
         if torch.is_inference_mode_enabled() and recorder.graph.find_nodes(op="call_function", target=_OTHER_DTYPE):
             in_place = False
-        return finish_joint(recorder, self.forward_nodes, [], self.boundary, functional=not in_place), in_place
+        return finish(recorder, self.forward, functional=not in_place), in_place
 
 
 class Capture:
@@ -138,22 +154,23 @@ class Capture:
                     recorder.tag
                 ):  # what it took for true of values inside tensors
                     recorder.annotate(check)
-                _refuse_gradients_inside(self.inputs, ran.outputs)
+                recipes = ran.recipes
+                _refuse_gradients_inside(self.inputs, recipes.outputs)
                 changed = list(self.functions.gradients.changed())
                 if torch.is_grad_enabled() != grad_mode:
                     torch.set_grad_enabled(grad_mode)
                     raise NeedsEager("the region leaves gradients on or off", fix="use torch.no_grad() as a context")
                 recorder.sealed = True
-                gradients = tuple((number, len(ran.outputs) + k) for k, (number, _) in enumerate(changed))
+                gradients = tuple((number, len(recipes.outputs) + k) for k, (number, _) in enumerate(changed))
                 mutations = PlanMutations(tuple(read_mutations(self.inputs, recorder, self._emit)), gradients)
                 for m in mutations.rows:
                     if m.differentiable:
                         self.reads.fact(m.input, "is_leaf")
-                flat = [self.stand_ins.known(o) for o in (*ran.outputs, *(g for _, g in changed))]
-                results, nodes = self._freeze(flat, ran.handed, {m.value for m in mutations.rows})
+                flat = [self.stand_ins.known(o) for o in (*recipes.outputs, *(g for _, g in changed))]
+                results, nodes = self._freeze(flat, ran, mutations)
             finally:
                 self.inputs.forget()
-        return self._finish(mutations, results, nodes)
+        return self._finish(mutations, results, recipes, nodes)
 
     def _run(self, run: RunFunction) -> Ran:
         recorder, functions = self.recorder, self.functions
@@ -163,7 +180,7 @@ class Capture:
                 checkpoint_as_tags(recorder),
                 typed_errors(),
                 functions,
-                torch_api.watched_engine(functions.gradients.backward, functions.gradients.check),
+                torch_api.watched_engine(functions.gradients.backward, functions.gradients.differentiating),
                 torch_api.transformed_inputs(self.stand_ins.swapped),
             ):
                 return run(self.inputs)
@@ -174,15 +191,10 @@ class Capture:
         self.values.append(t)
         return len(self.values) - 1
 
-    def _freeze(
-        self, flat: Sequence[Any], handed: Sequence[Any], contents: Collection[int]
-    ) -> tuple[CapturedResults, list[Any]]:
-        """The results, and the nodes of the graph that are the forward outputs.
-
-        ``contents``: numbers of the values that are new contents of inputs.
-        """
-        inputs, recorder = self.inputs, self.recorder
-        classifier = OutputClassifier(inputs, handed, recorder, self._emit)
+    def _freeze(self, flat: Sequence[Any], ran: Ran, mutations: PlanMutations) -> tuple[CapturedResults, list[Any]]:
+        """The results, and the nodes of the graph that are the forward outputs."""
+        inputs, recorder, contents = self.inputs, self.recorder, {m.value for m in mutations.rows}
+        classifier = OutputClassifier(inputs, ran.handed, recorder, self._emit)
         outputs = tuple(map(classifier.classify, flat))
         for k in range(len(inputs.rows)):
             if (t := inputs.real(k)) is not None and t.is_inference():
@@ -199,12 +211,38 @@ class Capture:
             specs.append(spec)
         nodes += map(recorder.node_of, classifier.sizes)
         views = frozenset(k for k, t in enumerate(self.values) if t._is_view())
-        unbacked = tuple(classifier.unbacked.items())
-        return CapturedResults(tuple(specs), views, outputs, shared, len(classifier.sizes), unbacked), nodes
+        rest = len(classifier.sizes), tuple(classifier.unbacked.items())
+        paths = self._paths(ran.recipes, mutations, len(flat))
+        described = self._described(paths, outputs, mutations)
+        return CapturedResults(tuple(specs), views, outputs, shared, *rest, described, paths), nodes
 
-    def _finish(self, mutations: PlanMutations, results: CapturedResults, nodes: list[Any]) -> Captured:
+    def _paths(self, recipes: Recipes, mutations: PlanMutations, count: int) -> tuple[Descriptor, ...]:
+        """What each flat output is."""
+        paths = result_descriptors(recipes.result, _assigned(recipes.effects), count)
+        for number, output in mutations.gradients:
+            paths[output] = Assigned(f"{self.inputs.rows[number].path}.grad")
+        return tuple(paths)
+
+    def _described(
+        self, paths: Sequence[Descriptor], outputs: Sequence[OutputPlan], mutations: PlanMutations
+    ) -> tuple[AnyDescriptor, ...]:
+        """What each value is: a result, new contents of an input, or an intermediate that views are made of."""
+        found: dict[int, AnyDescriptor] = {}
+        for path, output in zip(paths, outputs, strict=True):
+            if isinstance(output, ValueOutput):
+                found.setdefault(output.value, path)
+        for m in mutations.rows:
+            found.setdefault(m.value, NewContents(self.inputs.rows[m.input].descriptor))
+        return tuple(found.get(k, Intermediate(str(k))) for k in range(len(self.values)))
+
+    def _finish(
+        self, mutations: PlanMutations, results: CapturedResults, recipes: Recipes, nodes: list[Any]
+    ) -> Captured:
         inputs, recorder = self.inputs, self.recorder
         boundary = next(iter(reversed(recorder.graph.nodes)), None)
+        forward = TracedForward(
+            nodes, tuple(forward_descriptors(results.described, results.values, results.size_outputs)), boundary
+        )
         written = {m.value for m in mutations.rows if not m.differentiable}
         live = {
             k: t for k, t in enumerate(self.values) if t.requires_grad and t.grad_fn is not None and k not in written
@@ -215,22 +253,36 @@ class Capture:
         _check_leaves(leaves_behind([*live.values()], [e for _, e in rows]), self.functions.gradients.own)
         if live and not rows:
             raise UnsupportedError("a result requires grad by a leaf of the region's own making alone", fix="detach it")
-        tape = self._tape([*live.values()], rows, nodes, boundary) if live else None
+        described = inputs.describe()
+        tape = self._tape(live, results.described, rows, forward) if live else None
         numbers = tuple(n for n, _ in rows) if live else ()
-        return Captured(
-            self.session, inputs, results, mutations, tuple(live), numbers, nodes, boundary, tape, self.reads
-        )
+        values = results, recipes, mutations, tuple(live), numbers
+        return Captured(self.session, inputs, described, *values, forward, tape, self.reads)
 
     def _tape(
-        self, live: Sequence[Tensor], rows: Sequence[tuple[int, Any]], nodes: list[Any], boundary: fx.Node | None
+        self,
+        live: Mapping[int, Tensor],
+        described: Sequence[AnyDescriptor],
+        rows: Sequence[tuple[int, Any]],
+        forward: TracedForward,
     ) -> Tape:
         """The retained autograd graph."""
-        recorder, edges = self.recorder, tuple(e for _, e in rows)
+        recorder, edges, outputs = self.recorder, tuple(e for _, e in rows), tuple(live.values())
         with self.session.modes():  # an output that its own node saves is unpacked by `detach`
-            kept = saved_by_autograd(live, edges)
+            kept = saved_by_autograd(outputs, edges)
         served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
-        traced, paths = (tuple(getattr(self.inputs.rows[n], a) for n, _ in rows) for a in ("traced", "path"))
-        return Tape(self.session, tuple(live), edges, nodes, boundary, tuple(served), traced, paths)
+        inputs = [self.inputs.rows[n] for n, _ in rows]
+        traced, of = tuple(i.traced for i in inputs), tuple(i.descriptor for i in inputs)
+        forward = replace(forward, served=tuple(served))
+        return Tape(self.session, outputs, tuple(described[k] for k in live), edges, traced, of, forward)
+
+
+def _assigned(effects: Iterable[SideEffect]) -> Iterator[tuple[str, Recipe]]:
+    """Where side effects put values, and how these are made."""
+    for effect in effects:
+        known = effect.how == "put" and isinstance(effect.keys[0], (str, int, float))
+        key = f"[{effect.keys[0]!r}]" if known else "[...]" if effect.how == "put" else ""
+        yield from ((f"{effect.place}{key}", made) for made in effect.values)
 
 
 def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> None:

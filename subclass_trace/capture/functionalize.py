@@ -195,14 +195,11 @@ class Functionalization:
         self.copies: dict[fx.Node, fx.Node] = {}  # of nodes that are no operation on memory that is written
         self.kernels = torch_api.fake_kernels()
 
-    def run(
-        self, forward: Sequence[Any], backward: Sequence[Any], boundary: fx.Node | None, also: Sequence[fx.Node]
-    ) -> fx.GraphModule:
-        """The graph with outputs ``[*forward, *backward]``.
+    def run(self, forward: Any, gradients: Sequence[Any]) -> tuple[fx.GraphModule, list[str]]:
+        """The graph with outputs ``[*forward.outputs, *gradients]``, and which of its nodes (by name) are ``forward.served``.
 
         Args:
-            boundary: last node of the forward; ``forward`` is read there, before the backward may write anything.
-            also: nodes whose values at the boundary are wanted; ``meta["names"]`` of the result says which nodes have them.
+            forward: see `TracedForward`; its outputs are read at its boundary, before the backward may write anything.
 
         Raises:
             NeedsEager, UnsupportedError: torch has no functional form of a write.
@@ -213,9 +210,11 @@ class Functionalization:
         for node in graph.find_nodes(op="placeholder"):
             value = node.meta["val"]
             value = self.writer.bare(value) if isinstance(value, Tensor) else value
-            self.copies[node] = self.writer.placeholder(str(node.target), value, node.meta.get("path"))
+            is_input = not str(node.target).startswith("tangents")
+            self.copies[node] = copy = self.writer.placeholder(str(node.target), value, is_untouched=is_input)
+            copy.meta["descriptor"] = node.meta.get("descriptor")
         forward_nodes: list[Any] = []
-        kept: dict[str, Any] = {}
+        served: list[Any] = []
         with torch_api.functionalizing(self.mode, self.writer):
             for node in graph.nodes:
                 if node not in self.copies:
@@ -225,14 +224,12 @@ class Functionalization:
                         self.writer.meta = {k: v for k, v in node.meta.items() if k not in ("val", "unbacked_bindings")}
                         self.writer.tag = node.meta["partitioner_tag"]
                         self.env[node] = self._call(node)
-                if node is boundary:
-                    forward_nodes = [self._node(x) for x in forward]
-                    kept = {n.name: self._node(n) for n in also}
-            nodes = [*forward_nodes, *[self._node(x) for x in backward]]
+                if node is forward.boundary:
+                    forward_nodes = [self._node(x) for x in forward.outputs]
+                    served = [self._node(n).name for n in forward.served]
+            nodes = [*forward_nodes, *[self._node(x) for x in gradients]]
         self.writer.graph.output(nodes)
-        module = torch_api.graph_module(self.recorder.root, self.writer.graph, "joint")
-        module.meta["names"] = {name: node.name for name, node in kept.items()}
-        return module
+        return torch_api.graph_module(self.recorder.root, self.writer.graph, "joint"), served
 
     def _stays(self, node: fx.Node) -> bool:
         """A constant, a number, or what makes a size; an operation with effects, for which torch would ask for a token,

@@ -1,7 +1,7 @@
 """Graph surgery on the recorder's graph: finish a joint graph, find what a backward needs, extract a part.
 
-Names are the link between copies: finishing is deterministic, so a node of the forward has the same name in the joint
-graph of every backward that is traced later.
+`trace_name` is the link between copies: finishing is deterministic, so a value of the forward has the same one in the joint
+graph of every backward that is traced later, whatever a pass calls its node.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import linecache
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from .. import torch_api
+from ..plan.descriptors import AnyDescriptor, Effect
 from .effects import is_kept
 from .functionalize import Functionalization
 
@@ -29,33 +31,67 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
-def finish_joint(
+@dataclass(frozen=True, eq=False)
+class TracedForward:
+    """The end of a forward in the recorder's graph.
+
+    Attributes:
+        outputs: nodes, and constants, that it returns; ``descriptors``: what they are.
+        boundary: its last node.
+        served: nodes that stay in each joint graph, needed or not: what eager autograd keeps.
+    """
+
+    outputs: Sequence[Any]
+    descriptors: tuple[AnyDescriptor, ...]
+    boundary: fx.Node | None
+    served: tuple[fx.Node, ...] = ()
+
+
+def finish(
     recorder: Any,
-    forward: Sequence[Any],
-    backward: Sequence[Any],
-    boundary: fx.Node | None,
-    also: Sequence[Any] = (),
+    forward: TracedForward,
+    gradients: Sequence[Any] = (),
+    descriptors: Sequence[AnyDescriptor] = (),
     *,
     functional: bool = True,
 ) -> fx.GraphModule:
-    """A joint graph module with outputs ``[*forward, *backward]``: live nodes only, with stack traces.
+    """The graph module of a trace, with outputs ``[*forward.outputs, *gradients]``: live nodes only, each with its origin and
+    the outputs with descriptors. First and later joint graphs come from here, and a forward that has no backward.
 
     ``meta["draws"]`` says how many outputs at the end of the forward's are there only so that they are computed.
+    ``meta["served"]``: the `trace_name` of each node in ``forward.served``.
 
     Args:
+        gradients: what a backward gives, and ``descriptors`` of these; none: the graph is a forward alone.
         functional: else operations in place stay as they were recorded.
-        also: forward nodes that stay in the graph, needed or not; ``meta["names"]`` says what each is called in it.
     """
     if recorder.mutable and functional:
-        module = Functionalization(recorder).run(forward, backward, boundary, also)
-        _drop_dead(module.graph, set(module.meta["names"].values()))
+        module, served = Functionalization(recorder).run(forward, gradients)
+        _drop_dead(module.graph, served)
     else:
-        module = torch_api.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
-        module.meta["names"] = {n.name: n.name for n in also}
+        nodes = _live_copy(recorder.graph, [*forward.outputs, *gradients], forward.served)
+        module, served = torch_api.graph_module(recorder.root, nodes, "joint"), [n.name for n in forward.served]
         recorder.beside = None if recorder.mutable else set(recorder.graph.nodes)
-    module.meta["draws"] = _keep_draws(module.graph, len(forward)) if backward else 0
-    _write_stack_traces(module.graph)
+    draws = _keep_draws(module.graph, len(forward.outputs)) if gradients else 0
+    described = (*forward.descriptors, *[Effect()] * draws, *descriptors)
+    module.meta.update(draws=draws, served=served, descriptors=described)
+    _tell_origins(module.graph)
+    for node in module.graph.nodes:
+        if node.meta.get("partitioner_tag") not in LATE:
+            node.meta["trace_name"] = node.name
     return module
+
+
+def trace_name(node: fx.Node) -> str:
+    """What a value is called in every graph of its trace. One that only its own graph knows (of a backward, or made by a pass)
+    has a name that no node of another graph has."""
+    name: str = node.meta.get("trace_name") or f"{node.name}'"
+    return name
+
+
+def is_of_trace(name: str) -> bool:
+    """Do other graphs of the trace know a value by this `trace_name`?"""
+    return not name.endswith("'")
 
 
 def _keep_draws(graph: fx.Graph, num_forward: int) -> int:
@@ -129,20 +165,24 @@ def _drop_dead(graph: fx.Graph, keep: Collection[str]) -> None:
             graph.erase_node(node)
 
 
-def _write_stack_traces(graph: fx.Graph) -> None:
-    """Turn recorded frames into text; a backward node gets the text of its forward node (by ``seq_nr``)."""
+#: what a node tells of where it comes from
+_ORIGIN = ("stack_trace", "nn_module_stack", "custom")
+
+
+def _tell_origins(graph: fx.Graph) -> None:
+    """Turn recorded frames into text; a backward node is told the origin of its forward node (by ``seq_nr``)."""
     cache: dict[Any, str] = {}
-    of_sequence: dict[int, str] = {}
+    of_sequence: dict[int, dict[str, Any]] = {}
     for node in graph.nodes:
-        frames = node.meta.pop("frames", None)
-        if frames:
+        meta = node.meta
+        if frames := meta.pop("frames", None):
             if frames not in cache:
                 cache[frames] = "".join(_frame_text(code, line) for code, line in reversed(frames))
-            node.meta["stack_trace"] = cache[frames]
-            if "seq_nr" in node.meta:  # a branch of a higher order operator has none
-                of_sequence.setdefault(node.meta["seq_nr"], cache[frames])
-        elif node.meta.get("partitioner_tag") == "is_backward" and node.meta.get("seq_nr") in of_sequence:
-            node.meta["stack_trace"] = of_sequence[node.meta["seq_nr"]]
+            meta["stack_trace"] = cache[frames]
+        if meta.get("phase") == "backward":
+            meta.update(of_sequence.get(meta["seq_nr"], ()))
+        elif "seq_nr" in meta:  # a branch of a higher order operator has none
+            of_sequence.setdefault(meta["seq_nr"], {name: meta[name] for name in _ORIGIN if name in meta})
 
 
 def _frame_text(code: Any, line: int) -> str:
@@ -158,6 +198,16 @@ def where(node: fx.Node) -> str | None:
     last = [t for t in trace.splitlines() if t.startswith("  File ")][-1]
     name, number = last.split('"')[1], last.split("line ")[1].split(",")[0]
     return f"{name}:{number}"
+
+
+def primal_number(node: fx.Node) -> int:
+    """Which graph input of the forward it is: 0 for ``primals_1``."""
+    return int(str(node.target).rpartition("_")[2]) - 1
+
+
+def module_path(node: fx.Node) -> str | None:
+    """The innermost module whose code a node comes from, as the user reaches it: ``self.layers[0]``."""
+    return next(reversed(node.meta.get("nn_module_stack") or {}), None)
 
 
 def is_random(node: fx.Node) -> bool:

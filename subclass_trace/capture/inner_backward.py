@@ -11,6 +11,7 @@ addition to a gradient that is there is a write in place, as in eager.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from .input_sizes import DynamicDims
 from .inputs import Argument, StandIns, TracedInput
 from .metadata import MetadataReads
 from .recorder import Recorder
-from .tape import leaves_behind, nodes_behind
+from .tape import leaves_behind, nodes_behind, sequence_numbers
 
 Tensor = torch.Tensor
 
@@ -74,7 +75,8 @@ class InnerBackward:
                 got=f"a gradient of layout {real.layout}",
                 fix="pass the gradient as an argument alone",
             )
-        argument = Argument(real, row.path.attr("grad"), row.position, gradient_of=number)
+        place = row.descriptor.place
+        argument = Argument(real, row.path.attr("grad"), row.position, place, "gradient", gradient_of=number)
         (self._before[number],) = self.inputs.add([argument], DynamicDims())
         self._now[number] = self._before[number]
 
@@ -102,7 +104,8 @@ class InnerBackward:
             )
         edges += own
         self.own |= made
-        found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
+        with sequence_numbers(roots, edges, self.recorder):
+            found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
         held = [id(t) for t in (*found, *tangents) if t is not None]
         for leaf, gradient in zip(own, found[len(outside) :], strict=True):
             if gradient is not None:
@@ -153,7 +156,19 @@ class InnerBackward:
         )
 
     # ---------------------------------------------------------------- torch.autograd.grad
-    def check(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
+    @contextlib.contextmanager
+    def differentiating(self, roots: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]:
+        """Around a backward that gives gradients to the region's code.
+
+        Raises:
+            UnsupportedError: see `_check`.
+        """
+        self._check(roots, inputs)
+        edges = [row.edge for row in self.inputs.rows if row.edge is not None]
+        with sequence_numbers([t for t in roots if isinstance(t, Tensor)], edges, self.recorder):
+            yield
+
+    def _check(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
         """In eager, gradients go on through the graphs that tensors from outside came with, and to the hooks that they have,
         which may be the caller's code.
 

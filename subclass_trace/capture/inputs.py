@@ -16,7 +16,9 @@ import torch
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
+from ..plan.descriptors import Descriptor, Input, Size, leaves_of
 from ..state.kinds import set_by_class
+from ..state.place import Place
 from ..subclass.flatten import flatten, guarded_spec, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, leaf_paths
@@ -33,15 +35,21 @@ class Argument:
 
     Attributes:
         position: where it stands among the flat arguments; of a gradient: where its owner does.
-        static: it is alive between calls anyway (a parameter or buffer).
+        place, kind: see `plan.descriptors.Input`.
         gradient_of: the number of the input whose ``.grad`` it is.
     """
 
     value: Tensor
     path: Path
     position: int
-    static: bool = False
+    place: Place | None = None
+    kind: str = "argument"
     gradient_of: int | None = None
+
+    @property
+    def descriptor(self) -> Input:
+        """What it is."""
+        return Input(str(self.path), kind=self.kind, place=self.place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +68,8 @@ class TracedInput:
     own: frozenset[str]
     grad_dtype: torch.dtype | None
     position: int
-    static: bool
     gradient_of: int | None
+    descriptor: Input
 
 
 class Inputs:
@@ -142,7 +150,7 @@ class Inputs:
                 fake = self.session.fake(alias, str(path), dynamic.sizes(path, leaf))
                 self.originals.append(fake)
                 self.leaf_paths.append(path)
-                self.leaf_primals.append(self.session.recorder.primal(fake, str(path)))
+                self.leaf_primals.append(self.session.recorder.primal(fake))
                 self.leaf_values.append(self.session.tracked(fake))
                 self.session.recorder.adopt(leaf, self.leaf_values[-1])
                 if leaf.requires_grad and leaf is not argument.value:
@@ -162,8 +170,8 @@ class Inputs:
         if isinstance(real, torch.nn.Parameter):
             traced.__dict__["_is_param"] = True
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
-        place = argument.position, argument.static, argument.gradient_of
-        row = TracedInput(argument.path, spec, leaves, real.is_leaf, traced, edge, own, dtype, *place)
+        rest = own, dtype, argument.position, argument.gradient_of, argument.descriptor
+        row = TracedInput(argument.path, spec, leaves, real.is_leaf, traced, edge, *rest)
         self.rows.append(row)
         if isinstance(spec, WrapperSpec):
             self.session.wrappers.append((argument.path, traced))
@@ -180,6 +188,18 @@ class Inputs:
                 _refuse_joined(inner, self._inside[id(inner)][1])
         if id(real) in self._inside:
             _refuse_joined(*self._inside[id(real)])
+
+    def describe(self) -> tuple[Descriptor, ...]:
+        """What each graph input is, in their order; each placeholder has it as well."""
+        found: dict[int, list[Input]] = {}
+        for row in self.rows:
+            for k, leaf in zip(row.leaves, leaves_of([row.descriptor], [row.spec]), strict=True):
+                found.setdefault(self.leaf_primals[k], []).append(leaf)
+        described: dict[int, Descriptor] = {n: Size(str(size)) for n, size in self.sizes.items()}
+        described |= {n: replace(first, also=tuple(rest)) for n, (first, *rest) in found.items()}
+        for number, node in enumerate(self.session.recorder.graph.find_nodes(op="placeholder")):
+            node.meta["descriptor"] = described[number]
+        return tuple(described[n] for n in sorted(described))
 
     # ------------------------------------------------------------------------------------------ looking up
     def number_of(self, traced: Any) -> int | None:

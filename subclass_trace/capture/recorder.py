@@ -6,7 +6,10 @@ issue; out comes a graph node for it, with these keys in ``node.meta``:
     val                a FakeTensor (or a list of them) without history
     partitioner_tag    "is_forward" or "is_backward"
     seq_nr             number of the autograd node; a backward node carries its forward node's (PyTorch PR 103129)
+    phase              "forward", or "backward": of the region's own backward, too
     frames             the user's frames, turned into ``stack_trace`` text when the graph is finished
+    nn_module_stack    the modules that were being called, as torch.export has them: place -> (path, class), outermost first
+    custom             what `torch.fx.traceback.annotate` says
     recompute, ac_graph_id   tags of selective activation checkpointing
 
 In-place operations are recorded as they run; `functionalize` replays the finished graph when there were any.
@@ -292,10 +295,15 @@ class Recorder(TracedGraph):
         return out
 
     def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
-        """Give a node its tag, sequence number, frames and checkpoint tags."""
+        """Give a node its tag, sequence number, phase, frames, modules, annotations and checkpoint tags."""
         meta = node.meta
         meta["partitioner_tag"] = self.tag
         meta["seq_nr"] = self.backward_seq if self.backward_seq is not None else torch_api.autograd_sequence_number()
+        meta["phase"] = "forward" if self.backward_seq is None else "backward"
+        if annotations := torch_api.user_annotations():
+            meta["custom"] = annotations
+        if self.state is not None and self.state.modules:
+            meta["nn_module_stack"] = self.state.modules
         if self.tag == "is_forward":
             meta["frames"] = self.user_frames()
         if self.checkpoint is not None and self.tag == "is_forward":

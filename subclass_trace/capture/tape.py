@@ -16,6 +16,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
+from ..plan.descriptors import AnyDescriptor, GradientOf, TangentOf, gradients_of, tangents_of
 from ..state.guards import StateGuards
 from ..state.run import backward_state
 from ..subclass.flatten import flatten, guarded_spec, leaves_of, map_leaves
@@ -24,7 +25,7 @@ from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .diagnostics import refusal_of_data
 from .effects import CHECKS, is_kept
-from .graphs import finish_joint, placeholders
+from .graphs import TracedForward, finish, placeholders
 from .mutation import same_but_for_grad
 from .session import Session
 
@@ -61,19 +62,17 @@ class Tape:
     """Differentiable outputs, the gradient edges of the inputs, and the session that they were traced in.
 
     Attributes:
-        forward_nodes, boundary, served: see `finish_joint`; ``served`` is what eager autograd keeps, which stays in
-            each joint graph.
-        inputs, paths: those that the edges are of.
+        described: what each output is.
+        inputs: those that the edges are of; ``of``: what each is.
     """
 
     session: Session
     outputs: tuple[Tensor, ...]
+    described: tuple[AnyDescriptor, ...]
     edges: tuple[Any, ...]
-    forward_nodes: list[Any]
-    boundary: fx.Node | None
-    served: tuple[fx.Node, ...] = ()
-    inputs: tuple[Tensor, ...] = ()
-    paths: tuple[Path, ...] = ()
+    inputs: tuple[Tensor, ...]
+    of: tuple[AnyDescriptor, ...]
+    forward: TracedForward
 
     def guess(self) -> list[Spec]:
         """The tangents that the live outputs suggest, one per output; the author hook is honoured."""
@@ -104,7 +103,7 @@ class Tape:
             for k in present:
                 spec = tangents[k]
                 assert spec is not None
-                value, made = self._tangent(self.outputs[k], spec)
+                value, made = self._tangent(k, spec)
                 if create_graph and spec.requires_grad:  # type: ignore[union-attr]
                     torch_api.make_nonleaf(value)
                     tracked.append(value)
@@ -116,7 +115,7 @@ class Tape:
             outs = [self.outputs[k] for k in present]
             contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:
-                with _sequence_numbers(outs, self.edges, recorder), backward_state(recorder) as state:
+                with sequence_numbers(outs, self.edges, recorder), backward_state(recorder) as state:
                     grads = self._differentiate(outs, values, create_graph)
                 self._check_contexts(contexts)
                 _refuse_effects([n for n in recorder.graph.nodes if n not in known])
@@ -128,7 +127,8 @@ class Tape:
             self._check_layouts(grads)
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
-            joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.served)
+            described = gradients_of(self.of, [None if row is None else row[1] for row in flat])
+            joint = finish(recorder, self.forward, nodes, described)
         untouched = {
             k: t for k, t in zip(present, values, strict=True) if not any(map(recorder.was_written, leaves_of(t)))
         }
@@ -137,12 +137,22 @@ class Tape:
         if create_graph:  # what is passed on has a history of its own
             live = [k for k, g in enumerate(grads) if g is not None and g.requires_grad and passed[k] is None]
             outputs = tuple(g for k in live if (g := grads[k]) is not None)
+            new = [
+                TangentOf(self.described[k])
+                for k, t in zip(present, values, strict=True)
+                if any(t is x for x in tracked)
+            ]
             following = replace(
-                self, outputs=outputs, edges=(*self.edges, *edges), inputs=(*self.inputs, *tracked), paths=()
+                self,
+                outputs=outputs,
+                described=tuple(GradientOf(self.of[k]) for k in live),
+                edges=(*self.edges, *edges),
+                inputs=(*self.inputs, *tracked),
+                of=(*self.of, *new),
             )
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)
-        counts = (len(self.forward_nodes) + hidden, hidden)
+        counts = (len(self.forward.outputs) + hidden, hidden)
         return TracedBackward(joint, *counts, tuple(names), specs, following, tuple(live), passed, state.guards)
 
     def _contexts(self) -> list[tuple[Path, Spec]]:
@@ -161,15 +171,16 @@ class Tape:
             if g is not None and g.layout not in (torch.strided, torch.jagged):
                 raise NeedsEager(
                     "the gradient of an input is a sparse tensor",
-                    path=self.paths[k] if k < len(self.paths) else None,
+                    path=str(self.of[k]),
                     fix="make it with sparse=False, or call that layer outside of the region",
                 )
 
-    def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
-        recorder = self.session.recorder
+    def _tangent(self, number: int, spec: Spec) -> tuple[Tensor, list[str]]:
+        recorder, out = self.session.recorder, self.outputs[number]
         with torch_api.without_tracing(), torch.no_grad():
             leaves = [torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in spec_leaves(spec)]
-        names = [recorder.tangent(leaf) for leaf in leaves]
+        described = tangents_of([self.described[number]], [spec])
+        names = [recorder.tangent(leaf, d) for leaf, d in zip(leaves, described, strict=True)]
         if out.is_nested:  # a jagged tangent has the very offsets of its output
             own, spec = flatten(out)
             leaves = [leaves[0], *own[1:]]
@@ -181,7 +192,7 @@ class Tape:
     def _outliving(self) -> frozenset[Any]:
         """The storages of inputs and results: what a backward writes there, others would see."""
         inputs = [n for n in placeholders(self.session.recorder.graph) if not str(n.target).startswith("tangents")]
-        values = [n.meta.get("val") for n in (*inputs, *self.forward_nodes) if isinstance(n, fx.Node)]
+        values = [n.meta.get("val") for n in (*inputs, *self.forward.outputs) if isinstance(n, fx.Node)]
         strided = [v for v in values if isinstance(v, Tensor) and v.layout is torch.strided]
         return frozenset(map(torch_api.storage_ref, strided))
 
@@ -237,20 +248,20 @@ def _fresh_like(t: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _sequence_numbers(outputs: Sequence[Tensor], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
+def sequence_numbers(outputs: Sequence[Tensor], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
     """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
 
     def begin(number: int) -> None:
         recorder.backward_seq = number
 
-    handles = []
+    before, handles = recorder.backward_seq, []
     for node in nodes_behind(outputs, edges):
         number = torch_api.node_sequence_number(node)
         handles.append(node.register_prehook(lambda _, n=number: begin(n)))
     try:
         yield
     finally:
-        recorder.backward_seq = None
+        recorder.backward_seq = before
         for handle in handles:
             handle.remove()
 

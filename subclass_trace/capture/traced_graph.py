@@ -11,6 +11,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
+from ..plan.descriptors import AnyDescriptor
 from .symbols import Symbols
 
 Tensor = torch.Tensor
@@ -93,18 +94,18 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
             node.kwargs = given[1]
         return node
 
-    def placeholder(self, name: str, value: Any, path: str | None = None) -> fx.Node:
+    def placeholder(self, name: str, value: Any, *, is_untouched: bool = False) -> fx.Node:
         """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node.
 
-        ``path``: of a leaf of an input. No operation will run on ``value`` itself, so that it needs no snapshot.
+        ``is_untouched``: no operation will run on ``value`` itself, so that it needs no snapshot.
         """
         with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
             node = self.graph.placeholder(name)
         self._last_placeholder = node
         if isinstance(value, Tensor):
-            if path is not None:
+            if is_untouched:
                 self._nodes[id(value)] = (node, value)
-                node.meta.update(val=value, path=path)
+                node.meta["val"] = value
             else:
                 self.track(value, node)
             if not name.startswith("tangents"):
@@ -114,16 +115,18 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
             self.symbols.bind(node, value)
         return node
 
-    def primal(self, value: Any, path: str | None = None) -> int:
-        """Add the next dense graph input, ``primals_N``; returns N - 1."""
+    def primal(self, value: Any) -> int:
+        """Add the next dense graph input, ``primals_N``: a leaf of an input as it came in, or a number; returns N - 1."""
         self.primals += 1
-        self.placeholder(f"primals_{self.primals}", value, path)
+        self.placeholder(f"primals_{self.primals}", value, is_untouched=True)
         return self.primals - 1
 
-    def tangent(self, value: Any) -> str:
+    def tangent(self, value: Any, descriptor: AnyDescriptor) -> str:
         """Add the next tangent, ``tangents_N``; returns its name."""
         self.tangents += 1
-        return self.placeholder(f"tangents_{self.tangents}", value).name
+        node = self.placeholder(f"tangents_{self.tangents}", value)
+        node.meta["descriptor"] = descriptor
+        return node.name
 
     def _at_start(self) -> Any:
         first = next(iter(self.graph.nodes), None)

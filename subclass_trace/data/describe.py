@@ -69,7 +69,6 @@ class BackwardsParts:
 
     inputs: int
     takes_batches: bool
-    saved: frozenset[str]
     output_paths: tuple[str, ...]
     symbols: frozenset[Any]
     trace: str
@@ -189,7 +188,6 @@ class _Writer(GraphWriter):
         return {
             "inputs": backwards.inputs,
             "takes_batches": backwards.takes_batches,
-            "saved": sorted(backwards.saved),
             "output_paths": [*backwards.output_paths],
             "symbols": [self.value(s) for s in sorted(backwards.symbols, key=str)],
             "trace": backwards.trace or trace_of(backwards.forward_nodes),
@@ -311,7 +309,6 @@ class _Reader(GraphReader):
         return BackwardsParts(
             int(data["inputs"]),
             bool(data["takes_batches"]),
-            frozenset(map(str, data["saved"])),
             tuple(map(str, data["output_paths"])),
             frozenset(map(self.value, data["symbols"])),
             str(data["trace"]),

@@ -7,7 +7,10 @@ from typing import Any
 
 from ..backends import Backend
 from ..backends.eager import compile_eager, graph_code
+from ..capture.graphs import primal_number
 from ..capture.tape import Tape
+from ..plan import Plan
+from ..plan.descriptors import Size, gradients_of, tangents_of
 from ..runtime.backward import Backwards, Circumstances, CompiledBackward, OnFirstUse
 from ..runtime.program import Program
 from ..runtime.specialize import Graphs, backward_compiler, compile_half
@@ -23,19 +26,34 @@ def program_of(parts: Parts, backend: Backend, again: Callable[[Any], Tape]) -> 
     """
     plan, half, known = parts.plan, parts.first, parts.backwards
     second = known.compiled[0].half if known is not None and known.compiled else None
+    taken = [plan.inputs.described[primal_number(n)] for n in half.inputs]
+    half.describe(taken, [*plan.results.leaves_described, *plan.gradients.saved])
     if plan.gradients.by_autograd:
         call: Any = graph_code.compile_half(half, name="forward", by_autograd=True).function
     else:
         call = compile_half(backend, backend.inference if parts.alone else backend.forward, half)
     backwards = None
     if known is not None:
-        rest = (known.saved, backward_compiler(backend), known.output_paths, known.symbols, again)
-        backwards = Backwards(None, *rest)
+        saved = {row.name: row for row in plan.gradients.saved}
+        rest = (backward_compiler(backend), known.output_paths, known.symbols, again)
+        backwards = Backwards(None, saved, *rest)
         backwards.inputs, backwards.takes_batches, backwards.trace = known.inputs, known.takes_batches, known.trace
         for backward in known.compiled:
+            _describe_backward(backward, plan)
             backwards.add(_compiled(backward, backend))
     by_eager = backend.forward is compile_eager
     return Program(plan, call, backwards, by_eager, parts.templates), Graphs(None, half, second)
+
+
+def _describe_backward(b: BackwardParts, plan: Plan) -> None:
+    values = [plan.results.described[k] for k in plan.gradients.differentiable]
+    inputs = [plan.inputs.descriptor(k) for k in plan.gradients.differentiated]
+    saved: dict[Any, Any] = {row.name: row for row in plan.gradients.saved}
+    saved |= {f"primals_{k + 1}": d for k, d in enumerate(plan.inputs.described)}
+    tangents = tangents_of(values, b.tangents)
+    known: dict[str, Any] = {"saved": saved, "tangent": tangents}
+    taken = [Size(str(key)) if kind == "size" else known[kind][key] for kind, key in b.inputs]
+    b.half.describe(taken, gradients_of(inputs, b.grads))
 
 
 def _compiled(b: BackwardParts, backend: Backend) -> CompiledBackward:

@@ -29,6 +29,7 @@ import torch
 
 from .. import plan, torch_api
 from ..errors import DescriptionError, Unlike
+from ..plan import descriptors
 from ..plan import values as recipes
 from ..state.values import MISSING, short, solid_base
 from ..subclass import context, spec
@@ -40,7 +41,7 @@ from .objects import find, name_of
 #: records of this package, which are written by name and fields
 RECORDS: dict[str, Any] = {
     cls.__name__: cls
-    for module in (plan, recipes, spec)
+    for module in (plan, descriptors, recipes, spec)
     for cls in vars(module).values()
     if dataclasses.is_dataclass(cls) and isinstance(cls, type)
 }

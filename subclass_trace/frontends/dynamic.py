@@ -104,7 +104,7 @@ class _Choice(DynamicDims):
         """An input. Where an outer size of a wrapper is marked, so are inner sizes of the same value (the outer shape may have
         another rank than the inner one)."""
         value = argument.value
-        whole = everything and not (argument.static and isinstance(value, torch.nn.Parameter))
+        whole = everything and not isinstance(value, torch.nn.Parameter)
         alike = {value.shape[d] for d in marked_dims(value)} if is_traceable(value) and not value.is_nested else set()
 
         def note(t: Tensor, path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
+from .. import torch_api, verify
 from ..backends.eager import compile_eager
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
@@ -35,7 +35,7 @@ from ..runtime.source import Source as Code
 from ..runtime.specialize import Graphs, build_program
 from ..stages import stage
 from ..state.guards import StateGuards, changed_since
-from ..state.place import Call, Place
+from ..state.place import Call, Place, above
 from ..state.run import StateRun
 from ..subclass.paths import Path
 from ..torch_api.dynamo import check_marks
@@ -134,14 +134,14 @@ class _Maker:
 
     Attributes:
         flat: the distinct tensors and numbers, in the order in which they were found; ``places``: where.
-        handed: what stands for each.
+        handed: what stands for each; ``roots``: of the call.
         inputs: of the capture, which sets it.
     """
 
     inputs: Inputs
 
-    def __init__(self, session: Session, history: SizeHistory, options: Options, *, symbols: bool) -> None:
-        self.session, self.history, self.options = session, history, options
+    def __init__(self, session: Session, history: SizeHistory, options: Options, roots: Call, *, symbols: bool) -> None:
+        self.session, self.history, self.options, self.roots = session, history, options, roots
         self.numbers, self.may_have_symbols = symbols and options.dynamic is not False, symbols
         self.flat: list[Any] = []
         self.places: list[Place] = []
@@ -154,8 +154,7 @@ class _Maker:
         with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
             new = []
             for k, (place, real) in enumerate(found, len(self.flat)):
-                static = not place.moves or isinstance(real, torch.nn.Parameter)
-                new.append(Argument(real, self._path(place), k, static))
+                new.append(Argument(real, self._path(place), k, place, self._kind(place, real)))
             if self.options.dynamic is not False:
                 self.history.add(new)
             dynamic = choose(new, self.history, self.options.dynamic is True, self.may_have_symbols)
@@ -165,6 +164,22 @@ class _Maker:
         for (place, real), traced in zip(found, made, strict=True):
             self._add(place, real, traced)
         return made
+
+    def _kind(self, place: Place, real: Tensor) -> str:
+        """See `plan.descriptors.Input`."""
+        if isinstance(real, torch.nn.Parameter):
+            return "parameter"
+        if place.moves:
+            return "argument"
+        steps = [at for at in above(place) if at.parent is not None]
+        if len(steps) > 1 and steps[1].kind == "attr" and steps[1].key == "_buffers":
+            return "buffer"
+        of = (
+            at.parent.read(self.roots)
+            for at in steps
+            if at.parent is not None and type(at.key) is str and at.key == "state"
+        )
+        return "optimizer state" if any(isinstance(o, torch.optim.Optimizer) for o in of) else "state"
 
     def _path(self, place: Place) -> Path:
         """A text of its own: two keys of a dict may have one, as Parameters have. Sizes are remembered by it."""
@@ -210,14 +225,14 @@ def traced_call(
         SubclassTraceError: a refusal.
         Exception: the function's own.
     """
-    maker = _Maker(session, history, options, symbols=symbols)
+    maker = _Maker(session, history, options, Call(*call, function), symbols=symbols)
     state = StateRun(function, call, maker, warns=options.frontend == "trace")
     session.recorder.state, session.recorder.follows_state = state, state.follows
 
     def run(inputs: Inputs) -> Ran:
         maker.inputs = inputs
         args, kwargs = state.start()
-        return Ran(state.run(args, kwargs).outputs, maker.handed)
+        return Ran(state.run(args, kwargs), maker.handed)
 
     with torch_api.math_of_symbols() if session.dynamic else contextlib.nullcontext():
         try:
@@ -241,7 +256,8 @@ def _specialize(
 ) -> Specialization:
     """``symbols``: may sizes and numbers be symbols?"""
     backend = options.resolve_backend()
-    partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
+    asked = options.partitioner is not None or options.activation_memory_budget is not None
+    partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget) if asked else None
     table = options.table(backend)
     dynamic = options.dynamic is True or history.has_symbols
     session = Session(dynamic=symbols and dynamic, decompositions=table)
@@ -250,8 +266,7 @@ def _specialize(
     except _HasSymbols:
         session = Session(dynamic=True, decompositions=table)
         captured, state, maker = traced_call(function, call, options, history, session, symbols)
-    recipes = state.recipes
-    program, graphs = build_program(captured, recipes, backend, partitioner, keep_joint=keep_joint)
+    program, graphs = build_program(captured, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
     if symbols and not history.all_numbers:  # else Dynamo, or a trace without symbols, has decided
         for row in program.plan.inputs.rows:
@@ -260,11 +275,14 @@ def _specialize(
     guarded = StateGuards(state, Call(*call, function), maker.places, numbers)
     for backward in () if program.backwards is None else program.backwards.compiled:
         guarded = guarded.and_of_backward(backward.reads)
+    if verify.ENABLED:
+        verify.verify_guards(guarded, Call(*call, function))
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
     emitted = bind(program, ambient, guarded, maker.flat, session.mode)
     state.forget()
+    maker.roots = Call((), {})
     maker.flat.clear()  # cycles may keep it for a while
     return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {})
 

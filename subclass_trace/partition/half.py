@@ -41,6 +41,7 @@ class Half:
     ) -> None:
         self.owner, self.inputs, self.body, self.outputs = owner, list(inputs), list(body), list(outputs)
         self.merged, self.cloned = merged, cloned
+        self._descriptors: tuple[Sequence[Any], Sequence[Any]] | None = None
 
     @classmethod
     def of_module(cls, module: fx.GraphModule) -> Half:
@@ -73,7 +74,16 @@ class Half:
             values[node] = graph.node_copy(node, value)
         outputs = [value(o) if isinstance(o, fx.Node) else o for o in self.outputs]
         graph.output([clone_of(graph, o) if k in self.cloned else o for k, o in enumerate(outputs)])
-        return torch_api.graph_module(self.owner, graph)
+        module = torch_api.graph_module(self.owner, graph)
+        if self._descriptors is not None:
+            _describe(module, *self._descriptors)
+        return module
+
+    def describe(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Say what each input and each output is (`plan.descriptors`)."""
+        self._descriptors = inputs, outputs
+        if (made := self.__dict__.get("module")) is not None:
+            _describe(made, inputs, outputs)
 
     @property
     def results(self) -> list[Any]:
@@ -84,6 +94,12 @@ class Half:
     def examples(self) -> list[Any]:
         """The example values of the inputs."""
         return [n.meta.get("val") for n in self.inputs]
+
+
+def _describe(module: fx.GraphModule, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    for node, descriptor in zip(placeholders(module.graph), inputs, strict=True):
+        node.meta["descriptor"] = descriptor
+    module.meta["descriptors"] = tuple(outputs)
 
 
 def clone_of(graph: fx.Graph, node: fx.Node) -> fx.Node:
@@ -102,8 +118,8 @@ class Partitioned:
     Attributes:
         first: the forward, with outputs ``[*forward outputs, *saved]``.
         second: the backward; its inputs are named after saved values and tangents.
-        saved: name of each saved value, in the order of the forward's outputs.
-        backward_inputs: for each backward placeholder the name of the saved value or tangent that it takes.
+        saved: the `trace_name` of each saved value, in the order of the forward's outputs.
+        backward_inputs: for each backward placeholder that of the saved value that it takes, or the name of the tangent.
         extra: names among ``saved`` that the partitioner did not ask for (docs/notes/tangents.md).
     """
 

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from ..capture.graphs import trace_name
 from ..capture.tape import TracedBackward
 from ..errors import OptionError
 from ..stages import stage
@@ -33,13 +34,14 @@ BY_NAME: dict[str, Partitioner] = {
 }
 
 
-def resolve_partitioner(choice: str | Partitioner, budget: float | int | None) -> Partitioner:
-    """The partitioner for an option.
+def resolve_partitioner(choice: str | Partitioner | None, budget: float | int | None) -> Partitioner:
+    """The partitioner for an option; None is "min_cut".
 
     Raises:
         OptionError: unknown name, or a budget out of range, or a budget with a partitioner that knows none.
     """
     check_budget(budget)
+    choice = "min_cut" if choice is None else choice
     if callable(choice):
         found: Partitioner = choice
     elif choice in BY_NAME:
@@ -121,8 +123,10 @@ def _by_rows(traced: TracedBackward, partitioner: MinCut, facts: Facts) -> Parti
         rows = sorted({table.same[i] for i, n in enumerate(table.nodes) if n.name in extra})
         split = make_split(table, [*split.saved, *split.sizes, *rows], also=rows)
     forward, backward = halves(split, num_forward - traced.draws, _written_rows(split, facts))
-    names = tuple(table.name(i) for i in (*split.saved, *split.sizes))
-    return Partitioned(forward, backward, names, tuple(n.name for n in backward.inputs), frozenset(names) - have)
+    rows = [*split.saved, *split.sizes]
+    names, taken = ([trace_name(n) for n in nodes] for nodes in ([table.nodes[i] for i in rows], backward.inputs))
+    more = frozenset(name for i, name in zip(rows, names, strict=True) if table.name(i) not in have)
+    return Partitioned(forward, backward, tuple(names), tuple(taken), more)
 
 
 def _written_rows(split: Split, facts: Facts) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..capture.graphs import is_draw, output_args, placeholders, where
+from ..capture.graphs import is_draw, output_args, placeholders, trace_name, where
 from ..capture.tape import TracedBackward
 from ..errors import VerificationError
 from . import torch_partitioners
@@ -33,6 +33,7 @@ def by_modules(
 ) -> Partitioned:
     """Any partitioner in the form of ``functorch.compile``'s, which consumes the joint graph."""
     joint, num_forward = traced.joint, traced.num_forward
+    traced_as = {n.name: trace_name(n) for n in joint.graph.nodes}
     _save_draws(joint.graph)
     ancestry = ancestry_of(joint.graph)
     promised, primals = output_args(joint.graph), [n.name for n in _primals(joint.graph)]
@@ -54,9 +55,11 @@ def by_modules(
         forward,
         [*outputs[: num_forward - traced.draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)],
     )
-    names = (*saved, *(n.name for n in extra_nodes))
+    known = {**dict(zip(saved, outputs[num_forward:], strict=True)), **{n.name: n for n in extra_nodes}}
+    key = {name: n.meta.get("trace_name") or traced_as.get(n.name, trace_name(n)) for name, n in known.items()}
+    names, more = tuple(key.values()), frozenset(key[n.name] for n in extra_nodes)
     halves_ = Half.of_module(forward), Half.of_module(backward)
-    return Partitioned(*halves_, names, tuple(backward_inputs), frozenset(n.name for n in extra_nodes))
+    return Partitioned(*halves_, names, tuple(key.get(n, n) for n in backward_inputs), more)
 
 
 def _primals(graph: fx.Graph) -> list[fx.Node]:

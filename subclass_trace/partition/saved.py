@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..capture.graphs import where
+from ..capture.graphs import module_path, primal_number, trace_name, where
 from ..plan import SavedValue
+from ..plan.descriptors import AnyDescriptor, Descriptor
 from .interface import Partitioned
 
 
-def saved_table(parts: Partitioned, copied: Collection[str] = ()) -> tuple[SavedValue, ...]:
+def saved_table(
+    parts: Partitioned, described: Sequence[Descriptor], copied: Collection[str] = ()
+) -> tuple[SavedValue, ...]:
     """One row per saved value, in order.
 
     Bytes are counted once per storage, for dynamic sizes as in the traced call. Inputs and results cost nothing: the
-    caller holds them anyway. ``copied`` are results that no caller gets.
+    caller holds them anyway. ``described``: what each graph input is; ``copied`` are results that no caller gets.
     """
     rows = []
     seen: set[int | None] = set()
@@ -27,7 +30,7 @@ def saved_table(parts: Partitioned, copied: Collection[str] = ()) -> tuple[Saved
     results = half.outputs[: len(half.outputs) - len(parts.saved)]
     held = [n.meta.get("val") for n in results if isinstance(n, fx.Node) and n.name not in copied]
     inputs = {*map(torch_api.storage_key, (*given, *held))}
-    nodes = {n.name: n for n in (*half.inputs, *half.body)}
+    nodes = {trace_name(n): n for n in (*half.inputs, *half.body)}
     values = half.results[-len(parts.saved) :] if parts.saved else []
     for name, value in zip(parts.saved, values, strict=True):
         node, val = nodes.get(name, value), value.meta.get("val")
@@ -41,23 +44,28 @@ def saved_table(parts: Partitioned, copied: Collection[str] = ()) -> tuple[Saved
         operation = _operation(node)
         shape = tuple(map(_number, val.shape)) if tensor else ()
         dtype = str(val.dtype).removeprefix("torch.") if tensor else "int"
-        path = node.meta.get("path") if node.op == "placeholder" else None
-        place = where(node) or (_module_of(node) if tensor else f"size {val}")
+        path = str(described[primal_number(node)]) if node.op == "placeholder" else None
+        place = where(node) or (module_path(node) if tensor else f"size {val}")
         rows.append(SavedValue(name, tensor, path, place, operation, shape, dtype, size, reason))
     return tuple(rows)
 
 
-def _module_of(node: fx.Node) -> str | None:
-    """Where no code of the user's runs (modules of torch's in a Sequential): the module of the nearest parameter."""
-    seen, todo = {node}, [node]
-    for n in todo:
-        path = n.meta.get("path") if n.op == "placeholder" else None
-        if path is not None and "." in path:
-            return str(path).rpartition(".")[0]
-        new = [i for i in n.all_input_nodes if i not in seen]
-        seen.update(new)
-        todo += new
-    return next((f"of {n.meta['path']}" for n in todo if n.meta.get("path")), None)
+def describe_halves(
+    parts: Partitioned,
+    saved: Sequence[SavedValue],
+    inputs: Mapping[str, AnyDescriptor],
+    results: Sequence[AnyDescriptor],
+    gradients: Sequence[AnyDescriptor],
+) -> None:
+    """Say of both programs what they take and give.
+
+    Args:
+        inputs: name of each placeholder of the joint graph -> what it is.
+        results, gradients: what the outputs of the joint graph are.
+    """
+    known = {**{row.name: row for row in saved}, **inputs}  # a saved input is called what it is
+    parts.first.describe([inputs[str(n.target)] for n in parts.first.inputs], [*results, *saved])
+    parts.second.describe([known[name] for name in parts.backward_inputs], gradients)
 
 
 def _operation(node: fx.Node) -> str:

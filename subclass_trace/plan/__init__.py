@@ -14,13 +14,15 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 
+from .. import torch_api
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, leaf_count
+from .descriptors import AnyDescriptor, Descriptor, Input, forward_descriptors
 from .values import Recipe
 
 
@@ -224,10 +226,10 @@ class SideEffect:
 # ---------------------------------------------------------------------------------------------- the plan
 @dataclass(frozen=True)
 class SavedValue:
-    """One value kept for the backward.
+    """One value kept for the backward: what an output of the forward graph, and an input of the backward graph, is.
 
     Attributes:
-        name: graph node.
+        name: the node of the trace; see `capture.graphs.trace_name`.
         is_tensor: False for a symbolic size.
         path: the input's path when it is an input, else None.
         where: ``file:line`` of the user's code that made it, or the path of the module.
@@ -246,6 +248,16 @@ class SavedValue:
     dtype: str
     bytes: int
     reason: str
+
+    @property
+    def short_operation(self) -> str:
+        """``relu``"""
+        return self.operation.removeprefix("aten.").removesuffix(".default")
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"saved: {self.path}"
+        return f"saved: {self.short_operation}{f' at {torch_api.location_text(self.where)}' if self.where else ''}"
 
 
 @dataclass(frozen=True)
@@ -286,6 +298,7 @@ class PlanInputs:
         offsets_matter: the graphs hold absolute storage offsets (``as_strided``), or the region asks for one.
         alias: how inputs and leaves share memory, where that decided the trace; see `capture.aliasing`.
         kinds: of each input, and of the tensors inside of it, in flatten order.
+        described: what each graph input is.
     """
 
     rows: tuple[InputPlan, ...]
@@ -296,6 +309,13 @@ class PlanInputs:
     offsets_matter: bool
     alias: tuple[Any, ...] | None = None
     kinds: tuple[TensorKind, ...] = ()
+    described: tuple[Descriptor, ...] = ()
+
+    def descriptor(self, number: int) -> Input:
+        """What an input is, as a whole."""
+        path = str(self.rows[number].path)
+        leaves = (leaf for d in self.described if isinstance(d, Input) for leaf in (d, *d.also))
+        return replace(next(leaf for leaf in leaves if leaf.path == path), leaf=(), also=())
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,6 +329,7 @@ class PlanResults:
         size_outputs: how many symbolic numbers follow the leaves of the values.
         shared: places among the leaves of the values -> the tensor of the call that such a leaf is.
         unbacked: symbols that depend on values inside tensors -> number of the size output.
+        described: what each forward value is; ``paths``: what each flat output is.
     """
 
     values: tuple[Spec, ...]
@@ -318,6 +339,13 @@ class PlanResults:
     size_outputs: int
     shared: Mapping[int, SharedLeaf] = field(default_factory=dict)
     unbacked: tuple[tuple[Any, int], ...] = ()
+    described: tuple[AnyDescriptor, ...] = ()
+    paths: tuple[Descriptor, ...] = ()
+
+    @property
+    def leaves_described(self) -> list[Any]:
+        """What each output of the forward graph is, up to what it saves."""
+        return forward_descriptors(self.described, self.values, self.size_outputs)
 
     @property
     def forward_leaves(self) -> int:

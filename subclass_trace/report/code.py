@@ -15,32 +15,27 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from ..capture.graphs import where
-from .names import location_text, type_text
+from ..torch_api import location_text
+from .names import type_text
 
 
-def graph_code(graph: fx.Graph, name: str, inputs: Mapping[str, str], outputs: Sequence[str]) -> str:
-    """The graph as the text of a function.
-
-    Args:
-        name: of the function.
-        inputs: placeholder -> what it is.
-        outputs: what each output is.
-    """
-    return "\n".join(_lines(graph, name, inputs, outputs))
+def graph_code(module: fx.GraphModule, name: str) -> str:
+    """A graph as the text of a function of this name; inputs and outputs with what they are."""
+    return "\n".join(_lines(module.graph, name, [*map(str, module.meta.get("descriptors", ()))]))
 
 
-def _lines(graph: fx.Graph, name: str, inputs: Mapping[str, str], outputs: Sequence[str]) -> Iterator[str]:
+def _lines(graph: fx.Graph, name: str, outputs: Sequence[str]) -> Iterator[str]:
     yield f"def {name}("
     for node in graph.nodes:
         if node.op == "placeholder":
-            yield _commented(f"    {node.name},", node.meta.get("val"), inputs.get(str(node.target), ""))
+            yield _commented(f"    {node.name},", node.meta.get("val"), str(node.meta.get("descriptor", "")))
     yield "):"
     location = None
     for node in graph.nodes:

@@ -20,9 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..plan import InputOutput, Plan, SizeOutput, ValueOutput, ViewOutput
+from ..plan.descriptors import Size
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from ..torch_api import text_of
-from .names import input_names, operation_text, result_paths, saved_where, seconds_text, type_text, value_names
+from .names import saved_where, seconds_text, type_text
 
 _ROWS = 40
 _WIDEST = 72
@@ -63,9 +64,8 @@ def _cell(column: int, text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------- the tables
 def _inputs(plan: Plan) -> Iterator[Row]:
-    names: dict[int, str] = {}
-    for primal, name in zip(plan.inputs.primals, input_names(plan), strict=True):
-        names[getattr(primal, "leaf", -1)] = name
+    primals = (k for k, d in enumerate(plan.inputs.described) if not isinstance(d, Size))
+    names = {leaf: f"primals_{k + 1}" for leaf, k in enumerate(primals)}
 
     def walk(spec: Spec, path: str, places: Iterator[int]) -> Iterator[Row]:
         if isinstance(spec, OpaqueSpec):
@@ -84,7 +84,7 @@ def _inputs(plan: Plan) -> Iterator[Row]:
 
 
 def _symbols(plan: Plan, flat: Sequence[object] = ()) -> Iterator[Row]:
-    leaves = [name for name in input_names(plan).values() if not name.startswith("size ")]
+    leaves = [str(d) for d in plan.inputs.described if not isinstance(d, Size)]
     owners = {"leaf": leaves, "input": [str(row.path) for row in plan.inputs.rows]}
     for s in plan.inputs.symbols:
         number = flat[s.number] if flat else f"flat argument {s.number}"
@@ -98,13 +98,12 @@ def _changes(plan: Plan) -> Iterator[Row]:
 
 
 def _results(plan: Plan) -> Iterator[Row]:
-    names = value_names(plan)
-    for path, o in zip(result_paths(plan), plan.results.outputs, strict=True):
+    for path, o in zip(map(str, plan.results.paths), plan.results.outputs, strict=True):
         if isinstance(o, ValueOutput):
             grad = ", differentiable" if o.value in plan.gradients.differentiable else ""
             yield path, "value", _class_and_type(o.spec) + grad
         elif isinstance(o, ViewOutput):
-            base = str(plan.inputs.rows[o.base].path) if o.of_input else names[o.base]
+            base = str(plan.inputs.rows[o.base].path) if o.of_input else plan.results.described[o.base]
             yield path, f"view of {base}", _class_and_type(o.spec)
         elif isinstance(o, InputOutput):
             yield path, "input", next(str(row.path) for row in plan.inputs.rows if row.position == o.position)
@@ -121,7 +120,7 @@ def _class_and_type(spec: Any) -> str:
 def _saved(plan: Plan) -> Iterator[Row]:
     for row in plan.gradients.saved:
         kind = type_text(row.dtype, row.shape) if row.is_tensor else row.dtype
-        yield saved_where(row), operation_text(row), kind, f"{row.bytes:,} B" if row.bytes else "-", row.reason
+        yield saved_where(row), row.short_operation, kind, f"{row.bytes:,} B" if row.bytes else "-", row.reason
 
 
 def saved_bytes(plan: Plan) -> str:
@@ -132,11 +131,13 @@ def saved_bytes(plan: Plan) -> str:
 def _gradient_text(plan: Plan) -> str:
     if not plan.trains:
         return "no backward: no result is differentiable"
-    names = value_names(plan)
+    names = plan.results.described
     paths = [str(plan.inputs.rows[k].path) for k in plan.gradients.differentiated]
     shown = [*paths[:6], *([f"{len(paths) - 6} more"] if len(paths) > 6 else [])]
     how = ", by autograd itself" if plan.gradients.by_autograd else ""
-    return f"backward{how}: from {', '.join(names[k] for k in plan.gradients.differentiable)} to {', '.join(shown)}"
+    return (
+        f"backward{how}: from {', '.join(str(names[k]) for k in plan.gradients.differentiable)} to {', '.join(shown)}"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- all specializations

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch.fx as fx
 
+from ..capture.graphs import placeholders
 from ..plan import Plan, SavedValue, ValueOutput, ViewOutput
-from ..subclass.spec import Spec, leaf_paths
+from ..subclass.spec import Spec
 from .code import graph_code
-from .names import input_names, output_names, result_paths, saved_name, value_names
 from .text import describe
 
 
@@ -27,6 +27,8 @@ class Trace:
         names: placeholder of any of the graphs -> what it is.
         results: what each output of the forward graph is.
         gradients: what each output of the backward graph is.
+        by_autograd: the eager back end, where no partitioner is asked for, leaves this backward to autograd itself: the region
+            is a few small operations, and their history is what the function leaves.
     """
 
     function: str
@@ -38,6 +40,7 @@ class Trace:
     names: Mapping[str, str]
     results: tuple[str, ...]
     gradients: tuple[str, ...]
+    by_autograd: bool = False
 
     @property
     def saved(self) -> tuple[SavedValue, ...]:
@@ -56,15 +59,12 @@ class Trace:
         Raises:
             KeyError: there is no such graph.
         """
-        outputs: Sequence[str] = self.gradients if name == "backward" else self.results
-        if name == "joint":
-            hidden = [""] * self.graphs[name].meta.get("draws", 0)  # drawn or done, and read by nobody
-            outputs = (*self.results[: len(self.results) - len(self.saved)], *hidden, *self.gradients)
-        return graph_code(self.graphs[name].graph, name, self.names, outputs)
+        return graph_code(self.graphs[name], name)
 
     def __str__(self) -> str:
         codes = "\n\n".join(self.code(name) for name in self.graphs)
-        return f"trace of {self.function}\n\n{describe(self.plan)}\n\n{codes}"
+        left = "\n(the eager back end leaves this backward to autograd, unless a partitioner is asked for)"
+        return f"trace of {self.function}\n\n{describe(self.plan)}{left * self.by_autograd}\n\n{codes}"
 
     def __repr__(self) -> str:
         return f"<Trace of {self.function}: {', '.join(self.graphs)}>"
@@ -73,22 +73,15 @@ class Trace:
 def trace_of(name: str, entry: Any) -> Trace:
     """What a specialization of the function ``name`` was compiled from."""
     plan, graphs = entry.plan, entry.graphs
-    saved = {row.name: saved_name(row) for row in plan.gradients.saved}
-    names = {**saved, **input_names(plan)}  # a saved input is called what it is
-    gradients: list[str] = []
-    backwards = () if entry.program.backwards is None else entry.program.backwards.compiled
-    if backwards:  # none where it is refused, when a call asks for it
-        first = backwards[0]
-        values = value_names(plan)
-        live = zip(plan.gradients.differentiable, first.tangents, strict=True)
-        tangents = [p for k, s in live if s is not None for p in leaf_paths(s, f"tangent of {values[k]}")]
-        names.update(zip(first.tangent_names, tangents, strict=True))
-        for number, grad in zip(plan.gradients.differentiated, first.grads, strict=True):
-            if grad is not None:
-                gradients += leaf_paths(grad, f"gradient of {plan.inputs.rows[number].path}")
+    found = [g for g in (graphs.forward, graphs.joint, graphs.backward) if g is not None]
+    names = {n.name: str(n.meta["descriptor"]) for g in found for n in placeholders(g.graph)}
     spec: dict[str, Spec] = {str(row.path): row.spec for row in plan.inputs.rows}
-    for path, output in zip(result_paths(plan), plan.results.outputs, strict=True):
+    for path, output in zip(map(str, plan.results.paths), plan.results.outputs, strict=True):
         if isinstance(output, (ValueOutput, ViewOutput)):
             spec[path] = output.spec
-    results = tuple(output_names(plan))
-    return Trace(name, graphs.joint, graphs.forward, graphs.backward, plan, spec, names, results, tuple(gradients))
+    results = (*map(str, graphs.forward.meta["descriptors"]),)
+    gradients = () if graphs.backward is None else (*map(str, graphs.backward.meta["descriptors"]),)
+    by_autograd = graphs.by_autograd and not plan.gradients.by_autograd
+    return Trace(
+        name, graphs.joint, graphs.forward, graphs.backward, plan, spec, names, results, gradients, by_autograd
+    )

@@ -7,7 +7,7 @@ forward; more are traced from the `Tape` and read the same saved activations. Se
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api, verify
-from ..capture.graphs import extract, needed, output_args
+from ..capture.graphs import extract, is_of_trace, needed, output_args, placeholders, trace_name
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..stages import working
@@ -178,6 +178,7 @@ class Backwards:
     """The compiled backwards of a region (or of a backward of it), and the tape to trace more from.
 
     Attributes:
+        saved: `trace_name` of each value that is there -> what it is.
         inputs: how many inputs are differentiated.
         tape: the retained autograd graph; None until `again` has traced the call once more.
         again: makes the tape of a call where there is none (that of a description is in another process).
@@ -192,7 +193,7 @@ class Backwards:
     def __init__(
         self,
         tape: Tape | None,
-        saved: frozenset[str],
+        saved: Mapping[str, Any],
         compile_backward: CompileBackward,
         output_paths: Sequence[str],
         symbols: frozenset[Any] = frozenset(),
@@ -324,9 +325,8 @@ class Backwards:
     ) -> tuple[list[tuple[str, Any]], Boxed, Backwards | None, fx.GraphModule]:
         """The inputs of a program over saved values and tangents, the program, the backwards of it, and its graph."""
         outputs = output_args(traced.joint.graph)[traced.num_forward :]
-        # What the first backward computes of inputs alone may be saved as well; only that trace knows it by its name.
-        late = {n.name for n in traced.joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"}
-        have = (self.saved - late) | set(traced.tangents)
+        known = {n.name: key for n in traced.joint.graph.nodes if (key := trace_name(n)) in self.saved}
+        have = {*known, *traced.tangents}
         sizes = self._sizes(traced.joint.graph, have)
         nodes, missing = needed(outputs, {*have, *sizes})
         if missing:
@@ -339,16 +339,24 @@ class Backwards:
             )
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
         graph = extract(traced.joint, outputs, names)
+        for node, name in zip(placeholders(graph.graph), names, strict=True):
+            if name in known and "descriptor" not in node.meta:
+                node.meta["descriptor"] = self.saved[known[name]]
+        graph.meta["descriptors"] = traced.joint.meta["descriptors"][traced.num_forward :]
         if verify.ENABLED:
-            verify.verify_joint(traced.joint, traced.num_forward)
+            verify.verify_joint(traced.joint, traced.num_forward, [n for n in self.saved if is_of_trace(n)])
         place: dict[str, tuple[str, Any]] = {name: ("tangent", k) for k, name in enumerate(traced.tangents)}
         place |= {name: ("size", symbol) for name, symbol in sizes.items()}
         following = None
         if traced.next is not None:
-            following = Backwards(traced.next, frozenset(have), self.compile_backward, (), self.symbols)
+            there = {
+                n.name: n.meta["descriptor"] for n in placeholders(traced.joint.graph) if n.name in traced.tangents
+            }
+            following = Backwards(traced.next, {**self.saved, **there}, self.compile_backward, (), self.symbols)
             following.of, following.narrow, following.origin = traced.differentiable, self.narrow, self.origin
             following.takes_batches = self.takes_batches
-        return [place.get(n, ("saved", n)) for n in names], self.compile_backward(graph), following, graph
+        inputs = [place.get(n, ("saved", known.get(n, n))) for n in names]
+        return inputs, self.compile_backward(graph), following, graph
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
         """Nodes that are a size symbol of the region: each call knows its value, so nobody has to save it."""

@@ -1,8 +1,8 @@
 """Dense regions whose backward is left to autograd.
 
 An ``autograd.Function`` costs as much as a dozen small operations. The forward program of the eager back end, run under
-autograd, does what eager mode does, where it leaves the history that the function has left: `captured_for_autograd` says for
-which captures that is worth a try, `leaves_same_history` runs the program on fakes and compares node by node, with the order
+autograd, does what eager mode does, where it leaves the history that the function has left: `_for_autograd` says for which
+captures that is worth a try, `leaves_same_history` runs the program on fakes and compares node by node, with the order
 in which the engine meets them. Parts without gradients, detached values, hooks and custom Functions fail that.
 """
 
@@ -11,26 +11,41 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.fx as fx
 
 from .. import torch_api
+from ..backends.eager import graph_code
 from ..capture.capture import Captured
+from ..capture.graphs import primal_number
 from ..partition.half import Half
 from ..partition.table import nbytes
 from ..plan import ValueOutput
 from ..subclass.spec import LeafSpec
+from .planning import detached_values
 
 Tensor = torch.Tensor
+Program: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 #: so many bytes are sooner kept than computed again by a back end that calls one operation after the other
 SMALL = 1 << 16
 #: of more operations, our backward is quicker than autograd's
 FEW = 24
 
 
-def captured_for_autograd(captured: Captured) -> Captured | None:
+def left_to_autograd(captured: Captured) -> tuple[Captured, Half, Program] | None:
+    """The capture as one without a backward, its forward, and that compiled, if autograd shall do the backward."""
+    if (alone := _for_autograd(captured)) is None:
+        return None
+    half = Half.of_module(alone.forward_graph(in_place=False)[0])
+    if detached_values(alone, half):
+        return None
+    call: Program = graph_code.compile_half(half, name="forward", by_autograd=True).function
+    return (alone, half, call) if leaves_same_history(captured, half, call) else None
+
+
+def _for_autograd(captured: Captured) -> Captured | None:
     """The capture as one without a backward, if nothing of the region is more than operations on dense tensors."""
     tape, recorder, results = captured.tape, captured.session.recorder, captured.results
     if tape is None or not torch.is_grad_enabled() or captured.mutations.gradients:
@@ -55,7 +70,7 @@ def _is_plain(node: fx.Node) -> bool:
     return operation and "recompute" not in node.meta and nbytes(node.meta.get("val")) <= SMALL
 
 
-def leaves_same_history(captured: Captured, half: Half, call: Callable[[list[Any]], Sequence[Any]]) -> bool:
+def leaves_same_history(captured: Captured, half: Half, call: Program) -> bool:
     """Does the program, under autograd, leave the history that the function has left?"""
     tape = captured.tape
     assert tape is not None
@@ -64,7 +79,7 @@ def leaves_same_history(captured: Captured, half: Half, call: Callable[[list[Any
     given = {place: row.traced for row in inputs.rows if row.edge is not None for place in row.leaves}
 
     def value(node: fx.Node) -> Any:
-        primal = int(str(node.target).rpartition("_")[2]) - 1
+        primal = primal_number(node)
         if primal in inputs.sizes:
             return inputs.sizes[primal]
         t = inputs.originals[number[primal]]

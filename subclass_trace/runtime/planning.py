@@ -13,6 +13,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..capture.capture import Captured
+from ..capture.graphs import primal_number
 from ..capture.session import Session
 from ..errors import NeedsEager
 from ..partition.half import Half
@@ -32,7 +33,6 @@ from ..plan import (
     ViewOutput,
     ViewStep,
 )
-from ..state.side_effects import Recipes
 from ..subclass.flatten import guarded_spec
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count, leaf_spans
 from ..torch_api import pytree
@@ -43,13 +43,17 @@ _ABSOLUTE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatte
 
 
 def make_plan(
-    captured: Captured, recipes: Recipes, forward: Half, saved: tuple[SavedValue, ...], in_program: bool = False
+    captured: Captured,
+    forward: Half,
+    saved: tuple[SavedValue, ...],
+    *,
+    in_program: bool = False,
+    by_autograd: bool = False,
 ) -> Plan:
     """The plan; sizes are expressions over the symbols that a call binds. `with_conditions` has still to be called.
 
     Args:
-        recipes: how the result is made of the flat outputs, and what they are put into.
-        in_program: the program writes to its inputs itself.
+        in_program, by_autograd: see `PlanMutations` and `PlanGradients`.
     """
     inputs, symbols = tuple(_inputs(captured)), tuple(_symbols(captured))
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
@@ -63,24 +67,28 @@ def make_plan(
             conditions=(),
             offsets_matter=captured.reads.offsets
             or any(n.target in _ABSOLUTE for n in captured.session.recorder.graph.nodes),
+            described=captured.described,
         ),
         results=PlanResults(
             values=values,
             outputs=tuple(_freeze_output(o, captured) for o in captured.results.outputs),
-            recipe=recipes.result,
-            detach_values=_detach(forward, captured),
+            recipe=captured.recipes.result,
+            detach_values=detached_values(captured, forward),
             size_outputs=captured.results.size_outputs,
             shared=captured.results.shared,
             unbacked=captured.results.unbacked,
+            described=captured.results.described,
+            paths=captured.results.paths,
         ),
         mutations=replace(captured.mutations, in_program=in_program),
-        side_effects=recipes.effects,
+        side_effects=captured.recipes.effects,
         gradients=PlanGradients(
             differentiable=captured.differentiable,
             differentiated=captured.differentiated,
             saved=saved,
             watched_inputs=watched_inputs,
             watched_values=watched_values,
+            by_autograd=by_autograd,
         ),
     )
 
@@ -110,7 +118,7 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
     place = {p: k for k, p in enumerate(captured.inputs.leaf_primals)}
     rows: list[Primal] = []
     for node in forward.inputs:
-        number = int(str(node.target).rsplit("_", 1)[1]) - 1
+        number = primal_number(node)
         if number in captured.inputs.sizes:
             rows.append(SizePrimal(to_expr(captured.inputs.sizes[number])))
         else:
@@ -148,7 +156,7 @@ def number_symbols(rows: Sequence[SymbolPlan]) -> frozenset[Any]:
     return frozenset(row.symbol for row in rows if not row.ragged)
 
 
-def _detach(forward: Half, captured: Captured) -> frozenset[int]:
+def detached_values(captured: Captured, forward: Half) -> frozenset[int]:
     """Positions of outputs that are made objects of their own.
 
     They are, or share memory with, a graph input or an earlier output; or they are dense values that the graph happens

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch.fx as fx
 
@@ -11,19 +11,19 @@ from .. import torch_api, verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
 from ..capture.capture import Captured
-from ..capture.graphs import output_args
+from ..capture.graphs import output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
 from ..errors import NeedsEager, SideEffectError, SubclassTraceError
 from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
-from ..partition.saved import saved_table
-from ..plan import Plan, ValueOutput
+from ..partition.saved import describe_halves, saved_table
+from ..plan import Plan, SavedValue, ValueOutput
+from ..plan.descriptors import Input
 from ..stages import stage
-from ..state.side_effects import Recipes
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
 from .backward import Backwards, Circumstances, CompiledBackward, OnFirstUse, check_of
-from .by_autograd import SMALL, captured_for_autograd, leaves_same_history
+from .by_autograd import SMALL, left_to_autograd
 from .planning import make_plan, number_symbols, with_conditions
 from .program import Program
 
@@ -32,12 +32,14 @@ from .program import Program
 class Graphs:
     """The graphs of a specialization, as graph modules that are made on demand.
 
-    ``joint`` and ``backward`` are None when there is no backward.
+    ``joint`` and ``backward`` are None when there is no backward. ``by_autograd``: the eager back end leaves the backward to
+    autograd, where no partitioner is asked for.
     """
 
     joint: fx.GraphModule | None
     first: Half
     second: Half | None
+    by_autograd: bool = False
 
     @property
     def forward(self) -> fx.GraphModule:
@@ -50,95 +52,110 @@ class Graphs:
         return None if self.second is None else self.second.module
 
 
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """A capture as what is compiled.
+
+    Attributes:
+        captured: what the plan is made of.
+        first: the forward; ``compiler``: for it; ``call``: it is compiled already.
+        saved: what it saves; ``in_program``: it writes to its inputs.
+        backward: the first backward, for the tangents ``guess``, which is ``second`` with ``inputs``.
+        joint: kept if asked for.
+    """
+
+    captured: Captured
+    first: Half
+    compiler: Compiler
+    saved: tuple[SavedValue, ...] = ()
+    call: Compiled | None = None
+    in_program: bool = False
+    backward: TracedBackward | None = None
+    guess: Sequence[Spec] = ()
+    second: Half | None = None
+    inputs: tuple[str, ...] = ()
+    joint: fx.GraphModule | None = None
+
+
 def build_program(
-    captured: Captured, recipes: Recipes, backend: Backend, partitioner: Partitioner, keep_joint: bool = False
+    captured: Captured, backend: Backend, partitioner: Partitioner | None, *, keep_joint: bool = False
 ) -> tuple[Program, Graphs]:
-    """Partition and compile a capture.
+    """Cut a capture into what is compiled, compile it, and make the plan.
 
     Args:
-        recipes: see `make_plan`.
+        partitioner: None: none is asked for.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
     """
-    if backend.backward is compile_eager and partitioner == MinCut() and not keep_joint:
-        if (made := _by_autograd(captured, recipes)) is not None:
-            return made
     nodes = tuple(captured.session.recorder.graph.nodes)
+    by_eager = backend.backward is compile_eager
+    left = left_to_autograd(captured) if partitioner is None and (by_eager or keep_joint) else None
+    if left is not None and not keep_joint:
+        cut = _Cut(*left[:2], backend.inference, call=left[2])
+    else:
+        cut = _cut(captured, backend, MinCut() if partitioner is None else partitioner, keep_joint)
+    plan = make_plan(
+        cut.captured, cut.first, cut.saved, in_program=cut.in_program, by_autograd=cut.call is not None
+    )  # back ends may rewrite what they get
+    if verify.ENABLED:
+        verify.verify_plan(cut.first.module, plan, in_place=cut.in_program)
+    call = cut.call or compile_half(backend, cut.compiler, cut.first)
+    plan = with_conditions(plan, captured)
+    backwards = _backwards(cut, plan, backend)
+    if backwards is not None:
+        backwards.forward_nodes = nodes
+    graphs = Graphs(cut.joint, cut.first, cut.second, left is not None)
+    return Program(plan, call, backwards, cut.compiler is compile_eager), graphs
+
+
+def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_joint: bool) -> _Cut:
+    """The forward alone, where there is no backward at all (of a whole training step, a caller's raises what it does in eager);
+    else the two halves of the joint graph."""
     found = None if captured.tape is None else _first_backward(captured.tape)
-    if captured.tape is None or found is None:
-        return _forward_alone(captured, recipes, backend, nodes)
+    if found is None:
+        graph, in_program = captured.forward_graph(in_place=backend.inference is compile_eager)
+        return _Cut(captured, Half.of_module(graph), backend.inference, in_program=in_program)
     guess, traced = found
     if verify.ENABLED:
         verify.verify_joint(traced.joint, traced.num_forward)
-    ours = isinstance(partitioner, MinCut)
-    kept = (traced.joint if ours else copied_module(traced.joint)) if keep_joint else None
+    joint = traced.joint
+    kept = (joint if isinstance(partitioner, MinCut) else copied_module(joint)) if keep_joint else None
+    written, copied = written_inputs(captured), _copied(captured, joint)
+    inputs, outputs = {n.name: n.meta["descriptor"] for n in placeholders(joint.graph)}, joint.meta["descriptors"]
     parts = partition(
         traced,
         partitioner=partitioner,
-        serve=captured.served(traced.joint),
-        written=written_inputs(captured),
-        static=[captured.inputs.leaf_primals[k] for i in captured.inputs.rows if i.static for k in i.leaves],
-        copied=_copied(captured, traced.joint),
+        serve=captured.served(joint),
+        written=written,
+        static=[k for k, d in enumerate(captured.described) if isinstance(d, Input) and d.is_static],
+        copied=copied,
         small=SMALL if backend.backward is compile_eager else 0,
     )
-    saved = saved_table(parts, _copied(captured, traced.joint))
+    saved = saved_table(parts, captured.described, copied)
+    visible = traced.num_forward - traced.draws
+    describe_halves(parts, saved, inputs, outputs[:visible], outputs[traced.num_forward :])
     if verify.ENABLED:
-        visible = traced.num_forward - traced.draws
-        verify.verify_partition(parts, visible, traced.tangents, written_inputs(captured))
-    plan = make_plan(captured, recipes, parts.first, saved)  # back ends may rewrite what they get
-    if verify.ENABLED:
-        verify.verify_plan(parts.forward, plan)
-    call = compile_half(backend, backend.forward, parts.first)
-    compile_backward = backward_compiler(backend)
-    second = parts.second
-    compiled = OnFirstUse(lambda: compile_half(backend, backend.backward, second, is_backward=True))
-    number = {name: k for k, name in enumerate(traced.tangents)}
-    inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs]
-    when = Circumstances(state=check_of(traced), dtensor=captured.session.dtensor_modes())
-    first = CompiledBackward.of(traced, guess, inputs, compiled, when, None, second)
-    plan = with_conditions(plan, captured)
+        verify.verify_partition(parts, visible, traced.tangents, written)
+    rest = traced, guess, parts.second, parts.backward_inputs, kept
+    return _Cut(captured, parts.first, backend.forward, saved, None, False, *rest)
+
+
+def _backwards(cut: _Cut, plan: Plan, backend: Backend) -> Backwards | None:
+    """The backwards of a program; the first is compiled when it runs."""
+    captured, traced, second = cut.captured, cut.backward, cut.second
+    if captured.tape is None:
+        return None
+    saved = {row.name: row for row in cut.saved}
     known = number_symbols(plan.inputs.symbols)
-    names = frozenset(parts.saved)
-    backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
+    backwards = Backwards(captured.tape, saved, backward_compiler(backend), _output_paths(plan), known)
+    if traced is None or second is None:
+        return backwards
     backwards.takes_batches &= backend.backward is compile_eager
-    backwards.forward_nodes = nodes
-    backwards.add(first)
-    by_eager = backend.forward is compile_eager
-    return Program(plan, call, backwards, by_eager), Graphs(kept, parts.first, parts.second)
-
-
-def _by_autograd(captured: Captured, recipes: Recipes) -> tuple[Program, Graphs] | None:
-    """See `by_autograd`."""
-    if (alone := captured_for_autograd(captured)) is None:
-        return None
-    half = Half.of_module(alone.forward_graph(in_place=False)[0])
-    plan = make_plan(alone, recipes, half, ())
-    if plan.results.detach_values:
-        return None
-    if verify.ENABLED:
-        verify.verify_plan(half.module, plan)
-    call = graph_code.compile_half(half, name="forward", by_autograd=True).function
-    if not leaves_same_history(captured, half, call):
-        return None
-    plan = replace(plan, gradients=replace(plan.gradients, by_autograd=True))
-    return Program(with_conditions(plan, captured), call, None), Graphs(None, half, None)
-
-
-def _forward_alone(
-    captured: Captured, recipes: Recipes, backend: Backend, nodes: tuple[fx.Node, ...]
-) -> tuple[Program, Graphs]:
-    """Nothing is saved. Of a whole training step, a caller's backward raises what it does in eager."""
-    graph, in_program = captured.forward_graph(in_place=backend.inference is compile_eager)
-    half = Half.of_module(graph)
-    plan, backwards = make_plan(captured, recipes, half, (), in_program), None
-    if verify.ENABLED:
-        verify.verify_plan(half.module, plan, in_place=in_program)
-    call = compile_half(backend, backend.inference, half)
-    plan = with_conditions(plan, captured)
-    if captured.tape is not None:
-        rest = (backward_compiler(backend), _output_paths(plan), number_symbols(plan.inputs.symbols))
-        backwards = Backwards(captured.tape, frozenset(), *rest)
-        backwards.forward_nodes = nodes
-    return Program(plan, call, backwards, backend.inference is compile_eager), Graphs(None, half, None)
+    number = {name: k for k, name in enumerate(traced.tangents)}
+    inputs = [("tangent", number[n]) if n in number else ("saved", n) for n in cut.inputs]
+    when = Circumstances(state=check_of(traced), dtensor=captured.session.dtensor_modes())
+    call = OnFirstUse(lambda: compile_half(backend, backend.backward, second, is_backward=True))
+    backwards.add(CompiledBackward.of(traced, cut.guess, inputs, call, when, None, second))
+    return backwards
 
 
 @stage("backward trace")

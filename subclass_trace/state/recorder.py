@@ -48,6 +48,8 @@ class Recorder:
         symbols: places of numbers -> their symbols; ``stand_ins``: id of a real tensor -> the
             traced one. reals: id of a traced tensor -> the place of the real one, and that.
             written: id of a thing -> what is known of it before it was written.
+        modules: the `torch.nn.Module`s that are being called, outermost first, as
+            ``nn_module_stack`` has them: place -> (path from the outermost one, class).
     """
 
     def __init__(self, make: Any = None) -> None:
@@ -69,6 +71,7 @@ class Recorder:
         self.own: dict[
             int, frozenset[str]
         ] = {}  # id of a traced tensor -> attributes that its class sets by itself
+        self.modules: dict[str, tuple[str, type]] = {}
         self.refusal: SubclassTraceError | None = None
         self.warned: Callable[[str], None] | None = None
 

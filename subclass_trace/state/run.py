@@ -137,8 +137,6 @@ class StateRun(_Run):
         make: makes stand-ins (`frontends.specialization`), once for each tensor.
     """
 
-    recipes: Any = None  # of what the run gave
-
     def __init__(
         self, function: Callable[..., Any], call: tuple[Any, ...], make: Any, *, warns: bool
     ) -> None:
@@ -189,7 +187,7 @@ class StateRun(_Run):
             if self.refusal is not None:
                 raise self.refusal
         self.check_variables()
-        recipes = self.recipes = Recipes(self)
+        recipes = Recipes(self)
         recipes.result = recipes(result, "result")
         recipes.effects = (
             *side_effects(self.written.values(), recipes),
@@ -229,7 +227,7 @@ class StateRun(_Run):
                     self._keep(number, thing, place)
         self.roots_of_call = Call((), {}, self.function)
         self.stand_ins, self.reals, self.symbols, self.make, self.own = {}, {}, {}, None, {}
-        self.written, self.recipes, self.walked = {}, None, set()
+        self.written, self.walked = {}, set()
 
     def _keep(self, number: int, thing: Any, place: Place) -> None:
         """A backward that is traced later may come upon an object of the call, which nothing of

@@ -3,7 +3,10 @@ checkpoints, what is kept out of Dynamo's graphs."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import re
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -30,9 +33,32 @@ _Module = torch.nn.Module
 
 def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
     """``module(...)``: where nothing is hooked, its ``forward``. One row says so."""
-    module = a[0]
+    with _inside(rec, a[0]):
+        return _called_module(rec, a[0], a, k)
+
+
+@contextlib.contextmanager
+def _inside(rec: Any, module: Any) -> Iterator[None]:
+    """What runs inside is code of this module."""
+    before, place = rec.modules, rec.place_of(module)
+    if place is not None:  # the region has not made it
+        text = str(place)
+        rec.modules = {**before, text: (_path_from(next(iter(before), text), text), type(module))}
+    try:
+        yield
+    finally:
+        rec.modules = before
+
+
+def _path_from(outermost: str, place: str) -> str:
+    """``layers.0.attention``, as `torch.nn.Module.get_submodule` takes it."""
+    rest = place.removeprefix(outermost)
+    return re.sub(r"\[['\"]?([^]'\"]*)['\"]?\]", r".\1", rest).lstrip(".")
+
+
+def _called_module(rec: Any, module: Any, a: Args, k: Named) -> Any:
     if is_a(module, torch.jit.ScriptModule):
-        _script_method(rec, f, a, k)
+        _script_method(rec, module, a, k)
     space = instance_dict(module) or {}
     tables = torch_api.hooks_of_all()
     hooked = any(space.get(name) for name in HOOKS) or any(table for *_, table in tables)

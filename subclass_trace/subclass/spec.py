@@ -130,11 +130,16 @@ def leaf_spans(specs: Iterable[Spec]) -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise(itertools.accumulate(map(leaf_count, specs), initial=0))]
 
 
+def leaf_ways(spec: Spec) -> list[tuple[str, ...]]:
+    """The names of the inner tensors on the way to each leaf of a value, in flatten order."""
+    if isinstance(spec, WrapperSpec):
+        return [(n, *way) for n, s in zip(spec.names, spec.inners, strict=True) for way in leaf_ways(s)]
+    return [()] if isinstance(spec, LeafSpec) else []
+
+
 def leaf_paths(spec: Spec, path: str) -> list[str]:
     """The path of each leaf of a value, in flatten order."""
-    if isinstance(spec, WrapperSpec):
-        return [p for n, s in zip(spec.names, spec.inners, strict=True) for p in leaf_paths(s, f"{path}.{n}")]
-    return [path] if isinstance(spec, LeafSpec) else []
+    return [".".join((path, *way)) for way in leaf_ways(spec)]
 
 
 def sizes_in(spec: Spec) -> Iterator[Any]:

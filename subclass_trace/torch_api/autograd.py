@@ -173,11 +173,12 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def watched_engine(
-    instead: Callable[..., bool], before: Callable[[Sequence[Any], Sequence[Any]], None]
+    instead: Callable[..., bool],
+    around: Callable[[Sequence[Any], Sequence[Any]], contextlib.AbstractContextManager[None]],
 ) -> Iterator[None]:
     """Inside, backwards that add to ``.grad`` are offered to ``instead(roots, tangents, retain_graph, create_graph, inputs)``,
-    which returns False to leave one to the engine. Before the others, `torch.autograd.grad`, ``before(roots, inputs)`` is
-    called. (Those of other threads are left alone.)
+    which returns False to leave one to the engine. Around the others, `torch.autograd.grad`, ``around(roots, inputs)`` is
+    entered. (Those of other threads are left alone.)
     """
     module: Any = torch.autograd
     engine = module._engine_run_backward
@@ -186,8 +187,8 @@ def watched_engine(
         call = (roots, tangents, retain, create, inputs, *more)
         if kinds.get("accumulate_grad"):
             return None if instead(*call) else engine(*call, **kinds)
-        before(roots, inputs)
-        return engine(*call, **kinds)
+        with around(roots, inputs):
+            return engine(*call, **kinds)
 
     with replaced_here(module, "_engine_run_backward", run):
         yield

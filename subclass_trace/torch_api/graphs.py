@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.fx.traceback
 from torch._C import DispatchKey, DispatchKeySet
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -65,6 +66,11 @@ def graph_module(root: Any, graph: torch.fx.Graph, name: str = "GraphModule") ->
 
     with lazy_graph_modules():
         return _make_graph_module(root, graph, name)
+
+
+def user_annotations() -> dict[str, Any]:
+    """What `torch.fx.traceback.annotate` says here and now."""
+    return dict(torch.fx.traceback.get_current_meta().get("custom") or ())
 
 
 @contextlib.contextmanager

@@ -19,6 +19,11 @@ _NOT_USERS = (
 )
 
 
+def location_text(location: str) -> str:
+    """``file:line``, relative to the current directory or the installed packages if it lies there."""
+    return location.removeprefix(os.getcwd() + os.sep).rpartition(f"{os.sep}site-packages{os.sep}")[2]
+
+
 #: between the user's code, as an instrumented clone, and what it calls
 _STATE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "state") + os.sep
 

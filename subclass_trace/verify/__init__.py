@@ -1,7 +1,8 @@
 """The verifier: checks between the stages that tests switch on. It finds our own faults.
 
-`verify_joint` after the trace, `verify_partition` after the partition, `verify_plan` on the plan and the forward. Each raises
-`VerificationError` with what is wrong, where, what was expected and what is there. They check whenever they are called;
+`verify_joint` after the trace, `verify_partition` after the partition, `verify_plan` on the plan and the forward,
+`verify_guards` before they are bound. Each raises `VerificationError` with what is wrong, where, what was expected and what is
+there. They check whenever they are called;
 callers in the package ask ``verify.ENABLED`` first::
 
     with verify.enabled():
@@ -10,6 +11,7 @@ callers in the package ask ``verify.ENABLED`` first::
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import operator
 from collections.abc import Collection, Iterator, Sequence
@@ -21,7 +23,10 @@ import torch.fx as fx
 from .. import torch_api
 from ..capture.graphs import output_args, placeholders
 from ..errors import VerificationError
-from ..plan import Plan
+from ..plan import Plan, SavedValue
+from ..plan.descriptors import AnyDescriptor
+from ..state.guards import StateGuards
+from ..state.place import GONE, Call
 
 if TYPE_CHECKING:
     from ..partition.interface import Partitioned
@@ -46,15 +51,24 @@ def _require(holds: object, what: str, path: object, expected: object, got: obje
         raise VerificationError(what, path=path, expected=str(expected), got=str(got))
 
 
-def verify_joint(joint: fx.GraphModule, num_forward: int) -> None:
-    """A joint graph: dense, functional, its first ``num_forward`` outputs, which are the forward's, free of tangents."""
+def verify_joint(joint: fx.GraphModule, num_forward: int, saved: Collection[str] = ()) -> None:
+    """A joint graph: dense, functional, its first ``num_forward`` outputs, which are the forward's, free of tangents.
+
+    ``saved``: values of the trace that were saved with an earlier joint graph, and are in this one as well.
+    """
     _graph(joint, "joint")
+    _descriptors(joint, "joint")
+    found = collections.Counter(n.meta.get("trace_name") for n in joint.graph.nodes if "trace_name" in n.meta)
+    twice = [name for name, count in found.items() if count > 1]
+    _require(not twice, "two nodes are the same value of the trace", "joint", "one", twice)
+    gone = [name for name in saved if name not in found]
+    _require(not gone, "a value that is saved is not in the graph", "joint", "its trace_name", gone)
     late: dict[fx.Node, bool] = {}
     for node in joint.graph.nodes:
         own = str(node.target).startswith("tangents") if node.op == "placeholder" else False
         late[node] = own or any(late[i] for i in node.all_input_nodes)
-    found = [o for o in output_args(joint.graph)[:num_forward] if isinstance(o, fx.Node) and late[o]]
-    _require(not found, "an output of the forward needs a tangent", "joint.outputs", "none", found)
+    needing = [o for o in output_args(joint.graph)[:num_forward] if isinstance(o, fx.Node) and late[o]]
+    _require(not needing, "an output of the forward needs a tangent", "joint.outputs", "none", needing)
 
 
 def verify_partition(
@@ -62,6 +76,7 @@ def verify_partition(
 ) -> None:
     """Two programs that fit each other; what is saved must not lie in the memory of inputs that the region writes."""
     _graph(parts.backward, "backward")
+    _descriptors(parts.backward, "backward")
     values = dict(zip(parts.saved, output_args(parts.forward.graph)[num_forward:], strict=False))
     inputs = placeholders(parts.backward.graph)
     known = len(inputs) == len(parts.backward_inputs) and set(parts.backward_inputs) <= {*values, *tangents}
@@ -82,6 +97,7 @@ def verify_partition(
 def verify_plan(forward: fx.GraphModule, plan: Plan, in_place: bool = False) -> None:
     """The forward graph (``in_place``: as recorded) takes what the plan's primals give, and returns what the plan reads."""
     _graph(forward, "forward", in_place)
+    _descriptors(forward, "forward")
     taken, given = len(placeholders(forward.graph)), len(plan.inputs.primals)
     what = "the graph takes another number of inputs than the plan gives"
     _require(taken == given, what, "forward.inputs", given, taken)
@@ -90,7 +106,31 @@ def verify_plan(forward: fx.GraphModule, plan: Plan, in_place: bool = False) -> 
     _require(made == count, "the graph returns another number of values", "forward.outputs", count, made)
 
 
+def verify_guards(guards: StateGuards, call: Call) -> None:
+    """Each place can be read again, and holds in the call that it was read in; what calls a cache is not asked."""
+    for row in guards.rows:
+        if not row.place.late:
+            try:
+                holds = row.holds(call)
+            except GONE as error:
+                holds = False
+                _require(False, "the place of a guard cannot be read", row.place, "as it was read", repr(error))
+            _require(holds, "a guard does not hold in its own call", row.place, row.kind, row.code)
+
+
 # ---------------------------------------------------------------------------------------------- graphs
+def _descriptors(module: fx.GraphModule, where: str) -> None:
+    """Each input and each output says what it is."""
+    inputs = placeholders(module.graph)
+    dumb = [n.name for n in inputs if not isinstance(n.meta.get("descriptor"), AnyDescriptor | SavedValue)]
+    _require(not dumb, "an input does not say what it is", f"{where}.inputs", 'node.meta["descriptor"]', dumb)
+    said, count = module.meta.get("descriptors", ()), len(output_args(module.graph))
+    complete = len(said) == count and all(isinstance(d, AnyDescriptor | SavedValue) for d in said)
+    _require(
+        complete, "an output does not say what it is", f"{where}.outputs", f"{count} descriptors", [*map(str, said)]
+    )
+
+
 def _graph(module: fx.GraphModule, where: str, in_place: bool = False, branch: bool = False) -> None:
     """Values are known FakeTensors, constants plain tensors; no operation writes, in branches of operators neither."""
     for node in module.graph.nodes:

@@ -104,7 +104,7 @@ def test_changed_inputs_and_kinds_of_results() -> None:
 def test_shared_leaf_is_one_graph_input() -> None:
     a = torch.rand(3)
     plan = st.compile(lambda x, y: x + y).specialize(TwoTensor(a, a), a).plan
-    assert names.input_names(plan) == {"primals_1": "args[0].a and args[0].b and args[1]"}
+    assert [*map(str, plan.inputs.described)] == ["args[0].a and args[0].b and args[1]"]
 
 
 CLOSED_OVER = torch.rand(3)
@@ -119,9 +119,9 @@ SUBJECTS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 def test_names_are_those_of_the_graph(name: str) -> None:
     function, args, options = SUBJECTS[name]
     found = st.Tracer(**options)(function, *args)
-    inputs = [str(n.target) for n in found.forward.graph.nodes if n.op == "placeholder"]
-    assert inputs == list(names.input_names(found.plan))
-    assert len(names.output_names(found.plan)) == len(found.forward.graph.output_node().args[0])
+    inputs = [n.meta["descriptor"] for n in found.forward.graph.nodes if n.op == "placeholder"]
+    assert inputs == [*found.plan.inputs.described]
+    assert len(found.results) == len(found.forward.graph.output_node().args[0])
 
 
 def test_explain() -> None:

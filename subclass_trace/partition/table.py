@@ -135,18 +135,36 @@ class Table:
         allowed_in_forward: may run in the forward; ``in_forward``: the forward's outputs need it.
     """
 
-    def __init__(self, joint: fx.GraphModule, num_forward: int, apart: Collection[str] = ()) -> None:
-        """Read the graph. Nodes named in ``apart`` are not merged with equal ones."""
+    def __init__(
+        self,
+        joint: fx.GraphModule,
+        num_forward: int,
+        apart: Collection[str] = (),
+        *,
+        outputs: Sequence[Any] | None = None,
+        late: Collection[fx.Node] = (),
+    ) -> None:
+        """Read the graph.
+
+        Args:
+            apart: nodes with these names are not merged with equal ones.
+            outputs: those of the graph, in another order.
+            late: nodes that have to run in the backward.
+        """
         self.joint = joint
         self.nodes: list[fx.Node] = list(joint.graph.nodes)
         self.row = {n: i for i, n in enumerate(self.nodes)}
         metas = [n.meta for n in self.nodes]
         self.val: list[Any] = [m.get("val") for m in metas]
-        self.tag: list[str | None] = [m.get("partitioner_tag") for m in metas]
+        tags = [m.get("partitioner_tag") for m in metas]
+        self.tag: list[str | None] = [
+            "must_be_in_backward" if n in late else tag for n, tag in zip(self.nodes, tags, strict=True)
+        ]
         self.recompute: list[Any] = [m.get("recompute") for m in metas]
         self.bits = [classify(n.target) if n.op == "call_function" else 0 for n in self.nodes]
         self.storage = [torch_api.storage_key(v) for v in self.val]
-        outs: list[Output] = [self.row[o] if isinstance(o, fx.Node) else Constant(o) for o in output_args(joint.graph)]
+        given = output_args(joint.graph) if outputs is None else outputs
+        outs: list[Output] = [self.row[o] if isinstance(o, fx.Node) else Constant(o) for o in given]
         self.same = list(range(len(self.nodes)))
         self.ins: list[tuple[int, ...]] = [()] * len(self.nodes)
         self._merge(self._mergeable(outs, apart))
@@ -160,9 +178,9 @@ class Table:
         for i in self.rows:
             for x in self.ins[i]:
                 self.users[x].append(i)
-        given = [i for i in self.rows if self.is_placeholder(i)]
-        self.tangents = [i for i in given if "tangents" in str(self.nodes[i].target)]
-        self.primals = [i for i in given if i not in self.tangents]
+        inputs = [i for i in self.rows if self.is_placeholder(i)]
+        self.tangents = [i for i in inputs if "tangents" in str(self.nodes[i].target)]
+        self.primals = [i for i in inputs if i not in self.tangents]
         self.in_backward, self.allowed_in_forward = self._sides()
         wanted = {o for o in self.backward_out if type(o) is int}
         self.needed_in_backward = [is_late or i in wanted for i, is_late in enumerate(self.in_backward)]

@@ -13,11 +13,12 @@ from ..backends.eager import compile_eager, graph_code
 from ..capture.capture import Captured
 from ..capture.graphs import output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
-from ..errors import NeedsEager, SideEffectError, SubclassTraceError
+from ..errors import NeedsEager, OptionError, SideEffectError, SubclassTraceError
 from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
 from ..partition.saved import describe_halves, saved_table
+from ..partition.whole import recompute_inside, runs_backward
 from ..plan import Plan, SavedValue, ValueOutput
 from ..plan.descriptors import Input
 from ..stages import stage
@@ -113,6 +114,9 @@ def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_jo
     found = None if captured.tape is None else _first_backward(captured.tape)
     if found is None:
         graph, in_program = captured.forward_graph(in_place=backend.inference is compile_eager)
+        if runs_backward(graph.graph):
+            static = {f"primals_{k + 1}" for k in _static(captured)}
+            recompute_inside(graph, _min_cut(partitioner), static, SMALL if backend.inference is compile_eager else 0)
         return _Cut(captured, Half.of_module(graph), backend.inference, in_program=in_program)
     guess, traced = found
     if verify.ENABLED:
@@ -126,7 +130,7 @@ def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_jo
         partitioner=partitioner,
         serve=captured.served(joint),
         written=written,
-        static=[k for k, d in enumerate(captured.described) if isinstance(d, Input) and d.is_static],
+        static=_static(captured),
         copied=copied,
         small=SMALL if backend.backward is compile_eager else 0,
     )
@@ -137,6 +141,28 @@ def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_jo
         verify.verify_partition(parts, visible, traced.tangents, written)
     rest = traced, guess, parts.second, parts.backward_inputs, kept
     return _Cut(captured, parts.first, backend.forward, saved, None, False, *rest)
+
+
+def _static(captured: Captured) -> list[int]:
+    """The graph inputs that are alive between calls."""
+    return [k for k, d in enumerate(captured.described) if isinstance(d, Input) and d.is_static]
+
+
+def _min_cut(partitioner: Partitioner) -> MinCut:
+    """The partitioner, for a graph that cannot be cut in two.
+
+    Raises:
+        OptionError: it is none of ours.
+    """
+    if isinstance(partitioner, MinCut):
+        return partitioner
+    raise OptionError(
+        "the region runs its own backward, so there is one graph, which this partitioner cannot cut",
+        path="partitioner",
+        expected="'min_cut', 'default' or a MinCut, which choose what a backward inside of a region computes again",
+        got=torch_api.text_of(partitioner),
+        fix="leave it out, or call .backward() outside of the region",
+    )
 
 
 def _backwards(cut: _Cut, plan: Plan, backend: Backend) -> Backwards | None:

@@ -14,6 +14,7 @@ from .errors import (
     GuardError,
     LimitError,
     OptionError,
+    PassError,
     ProtocolError,
     SideEffectError,
     SubclassTraceError,
@@ -24,6 +25,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from . import authoring as authoring
+    from . import passes as passes
     from . import testing as testing
     from . import zoo as zoo
     from .authoring import WrapperTensor
@@ -61,6 +63,7 @@ __all__ = [
     "MinCut",
     "OptionError",
     "Options",
+    "PassError",
     "ProtocolError",
     "Region",
     "SideEffectError",
@@ -79,7 +82,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("authoring", "testing", "zoo"):
+    if name in ("authoring", "passes", "testing", "zoo"):
         return importlib.import_module(f".{name}", __name__)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

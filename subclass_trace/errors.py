@@ -118,5 +118,9 @@ class Unlike(SubclassTraceError):
         self.reason = reason
 
 
+class PassError(SubclassTraceError):
+    """A pass raised, or left a graph that does something else; the path names the pass and the node."""
+
+
 class VerificationError(SubclassTraceError):
     """The verifier found a graph or a plan that breaks an invariant: a bug in this package or in a partitioner."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,10 @@ class Options:
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
         decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
             an overload (``torch.ops.aten.gelu.default``), or a packet (``torch.ops.aten.gelu``) for all its overloads.
+        passes: what the dense graph goes through before it is partitioned: functions of a `passes.JointGraph`, or names of
+            registered ones, in order.
+        on_error: "raise": a pass that fails is a `PassError`; "skip": the region is compiled without its passes, with a
+            warning.
         max_specializations: more of them raise a GuardError that says which guard kept failing.
     """
 
@@ -56,6 +60,8 @@ class Options:
     partitioner: str | Callable[..., Any] | None = None
     activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    passes: Sequence[Any] = ()
+    on_error: str = "raise"
     max_specializations: int = 64
 
     def __post_init__(self) -> None:
@@ -65,6 +71,7 @@ class Options:
             OptionError: unknown back end or partitioner, or a value out of range.
         """
         from .partition.interface import resolve_partitioner
+        from .passes import resolve
 
         self.resolve_backend()
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
@@ -74,6 +81,7 @@ class Options:
             "dynamic": (None, True, False),
             "disable": (True, False),
             "frontend": ("auto", "trace", "dynamo"),
+            "on_error": ("raise", "skip"),
         }
         for name, known in choices.items():
             value = getattr(self, name)
@@ -81,6 +89,12 @@ class Options:
                 expected = f"one of {', '.join(map(repr, known))}"
                 fix = "choose by partitioner=, activation_memory_budget= and options=" if name == "mode" else None
                 raise OptionError(f"{name} has no such value", path=name, expected=expected, got=repr(value), fix=fix)
+        if isinstance(self.passes, str) or not isinstance(self.passes, Sequence):
+            raise OptionError(
+                "passes is no list", path="passes", expected="a list of passes", got=torch_api.text_of(self.passes)
+            )
+        for choice in self.passes:
+            resolve(choice)
         object.__setattr__(self, "decompositions", by_overload(self.decompositions, "decompositions"))
         if type(self.max_specializations) is not int or self.max_specializations < 1:
             got = repr(self.max_specializations)
@@ -129,7 +143,16 @@ class Options:
         """
         table = {str(op): f"{f.__module__}.{f.__qualname__}" for op, f in self.decompositions.items()}
         split = self.partitioner if isinstance(self.partitioner, str) else repr(self.partitioner)
-        rows = (self.resolve_backend().name, split, self.activation_memory_budget, self.dynamic, self.options, table)
+        passes = [p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" for p in self.passes]
+        rows = (
+            self.resolve_backend().name,
+            split,
+            self.activation_memory_budget,
+            self.dynamic,
+            self.options,
+            table,
+            passes,
+        )
         return [str(row) for row in rows]
 
     def table(self, backend: Backend) -> dict[Any, Callable[..., Any]]:

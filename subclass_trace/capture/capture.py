@@ -123,10 +123,11 @@ class Captured:
         version counter.)
         """
         recorder = self.session.recorder
-        in_place = in_place and recorder.mutable and not any(m.differentiable for m in self.mutations.rows)
+        in_place = in_place and recorder.mutable and self.session.passes is None
+        in_place = in_place and not any(m.differentiable for m in self.mutations.rows)
         if torch.is_inference_mode_enabled() and recorder.graph.find_nodes(op="call_function", target=_OTHER_DTYPE):
             in_place = False
-        return finish(recorder, self.forward, functional=not in_place), in_place
+        return finish(recorder, self.forward, functional=not in_place, passes=self.session.passes), in_place
 
 
 class Capture:
@@ -180,7 +181,7 @@ class Capture:
                 checkpoint_as_tags(recorder),
                 typed_errors(),
                 functions,
-                torch_api.watched_engine(functions.gradients.backward, functions.gradients.differentiating),
+                torch_api.watched_engine(functions.gradients.backward, functions.gradients.check),
                 torch_api.transformed_inputs(self.stand_ins.swapped),
             ):
                 return run(self.inputs)

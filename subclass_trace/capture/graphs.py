@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ def finish(
     descriptors: Sequence[AnyDescriptor] = (),
     *,
     functional: bool = True,
+    passes: Callable[[fx.GraphModule], None] | None = None,
 ) -> fx.GraphModule:
     """The graph module of a trace, with outputs ``[*forward.outputs, *gradients]``: live nodes only, each with its origin and
     the outputs with descriptors. First and later joint graphs come from here, and a forward that has no backward.
@@ -64,6 +65,7 @@ def finish(
     Args:
         gradients: what a backward gives, and ``descriptors`` of these; none: the graph is a forward alone.
         functional: else operations in place stay as they were recorded.
+        passes: the graph goes through these.
     """
     if recorder.mutable and functional:
         module, served = Functionalization(recorder).run(forward, gradients)
@@ -79,19 +81,16 @@ def finish(
     for node in module.graph.nodes:
         if node.meta.get("partitioner_tag") not in LATE:
             node.meta["trace_name"] = node.name
+    if passes is not None:
+        passes(module)
     return module
 
 
 def trace_name(node: fx.Node) -> str:
     """What a value is called in every graph of its trace. One that only its own graph knows (of a backward, or made by a pass)
-    has a name that no node of another graph has."""
+    has a name that is no name of the trace."""
     name: str = node.meta.get("trace_name") or f"{node.name}'"
     return name
-
-
-def is_of_trace(name: str) -> bool:
-    """Do other graphs of the trace know a value by this `trace_name`?"""
-    return not name.endswith("'")
 
 
 def _keep_draws(graph: fx.Graph, num_forward: int) -> int:

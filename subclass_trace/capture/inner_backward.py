@@ -11,7 +11,6 @@ addition to a gradient that is there is a write in place, as in eager.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from .input_sizes import DynamicDims
 from .inputs import Argument, StandIns, TracedInput
 from .metadata import MetadataReads
 from .recorder import Recorder
-from .tape import leaves_behind, nodes_behind, sequence_numbers
+from .tape import leaves_behind, nodes_behind
 
 Tensor = torch.Tensor
 
@@ -104,8 +103,7 @@ class InnerBackward:
             )
         edges += own
         self.own |= made
-        with sequence_numbers(roots, edges, self.recorder):
-            found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
+        found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
         held = [id(t) for t in (*found, *tangents) if t is not None]
         for leaf, gradient in zip(own, found[len(outside) :], strict=True):
             if gradient is not None:
@@ -156,19 +154,7 @@ class InnerBackward:
         )
 
     # ---------------------------------------------------------------- torch.autograd.grad
-    @contextlib.contextmanager
-    def differentiating(self, roots: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]:
-        """Around a backward that gives gradients to the region's code.
-
-        Raises:
-            UnsupportedError: see `_check`.
-        """
-        self._check(roots, inputs)
-        edges = [row.edge for row in self.inputs.rows if row.edge is not None]
-        with sequence_numbers([t for t in roots if isinstance(t, Tensor)], edges, self.recorder):
-            yield
-
-    def _check(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def check(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
         """In eager, gradients go on through the graphs that tensors from outside came with, and to the hooks that they have,
         which may be the caller's code.
 

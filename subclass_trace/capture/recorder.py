@@ -80,7 +80,7 @@ class Recorder(TracedGraph):
         self.hooked: set[Any] = set()  # the autograd nodes of values with hooks
         self.graded: dict[int, Tensor] = {}  # values of the region whose ``.grad`` the region has set, by id
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
-        self.backward_seq: int | None = None
+        self.around = torch_api.running_node()  # a backward may call a region
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
         self.forward_state: Any = None  # that of the forward, while a backward is traced with it
@@ -298,8 +298,11 @@ class Recorder(TracedGraph):
         """Give a node its tag, sequence number, phase, frames, modules, annotations and checkpoint tags."""
         meta = node.meta
         meta["partitioner_tag"] = self.tag
-        meta["seq_nr"] = self.backward_seq if self.backward_seq is not None else torch_api.autograd_sequence_number()
-        meta["phase"] = "forward" if self.backward_seq is None else "backward"
+        node_of_engine, number = torch_api.running_node(), torch_api.autograd_sequence_number
+        if node_of_engine is None or node_of_engine is self.around:
+            meta["phase"], meta["seq_nr"] = "forward", number()
+        else:
+            meta["phase"], meta["seq_nr"] = "backward", torch_api.node_sequence_number(node_of_engine)
         if annotations := torch_api.user_annotations():
             meta["custom"] = annotations
         if self.state is not None and self.state.modules:

@@ -45,8 +45,15 @@ class Session:
     #: the symbols of numbers that the call brings, by their places among the flat arguments
     arguments: dict[int, Any]
 
-    def __init__(self, *, dynamic: bool, decompositions: dict[Any, Callable[..., Any]]) -> None:
-        self.dynamic = dynamic
+    def __init__(
+        self,
+        *,
+        dynamic: bool,
+        decompositions: dict[Any, Callable[..., Any]],
+        passes: Callable[[torch.fx.GraphModule], None] | None = None,
+    ) -> None:
+        """``passes``: what finished graphs go through."""
+        self.dynamic, self.passes = dynamic, passes
         self.shape_env = torch_api.ShapeEnv()
         self.mode = torch_api.fake_mode(self.shape_env)
         self.recorder = Recorder(self.mode, decompositions)

@@ -6,7 +6,6 @@ are ``[*forward outputs, *leaves of the gradients]``. See docs/notes/tangents.md
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,7 +114,7 @@ class Tape:
             outs = [self.outputs[k] for k in present]
             contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:
-                with sequence_numbers(outs, self.edges, recorder), backward_state(recorder) as state:
+                with backward_state(recorder) as state:
                     grads = self._differentiate(outs, values, create_graph)
                 self._check_contexts(contexts)
                 _refuse_effects([n for n in recorder.graph.nodes if n not in known])
@@ -128,7 +127,7 @@ class Tape:
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             described = gradients_of(self.of, [None if row is None else row[1] for row in flat])
-            joint = finish(recorder, self.forward, nodes, described)
+            joint = finish(recorder, self.forward, nodes, described, passes=self.session.passes)
         untouched = {
             k: t for k, t in zip(present, values, strict=True) if not any(map(recorder.was_written, leaves_of(t)))
         }
@@ -245,25 +244,6 @@ def _fresh_like(t: Tensor) -> Tensor:
     if torch_api.is_dense(t):
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     return torch.empty(t.shape, dtype=t.dtype, device=t.device)
-
-
-@contextlib.contextmanager
-def sequence_numbers(outputs: Sequence[Tensor], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
-    """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
-
-    def begin(number: int) -> None:
-        recorder.backward_seq = number
-
-    before, handles = recorder.backward_seq, []
-    for node in nodes_behind(outputs, edges):
-        number = torch_api.node_sequence_number(node)
-        handles.append(node.register_prehook(lambda _, n=number: begin(n)))
-    try:
-        yield
-    finally:
-        recorder.backward_seq = before
-        for handle in handles:
-            handle.remove()
 
 
 def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:

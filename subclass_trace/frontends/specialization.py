@@ -27,6 +27,7 @@ from ..data.programs import program_of
 from ..errors import DescriptionError, OptionError, Reason, SubclassTraceError, TangentError, Unlike
 from ..options import Options
 from ..partition.interface import resolve_partitioner
+from ..passes import PassRecord, passes_of
 from ..plan import Plan, SavedValue
 from ..runtime.bind import bind, unlike, with_circumstances
 from ..runtime.guards import Ambient
@@ -56,7 +57,7 @@ class Specialization:
         graphs: the joint (if kept), forward and backward graph modules.
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``written``: its source.
         failed: why it does not serve a call; None if it does.
-        seconds: stage -> how long it took.
+        seconds: stage -> how long it took; ``passes``: what each pass did to the first graph.
     """
 
     misses: tuple[Reason, ...]
@@ -69,6 +70,7 @@ class Specialization:
     written: Code
     failed: Callable[[tuple[Any, ...], dict[str, Any]], Reason | None]
     seconds: Mapping[str, float]
+    passes: tuple[PassRecord, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Specialization: {len(self.guards)} guards, {len(self.saved)} saved values; {self.reason}>"
@@ -260,11 +262,12 @@ def _specialize(
     partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget) if asked else None
     table = options.table(backend)
     dynamic = options.dynamic is True or history.has_symbols
-    session = Session(dynamic=symbols and dynamic, decompositions=table)
+    passes = passes_of(options.passes, options.on_error)
+    session = Session(dynamic=symbols and dynamic, decompositions=table, passes=passes)
     try:
         captured, state, maker = traced_call(function, call, options, history, session, symbols)
     except _HasSymbols:
-        session = Session(dynamic=True, decompositions=table)
+        session = Session(dynamic=True, decompositions=table, passes=passes)
         captured, state, maker = traced_call(function, call, options, history, session, symbols)
     program, graphs = build_program(captured, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
@@ -284,7 +287,8 @@ def _specialize(
     state.forget()
     maker.roots = Call((), {})
     maker.flat.clear()  # cycles may keep it for a while
-    return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {})
+    records = () if passes is None else tuple(passes.records)
+    return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {}, records)
 
 
 def compile_call(
@@ -358,7 +362,8 @@ def _traced_again(
         TangentError: the trace is another one by now.
     """
     symbols = bool(data["backwards"]["symbols"])
-    session = Session(dynamic=symbols, decompositions=options.table(options.resolve_backend()))
+    passes = passes_of(options.passes, options.on_error)
+    session = Session(dynamic=symbols, decompositions=options.table(options.resolve_backend()), passes=passes)
     with torch.set_grad_enabled(ambient.grad), torch_api.autocast_as(ambient.autocast or (False,)):
         try:
             tape, refused = traced_call(function, call, options, history, session, symbols)[0].tape, None

@@ -115,7 +115,8 @@ def _is_banned(t: Table, tags: Sequence[Any], i: int, cheap_too: bool) -> bool:
     # Torch recomputes floats, from tensors that hold them.
     if t.nodes[i].op != "call_function" or isinstance(t.val[i], torch.SymFloat):
         return False
-    return t.in_forward[i] and not t.bits[i] & GETITEM and (cheap_too or _is_dear(t, tags, i))
+    early = t.in_forward[i] or (tags[i] is MUST_SAVE and t.allowed_in_forward[i])
+    return early and not t.bits[i] & GETITEM and (cheap_too or _is_dear(t, tags, i))
 
 
 def _is_dear(t: Table, tags: Sequence[Any], i: int) -> bool:

@@ -67,6 +67,8 @@ def _section(title: str, number: int, entry: Any) -> Iterator[str]:
     trace = trace_of(title, entry)
     for name in trace.graphs:
         yield _folded(f"{name} graph", _pre(trace.code(name)))
+    for record in entry.passes:
+        yield _folded(f"pass {record}", _pre("\n".join(record.diff)))
     yield _folded("entry: the code that each call runs", _pre(entry.source))
 
 

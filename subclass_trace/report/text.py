@@ -187,4 +187,5 @@ def _entry(number: int, entry: Any) -> str:
         else f"{len(plan.gradients.saved)} saved, {saved_bytes(plan)}"
     )
     rows.append(("backward", kept if plan.trains else "none"))
+    rows += [("pass", str(record)) for record in entry.passes]
     return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])

@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api, verify
-from ..capture.graphs import extract, is_of_trace, needed, output_args, placeholders, trace_name
+from ..capture.graphs import extract, needed, output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..stages import working
@@ -325,7 +325,7 @@ class Backwards:
     ) -> tuple[list[tuple[str, Any]], Boxed, Backwards | None, fx.GraphModule]:
         """The inputs of a program over saved values and tangents, the program, the backwards of it, and its graph."""
         outputs = output_args(traced.joint.graph)[traced.num_forward :]
-        known = {n.name: key for n in traced.joint.graph.nodes if (key := trace_name(n)) in self.saved}
+        known = {n.name: key for n in traced.joint.graph.nodes if (key := n.meta.get("trace_name")) in self.saved}
         have = {*known, *traced.tangents}
         sizes = self._sizes(traced.joint.graph, have)
         nodes, missing = needed(outputs, {*have, *sizes})
@@ -344,7 +344,7 @@ class Backwards:
                 node.meta["descriptor"] = self.saved[known[name]]
         graph.meta["descriptors"] = traced.joint.meta["descriptors"][traced.num_forward :]
         if verify.ENABLED:
-            verify.verify_joint(traced.joint, traced.num_forward, [n for n in self.saved if is_of_trace(n)])
+            verify.verify_joint(traced.joint, traced.num_forward, self.saved)
         place: dict[str, tuple[str, Any]] = {name: ("tangent", k) for k, name in enumerate(traced.tangents)}
         place |= {name: ("size", symbol) for name, symbol in sizes.items()}
         following = None

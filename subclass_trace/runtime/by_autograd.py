@@ -48,7 +48,12 @@ def left_to_autograd(captured: Captured) -> tuple[Captured, Half, Program] | Non
 def _for_autograd(captured: Captured) -> Captured | None:
     """The capture as one without a backward, if nothing of the region is more than operations on dense tensors."""
     tape, recorder, results = captured.tape, captured.session.recorder, captured.results
-    if tape is None or not torch.is_grad_enabled() or captured.mutations.gradients:
+    if (
+        tape is None
+        or not torch.is_grad_enabled()
+        or captured.mutations.gradients
+        or captured.session.passes is not None
+    ):
         return None
     if (
         recorder.has_hooks or recorder.decompositions or recorder.mutable

@@ -13,7 +13,7 @@ from ..backends.eager import compile_eager, graph_code
 from ..capture.capture import Captured
 from ..capture.graphs import output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
-from ..errors import NeedsEager, OptionError, SideEffectError, SubclassTraceError
+from ..errors import NeedsEager, OptionError, PassError, SideEffectError, SubclassTraceError
 from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
@@ -194,7 +194,7 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     try:
         guess = tape.guess()
         return guess, tape.trace(guess)
-    except (NeedsEager, SideEffectError):
+    except (NeedsEager, SideEffectError, PassError):
         raise
     except Exception as error:
         if _has_no_backward(tape):

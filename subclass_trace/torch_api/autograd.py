@@ -24,6 +24,11 @@ def autograd_sequence_number() -> int:
     return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
 
 
+def running_node() -> Any:
+    """The autograd node that the engine runs on this thread now, if it does."""
+    return torch._C._current_autograd_node()
+
+
 def node_sequence_number(node: Any) -> int:
     """The sequence number of an autograd node: the engine runs the highest one first."""
     return int(node._sequence_nr())
@@ -174,11 +179,11 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def watched_engine(
     instead: Callable[..., bool],
-    around: Callable[[Sequence[Any], Sequence[Any]], contextlib.AbstractContextManager[None]],
+    before: Callable[[Sequence[Any], Sequence[Any]], None],
 ) -> Iterator[None]:
     """Inside, backwards that add to ``.grad`` are offered to ``instead(roots, tangents, retain_graph, create_graph, inputs)``,
-    which returns False to leave one to the engine. Around the others, `torch.autograd.grad`, ``around(roots, inputs)`` is
-    entered. (Those of other threads are left alone.)
+    which returns False to leave one to the engine. Before the others, `torch.autograd.grad`, ``before(roots, inputs)`` is
+    called. (Those of other threads are left alone.)
     """
     module: Any = torch.autograd
     engine = module._engine_run_backward
@@ -187,8 +192,8 @@ def watched_engine(
         call = (roots, tangents, retain, create, inputs, *more)
         if kinds.get("accumulate_grad"):
             return None if instead(*call) else engine(*call, **kinds)
-        with around(roots, inputs):
-            return engine(*call, **kinds)
+        before(roots, inputs)
+        return engine(*call, **kinds)
 
     with replaced_here(module, "_engine_run_backward", run):
         yield

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx.traceback
 from torch._C import DispatchKey, DispatchKeySet
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 
@@ -66,6 +66,22 @@ def graph_module(root: Any, graph: torch.fx.Graph, name: str = "GraphModule") ->
 
     with lazy_graph_modules():
         return _make_graph_module(root, graph, name)
+
+
+def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode | None:
+    """The mode of the fake tensors that are the values of a graph."""
+    values = (n.meta.get("val") for n in graph.nodes)
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+
+
+def bucket_collectives(module: torch.fx.GraphModule, megabytes: float) -> None:
+    """Torch's own merging of neighbouring collectives of a kind, group and dtype."""
+    from torch._inductor.fx_passes import bucketing
+
+    with no_modes():
+        for merge in (bucketing.bucket_all_gather, bucketing.bucket_reduce_scatter, bucketing.bucket_all_reduce):
+            merge(module, lambda _: megabytes, "default")
+    module.graph.lint()
 
 
 def user_annotations() -> dict[str, Any]:

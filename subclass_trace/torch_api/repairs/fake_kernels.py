@@ -22,6 +22,7 @@ _WHOLE: dict[str, Any] = {"dtype": torch.int64}
 def fake_kernels() -> dict[Any, Callable[..., Any]]:
     """Operation -> what to call in its place on fake tensors."""
     found: dict[Any, Callable[..., Any]] = {
+        _aten._to_copy.default: _to_copy,
         _aten.native_dropout.default: _native_dropout,
         _aten._standard_gamma.default: lambda x, generator=None: _like_first(x),
         _aten._standard_gamma_grad.default: _like_first,
@@ -45,6 +46,13 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
     if not _fft_dims_are_sorted():
         found |= {_aten._fft_c2c.default: _fft_c2c, _aten._fft_r2c.default: _fft_r2c, _aten._fft_c2r.default: _fft_c2r}
     return found
+
+
+def _to_copy(x: Tensor, **options: Any) -> Tensor:
+    """Where the device is named, and is that of ``x``, torch's gives ``x`` itself."""
+    if (device := options.get("device")) is not None and torch.device(device) == x.device:
+        del options["device"]
+    return _aten._to_copy.default(x, **options)  # type: ignore[no-any-return]
 
 
 def _like_first(x: Tensor, *others: Tensor) -> Tensor:

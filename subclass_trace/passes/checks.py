@@ -23,6 +23,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
+from ..capture.aliasing import byte_range
 from ..capture.effects import is_kept
 from ..capture.graphs import is_random, output_args, placeholders
 from ..errors import PassError
@@ -125,11 +126,17 @@ def _type(result: Any) -> str:
 
 
 def _shared(graph: fx.Graph, results: Sequence[Any]) -> list[int]:
-    """For inputs and results: the first of them that lies in the same memory."""
+    """For inputs and results: the first of them whose memory it touches."""
     values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in (*placeholders(graph), *results)]
-    first: dict[Any, int] = {}
-    keys = (torch_api.storage_key(v) for v in values)
-    return [k if key is None else first.setdefault(key, k) for k, key in enumerate(keys)]
+    seen: dict[Any, list[tuple[int, Any]]] = {}
+    found = []
+    for k, value in enumerate(values):
+        key = torch_api.storage_key(value)
+        mine = None if key is None else byte_range(value)
+        others = [] if key is None else seen.setdefault(key, [])
+        found.append(next((number for number, other in others if other.overlaps(mine)), k))
+        others.append((k, mine))
+    return found
 
 
 def _effects(graph: fx.Graph) -> list[str]:

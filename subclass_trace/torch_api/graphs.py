@@ -77,11 +77,12 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode | None:
 def bucket_collectives(module: torch.fx.GraphModule, megabytes: float) -> None:
     """Torch's own merging of neighbouring collectives of a kind, group and dtype."""
     from torch._inductor.fx_passes import bucketing
+    from torch._inductor.pattern_matcher import stable_topological_sort
 
     with no_modes():
         for merge in (bucketing.bucket_all_gather, bucketing.bucket_reduce_scatter, bucketing.bucket_all_reduce):
             merge(module, lambda _: megabytes, "default")
-    module.graph.lint()
+    stable_topological_sort(module.graph)
 
 
 def user_annotations() -> dict[str, Any]:

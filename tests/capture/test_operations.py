@@ -277,3 +277,15 @@ def test_dynamo_meets_no_stand_in() -> None:
     assert torch.compiler.is_compiling in trace_rules.get_torch_obj_rule_map()
     branch = torch.compile(lambda x: x + 1 if torch.compiler.is_compiling() else x - 1, backend="eager")
     assert branch(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_a_copy_to_the_device_where_it_is() -> None:
+    """Torch's fake kernel gives the tensor itself, so that a write to the copy would be one to the argument."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = torch.ops.aten._to_copy(x, device=x.device, dtype=x.dtype)
+        y.add_(1)
+        return y
+
+    x = torch.zeros(3)
+    assert torch.equal(st.compile(f)(x), torch.ones(3)) and torch.equal(x, torch.zeros(3))

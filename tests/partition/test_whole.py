@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.harness import memory_events
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import subclass_trace as st
+from benchmarks.harness import memory_events
 from subclass_trace.errors import OptionError
 from tests.partition.whole_steps import ROWS, WIDTH, Program
 

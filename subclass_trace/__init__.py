@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import (
     BackendError,
     DataDependentError,
+    ExportError,
     GuardError,
     LimitError,
     OptionError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from . import testing as testing
     from . import zoo as zoo
     from .authoring import WrapperTensor
+    from .exporting import Exported, export, export_joint, export_module, load_flat_state
     from .frontends.compile import compile
     from .frontends.hand_over import HandOverWarning
     from .frontends.region import Region
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 #: where the names are that are loaded when somebody asks for them: the tracer needs torch's symbols, and these sympy
 _LAZY = {
+    "Exported": ".exporting",
     "HandOverWarning": ".frontends.hand_over",
     "MinCut": ".partition.min_cut",
     "Options": ".options",
@@ -51,12 +54,18 @@ _LAZY = {
     "WrapperTensor": ".authoring",
     "compile": ".frontends.compile",
     "compiled_autograd": ".tape",
+    "export": ".exporting",
+    "export_joint": ".exporting",
+    "export_module": ".exporting",
+    "load_flat_state": ".exporting",
     "trace": ".frontends.trace",
 }
 
 __all__ = [
     "BackendError",
     "DataDependentError",
+    "ExportError",
+    "Exported",
     "GuardError",
     "LimitError",
     "HandOverWarning",
@@ -77,6 +86,10 @@ __all__ = [
     "WrapperTensor",
     "compile",
     "compiled_autograd",
+    "export",
+    "export_joint",
+    "export_module",
+    "load_flat_state",
     "trace",
 ]
 

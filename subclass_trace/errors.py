@@ -118,6 +118,10 @@ class Unlike(SubclassTraceError):
         self.reason = reason
 
 
+class ExportError(SubclassTraceError):
+    """A function or module cannot be exported, or a state or call does not fit a program."""
+
+
 class PassError(SubclassTraceError):
     """A pass raised, or left a graph that does something else; the path names the pass and the node."""
 

@@ -200,8 +200,10 @@ class Capture:
         for k in range(len(inputs.rows)):
             if (t := inputs.real(k)) is not None and t.is_inference():
                 self.reads.fact(k, "is_inference")
-        shared = shared_leaves(self.values, contents, inputs, recorder)
-        refuse_handed_on(self.values, contents, inputs)
+        shared: Mapping[int, SharedLeaf] = {}
+        if not self.session.materialise:
+            shared = shared_leaves(self.values, contents, inputs, recorder)
+            refuse_handed_on(self.values, contents, inputs)
         _check_mode([t for k, t in enumerate(self.values) if k not in contents], inputs.leaf_values)
         nodes, specs = list[Any](), list[Spec]()
         for k, value in enumerate(self.values):

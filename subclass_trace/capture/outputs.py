@@ -69,6 +69,8 @@ class OutputClassifier:
             return SizeOutput(len(self.sizes) - 1)
         if not isinstance(o, Tensor) or not self._is_traced(o):
             return ConstantOutput(o)
+        if self.inputs.session.materialise:
+            return ValueOutput(self._emit_once(o), flatten(o)[1])
         number = self.inputs.number_of(o)
         if id(o) in self._position_of:
             return InputOutput(self._position_of[id(o)])

@@ -51,9 +51,11 @@ class Session:
         dynamic: bool,
         decompositions: dict[Any, Callable[..., Any]],
         passes: Callable[[torch.fx.GraphModule], None] | None = None,
+        materialise: bool = False,
     ) -> None:
-        """``passes``: what finished graphs go through."""
-        self.dynamic, self.passes = dynamic, passes
+        """``passes``: what finished graphs go through; ``materialise``: each result is a value of the graph, also where a call
+        would hand on an input, or replay a view."""
+        self.dynamic, self.passes, self.materialise = dynamic, passes, materialise
         self.shape_env = torch_api.ShapeEnv()
         self.mode = torch_api.fake_mode(self.shape_env)
         self.recorder = Recorder(self.mode, decompositions)

@@ -127,7 +127,9 @@ def _type(result: Any) -> str:
 
 def _shared(graph: fx.Graph, results: Sequence[Any]) -> list[int]:
     """For inputs and results: the first of them whose memory it touches."""
-    values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in (*placeholders(graph), *results)]
+    values: list[Any] = [
+        n.meta.get("val") if isinstance(n, fx.Node) else None for n in (*placeholders(graph), *results)
+    ]
     seen: dict[Any, list[tuple[int, Any]]] = {}
     found = []
     for k, value in enumerate(values):

@@ -220,12 +220,38 @@ def surely(condition: Any) -> bool:
     return bool(guard_or_false(condition))
 
 
+def narrowed(known: Any, least: Any, most: Any) -> Any:
+    """A range of a symbol, and in these bounds (None: no bound)."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    bounds = [b if n is None else n for n, b in ((least, known.lower), (most, known.upper))]
+    return known & ValueRanges(*bounds)
+
+
+def as_range(condition: Any) -> tuple[Any, Any, Any] | None:
+    """A condition that is a bound of one symbol: (symbol, least, most); None: it says something else."""
+    import sympy  # type: ignore[import-untyped]
+
+    left: Any = getattr(condition, "lhs", None)
+    right: Any = getattr(condition, "rhs", None)
+    if left is None or not left.is_Symbol or not right.is_Integer:
+        return None
+    bounds = {
+        sympy.Ge: (right, None),
+        sympy.Gt: (right + 1, None),
+        sympy.Le: (None, right),
+        sympy.Lt: (None, right - 1),
+    }
+    kinds = [found for kind, found in bounds.items() if isinstance(condition, kind)]
+    return (left, *kinds[0]) if kinds else None
+
+
 def shape_conditions(env: ShapeEnv, known: frozenset[Any]) -> list[Any]:
     """What a trace assumed of its size symbols, as sympy conditions on ``known`` ones: ranges, and branches taken.
 
     Ranges come first: a branch may divide by a size that was not 0.
     """
-    import sympy  # type: ignore[import-untyped]
+    import sympy
 
     conditions: dict[Any, None] = {}
     for symbol in known:

@@ -1,0 +1,360 @@
+"""Exported programs give eager's numbers, here and in a process without this package; names, signature, state, refusals."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+import subclass_trace as st
+from subclass_trace.errors import ExportError
+from subclass_trace.subclass.flatten import flatten
+from subclass_trace.subclass.spec import leaf_paths
+from subclass_trace.zoo import TwoTensor
+from tests.exporting.models import MODELS, Tied, X, two
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning", "ignore:.*functools.*:FutureWarning")
+
+
+def dense(value: Any) -> Iterator[Any]:
+    """The dense tensors and numbers of a value."""
+    value = vars(value) if hasattr(value, "score") else value
+    for leaf in pytree.tree_leaves(value):
+        yield from flatten(leaf)[0] if isinstance(leaf, torch.Tensor) else [leaf]
+
+
+def close(found: Any, expected: Any) -> None:
+    a, b = [*dense(found)], [*dense(expected)]
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y) if isinstance(y, torch.Tensor) else (x == y) or pytest.fail(f"{x} {y}")
+
+
+def made(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    torch.manual_seed(0)
+    make, args, kwargs = MODELS[name]
+    return make(), args(), kwargs
+
+
+# ---------------------------------------------------------------------------------------------- numbers
+@pytest.mark.parametrize("name", MODELS)
+def test_as_eager(name: str) -> None:
+    module, args, kwargs = made(name)
+    eager = copy.deepcopy(module)
+    exported = st.export(module, args, kwargs)
+    run = exported.program.module()
+    for _ in range(2):  # buffers move on
+        with torch.no_grad():
+            expected = eager(*args, **kwargs)
+        found = exported.unflatten_outputs(run(*exported.flatten_inputs(*args, **kwargs)))
+        assert type(found) is type(expected)
+        close(found, expected)
+    buffers = {n: b for n, b in eager.named_buffers() if n in eager.state_dict()}
+    for key, value in buffers.items():
+        torch.testing.assert_close(run.state_dict()[key], value)
+    exported.program.run_decompositions()
+
+
+LOADER = """
+import sys, torch
+assert "subclass_trace" not in sys.modules
+for k in range(int(sys.argv[2])):
+    program = torch.export.load(f"{sys.argv[1]}/{k}.pt2")
+    inputs, expected = torch.load(f"{sys.argv[1]}/{k}.pt")
+    with torch.no_grad():
+        found = program.module()(*inputs)
+    found = [found] if isinstance(found, torch.Tensor) else list(found)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b) if isinstance(b, torch.Tensor) else (a == b) or sys.exit(f"{k}: {a} {b}")
+assert "subclass_trace" not in sys.modules
+print("right")
+"""
+
+
+@pytest.mark.slow
+def test_in_a_process_without_this_package(tmp_path: Path) -> None:
+    for number, name in enumerate(MODELS):
+        module, args, kwargs = made(name)
+        exported = st.export(module, args, kwargs)
+        torch.export.save(exported.program, tmp_path / f"{number}.pt2")
+        inputs = [t.detach() for t in exported.flatten_inputs(*args, **kwargs)]
+        with torch.no_grad():
+            expected = [v for v in dense(module(*args, **kwargs)) if isinstance(v, torch.Tensor)]
+        torch.save((inputs, expected), tmp_path / f"{number}.pt")
+    script = tmp_path / "load.py"
+    script.write_text(LOADER, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(len(MODELS))], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout.strip() == "right", done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_by_aot_inductor(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        return two(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
+
+    module, x = make(), torch.randn(3, 16)
+    exported = st.export(module, (x,))
+    package = torch._inductor.aoti_compile_and_package(exported.program, package_path=str(tmp_path / "m.pt2"))
+    run = torch._inductor.aoti_load_package(package)
+    with torch.no_grad():
+        close(exported.unflatten_outputs(run(*exported.flatten_inputs(x))), module(x))
+        other = make()
+        run.load_constants(exported.flatten_state_dict(other.state_dict()), check_full_update=True)
+        close(exported.unflatten_outputs(run(*exported.flatten_inputs(x))), other(x))
+
+
+# ---------------------------------------------------------------------------------------------- names and signature
+def test_names_and_kinds() -> None:
+    exported = st.export(two(Tied()), (X,))
+    signature = exported.program.graph_signature
+    assert list(signature.parameters) == ["first.weight.a", "first.weight.b", "first.bias", "last.bias"]
+    assert list(signature.buffers) == ["steps", "mask"] and list(signature.non_persistent_buffers) == ["mask"]
+    assert signature.buffers_to_mutate == {signature.output_specs[0].arg.name: "steps"}
+    assert list(signature.user_inputs) == ["x"]
+    assert exported.state.tied == {"last.weight": "first.weight"}
+    assert "p_first_weight_a" in [n.name for n in exported.program.graph.nodes]
+    assert "mask" not in exported.program.state_dict and "mask" in exported.program.constants
+
+
+def test_nodes_say_where_they_come_from() -> None:
+    exported = st.export(two(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), (X,))
+    stacks = [n.meta.get("nn_module_stack") for n in exported.program.graph.nodes if n.op == "call_function"]
+    assert all(stacks) and [*stacks[-1].values()][-1] == ("1", "torch.nn.modules.activation.ReLU")
+
+
+def test_writes_to_an_argument() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        return x * 2
+
+    exported = st.export(f, (torch.ones(3), torch.ones(3)))
+    assert dict(exported.program.graph_signature.user_inputs_to_mutate) == {"add_tensor": "x"}
+    x = torch.ones(3)
+    assert torch.equal(exported.program.module()(x, torch.ones(3)), torch.full((3,), 4.0)) and x[0] == 2
+
+
+# ---------------------------------------------------------------------------------------------- state
+@pytest.mark.parametrize("name", MODELS)
+def test_state_goes_both_ways(name: str) -> None:
+    module, args, kwargs = made(name)
+    exported = st.export(module, args, kwargs)
+    state = module.state_dict()
+    flat = exported.flatten_state_dict(state)
+    assert all(type(t) is torch.Tensor for t in flat.values())
+    back = exported.unflatten_state_dict(flat)
+    assert back.keys() == state.keys()
+    for key in state:
+        assert type(back[key]) is type(state[key]) or isinstance(state[key], nn.Parameter)
+        close(back[key], state[key])
+    json.dumps(exported.describe())
+
+
+def test_through_safetensors() -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    exported, other = st.export(two(Tied()), (X,)), two(Tied())
+    flat = safetensors.load(safetensors.save(exported.flatten_state_dict(other.state_dict())))
+    target = two(Tied())
+    st.load_flat_state(target, flat)
+    assert target.last.weight is target.first.weight
+    close(target.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda flat: flat.pop("first.weight.a"), "first.weight.a"),
+        (lambda flat: flat.update(more=torch.ones(1)), "more"),
+        (lambda flat: flat.update({"first.bias": torch.ones(5)}), "first.bias"),
+        (lambda flat: flat.update({"first.bias": torch.ones(4, dtype=torch.int8)}), "first.bias"),
+    ],
+)
+def test_a_wrong_state_names_the_key(change: Any, path: str) -> None:
+    module = two(Tied())
+    exported = st.export(module, (X,))
+    flat, before = exported.flatten_state_dict(module.state_dict()), copy.deepcopy(module.state_dict())
+    change(flat)
+    for load in (exported.unflatten_state_dict, lambda f: st.load_flat_state(module, f)):
+        with pytest.raises(ExportError) as caught:
+            load(flat)
+        assert caught.value.path == path and caught.value.got
+    close(module.state_dict(), before)
+
+
+# ---------------------------------------------------------------------------------------------- sizes
+@pytest.mark.parametrize(
+    "shapes", [{"x": {0: Dim("rows", min=2, max=64)}}, ({0: Dim.DYNAMIC},), {"x": {0: Dim.AUTO, 1: None}}]
+)
+def test_dynamic_sizes(shapes: Any) -> None:
+    module = two(Tied())
+    exported = st.export(module, (X,), dynamic_shapes=shapes)
+    (found,) = exported.program.range_constraints.values()
+    assert found.lower == 2 and (found.upper == 64 or "rows" not in str(shapes))
+    run = exported.program.module()
+    for rows in (3, 9):
+        x = torch.randn(rows, 4)
+        with torch.no_grad():
+            close(exported.unflatten_outputs(run(*exported.flatten_inputs(x))), copy.deepcopy(module)(x))
+
+
+def test_dynamic_sizes_of_wrappers() -> None:
+    exported = st.export(
+        lambda x, y: (x @ y, x.shape[0]),
+        (TwoTensor(X, X + 1), torch.rand(4, 2)),
+        dynamic_shapes={"x": {0: Dim.DYNAMIC}},
+    )
+    x = TwoTensor(torch.rand(7, 4), torch.rand(7, 4))
+    y = torch.rand(4, 2)
+    found, rows = exported.unflatten_outputs(exported.program.module()(*exported.flatten_inputs(x, y)))
+    close(found, x @ y)
+    assert rows == 7
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "what"),
+    [
+        (lambda x: x * 2 if x.shape[0] == 5 else x, {"x": {0: Dim.DYNAMIC}}, "number|more than in a range"),
+        (lambda x: x.reshape(-1, 2, 4) if x.shape[0] % 2 == 0 else x, {"x": {0: Dim.DYNAMIC}}, "more than in a range"),
+        (lambda x: x * 2, {"y": {0: Dim.DYNAMIC}}, "names no argument"),
+        (lambda x: x * 2, {"x": {3: Dim.DYNAMIC}}, "names no dimension"),
+    ],
+)
+def test_sizes_that_cannot_be_dynamic(function: Any, shapes: Any, what: str) -> None:
+    with pytest.raises(ExportError, match=what) as caught:
+        st.export(function, (X,), dynamic_shapes=shapes)
+    assert caught.value.path
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+class Loss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (self.model(x) - y).square().mean()
+
+
+def run_graph(exported: Any, *inputs: torch.Tensor) -> list[Any]:
+    program = exported.program
+    state = {**program.state_dict, **program.constants}
+    given = [state[s.target] for s in program.graph_signature.input_specs if s.target is not None]
+    with torch.no_grad():
+        return list(torch.fx.Interpreter(program.graph_module).run(*given, *inputs))
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, two], ids=["dense", "wrapped"])
+def test_joint(wrap: Any) -> None:
+    torch.manual_seed(0)
+    module = Loss(wrap(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))))
+    y = torch.zeros(5, 4)
+    exported = st.export_joint(module, (X, y))
+    assert exported.tangents == ()
+    outputs = run_graph(exported, *exported.flatten_inputs(X, y))
+    loss = module(X, y)
+    loss.backward(torch.ones_like(loss))
+    gradients = dict(zip(exported.gradients, outputs[-len(exported.gradients) :], strict=True))
+    close(exported.unflatten_outputs(outputs), loss.detach())
+    expected = {n: p.grad for n, p in module.named_parameters()}
+    flat = {}
+    for name, value in expected.items():
+        leaves, spec = flatten(value)
+        flat |= dict(zip(leaf_paths(spec, name), leaves, strict=True))
+    assert gradients.keys() == flat.keys()
+    for name in flat:
+        torch.testing.assert_close(gradients[name], flat[name])
+
+
+def test_joint_with_tangents() -> None:
+    x = X.clone().requires_grad_()
+    exported = st.export_joint(lambda x, y: (x.sin() * y, x.detach()), (x, X))
+    assert len(exported.tangents) == 1 and exported.gradients == ("x",)
+    tangent = torch.rand_like(X)
+    outputs = run_graph(exported, x.detach(), X, tangent)
+    (expected,) = torch.autograd.grad(x.sin() * X, x, tangent)
+    torch.testing.assert_close(outputs[-1], expected)
+
+
+def test_joint_needs_something_to_differentiate() -> None:
+    with pytest.raises(ExportError, match="no result is differentiable"):
+        st.export_module(nn.ReLU(), (X,), trace_joint=True)
+
+
+def test_a_whole_step() -> None:
+    torch.manual_seed(0)
+    model = two(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.model(x).square().mean()
+            grads = torch.autograd.grad(loss, [*self.model.parameters()], torch.ones_like(loss))
+            with torch.no_grad():
+                for p, g in zip(self.model.parameters(), grads, strict=True):
+                    p.sub_(g * 0.1) if type(p) is type(g) else None
+            return loss.detach()
+
+    step = Step()
+    exported = st.export(step, (X,))
+    assert optimizer is not None and {"model.weight.a", "model.weight.b"} <= set(
+        exported.program.graph_signature.buffers_to_mutate.values()
+    )
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+STATE: list[int] = []
+
+
+def _grows(x: torch.Tensor) -> torch.Tensor:
+    STATE.append(1)
+    return x * 2
+
+
+def test_python_state_is_no_program() -> None:
+    with pytest.raises(ExportError, match="changes Python state") as caught:
+        st.export(_grows, (X,))
+    assert "STATE" in str(caught.value.path) and "strict=False" in str(caught.value.fix)
+    exported = st.export(_grows, (X,), strict=False)
+    assert torch.equal(exported.program.module()(X), X * 2) and STATE == []
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (lambda x: x if x.sum() > 0 else -x, "it cannot be traced"),
+        (lambda x: x * len(list(iter(range(int(x.sum().item()))))), "it cannot be traced"),
+    ],
+)
+def test_what_cannot_be_traced_says_so(function: Any, what: str) -> None:
+    with pytest.raises(ExportError, match=what) as caught:
+        st.export(function, (X,))
+    assert caught.value.path and "test_export.py" in str(caught.value.path)
+
+
+def test_arguments_that_do_not_fit() -> None:
+    exported = st.export(nn.Linear(4, 4), (TwoTensor(X, X + 1),))
+    with pytest.raises(ExportError, match="another kind") as caught:
+        exported.flatten_inputs(X)
+    assert caught.value.path == "input"
+    with pytest.raises(ExportError, match="another structure"):
+        exported.flatten_inputs([X])
+    for args in ((TwoTensor(X, X), X + 1), (X, X)):
+        with pytest.raises(ExportError, match="are one object"):
+            st.export(lambda x, y: x * y, args)
+    with pytest.raises(ExportError, match="no tuple"):
+        st.export(nn.Linear(4, 4), X)  # type: ignore[arg-type]

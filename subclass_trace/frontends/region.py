@@ -111,7 +111,7 @@ class Region:
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
-            entry = self.__specialize(args, kwargs)
+            entry = self.__specialize(args, kwargs, waits=self.__eagerly.may_wait)
         except NeedsEager as refused:
             return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
         except RuleError:
@@ -174,8 +174,8 @@ class Region:
         self.__dynamo = HandOver(self.__function, self.__options, refused)
         return self.__dynamo
 
-    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
-        """The specialization for a call that no generated entry has served."""
+    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool = False) -> Specialization:
+        """The specialization for a call that no generated entry has served; ``waits``: see `SizeHistory`."""
         with torch_api.dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
             misses = list[Reason]()
             for entry in self.__entries:
@@ -187,6 +187,7 @@ class Region:
             self.__check_count(misses)
             for entry in self.__entries:
                 self.__history.varying_numbers |= changed_since(entry.state, Call(args, kwargs, self.__function))
+            self.__history.waits = waits
             with working(f"capture of {name_of(self.__function)}") as seconds:
                 entry = compile_call(
                     self.__function,

@@ -24,7 +24,7 @@ from ..capture.session import Session
 from ..capture.tape import Tape
 from ..data.describe import Description, describe, read, trace_of
 from ..data.programs import program_of
-from ..errors import DescriptionError, OptionError, Reason, SubclassTraceError, TangentError, Unlike
+from ..errors import DescriptionError, NotYet, OptionError, Reason, SubclassTraceError, TangentError, Unlike
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..passes import PassRecord, passes_of
@@ -229,6 +229,7 @@ def traced_call(
     """
     maker = _Maker(session, history, options, Call(*call, function), symbols=symbols)
     state = StateRun(function, call, maker, warns=options.frontend == "trace")
+    state.waits = history.waits
     session.recorder.state, session.recorder.follows_state = state, state.follows
 
     def run(inputs: Inputs) -> Ran:
@@ -313,7 +314,7 @@ def compile_call(
     try:
         return make(symbols=True)
     except Exception as error:
-        if not history.has_symbols or isinstance(error, OptionError):
+        if not history.has_symbols or isinstance(error, (OptionError, NotYet)):
             raise
     made = make(symbols=False)  # what the function itself raises comes again
     history.fix_all()

@@ -30,7 +30,7 @@ from .kinds import (
     Method,
     is_immutable,
 )
-from .place import Place
+from .place import Call, Place
 from .rows import Row, base_value
 from .values import ATOMS, MISSING, is_a, lookup, lookup_after
 from .writes import Written
@@ -51,6 +51,11 @@ class Recorder:
         modules: the `torch.nn.Module`s that are being called, outermost first, as
             ``nn_module_stack`` has them: place -> (path from the outermost one, class).
     """
+
+    #: the region may run eagerly where it makes what later calls find
+    waits = False
+    #: the roots of the call that is traced
+    roots_of_call = Call((), {})
 
     def __init__(self, make: Any = None) -> None:
         """``make``: makes stand-ins, ``tensors(rows)`` and ``number(place, value)`` (None: a

@@ -433,8 +433,7 @@ def _scaled(model: Any, optimizer: Any) -> Step:
 
 @pytest.mark.parametrize("name", ["SGD", "SGD with momentum", "SGD of lists", "Adam", "Adam of lists", "AMSGrad"])
 def test_steps_that_a_scaler_leaves_out(name: str) -> None:
-    """But for the version counters, which a step moves that is put back."""
-    region = _train(_model, KINDS[name], _scaled, steps=8, versions=False)
+    region = _train(_model, KINDS[name], _scaled, steps=8)
     assert 1 <= len(region.specializations) <= 3
 
 

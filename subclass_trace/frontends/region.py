@@ -65,6 +65,7 @@ class Region:
         self.__eagerly = EagerCalls()
         self.__history = SizeHistory()
         self.__dynamo: HandOver | None = None
+        self.__inlined: dict[str, str] = {}  # functions of ``torch.compile`` in it -> their back ends, which do not run
         self.__row: list[Reason] = []  # why the last calls missed, since one was served
 
     @property
@@ -203,9 +204,21 @@ class Region:
                 remember(self.__function, entry)
             self.__keep((*self.__entries, entry))
             compiled(self, len(misses), entry)
+            self.__tell_inlined(entry)
             if entry.program.backwards is not None:
                 entry.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
             return entry
+
+    def __tell_inlined(self, entry: Specialization) -> None:
+        """Once for each function: it was compiled for its kernels, and they do not run."""
+        for name, backend in entry.inlined.items():
+            if name not in self.__inlined:
+                self.__inlined[name] = backend
+                torch_api.warn_user(
+                    f"{name_of(self.__function)} calls {name}, a function of torch.compile(backend={backend!r}): it is a part "
+                    "of the region, and its own compiled code does not run. Give the region the same back end, or call it "
+                    "outside of it"
+                )
 
     def __keep(self, entries: tuple[Specialization, ...]) -> None:
         self.__entries, self.__fast = entries, tuple(e.run for e in entries)
@@ -249,6 +262,8 @@ class Region:
         for k, entry in enumerate(self.__entries):
             if gaps := entry.not_portable:
                 text += f"\n\n[{k}] is not portable: {'; '.join(gaps)}"
+        for name, backend in self.__inlined.items():
+            text += f"\n\n{name}, a function of torch.compile(backend={backend!r}), is a part of it: its own code does not run"
         by = "served by our trace" if self.__entries or not self.__eagerly.counts else "its calls run eagerly"
         return f"{text}\n\n{by}" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
 

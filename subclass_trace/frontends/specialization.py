@@ -11,7 +11,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -58,6 +58,7 @@ class Specialization:
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``written``: its source.
         failed: why it does not serve a call; None if it does.
         seconds: stage -> how long it took; ``passes``: what each pass did to the first graph.
+        inlined: functions of ``torch.compile`` that are part of it -> their back ends, which do not run.
     """
 
     misses: tuple[Reason, ...]
@@ -71,6 +72,7 @@ class Specialization:
     failed: Callable[[tuple[Any, ...], dict[str, Any]], Reason | None]
     seconds: Mapping[str, float]
     passes: tuple[PassRecord, ...] = ()
+    inlined: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Specialization: {len(self.guards)} guards, {len(self.saved)} saved values; {self.reason}>"
@@ -285,11 +287,12 @@ def _specialize(
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
     emitted = bind(program, ambient, guarded, maker.flat, session.mode)
+    inlined = {name: by for name, by in state.inlined.items() if by != backend.name}
     state.forget()
     maker.roots = Call((), {})
     maker.flat.clear()  # cycles may keep it for a while
     records = () if passes is None else tuple(passes.records)
-    return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {}, records)
+    return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {}, records, inlined)
 
 
 def compile_call(

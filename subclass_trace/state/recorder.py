@@ -77,6 +77,7 @@ class Recorder:
             int, frozenset[str]
         ] = {}  # id of a traced tensor -> attributes that its class sets by itself
         self.modules: dict[str, tuple[str, type]] = {}
+        self.inlined: dict[str, str] = {}  # functions of ``torch.compile`` -> their back ends
         self.refusal: SubclassTraceError | None = None
         self.warned: Callable[[str], None] | None = None
 

@@ -88,7 +88,10 @@ class Region:
             return self.__function(*args, **kwargs)
         fast = self.__fast
         for serve in fast:
-            result = serve(args, kwargs)
+            try:
+                result = serve(args, kwargs)
+            except torch_api.OtherBranch as taken:
+                return self.__other_branch(taken, args, kwargs)
             if result is not MISS:
                 # It will serve the next call, too. (But a checkpoint that runs its calls again shall meet the same ones.)
                 if serve is not fast[0] and not torch_api.saved_tensor_hooks_active():
@@ -129,13 +132,21 @@ class Region:
             self.__hand_over(UnsupportedError(f"the trace fails where eager does not: {got}"))
             return result
         # As later calls: the engine shall meet one kind of backward from the first step on.
-        result = entry.run(args, kwargs)
+        try:
+            result = entry.run(args, kwargs)
+        except torch_api.OtherBranch as taken:
+            return self.__other_branch(taken, args, kwargs)
         if result is MISS:
             why = entry.failed(args, kwargs)
             if again:  # else another thread may have written meanwhile what was read
                 raise GuardError("a specialization does not serve the call that it was made for", got=why)
             return self.__slow_call(args, kwargs, again=True)
         return result
+
+    def __other_branch(self, taken: torch_api.OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call takes a branch that raises: nothing was written, and eager mode does what the user wrote."""
+        torch_api.restore_random()
+        return self.__eagerly.run(str(taken), self.__function, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: bound to the instance."""

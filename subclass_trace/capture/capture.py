@@ -309,7 +309,10 @@ def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> N
 def _note_random(recorder: Recorder) -> None:
     """The state of random numbers, where some are drawn and a call may be made again eagerly."""
     nodes = [n for n in recorder.graph.nodes if n.op == "call_function"]
-    if any(n.target is torch_api.check for n in nodes) and any(map(is_random, nodes)):
+    checks = [n for n in nodes if n.target is torch_api.check]
+    if checks and any(map(is_random, nodes)):
+        for check in checks:
+            check.args = (*check.args, True)
         with recorder.graph.inserting_before(nodes[0]):
             note = recorder.graph.call_function(torch_api.note_random)
         note.meta["val"] = None

@@ -145,7 +145,7 @@ class Region:
 
     def __other_branch(self, taken: torch_api.OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call takes a branch that raises: nothing was written, and eager mode does what the user wrote."""
-        torch_api.restore_random()
+        taken.put_back()
         return self.__eagerly.run(str(taken), self.__function, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -17,20 +17,32 @@ import torch
 
 _new_library: Any = torch.library.Library
 _library = _new_library("subclass_trace", "DEF")
-_library.define("check(Tensor truth, bool expected) -> ()")
+_library.define("check(Tensor truth, bool expected, bool drawn=False) -> ()")
 _library.define("note_random() -> ()")
 
 
 class OtherBranch(Exception):
-    """A call takes the branch that its program does not have."""
+    """A call takes the branch that its program does not have; ``drawn``: the program has drawn random numbers."""
+
+    def __init__(self, drawn: bool) -> None:
+        super().__init__("a branch that raises was taken")
+        self.drawn = drawn
+
+    def put_back(self) -> None:
+        """Random numbers are what they were when the program began."""
+        if self.drawn:
+            cpu, *others = _here.random
+            torch.set_rng_state(cpu)
+            for device, state in enumerate(others):
+                torch.cuda.set_rng_state(state, device)
 
 
 _here = threading.local()
 
 
-def _check(truth: torch.Tensor, expected: bool) -> None:
+def _check(truth: torch.Tensor, expected: bool, drawn: bool = False) -> None:
     if bool(truth) != expected:
-        raise OtherBranch("a branch that raises was taken")
+        raise OtherBranch(drawn)
 
 
 def _random_states() -> list[torch.Tensor]:
@@ -43,22 +55,12 @@ def _note_random() -> None:
     _here.random = _random_states()
 
 
-def restore_random() -> None:
-    """Put back what ``note_random`` has seen in this thread last, if anything."""
-    cpu, *others = getattr(_here, "random", None) or (None,)
-    if cpu is not None:
-        torch.set_rng_state(cpu)
-        for device, state in enumerate(others):
-            torch.cuda.set_rng_state(state, device)
-    _here.random = None
-
-
 _library.impl("check", _check, "CompositeExplicitAutograd")
 _library.impl("note_random", _note_random, "CompositeExplicitAutograd")
-torch.library.register_fake("subclass_trace::check", lambda truth, expected: None, lib=_library)
+torch.library.register_fake("subclass_trace::check", lambda truth, expected, drawn=False: None, lib=_library)
 torch.library.register_fake("subclass_trace::note_random", lambda: None, lib=_library)
-check: Callable[[torch.Tensor, bool], None] = torch.ops.subclass_trace.check.default
-#: it remembers the random numbers' state for `restore_random`
+check: Callable[..., None] = torch.ops.subclass_trace.check.default
+#: it remembers the random numbers' state for `OtherBranch.put_back`
 note_random: Callable[[], None] = torch.ops.subclass_trace.note_random.default
 
 _NOTHING = ("CACHE", "PRECALL", "NOT_TAKEN", "EXTENDED_ARG", "TO_BOOL", "NOP", "RESUME")

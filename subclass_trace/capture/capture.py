@@ -37,7 +37,7 @@ from .aliasing import byte_range
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
 from .functions import CapturedFunctions
-from .graphs import TracedForward, finish, read_by_backward
+from .graphs import TracedForward, finish, is_random, read_by_backward
 from .inputs import Inputs, StandIns
 from .metadata import MetadataReads
 from .mutation import read_mutations, state_of
@@ -125,6 +125,7 @@ class Captured:
         recorder = self.session.recorder
         in_place = in_place and recorder.mutable and self.session.passes is None
         in_place = in_place and not any(m.differentiable for m in self.mutations.rows)
+        in_place = in_place and not recorder.looks_after_writes
         if torch.is_inference_mode_enabled() and recorder.graph.find_nodes(op="call_function", target=_OTHER_DTYPE):
             in_place = False
         return finish(recorder, self.forward, functional=not in_place, passes=self.session.passes), in_place
@@ -156,6 +157,7 @@ class Capture:
                 ):  # what it took for true of values inside tensors
                     recorder.annotate(check)
                 recipes = ran.recipes
+                _note_random(recorder)
                 _refuse_gradients_inside(self.inputs, recipes.outputs)
                 changed = list(self.functions.gradients.changed())
                 if torch.is_grad_enabled() != grad_mode:
@@ -304,6 +306,19 @@ def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> N
                 got=f"operations on a tensor of shape {tuple(leaf.shape)} itself, as under torch._C.DisableTorchFunction",
                 fix="pass the tensor as an argument, or move this part out of the region",
             )
+
+
+def _note_random(recorder: Recorder) -> None:
+    """The state of random numbers, where some are drawn and a call may be made again eagerly."""
+    nodes = [n for n in recorder.graph.nodes if n.op == "call_function"]
+    checks = [n for n in nodes if n.target is torch_api.check]
+    if checks and any(map(is_random, nodes)):
+        for check in checks:
+            check.args = (*check.args, True)
+        with recorder.graph.inserting_before(nodes[0]):
+            note = recorder.graph.call_function(torch_api.note_random)
+        note.meta["val"] = None
+        recorder.annotate(note)
 
 
 def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:

@@ -71,9 +71,12 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             raise NeedsEager("the region gives a tensor other memory (x.data = y)", path=self.recorder.user_line())
         if name in TEXTS and args:
             self._refuse_text(args[0], caller)
-        if name == "__bool__" and torch_api.is_fake(args[0]) and (asked := torch_api.asserted(caller)) is not None:
-            torch_api.check(args[0], *asked)
-            return asked[0]
+        truth = name == "__bool__" or (name == "item" and args[0].dtype is torch.bool)
+        if truth and torch_api.is_fake(args[0]) and self.recorder.may_look():
+            if (expected := torch_api.branch_without_error(caller)) is not None:
+                self.recorder.looks_after_writes |= any(map(self.recorder.was_written, self.reads.inputs.leaf_values))
+                torch_api.check(args[0], expected)
+                return expected
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
         if name in _HOOK_METHODS:

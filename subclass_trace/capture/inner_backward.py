@@ -27,6 +27,8 @@ from .recorder import Recorder
 from .tape import leaves_behind, nodes_behind
 
 Tensor = torch.Tensor
+#: a gradient that was replaced before anybody asked for it: any may stand there in a call, or none
+_UNREAD = object()
 
 
 class InnerBackward:
@@ -34,7 +36,7 @@ class InnerBackward:
 
     def __init__(self, recorder: Recorder, stand_ins: StandIns, reads: MetadataReads) -> None:
         self.recorder, self.stand_ins, self.reads, self.inputs = recorder, stand_ins, reads, reads.inputs
-        self._before: dict[int, Tensor | None] = {}  # number of an input -> the (traced) gradient that it came with
+        self._before: dict[int, Any] = {}  # number of an input -> the (traced) gradient that it came with, or `_UNREAD`
         self._now: dict[int, Tensor | None] = {}  # and the one that it has
         self.own: dict[
             int, Tensor
@@ -49,12 +51,13 @@ class InnerBackward:
             if func.__name__ == "__set__" and isinstance(known[1], Tensor):
                 self.recorder.graded[id(known[0])] = known[0]
             return func(*known)
-        self._meet(number)
         if func.__name__ == "__get__":
+            self._meet(number)
             return self._now[number]
         value = self.stand_ins.known(args[1]) if func.__name__ == "__set__" else None
         if value is not None and not isinstance(value, Tensor):
             return func(args[0], value)  # raises what eager does
+        self._before.setdefault(number, _UNREAD)
         self._now[number] = value
         return None
 

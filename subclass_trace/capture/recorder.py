@@ -84,6 +84,7 @@ class Recorder(TracedGraph):
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
         self.forward_state: Any = None  # that of the forward, while a backward is traced with it
+        self.looks_after_writes = False  # at a value, to see whether a branch is taken that the graph does not have
         self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
@@ -107,6 +108,16 @@ class Recorder(TracedGraph):
             got=f"{value}",
             fix="do not keep tensors from an earlier trace in Python state that the region reads",
         )
+
+    def may_look(self) -> bool:
+        """May the call be made eagerly instead, where a value is another one than the trace takes it for?
+
+        Not once the function has run (in a later backward), nor where it has drawn from a generator of its own.
+        """
+        if self.sealed:
+            return False
+        given = (a for n in self.graph.nodes for a in (*n.args, *n.kwargs.values()))
+        return not any(isinstance(a, torch.Generator) for a in given)
 
     # ------------------------------------------------------------------ real tensors
     def lift(self, real: Tensor) -> Tensor:

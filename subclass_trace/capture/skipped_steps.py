@@ -1,13 +1,15 @@
 """`GradScaler.step`, which leaves an optimizer's step out where a gradient is not finite.
 
 The graph has the step in each call, and then puts back what it wrote if it was to be left out. So all that the step does must
-be writes to tensors that were there before.
+be writes to tensors that were there before. Nodes say which part they are (``meta["left_out"]``), so that a back end that runs
+operation by operation runs none of them instead (`backends/eager/branches.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,6 +41,8 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
         if any(is_kept(n) or torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in nodes):
             raise _refused(recorder, "draws random numbers, or has other effects")
         writes = _writes(recorder, set(nodes))
+        _tag([recorder.node_of(found)], number := next(recorder.numbers), "condition")
+        _tag(nodes, number, "step")
         tensors = [t for t in _tensors_of(optimizer) if torch_api.storage_ref(t) in writes]
         if not all(any(same_elements(t, w) for t in tensors) for written in writes.values() for _, w in written):
             raise _refused(recorder, "writes to tensors besides parameters, gradients and the optimizer's state")
@@ -48,8 +52,15 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
                     was = t.clone()
                 with torch_api.versions_kept(t):
                     t.copy_(torch.where(found.to(t.device), was, t))
+        made = itertools.takewhile(lambda n: n is not last, reversed(recorder.graph.nodes))
+        _tag(set(made) - set(nodes), number, "restore")
 
     return torch_api.replaced_here(torch.amp.GradScaler, "_maybe_opt_step", step)
+
+
+def _tag(nodes: Iterable[Any], number: int, part: str) -> None:
+    for node in nodes:
+        node.meta["left_out"] = f"{number} {part}"
 
 
 def _tensors_of(optimizer: Any) -> list[Tensor]:

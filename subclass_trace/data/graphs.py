@@ -27,7 +27,7 @@ from .objects import name_of
 from .places import PlaceReader, PlaceWriter
 
 #: what of a node's metadata is kept besides its value
-_KEPT = ("partitioner_tag", "seq_nr", "is_step")
+_KEPT = ("partitioner_tag", "seq_nr", "is_step", "left_out")
 #: targets of nodes that are no operations of torch's
 _PYTHON = {
     f.__name__: f

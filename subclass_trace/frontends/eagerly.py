@@ -16,6 +16,9 @@ from .. import torch_api
 from ..errors import NeedsEager, NotYet
 from ..report.events import ran_eagerly
 
+#: so many calls of a region may run eagerly because a later one has the better trace
+_WAITS = 8
+
 
 class EagerCalls:
     """How many calls of a region ran eagerly, and why.
@@ -27,6 +30,12 @@ class EagerCalls:
     def __init__(self) -> None:
         self.counts, self._kinds = collections.Counter[str](), dict[Any, str]()
         self._all: str | None = None
+        self._waited = 0  # calls that ran eagerly, so that the next one could be traced
+
+    @property
+    def may_wait(self) -> bool:
+        """May another call run eagerly, because it makes what later ones find? (Else each makes something new.)"""
+        return self._waited < _WAITS
 
     def run(self, reason: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Count the call, and make it."""
@@ -47,7 +56,9 @@ class EagerCalls:
     def refused(self, error: NeedsEager, args: Any, kwargs: Any) -> str:
         """Calls like this one run eagerly from now on; the reason."""
         reason = error.what if error.path is None else f"{error.what} ({error.path})"
-        if not isinstance(error, NotYet):
+        if isinstance(error, NotYet):
+            self._waited += 1
+        else:
             self._kinds[_kind(args, kwargs)] = reason
             torch_api.warn_user(f"a call of a region runs eagerly: {error}")
         return reason

@@ -6,17 +6,27 @@ Specializations that exist keep serving the calls whose guards hold; `Region.res
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from ..errors import LimitError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
-from ..report.events import handed_over
+from ..report.events import handed_over, ran_eagerly
 from ..report.names import name_of
-from ..torch_api import warn_user
-from ..torch_api.dynamo import compile_alone, is_of_dynamo
+from ..torch_api import saved_tensor_hooks_active, warn_user
+from ..torch_api.dynamo import (
+    TRACES_AUTOGRAD,
+    autograd_operations_traced,
+    compile_alone,
+    frames_tried,
+    graph_breaks,
+    is_of_dynamo,
+    recompile_limit,
+)
 from ..torch_api.dynamo_methods import TracedMethods
 
 #: so many calls in which no graph of Dynamo's was worth its guards: there is none, as of ``nn.LSTM``, or code that Dynamo
@@ -28,10 +38,46 @@ _SURE = 16
 _WORTH = 16
 #: how many have run, and such calls in them
 graphs_run = [0, 0]
+#: so many calls in a row in which Dynamo tried frames in vain: it keeps nothing of that, and will try in each call
+_IN_VAIN = 5
+#: after so many calls with a graph, so many run eagerly, so that `HandOver.explain` knows both times
+_WARM, _TIMED = 4, 2
 
 
 class HandOverWarning(UserWarning):
-    """A region is served by Dynamo from now on, because our trace refuses it."""
+    """A region is served by Dynamo from now on, because our trace refuses it; or by eager mode, because Dynamo compiles
+    it in each call."""
+
+
+class Retraces:
+    """Whether Dynamo compiles in each call of a region, wherever in it, and why.
+
+    Attributes:
+        compiled: in so many calls in a row it has compiled by now.
+        why: what it compiles again and again; None until that is so.
+        traces_autograd: it tries `torch.autograd.grad` in vain, which it can have in a graph.
+    """
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        self.traces_autograd = False
+        self.compiled = self._in_vain = 0
+        self._breaks: dict[str, int] = {}
+
+    def called(self, before: tuple[int, int], now: tuple[int, int]) -> None:
+        """A call was served, which found ``before`` and left ``now`` in `frames_tried`."""
+        if before[0] == now[0]:
+            self.compiled = self._in_vain = 0
+            return
+        self.compiled += 1
+        self._in_vain = self._in_vain + 1 if before[1] != now[1] else 0
+        breaks = graph_breaks()
+        reasons = [text for text, count in breaks.items() if self._breaks.get(text) != count]
+        self._breaks = breaks
+        if self._in_vain > 1 and any(TRACES_AUTOGRAD in text for text in reasons):
+            self.traces_autograd = True
+        if self._in_vain >= _IN_VAIN or self.compiled >= recompile_limit():  # no frame is compiled more often
+            self.why = reasons[-1].splitlines()[0] if reasons else "code that is new in each call"
 
 
 def hands_over(error: SubclassTraceError) -> bool:
@@ -54,9 +100,13 @@ class HandOver:
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
         self._served: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
-        self._methods = TracedMethods()
+        self._methods, self._retraces = TracedMethods(), Retraces()
         self._function, self._row = function, 0
         self._worth = _WORTH if options.backend == "eager" and why is not None else 0
+        # Eager mode may need more memory than there is.
+        scarce = options.activation_memory_budget is not None or torch.accelerator.is_available()
+        self._timed = 0 if scarce or why is None else _TIMED
+        self._seconds = [float("inf"), float("inf")]  # the fastest call by Dynamo's graphs, and the fastest eager one
         self.call: Callable[..., Any] = self._first
         if why is not None:
             warn_user(f"torch.compile serves {name_of(function)} from now on: {why}", HandOverWarning)
@@ -69,25 +119,43 @@ class HandOver:
             SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
         """
         graphs, calls = graphs_run
+        keep = saved_tensor_hooks_active()  # a checkpoint that runs this again shall meet the same one
+        eagerly = self._row >= _WARM and self._timed > 0 and self._retraces.compiled == 0 and not keep
+        self._timed -= eagerly
+        start = perf_counter()
         try:
-            result = self._compiled(*args, **kwargs)
+            result = self._function(*args, **kwargs) if eagerly else self._compiled(*args, **kwargs)
         except Exception as error:
             if self.why is None or not (is_of_dynamo(error) or isinstance(error, SubclassTraceError)):
                 raise
             raise self.why.with_traceback(None) from error
+        self._seconds[eagerly] = min(self._seconds[eagerly], perf_counter() - start)
         graphs, calls = graphs_run[0] - graphs, graphs_run[1] - calls
-        worth = graphs and calls >= self._worth * graphs
+        worth = eagerly or (graphs and calls >= self._worth * graphs)
         self._row = max(self._row, 0) + 1 if worth else min(self._row, 0) - 1
         idle = self._row <= -_IDLE and self.why is not None
-        self.call = self._compiled if self._row >= _SURE else self._eagerly if idle else self._first
+        if self._retraces.why is None and not keep:
+            self.call = self._compiled if self._row >= _SURE else self._eagerly if idle else self._first
         return result
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
-        before = self._methods.before_call()
+        before, tried = self._methods.before_call(), frames_tried()
         try:
-            return self._served(*args, **kwargs)
+            with autograd_operations_traced() if self._retraces.traces_autograd else contextlib.nullcontext():
+                return self._served(*args, **kwargs)
         finally:
             self._methods.after_call(before)
+            self._retraces.called(tried, frames_tried())
+            if self._retraces.why is not None and self.why is not None and not saved_tensor_hooks_active():
+                self._give_up(self._retraces.why)
+
+    def _give_up(self, reason: str) -> None:
+        """Dynamo compiles in each call, which costs more than any graph spares."""
+        self.call = self._function
+        what = f"torch.compile compiles {name_of(self._function)} again in each call: {reason}"
+        message = f"{what}; it runs eagerly from now on, until its reset()"
+        warn_user(message, HandOverWarning)
+        ran_eagerly(self._function, what)
 
     def _eagerly(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call where Dynamo has compiled nothing, or little."""
@@ -97,7 +165,12 @@ class HandOver:
         return self._function(*args, **kwargs)
 
     def explain(self) -> str:
-        """Who serves, and why."""
+        """Who serves, and why; both times, where eager mode is faster."""
         because = 'as frontend="dynamo" asks' if self.why is None else f"because our trace is refused:\n{self.why}"
         eagerly = ", which compiles too little of it: it runs eagerly" if self.call == self._eagerly else ""
+        if self.call is self._function:
+            eagerly = f", which compiled it again in each call ({self._retraces.why}): it runs eagerly"
+        compiled, plain = self._seconds
+        if not eagerly and plain < compiled < float("inf"):
+            eagerly = f" (a call takes {compiled * 1e3:.3g} ms, and {plain * 1e3:.3g} ms in eager mode)"
         return f"served by torch.compile(backend='subclass_trace'){eagerly}, {because}"

@@ -65,6 +65,7 @@ class Region:
         self.__eagerly = EagerCalls()
         self.__history = SizeHistory()
         self.__dynamo: HandOver | None = None
+        self.__inlined: dict[str, str] = {}  # functions of ``torch.compile`` in it -> their back ends, which do not run
         self.__row: list[Reason] = []  # why the last calls missed, since one was served
 
     @property
@@ -87,7 +88,10 @@ class Region:
             return self.__function(*args, **kwargs)
         fast = self.__fast
         for serve in fast:
-            result = serve(args, kwargs)
+            try:
+                result = serve(args, kwargs)
+            except torch_api.OtherBranch as taken:
+                return self.__other_branch(taken, args, kwargs)
             if result is not MISS:
                 # It will serve the next call, too. (But a checkpoint that runs its calls again shall meet the same ones.)
                 if serve is not fast[0] and not torch_api.saved_tensor_hooks_active():
@@ -111,7 +115,7 @@ class Region:
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
-            entry = self.__specialize(args, kwargs)
+            entry = self.__specialize(args, kwargs, waits=self.__eagerly.may_wait)
         except NeedsEager as refused:
             return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
         except RuleError:
@@ -128,13 +132,21 @@ class Region:
             self.__hand_over(UnsupportedError(f"the trace fails where eager does not: {got}"))
             return result
         # As later calls: the engine shall meet one kind of backward from the first step on.
-        result = entry.run(args, kwargs)
+        try:
+            result = entry.run(args, kwargs)
+        except torch_api.OtherBranch as taken:
+            return self.__other_branch(taken, args, kwargs)
         if result is MISS:
             why = entry.failed(args, kwargs)
             if again:  # else another thread may have written meanwhile what was read
                 raise GuardError("a specialization does not serve the call that it was made for", got=why)
             return self.__slow_call(args, kwargs, again=True)
         return result
+
+    def __other_branch(self, taken: torch_api.OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call takes a branch that raises: nothing was written, and eager mode does what the user wrote."""
+        taken.put_back()
+        return self.__eagerly.run(str(taken), self.__function, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: bound to the instance."""
@@ -174,8 +186,8 @@ class Region:
         self.__dynamo = HandOver(self.__function, self.__options, refused)
         return self.__dynamo
 
-    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
-        """The specialization for a call that no generated entry has served."""
+    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool = False) -> Specialization:
+        """The specialization for a call that no generated entry has served; ``waits``: see `SizeHistory`."""
         with torch_api.dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
             misses = list[Reason]()
             for entry in self.__entries:
@@ -187,6 +199,7 @@ class Region:
             self.__check_count(misses)
             for entry in self.__entries:
                 self.__history.varying_numbers |= changed_since(entry.state, Call(args, kwargs, self.__function))
+            self.__history.waits = waits
             with working(f"capture of {name_of(self.__function)}") as seconds:
                 entry = compile_call(
                     self.__function,
@@ -202,9 +215,21 @@ class Region:
                 remember(self.__function, entry)
             self.__keep((*self.__entries, entry))
             compiled(self, len(misses), entry)
+            self.__tell_inlined(entry)
             if entry.program.backwards is not None:
                 entry.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
             return entry
+
+    def __tell_inlined(self, entry: Specialization) -> None:
+        """Once for each function: it was compiled for its kernels, and they do not run."""
+        for name, backend in entry.inlined.items():
+            if name not in self.__inlined:
+                self.__inlined[name] = backend
+                torch_api.warn_user(
+                    f"{name_of(self.__function)} calls {name}, a function of torch.compile(backend={backend!r}): it is a part "
+                    "of the region, and its own compiled code does not run. Give the region the same back end, or call it "
+                    "outside of it"
+                )
 
     def __keep(self, entries: tuple[Specialization, ...]) -> None:
         self.__entries, self.__fast = entries, tuple(e.run for e in entries)
@@ -248,6 +273,8 @@ class Region:
         for k, entry in enumerate(self.__entries):
             if gaps := entry.not_portable:
                 text += f"\n\n[{k}] is not portable: {'; '.join(gaps)}"
+        for name, backend in self.__inlined.items():
+            text += f"\n\n{name}, a function of torch.compile(backend={backend!r}), is a part of it: its own code does not run"
         by = "served by our trace" if self.__entries or not self.__eagerly.counts else "its calls run eagerly"
         return f"{text}\n\n{by}" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
 

@@ -11,7 +11,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -24,7 +24,7 @@ from ..capture.session import Session
 from ..capture.tape import Tape
 from ..data.describe import Description, describe, read, trace_of
 from ..data.programs import program_of
-from ..errors import DescriptionError, OptionError, Reason, SubclassTraceError, TangentError, Unlike
+from ..errors import DescriptionError, NotYet, OptionError, Reason, SubclassTraceError, TangentError, Unlike
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..passes import PassRecord, passes_of
@@ -58,6 +58,7 @@ class Specialization:
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``written``: its source.
         failed: why it does not serve a call; None if it does.
         seconds: stage -> how long it took; ``passes``: what each pass did to the first graph.
+        inlined: functions of ``torch.compile`` that are part of it -> their back ends, which do not run.
     """
 
     misses: tuple[Reason, ...]
@@ -71,6 +72,7 @@ class Specialization:
     failed: Callable[[tuple[Any, ...], dict[str, Any]], Reason | None]
     seconds: Mapping[str, float]
     passes: tuple[PassRecord, ...] = ()
+    inlined: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Specialization: {len(self.guards)} guards, {len(self.saved)} saved values; {self.reason}>"
@@ -229,6 +231,7 @@ def traced_call(
     """
     maker = _Maker(session, history, options, Call(*call, function), symbols=symbols)
     state = StateRun(function, call, maker, warns=options.frontend == "trace")
+    state.waits = history.waits
     session.recorder.state, session.recorder.follows_state = state, state.follows
 
     def run(inputs: Inputs) -> Ran:
@@ -284,11 +287,12 @@ def _specialize(
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
     emitted = bind(program, ambient, guarded, maker.flat, session.mode)
+    inlined = {name: by for name, by in state.inlined.items() if by != backend.name}
     state.forget()
     maker.roots = Call((), {})
     maker.flat.clear()  # cycles may keep it for a while
     records = () if passes is None else tuple(passes.records)
-    return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {}, records)
+    return Specialization(misses, options, ambient, guarded, program, graphs, *emitted, {}, records, inlined)
 
 
 def compile_call(
@@ -313,7 +317,7 @@ def compile_call(
     try:
         return make(symbols=True)
     except Exception as error:
-        if not history.has_symbols or isinstance(error, OptionError):
+        if not history.has_symbols or isinstance(error, (OptionError, NotYet)):
             raise
     made = make(symbols=False)  # what the function itself raises comes again
     history.fix_all()

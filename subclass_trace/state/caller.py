@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import torch_api
 from ..errors import UnsupportedError
 from . import attributes, calls
 from .boundary import (
@@ -50,6 +51,9 @@ class Caller(Reach):
             return _call_ours(self, f, args, kwargs)
         method = self.lookup(kind, "__call__")
         if type(method) is Function:
+            is_module = issubclass(kind, torch.nn.Module)
+            if is_module and torch_api.before_replacement(method) is not method:
+                method = torch.nn.Module.__call__  # of one of torch.compile, see `compiled_inside`
             return self.call_function(method, (f, *args), kwargs)
         if calls.is_torchs(f) and not issubclass(kind, torch.nn.Module):
             return calls.torch_call(self, f, args, kwargs)

@@ -234,6 +234,8 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     callables instrumented."""
     if type(f) is Function and is_compiled_by_dynamo(f.__code__.co_filename):
         return with_branches(rec, f, args, kwargs)
+    if type(f) is Function and torch_api.is_compiled(f):
+        return _inlined(rec, f, args, kwargs)
     if type(f) is Function and f.__closure__ and f not in torch_api.CONSTANT_GETTERS:
         f = _with_callbacks(rec, f)
     special = changed = False
@@ -258,6 +260,18 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if type(out) in ATOMS and out is not None:
         _note_answer(rec, f, args, kwargs, out)
     return rec.give(out)
+
+
+def _inlined(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of ``torch.compile``: what was compiled is a part of the region."""
+    cell = f.__closure__[f.__code__.co_freevars.index("fn")]
+    function = cell.cell_contents
+    if (backend := torch_api.backend_of_compiled(f)) is not None:
+        owner = getattr(function, "__self__", None)  # a module
+        rec.inlined[f.__qualname__ if owner is None else type(owner).__qualname__] = backend
+    rec.cells_of(f)
+    rec.step(cell, "contents", None, function)
+    return rec.call(function, *args, **kwargs)
 
 
 def _with_callbacks(rec: Any, f: Any) -> Any:

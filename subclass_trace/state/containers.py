@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from ..errors import NotYet
 from .kinds import (
     VIEWS,
 )
 from .place import Place
-from .recorder import Recorder, items_of
+from .recorder import Recorder, instance_dict, is_made_by_torch, items_of
 from .rows import members
 from .values import ATOMS, is_a, pairs_of
 from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
@@ -120,6 +121,8 @@ class Containers(Recorder):
         if place is None:
             return
         written = self.written.get(id(thing))
+        if self.waits and not whole and is_a(thing, dict) and not dict.__contains__(thing, key):
+            self._wait_for_state(place)
         if written is None:
             written = self.written[id(thing)] = Written(thing, table or table_of(thing), place)
         if whole:
@@ -128,6 +131,33 @@ class Containers(Recorder):
             written.keys = None
         elif written.keys is not None:
             written.keys.add(key)
+
+    def _wait_for_state(self, place: Place) -> None:
+        """A key is new in a dict at this place, which may be the state of an optimizer."""
+        at: Place | None = place
+        while at is not None and at.parent is not None:
+            if at.kind in ("attr", "getattr") and at.key == "state":
+                if is_a(at.parent.read(self.roots_of_call), torch.optim.Optimizer):
+                    self.wait(at)
+            at = at.parent
+
+    def wait_for_tensor(self, owner: Any, name: str, value: Any) -> None:
+        """An object of torch's own gets a tensor for good, as a GradScaler its scale."""
+        kind = type(owner)
+        if is_a(value, torch.Tensor) and is_made_by_torch(kind) and not is_a(owner, torch.Tensor):
+            if (instance_dict(owner) or {}).get(name) is None:
+                self.wait(self.child(self.known[id(owner)][1], "attr", name))
+
+    def wait(self, place: Place) -> None:
+        """Torch's own code makes what it keeps: this call runs eagerly, and a later one is traced,
+        which finds it.
+
+        Raises:
+            NotYet: this one.
+        """
+        self.refuse(
+            NotYet("the first call makes the state of an optimizer or a scaler", path=str(place))
+        )
 
     def grow(self, thing: Any) -> None:
         """Items are about to be added at the end of a list or a deque: those that are there stay

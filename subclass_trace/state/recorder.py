@@ -30,7 +30,7 @@ from .kinds import (
     Method,
     is_immutable,
 )
-from .place import Place
+from .place import Call, Place
 from .rows import Row, base_value
 from .values import ATOMS, MISSING, is_a, lookup, lookup_after
 from .writes import Written
@@ -52,6 +52,11 @@ class Recorder:
             ``nn_module_stack`` has them: place -> (path from the outermost one, class).
     """
 
+    #: the region may run eagerly where it makes what later calls find
+    waits = False
+    #: the roots of the call that is traced
+    roots_of_call = Call((), {})
+
     def __init__(self, make: Any = None) -> None:
         """``make``: makes stand-ins, ``tensors(rows)`` and ``number(place, value)`` (None: a
         constant). Without it tensors are what they are."""
@@ -72,6 +77,7 @@ class Recorder:
             int, frozenset[str]
         ] = {}  # id of a traced tensor -> attributes that its class sets by itself
         self.modules: dict[str, tuple[str, type]] = {}
+        self.inlined: dict[str, str] = {}  # functions of ``torch.compile`` -> their back ends
         self.refusal: SubclassTraceError | None = None
         self.warned: Callable[[str], None] | None = None
 

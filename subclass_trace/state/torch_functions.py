@@ -172,6 +172,30 @@ def _disabled(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return rec.call(function, *a, **k)
 
 
+def _zero_grad(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    """``zero_grad()`` of an optimizer or a module: gradients are dropped, and nobody asks whether
+    there were any."""
+    to_none = (*a[1:], *k.values())
+    space = instance_dict(a[0]) or {}
+    is_module = is_a(a[0], _Module)
+    plain = "_is_replica" not in space if is_module else "_zero_grad_profile_name" in space
+    if to_none not in ((), (True,)) or not plain:
+        return _entered(rec, f, a, k)
+    drop: Any = _drop_of_module if is_module else _drop_of_optimizer
+    return clone(drop)(a[0])
+
+
+def _drop_of_module(module: Any) -> None:
+    for p in module.parameters():
+        p.grad = None
+
+
+def _drop_of_optimizer(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None
+
+
 def _child_of_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return attributes.child_of_module(rec, *a, **k)
 
@@ -181,6 +205,8 @@ FUNCTIONS.update(
         _Module.__getattr__: _child_of_module,
         _Module._wrapped_call_impl: _call_module,
         _Module._call_impl: _call_module,
+        _Module.zero_grad: _zero_grad,
+        torch.optim.Optimizer.zero_grad: _zero_grad,
         APPLY: _apply,
         **dict.fromkeys(_CALL_THE_FIRST, _first_is_called),
         torch_api.not_compiled_code(): _not_compiled,

@@ -1,49 +1,71 @@
-"""``assert truth, "text"`` of a truth that only the call knows: which statement asks for it, and the operator that looks.
+"""``if bad: raise ...`` and ``assert good, text``, of a truth that only the call knows: which branch ends in an error, and the
+operator that looks.
 
-A region is traced as if the truth held; in a call the operator raises what the statement would, before anything that the call
-changes is written back.
+A region is traced as if the other branch were taken. Where a call would take the one that raises, the operator stops its
+program before anything is written, random numbers are what they were, and the function runs eagerly: that raises what the user
+wrote, after all that comes before it, and code of the region's may catch it.
 """
 
 from __future__ import annotations
 
 import dis
-import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..errors import NeedsEager
-from .lines import is_user_code
-
 _new_library: Any = torch.library.Library
 _library = _new_library("subclass_trace", "DEF")
-_library.define("check(Tensor truth, bool expected, str? message) -> ()")
+_library.define("check(Tensor truth, bool expected, bool drawn=False) -> ()")
+_library.define("note_random() -> ()")
 
 
-def _check(truth: torch.Tensor, expected: bool, message: str | None) -> None:
+class OtherBranch(Exception):
+    """A call takes the branch that its program does not have; ``drawn``: the program has drawn random numbers."""
+
+    def __init__(self, drawn: bool) -> None:
+        super().__init__("a branch that raises was taken")
+        self.drawn = drawn
+
+    def put_back(self) -> None:
+        """Random numbers are what they were when the program began."""
+        if self.drawn:
+            cpu, *others = _here.random
+            torch.set_rng_state(cpu)
+            for device, state in enumerate(others):
+                torch.cuda.set_rng_state(state, device)
+
+
+_here = threading.local()
+
+
+def _check(truth: torch.Tensor, expected: bool, drawn: bool = False) -> None:
     if bool(truth) != expected:
-        raise AssertionError(*[] if message is None else [message])
+        raise OtherBranch(drawn)
+
+
+def _random_states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    there: Callable[[], bool] = torch.cuda.is_initialized
+    return states + (torch.cuda.get_rng_state_all() if there() else [])
+
+
+def _note_random() -> None:
+    _here.random = _random_states()
 
 
 _library.impl("check", _check, "CompositeExplicitAutograd")
-torch.library.register_fake("subclass_trace::check", lambda truth, expected, message: None, lib=_library)
-check: Callable[[torch.Tensor, bool, str | None], None] = torch.ops.subclass_trace.check.default
+_library.impl("note_random", _note_random, "CompositeExplicitAutograd")
+torch.library.register_fake("subclass_trace::check", lambda truth, expected, drawn=False: None, lib=_library)
+torch.library.register_fake("subclass_trace::note_random", lambda: None, lib=_library)
+check: Callable[..., None] = torch.ops.subclass_trace.check.default
+#: it remembers the random numbers' state for `OtherBranch.put_back`
+note_random: Callable[[], None] = torch.ops.subclass_trace.note_random.default
 
-#: where a region's function is called
-_RUN = os.path.join("state", "run.py")
-#: how ``assert`` loads its error: until 3.13, and since
-_ERRORS = (("LOAD_ASSERTION_ERROR", ""), ("LOAD_COMMON_CONSTANT", "AssertionError"))
-_NOTHING = ("CACHE", "PRECALL", "NOT_TAKEN", "EXTENDED_ARG")
-#: how a clone asks for the truth of what is on the stack
-_READS = ("BINARY_SUBSCR", "BINARY_OP")
-
-
-def _may_see_errors(code: Any) -> bool:
-    """Has it any ``except``, ``finally`` or ``with``?"""
-    if hasattr(code, "co_exceptiontable"):
-        return bool(code.co_exceptiontable)
-    return any(step.opname.startswith("SETUP_") for step in dis.get_instructions(code))  # Python 3.10
+_NOTHING = ("CACHE", "PRECALL", "NOT_TAKEN", "EXTENDED_ARG", "TO_BOOL", "NOP", "RESUME")
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
+_LONGEST = 200
 
 
 def _without_reads(steps: list[dis.Instruction]) -> list[dis.Instruction]:
@@ -60,34 +82,30 @@ def _without_reads(steps: list[dis.Instruction]) -> list[dis.Instruction]:
     return kept
 
 
-def asserted(frame: Any) -> tuple[bool, str | None] | None:
-    """The truth that an ``assert`` expects of a value for which it asks in this frame, and its message, a constant.
+def _raises(steps: list[dis.Instruction]) -> bool:
+    """Does this end in an error, whatever happens on the way?"""
+    for step in steps[:_LONGEST]:
+        if step.opname == "RAISE_VARARGS":
+            return True
+        if step.opcode in _JUMPS or step.opname.startswith(("RETURN", "YIELD", "RERAISE", "SETUP_", "SEND")):
+            return False
+    return False
 
-    None where something else asks, or where user code of the region's could see the error, from this frame outwards.
 
-    Raises:
-        NeedsEager: it could catch the error (``except``); Dynamo's operator raises a RuntimeError instead.
+def branch_without_error(frame: Any) -> bool | None:
+    """A value is asked for its truth in this frame, of a branch that ends in an error: the truth that does not lead there.
+
+    None where something else asks, or where both ways go on.
     """
     steps = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _NOTHING]
-    at = next(k for k, step in enumerate(steps) if step.offset >= frame.f_lasti)
-    jump, *then = steps[at + (steps[at].opname in ("TO_BOOL", "COMPARE_OP", *_READS)) :][:16]
-    then = _without_reads(then)
-    if not jump.opname.endswith(("IF_TRUE", "IF_FALSE")) or (then[0].opname, then[0].argrepr) not in _ERRORS:
+    at = next((k for k, step in enumerate(steps) if step.offset >= frame.f_lasti), len(steps))
+    if steps[at : at + 1] and steps[at].opcode not in _JUMPS:
+        steps, at = _without_reads(steps[at + 1 :]), 0
+    if not steps[at:] or not steps[at].opname.endswith(("IF_TRUE", "IF_FALSE")):
         return None
-    message = None
-    if then[1].opname == "LOAD_CONST" and then[2].opname.startswith(("CALL", "BUILD_TUPLE")):
-        message = then.pop(1).argval
-    if then[1 + (message is not None)].opname != "RAISE_VARARGS":
+    jump = steps[at]
+    there = next((k for k, step in enumerate(steps) if step.offset >= jump.argval), len(steps))
+    goes_on, jumps = not _raises(steps[at + 1 :]), not _raises(steps[there:]) or jump.argval < jump.offset
+    if goes_on == jumps:
         return None
-    while frame is not None and not frame.f_code.co_filename.endswith(_RUN):
-        code = frame.f_code
-        if is_user_code(code) and _may_see_errors(code):
-            if any("EXC_MATCH" in step.opname for step in dis.get_instructions(code)):
-                raise NeedsEager(
-                    "an assert of a value, whose error the region may catch",
-                    path=f"{code.co_filename}:{frame.f_lineno}",
-                    fix="choose with torch.where, or assert outside of the function that catches it",
-                )
-            return None
-        frame = frame.f_back
-    return jump.opname.endswith("IF_TRUE"), message
+    return jumps is jump.opname.endswith("IF_TRUE")

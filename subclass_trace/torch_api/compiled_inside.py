@@ -24,6 +24,24 @@ def not_compiled_code() -> Any:
     return torch._compile._disable_dynamo(lambda: None).__code__
 
 
+#: back ends of ``torch.compile`` that run the operations one by one
+_PLAIN = ("eager", "aot_eager", "eager_noexcept", "eager_debug", "aot_eager_decomp_partition", "subclass_trace")
+
+
+def is_compiled(f: types.FunctionType) -> bool:
+    """Is it a function of ``torch.compile``, which closes over what it compiles (``fn``) and how (``callback``)?"""
+    return "_torchdynamo_orig_callable" in f.__dict__ and {"callback", "fn"} <= {*f.__code__.co_freevars}
+
+
+def backend_of_compiled(f: types.FunctionType) -> str | None:
+    """The name of the back end of a function of ``torch.compile``; None where it has no code of its own to lose."""
+    from torch._dynamo.eval_frame import innermost_backend
+
+    backend: Any = innermost_backend(f.__closure__[f.__code__.co_freevars.index("callback")].cell_contents)  # type: ignore[index]
+    name = str(getattr(backend, "compiler_name", None) or getattr(backend, "__name__", type(backend).__name__))
+    return None if name in _PLAIN else name
+
+
 def owners_of_c_functions() -> dict[int, Any]:
     """What the functions of torch's in C are methods of: id -> it."""
     names = ("VariableFunctions", "nn", "fft", "linalg", "special")

@@ -58,6 +58,36 @@ def is_of_dynamo(error: Exception) -> bool:
     )
 
 
+def frames_tried() -> tuple[int, int]:
+    """How many frames Dynamo has tried to compile by now, in all threads, and how many of these it could not."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0, 0
+    frames = utils.counters["frames"]
+    return frames["total"], frames["total"] - frames["ok"]
+
+
+def graph_breaks() -> dict[str, int]:
+    """Dynamo's reasons for what it could not compile -> how often it met each."""
+    from torch._dynamo.utils import counters
+
+    return {**counters["graph_break"], **counters["unimplemented"]}
+
+
+def recompile_limit() -> int:
+    """So often Dynamo compiles a frame, before it lets it run eagerly."""
+    return int(torch._dynamo.config.recompile_limit)
+
+
+def autograd_operations_traced() -> Any:
+    """Inside, Dynamo takes `torch.autograd.grad` and ``backward()`` into its graphs."""
+    return torch._dynamo.config.patch(trace_autograd_ops=True)
+
+
+#: what Dynamo says where it needs that
+TRACES_AUTOGRAD = "trace_autograd_ops"
+
+
 #: our back end, as the entry point of the package names it
 OUR_BACKEND = "subclass_trace"
 _WHERE = "subclass_trace.frontends.dynamo:subclass_trace"

@@ -127,7 +127,7 @@ def test_hooks_that_stay_cost_no_specialization() -> None:
         while True:
             yield average.tolist()
 
-    assert len(_same(setup).specializations) == 2  # the first step, and the later ones
+    assert len(_same(setup).specializations) == 1
 
 
 def test_hooks_of_all_optimizers_around_the_step_of_one_that_the_region_makes() -> None:

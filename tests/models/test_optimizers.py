@@ -85,7 +85,6 @@ def test_a_fused_step(cls: Any) -> None:
 
 def test_a_step_that_no_graph_can_hold_says_what_to_do() -> None:
     layer, x = model(pairs=False), batch(0)
-    before = dense(list(layer.parameters()))
 
     def refusal(optimizer: torch.optim.Optimizer) -> str:
         def closure() -> torch.Tensor:
@@ -95,11 +94,11 @@ def test_a_step_that_no_graph_can_hold_says_what_to_do() -> None:
             return loss
 
         with pytest.raises((st.UnsupportedError, st.DataDependentError)) as caught:
-            st.compile(lambda: optimizer.step(closure))()
+            region = st.compile(lambda: optimizer.step(closure))
+            for _ in range(2):  # a first step that makes the state runs eagerly
+                region()
         return str(caught.value)
 
     parameters = list(layer.parameters())
     for optimizer in (torch.optim.LBFGS, torch.optim.RAdam, torch.optim.Adafactor):
         refusal(optimizer(parameters))
-    assert all(torch.equal(a, b) for a, b in zip(dense(parameters), before, strict=True))
-    assert all(p.grad is None for p in parameters)

@@ -210,7 +210,7 @@ def _asserts(x: Tensor) -> Tensor:
 
 
 same(
-    "`assert` of a value with a constant message, where no code of the region could see the error (`except`, `finally`, `with`): the call raises the same",
+    "`if bad: raise ...` and `assert good, text` of a value: traced as if it held, and a call where it does not runs eagerly",
     _asserts,
     lambda c: torch.full((3,), [1.0, 200.0, float("nan"), 2.0][c % 4]),
     torch="graph break",
@@ -230,7 +230,6 @@ same(
     _catches,
     lambda c: torch.full((3,), [1.0, 200.0][c % 2]),
     torch="another error",
-    refused="NeedsEager",
 )
 
 

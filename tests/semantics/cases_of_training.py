@@ -220,8 +220,8 @@ def _steps(step: Callable[[Any, Any], Callable[[], object]]) -> None:
 
 
 @fact(
-    "a `GradScaler`'s step in the region, which it leaves out where a gradient is not finite (one that makes the optimizer's "
-    "state runs eagerly, one that changes other Python state is handed over; one that is left out moves version counters)",
+    "a `GradScaler`'s step in the region, which it leaves out where a gradient is not finite: a branch, without copies (one that "
+    "changes other Python state is handed over; with a back end that wants functional graphs both sides are computed)",
     torch="graph breaks",
 )
 def _scaled_step() -> None:

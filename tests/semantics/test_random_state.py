@@ -143,3 +143,17 @@ def test_dropout_rounds_as_in_eager(dtype: torch.dtype, dynamic: bool) -> None:
             y.square().sum().backward()
             found.append((y.detach(), x.grad, torch.rand(1)))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_dropout_of_a_symbolic_size_has_the_bits_of_eager_mode(dtype: torch.dtype) -> None:
+    region = st.compile(lambda x: torch.nn.functional.dropout(x, 0.15))
+    for n in (100, 200, 300):
+        x = torch.randn(n, dtype=dtype, requires_grad=True)
+        seen = []
+        for f in (region, lambda x: torch.nn.functional.dropout(x, 0.15)):
+            torch.manual_seed(0)
+            out = f(x)
+            seen.append([out, *torch.autograd.grad(out.sum(), x)])
+        torch.testing.assert_close(*seen, rtol=0, atol=0)
+    assert len(region.specializations) == 2

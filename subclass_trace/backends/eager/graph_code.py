@@ -49,6 +49,7 @@ from ...capture.graphs import where
 from ...errors import UnsupportedError, VerificationError
 from ...partition.half import Half
 from .bindings import bind_call, proved
+from .branches import branches
 from .views import Call, inputs_of, spare_views
 
 _file_numbers = itertools.count()
@@ -119,7 +120,8 @@ def compile_half(half: Half, *, name: str, by_autograd: bool = False) -> BoxedGr
     body, merged, calls = half.body, half.merged, dict[fx.Node, Call]()
     if not by_autograd:
         body, merged, calls = spare_views(body, half.outputs, merged, frozenset(half.inputs))
-    writer = _Writer(Half(half.owner, half.inputs, body, half.outputs, merged), calls, name)
+    body, guards = branches(body, half.outputs, merged, calls)
+    writer = _Writer(Half(half.owner, half.inputs, body, half.outputs, merged), calls, name, guards)
     source = writer.write()
     function = function_of(source, name, writer.namespace, f"{name} graph")
     del writer.namespace[name]  # it is no cycle
@@ -151,9 +153,13 @@ def function_of(text: str, name: str, namespace: dict[str, Any], what: str) -> A
 class _Writer:
     """Writes one function. Names are those of the nodes, made unique among everything the function mentions."""
 
-    def __init__(self, half: Half, calls: Mapping[fx.Node, Call], name: str) -> None:
-        self.half, self.calls, self.name = half, calls, name
+    def __init__(
+        self, half: Half, calls: Mapping[fx.Node, Call], name: str, guards: Mapping[fx.Node, fx.Node] | None = None
+    ) -> None:
+        """``guards``: of nodes that run in some calls only, see `branches`."""
+        self.half, self.calls, self.name, self.guards = half, calls, name, guards or {}
         self.lines: list[str] = []
+        self._guard: fx.Node | None = None  # of the last line
         self.variables: dict[fx.Node, str] = {}
         self.namespace: dict[str, Any] = {}  # the globals of the function
         self._globals: dict[Any, str] = {}
@@ -176,11 +182,18 @@ class _Writer:
         if half.inputs:
             self.lines.append(f"    {display(tuple(half.inputs), self.variables.__getitem__)} = inputs")
         self.lines.append("    inputs.clear()")
+        given: list[fx.Node] = []  # what was there before a branch, and dies in it
         for step in (None, *order):
+            guard, dead = None if step is None else self.guards.get(step), deaths.get(step, [])
+            if guard is not self._guard:
+                self._otherwise(given)
+                given = []
             if step is not None:
-                self._call(step, self.variables[step] if step in used else None)
-            if step in deaths:
-                self.lines.append(f"    del {', '.join(self.variables[n] for n in deaths[step])}")
+                self._line(self._call(step, self.variables[step] if step in used else None), guard)
+            if dead:
+                self._line(f"del {', '.join(self.variables[n] for n in dead)}", guard)
+            given += [n for n in dead if guard is not None and self.guards.get(n) is not guard]
+        self._otherwise(given)
         self.lines.append(f"    return {display(tuple(half.outputs), lambda r: self._text(r, None))}")
         return "\n".join(self.lines)
 
@@ -190,7 +203,8 @@ class _Writer:
         kept = {merged.get(r, r) for r in self.half.outputs if isinstance(r, fx.Node)}
         last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.half.inputs)
         for node in order:
-            for named in inputs_of(node, self.calls):
+            guard = self.guards.get(node)
+            for named in (*inputs_of(node, self.calls), *([] if guard is None else [guard])):
                 used = merged.get(named, named)
                 if used.op != "get_attr" or used in last:  # a saved constant is an input of the backward
                     last[used] = node
@@ -200,7 +214,7 @@ class _Writer:
                 deaths.setdefault(by, []).append(value)
         return deaths, kept | {value for value, by in last.items() if by is not None}
 
-    def _call(self, node: fx.Node, variable: str | None) -> None:
+    def _call(self, node: fx.Node, variable: str | None) -> str:
         """One line that calls an operation; its value gets a name if anything uses it."""
         call, target = self.calls.get(node), node.target
         if target is operator.getitem:
@@ -219,7 +233,19 @@ class _Writer:
             line = where(node)  # for tracebacks, which show it
             called = target if isinstance(target, torch_api.OpOverload) else name
             comment = f"  # {called}" + (f", {line}" if line else "")
-        self.lines.append(f"    {text}{comment}" if variable is None else f"    {variable} = {text}{comment}")
+        return f"{text}{comment}" if variable is None else f"{variable} = {text}{comment}"
+
+    def _line(self, text: str, guard: fx.Node | None) -> None:
+        """A line, in a branch where it runs in some calls only."""
+        if guard is not None and guard is not self._guard:
+            self.lines.append(f"    if not {self.variables[guard]}:")
+        self._guard = guard
+        self.lines.append(f"    {'' if guard is None else '    '}{text}")
+
+    def _otherwise(self, values: list[fx.Node]) -> None:
+        """After a branch: where it did not run, these die as well."""
+        if values:
+            self.lines += ["    else:", f"        del {', '.join(self.variables[n] for n in values)}"]
 
     def _called(self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None) -> tuple[str, str]:
         """The text of a call and what it calls; ``first`` in the place of its first argument."""

@@ -77,16 +77,12 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
         return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
     out: Tensor
     if input.device.type == "cpu" and not input.is_nested:
-        rounded_twice = input.dtype in _ROUNDED_TWICE and input.is_contiguous()
-        if rounded_twice or _is_wrapper(input):
-            # As in eager mode. The fused kernel scales after it has masked, which rounds once more.
+        if input.is_contiguous() or _is_wrapper(input):
+            # As in eager mode. The fused kernel scales after it has masked, which rounds in another way.
             out = input * _aten.div_.Scalar(torch.empty_like(input).bernoulli_(1 - p), 1 - p)
             return out
     out = _aten.native_dropout.default(input, p, train)[0]
     return out
-
-
-_ROUNDED_TWICE = (torch.bfloat16, torch.float16)
 
 
 def _refused(*_: Any, **__: Any) -> Any:

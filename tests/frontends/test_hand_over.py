@@ -1,0 +1,136 @@
+"""What Dynamo serves, and when it no longer does: no region is slower for ever because it was handed over."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import subclass_trace as st
+from subclass_trace.torch_api.dynamo import frames_tried
+
+Tensor = torch.Tensor
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def differentiated(model: nn.Module) -> Callable[[Tensor], Any]:
+    """Dynamo of torch 2.15 tries the piece with the gradient in vain in each call, unless told to have it in its graph."""
+
+    def step(x: Tensor) -> Any:
+        if x.sum() > 1e9:
+            return None
+        y = model(x)
+        return y, *torch.autograd.grad(y.square().mean(), list(model.parameters()))
+
+    return step
+
+
+def made_anew(x: Tensor) -> Tensor:
+    """A function with new code in each call, which Dynamo compiles in each call."""
+    for _ in range(80):  # a graph that would be worth it
+        x = x.sin()
+    if x.sum() > 1e9:
+        return x
+    names: dict[str, Any] = {}
+    exec("def g(x):\n    return x.sin().cos() + 1", names)
+    result: Tensor = names["g"](x)
+    return result
+
+
+def served(function: Callable[..., Any], calls: int, *args: Any) -> tuple[Any, list[int], list[str]]:
+    """A region after so many calls, each as in eager mode; the frames that Dynamo tried in each, and what was warned."""
+    region, tried = st.compile(function, frontend="auto"), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(calls):
+            before = frames_tried()[0]
+            result = region(*args)
+            tried.append(frames_tried()[0] - before)
+            torch.testing.assert_close(result, function(*args))
+    return region, tried, [str(w.message) for w in caught if isinstance(w.message, st.HandOverWarning)]
+
+
+def test_a_gradient_in_it_is_not_compiled_again_in_each_call() -> None:
+    region, tried, told = served(differentiated(Deep()), 8, torch.randn(3, 4))
+    assert tried[0] > 0 and not any(tried[-3:])
+    assert len(told) == 1 and region.explain().startswith("served by torch.compile")
+
+
+def test_what_is_compiled_in_each_call_runs_eagerly() -> None:
+    region, tried, told = served(made_anew, 14, torch.randn(3))
+    assert all(tried[:8]) and not any(tried[8:])
+    (again,) = (text for text in told if "again in each call" in text)
+    assert "made_anew" in again and "reset()" in again
+    assert "compiled it again in each call" in region.explain().splitlines()[0]
+    region.reset()
+    with pytest.warns(st.HandOverWarning, match="torch.compile serves"):
+        region(torch.randn(3))
+
+
+def test_a_checkpoint_meets_the_same_one_again() -> None:
+    region, x = st.compile(made_anew, frontend="auto"), torch.randn(3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(12):
+            expected = torch.autograd.grad(made_anew(x).sum(), x)
+            found = torch.autograd.grad(checkpoint(region, x, use_reentrant=False).sum(), x)
+            torch.testing.assert_close(found, expected)
+
+
+def test_where_it_was_asked_for_dynamo_goes_on() -> None:
+    region = st.compile(made_anew, frontend="dynamo")
+    for _ in range(12):
+        before = frames_tried()[0]
+        region(torch.randn(3))
+    assert frames_tried()[0] > before
+
+
+def test_other_sizes_and_texts_are_no_reason() -> None:
+    """Dynamo has its own limit for what differs from call to call."""
+
+    def f(x: Tensor, how: str) -> Tensor:
+        if x.sum() > 1e9:
+            return x
+        return (x * 2 if how == "double" else x + len(how)).sin()
+
+    region = st.compile(f, frontend="auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for k in range(24):
+            x = torch.randn(2 + k % 5, 3)
+            torch.testing.assert_close(region(x, "a" * (k % 4)), f(x, "a" * (k % 4)))
+    assert "again in each call" not in region.explain()
+
+
+def test_both_times_where_eager_mode_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    from subclass_trace.frontends import hand_over
+
+    clock = iter(range(1000))
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(40):
+            x = x.sin()
+        return x if x.sum() > 1e9 else x.cos()
+
+    monkeypatch.setattr(hand_over, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    region, _, _ = served(f, 12, torch.randn(3))
+    assert "ms in eager mode" not in region.explain()  # a second each
+    served_by = region._Region__dynamo
+    served_by._seconds[0] = 2.0
+    assert "(a call takes 2e+03 ms, and 1e+03 ms in eager mode)" in region.explain().splitlines()[0]

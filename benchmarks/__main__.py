@@ -10,7 +10,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from . import compiled_autograd, first_call, memory, models, partition, programs, steady
+from . import compiled_autograd, first_call, memory, models, partition, programs, steady, whole_step
 from .results import Figure, as_json, as_markdown, as_text
 
 BENCHMARKS = {
@@ -18,6 +18,7 @@ BENCHMARKS = {
     "models": models,
     "programs": programs,
     "memory": memory,
+    "whole_step": whole_step,
     "compiled_autograd": compiled_autograd,
     "first_call": first_call,
     "partition": partition,

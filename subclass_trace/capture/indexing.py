@@ -23,6 +23,8 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
     if func not in _INDEX or not isinstance(args[0], Tensor) or _sees_functions(type(args[0])):
         return func, args
     items = list(args[1]) if type(args[1]) is tuple else [args[1]]
+    if func is Tensor.__setitem__ and len(items) == 1 and _is_choice(args[0], items[0], args[2]):
+        return _write_if, (args[0], items[0], args[2])
     known = all(i is None or i is ... or isinstance(i, (int, slice, torch.SymInt, Tensor)) for i in items)  # no lists
     sized = type(args[1]) is tuple and _has_symbolic_sizes(args[0])
     if not (sized or any(map(_is_place, items))) or not known or sum(i is ... for i in items) > 1:
@@ -54,6 +56,18 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
         raise NeedsEager(
             "a wrapper is indexed by a number from inside a tensor, which its class has to know"
         ) from error
+
+
+def _is_choice(x: Tensor, mask: Any, value: Any) -> bool:
+    """Is it ``x[mask] = value`` of one bool in a tensor, which torch would ask for?"""
+    if not (isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.dim() == 0):
+        return False
+    plain = all(kind_of(type(t)) is Kind.LEAF for t in (x, mask))
+    return plain and (isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.dtype is x.dtype))
+
+
+def _write_if(x: Tensor, mask: Tensor, value: Any) -> None:
+    x.copy_(torch.where(mask, value, x))
 
 
 def _whole(x: Tensor, items: list[Any], k: int) -> Any:

@@ -18,6 +18,7 @@ from ..torch_api import text_of
 from . import Pass
 from .graph import JointGraph
 
+aten = torch.ops.aten
 _POLICIES = {
     "save": CheckpointPolicy.MUST_SAVE,
     "prefer_save": CheckpointPolicy.PREFER_SAVE,
@@ -102,7 +103,7 @@ def _offload(graph: JointGraph, node: fx.Node) -> None:
     readers = [u for u in node.users if u.meta.get("phase") == "backward" or u.meta.get("partitioner_tag") in LATE]
     if not readers or not isinstance(value, torch.Tensor):
         return
-    away = graph.insert(node, torch.ops.aten._to_copy.default, node, device=torch.device("cpu"))
+    away = graph.insert(node, aten._to_copy.default, node, device=torch.device("cpu"))
     away.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     if (name := node.meta.get("trace_name")) is not None:  # backwards that are traced later read the copy, too
         away.meta["trace_name"] = f"{name} of the CPU"
@@ -110,11 +111,11 @@ def _offload(graph: JointGraph, node: fx.Node) -> None:
         graph.module.meta["served"] = [away.meta["trace_name"] if other == name else other for other in served]
     first = next(n for n in graph.graph.nodes if n in readers)
     with graph.graph.inserting_before(first):
-        back = graph.graph.call_function(torch.ops.aten._to_copy.default, (away,), {"device": value.device})
+        back = graph.graph.call_function(aten._to_copy.default, (away,), {"device": value.device})
     back.meta = {k: v for k, v in first.meta.items() if k in ("partitioner_tag", "phase", "seq_nr", "stack_trace")}
     back.meta["partitioner_tag"] = "must_be_in_backward" if first.meta.get("partitioner_tag") in LATE else "is_forward"
     back.meta["phase"] = "backward"
     with torch_api.no_modes(), away.meta["val"].fake_mode:
-        back.meta["val"] = torch.ops.aten._to_copy.default(away.meta["val"], device=value.device)
+        back.meta["val"] = aten._to_copy.default(away.meta["val"], device=value.device)
     for user in readers:
         user.replace_input_with(node, back)

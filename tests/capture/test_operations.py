@@ -289,3 +289,19 @@ def test_a_copy_to_the_device_where_it_is() -> None:
 
     x = torch.zeros(3)
     assert torch.equal(st.compile(f)(x), torch.ones(3)) and torch.equal(x, torch.zeros(3))
+
+
+@pytest.mark.parametrize("value", [0.25, 3, torch.tensor(0.5)])
+def test_a_write_where_one_bool_says_so(value: object) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, z = x[0], x * 2
+        y[y > 0.5] = value  # of no dimensions: torch asks for the bool
+        z[x.sum() > 1] = value
+        return y, z
+
+    region = st.compile(f)
+    for start in (0.1, 0.7):
+        a, b = torch.full((3,), start), torch.full((3,), start)
+        for found, expected in zip(region(a), f(b), strict=True):
+            assert torch.equal(found, expected)
+        assert torch.equal(a, b) and a._version == b._version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator
@@ -31,7 +32,7 @@ from .objects import fingerprint_of_class, name_of
 from .vocabulary import Gap
 
 #: of what a description says; another one is not read
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def describe(
     data["classes"] = w.classes()
     data["symbols"] = w.symbols
     data["gaps"] = [*map(str, dict.fromkeys(w.gaps))]
+    data["constants"] = w.constants
     data["places"] = w.places  # last: all others name them
     return Description(data, tuple(dict.fromkeys(w.gaps)))
 
@@ -230,6 +232,24 @@ def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts
         DescriptionError: it is broken, of another version, or names something that is not loaded; the path names the field.
         Unlike: what is here is something else than what it was made of.
     """
+    with _typed():
+        _check(data, options)
+        return _read(data, call, fakes)
+
+
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    """Whatever torch says of what is no graph, no size, no name."""
+    try:
+        yield
+    except SubclassTraceError:
+        raise
+    except Exception as error:
+        raise DescriptionError("a broken description", got=f"{type(error).__name__}: {error}") from error
+
+
+def _check(data: Any, options: list[str]) -> None:
+    """What is compared as a whole."""
     if not isinstance(data, dict):
         raise DescriptionError("no description of a specialization", got=type(data).__name__)
     if data.get("versions") != versions():
@@ -243,20 +263,11 @@ def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts
         )
     if data.get("options") != options:
         raise Unlike(Reason(f"options: expected {data.get('options')}, got {options}"))
-    try:
-        return _read(data, call, fakes)
-    except SubclassTraceError:
-        raise
-    except Exception as error:  # whatever torch says of what is no graph, no size, no name
-        raise DescriptionError("a broken description", got=f"{type(error).__name__}: {error}") from error
 
 
 def _read(data: dict[str, Any], call: Call, fakes: bool) -> Parts:
-    r = _Reader(data["places"], call, fakes)
-    for name, known in data["classes"]:
-        cls = r.value(["named", *name])
-        if fingerprint_of_class(cls) != known:
-            raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
+    r = _Reader(data["places"], call, fakes, data["constants"])
+    r.compare_classes(data["classes"])
     r.define(data["symbols"])
     r.learn(data["proofs"])
     guards = r.guards(data["guards"])
@@ -274,6 +285,13 @@ def _read(data: dict[str, Any], call: Call, fakes: bool) -> Parts:
 
 class _Reader(GraphReader):
     """Reads what `_Writer` has written."""
+
+    def compare_classes(self, data: Any) -> None:
+        """The wrapper classes have the methods that they had."""
+        for name, known in data:
+            cls = self.value(["named", *name])
+            if fingerprint_of_class(cls) != known:
+                raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
 
     def find_inputs(self, guards: StateGuards) -> None:
         """What contexts of inputs are written by: the inputs themselves."""

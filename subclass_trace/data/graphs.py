@@ -178,10 +178,10 @@ class GraphReader(PlaceReader):
             eager back end, and a fake mode imports Dynamo.
     """
 
-    def __init__(self, data: Any, call: Call, fakes: bool) -> None:
+    def __init__(self, data: Any, call: Call, fakes: bool, constants: Any = None) -> None:
         self.fakes = fakes
         self._mode: Any = None
-        super().__init__(data, call)
+        super().__init__(data, call, constants)
 
     def define(self, symbols: Any) -> None:
         """Let the fake mode know of the symbols of a description."""

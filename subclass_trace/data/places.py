@@ -213,7 +213,8 @@ class PlaceReader(Reader):
         Unlike: something else is here.
     """
 
-    def __init__(self, data: Any, call: Call) -> None:
+    def __init__(self, data: Any, call: Call, constants: Any = None) -> None:
+        super().__init__(constants)
         self.call = call
         self.places: list[Place] = []
         for entry in data:

@@ -19,10 +19,11 @@ import dataclasses
 import datetime
 import decimal
 import fractions
+import hashlib
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -64,10 +65,16 @@ class Gap(NamedTuple):
 
 
 class Writer:
-    """Writes values. ``gaps``: what could not be."""
+    """Writes values.
+
+    Attributes:
+        gaps: what could not be.
+        constants: the bytes of tensors, in base64, by the name under which the tensors ask for them.
+    """
 
     def __init__(self) -> None:
         self.gaps: list[Gap] = []
+        self.constants: dict[str, str] = {}
 
     def gap(self, path: str, what: str) -> Any:
         """Something cannot be written."""
@@ -121,16 +128,25 @@ class Writer:
         plain = torch_api.is_dense(value) and not torch_api.is_lazy(value) and value.device.type == "cpu"
         if not plain or value.requires_grad or value.storage_offset():
             return self.gap(path, "a tensor that is no plain constant")
-        text = base64.b64encode(torch_api.bytes_of(value)).decode()
-        return ["tensor", str(value.dtype).removeprefix("torch."), [*value.shape], [*value.stride()], text]
+        held = torch_api.bytes_of(value)
+        name = hashlib.sha256(held).hexdigest()[:24]
+        if name not in self.constants:
+            self.constants[name] = base64.b64encode(held).decode()
+        return ["tensor", str(value.dtype).removeprefix("torch."), [*value.shape], [*value.stride()], name]
 
 
 class Reader:
     """Reads what `Writer` has written.
 
+    Attributes:
+        constants: what the writer's are; the bytes themselves will do.
+
     Raises:
         DescriptionError: by each method: it is broken, or names something that is not loaded.
     """
+
+    def __init__(self, constants: Mapping[str, str | bytes] | None = None) -> None:
+        self.constants = constants or {}
 
     def value(self, data: Any) -> Any:
         """A value of its data."""
@@ -204,8 +220,10 @@ def _name(_: Writer, value: Any, path: str) -> list[Any]:
     return [str(value).removeprefix("torch.")]
 
 
-def _tensor(r: Reader, dtype: str, size: Any, stride: Any, text: str) -> torch.Tensor:
-    return torch_api.tensor_of(base64.b64decode(text), _of_torch(torch.dtype)(r, dtype), size, stride)
+def _tensor(r: Reader, dtype: str, size: Any, stride: Any, name: str) -> torch.Tensor:
+    held = r.constants[name]
+    held = base64.b64decode(held) if isinstance(held, str) else held
+    return torch_api.tensor_of(held, _of_torch(torch.dtype)(r, dtype), size, stride)
 
 
 def _array(_: Reader, dtype: str, shape: Any, text: str) -> Any:

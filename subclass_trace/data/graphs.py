@@ -1,6 +1,6 @@
 """Programs as data: lists of nodes in their order, each with its operation by name, its arguments, and what its value is like.
 
-A node is named by its number. Values are written as layouts: sizes, strides, dtype, device, with expressions over symbols where
+An argument is named by how many nodes before it stands (equal layers are equal text then), an output by its number. Values are written as layouts: sizes, strides, dtype, device, with expressions over symbols where
 they have some; `GraphReader` makes fake tensors of them, so that a back end compiles what it would have compiled after a trace.
 """
 
@@ -26,8 +26,8 @@ from .checks import is_name
 from .objects import name_of
 from .places import PlaceReader, PlaceWriter
 
-#: what of a node's metadata is kept besides its value
-_KEPT = ("partitioner_tag", "seq_nr", "is_step", "left_out")
+#: what of a node's metadata is kept besides its value: what a back end asks
+_KEPT = ("is_step", "left_out")
 #: targets of nodes that are no operations of torch's
 _PYTHON = {
     f.__name__: f
@@ -86,7 +86,7 @@ class GraphWriter(PlaceWriter):
         body = []
         for k, node in enumerate(half.body, len(half.inputs)):
             numbers[node] = k
-            body.append(self._node(node, half, number, f"{path}.{node.name}"))
+            body.append(self._node(node, half, lambda n, k=k: number(n) - k, f"{path}.{node.name}"))
         outputs = [self.argument(o, number, f"{path}.output") for o in half.outputs]
         return {"inputs": inputs, "body": body, "outputs": outputs}
 

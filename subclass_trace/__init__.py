@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
+    ArtifactError,
     BackendError,
     DataDependentError,
     ExportError,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from . import zoo as zoo
     from .authoring import WrapperTensor
     from .exporting import Exported, export, export_joint, export_module, load_flat_state
-    from .frontends.compile import compile
+    from .frontends.compile import compile, load
     from .frontends.hand_over import HandOverWarning
     from .frontends.region import Region
     from .frontends.specialization import Specialization
@@ -57,11 +58,13 @@ _LAZY = {
     "export": ".exporting",
     "export_joint": ".exporting",
     "export_module": ".exporting",
+    "load": ".frontends.compile",
     "load_flat_state": ".exporting",
     "trace": ".frontends.trace",
 }
 
 __all__ = [
+    "ArtifactError",
     "BackendError",
     "DataDependentError",
     "ExportError",
@@ -89,6 +92,7 @@ __all__ = [
     "export",
     "export_joint",
     "export_module",
+    "load",
     "load_flat_state",
     "trace",
 ]

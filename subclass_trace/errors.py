@@ -106,6 +106,11 @@ class DescriptionError(SubclassTraceError, ValueError):
     """A description of a specialization is broken, old, or of something that is not here: the path names the field."""
 
 
+class ArtifactError(SubclassTraceError):
+    """A file of compiled regions is broken, foreign, or was made of something else than what is here: ``path`` says where,
+    ``expected`` what the file says, ``got`` what is here."""
+
+
 class Unlike(SubclassTraceError):
     """What is here is not what a description was made of: another call, other state, other code.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 #: what Dynamo is told in its own words, or decides itself
-OF_FRONT_ENDS = ("frontend", "fullgraph", "mode", "dynamic", "disable")
+OF_FRONT_ENDS = ("frontend", "fullgraph", "mode", "dynamic", "disable", "cache")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,8 @@ class Options:
             registered ones, in order.
         on_error: "raise": a pass that fails is a `PassError`; "skip": the region is compiled without its passes, with a
             warning.
+        cache: True: what is traced is kept in a directory of this user's, and another process binds it instead of a trace
+            (docs/deploying.md).
         max_specializations: more of them raise a GuardError that says which guard kept failing.
     """
 
@@ -62,6 +64,7 @@ class Options:
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     passes: Sequence[Any] = ()
     on_error: str = "raise"
+    cache: bool = False
     max_specializations: int = 64
 
     def __post_init__(self) -> None:
@@ -80,6 +83,7 @@ class Options:
             "mode": (None, "default"),
             "dynamic": (None, True, False),
             "disable": (True, False),
+            "cache": (True, False),
             "frontend": ("auto", "trace", "dynamo"),
             "on_error": ("raise", "skip"),
         }

@@ -17,11 +17,13 @@ from ..errors import DescriptionError, Reason, SubclassTraceError, Unlike
 from ..partition.half import Half
 from ..plan import Plan
 from ..runtime.backward import Backwards, CompiledBackward
+from ..runtime.bind import other_input
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.specialize import Graphs
-from ..state.guards import StateGuards
-from ..state.place import Call, Place
+from ..state.guards import StateGuards, others_of
+from ..state.place import GONE, Call, Place
+from ..state.rows import Row
 from ..subclass.context import parts_of
 from ..subclass.flatten import flatten
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
@@ -237,6 +239,18 @@ def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts
         return _read(data, call, fakes)
 
 
+def differs(data: Any, function: Any, options: list[str]) -> None:
+    """Compare all that can be told without the arguments of a call: what is read of the function, its code, its parameters.
+
+    Raises:
+        DescriptionError: as `read`.
+        Unlike: something is another one here.
+    """
+    with _typed():
+        _check(data, options)
+        _Apart(data, function).compare(data)
+
+
 @contextlib.contextmanager
 def _typed() -> Iterator[None]:
     """Whatever torch says of what is no graph, no size, no name."""
@@ -341,6 +355,61 @@ class _Reader(GraphReader):
             reads=None if data["reads"] is None else self.guards(data["reads"]),
             half=self.half(data["half"]),
         )
+
+
+class _OfACall(Exception):
+    """It stands among the arguments of a call."""
+
+
+class _Apart(_Reader):
+    """Reads what does not hang on the arguments of a call."""
+
+    def __init__(self, data: dict[str, Any], function: Any) -> None:
+        super().__init__(data["places"], Call((), {}, function), fakes=False, constants=data["constants"])
+
+    def read(self, place: Place) -> Any:
+        """As any.
+
+        Raises:
+            _OfACall: the call is not there.
+        """
+        if place.moves:
+            raise _OfACall
+        return super().read(place)
+
+    def _place(self, before: Any, kind: str, key: Any, name: str | None = None) -> Place:
+        try:
+            return super()._place(before, kind, key, name)
+        except _OfACall:
+            return Place(None, "arg", 0, "an argument")
+
+    def compare(self, data: dict[str, Any]) -> None:
+        """See `differs`."""
+        self.compare_classes(data["classes"])
+        for row in data["guards"]["rows"]:
+            with contextlib.suppress(_OfACall):
+                read = self.row(*row)
+                places = (read.place, *others_of(read))
+                if not any(place.moves or place.late for place in places):
+                    self._compare_row(read)
+        self.define(data["symbols"])
+        with contextlib.suppress(_OfACall):  # parts of a plan may be those of arguments
+            plan = self.value(data["plan"])
+            flat = [*map(self.at, data["guards"]["flat"])]
+            for row in plan.inputs.rows:
+                if (place := flat[row.position]).moves or row.of_gradient:
+                    continue
+                if (why := other_input(row, self.read(place))) is not None:
+                    raise Unlike(why)
+
+    def _compare_row(self, row: Row) -> None:
+        try:
+            if row.holds(self.call):
+                return
+            why = row.why(self.call)
+        except GONE as error:
+            why = f"{row.place} is gone ({error!r})"
+        raise Unlike(Reason(why, row.code))
 
 
 def _follow(spec: Any, way: list[Any]) -> Any:

@@ -1,7 +1,8 @@
 """Programs as data: lists of nodes in their order, each with its operation by name, its arguments, and what its value is like.
 
-An argument is named by how many nodes before it stands (equal layers are equal text then), an output by its number. Values are written as layouts: sizes, strides, dtype, device, with expressions over symbols where
-they have some; `GraphReader` makes fake tensors of them, so that a back end compiles what it would have compiled after a trace.
+An argument is named by how many nodes before it stands, so that equal layers are equal text; an output by its number. Values
+are written as layouts: sizes, strides, dtype, device, with expressions over symbols where they have some; `GraphReader` makes
+fake tensors of them, so that a back end compiles what it would have compiled after a trace.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class GraphWriter(PlaceWriter):
         body = []
         for k, node in enumerate(half.body, len(half.inputs)):
             numbers[node] = k
-            body.append(self._node(node, half, lambda n, k=k: number(n) - k, f"{path}.{node.name}"))
+            body.append(self._node(node, half, _before(number, k), f"{path}.{node.name}"))
         outputs = [self.argument(o, number, f"{path}.output") for o in half.outputs]
         return {"inputs": inputs, "body": body, "outputs": outputs}
 
@@ -168,6 +169,10 @@ class GraphWriter(PlaceWriter):
                 self.symbols[symbol.name] = [self.value(symbol), *bounds]
         hint = n.node.hint
         return [name, self.value(n.node.expr), hint if type(hint) in (int, float, bool) else None]
+
+
+def _before(number: Callable[[fx.Node], int], k: int) -> Callable[[fx.Node], int]:
+    return lambda node: number(node) - k
 
 
 class GraphReader(PlaceReader):

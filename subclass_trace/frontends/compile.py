@@ -13,16 +13,18 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar, overload
 
 import torch
 
+from ..artifacts.saved import Artifact
 from ..errors import OptionError
 from ..options import Options
 from ..torch_api import text_of
-from .module import region_of_module
+from .module import ModuleRegion, module_of, region_of_module
 from .region import Region
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,10 +67,37 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
             fix="write st.compile(function, backend=...) or @st.compile(backend=...)",
         )
     made = make_options(options)
-    if made.disable:
-        return function
+    return function if made.disable else _region(function, made)
+
+
+def load(path: str | os.PathLike[str], function: Any, *, strict: bool = True, **options: Any) -> Any:
+    """The region of a function or module, with what `Region.save` has written: nothing is traced for calls that it serves.
+
+    The first call of each kind is compared with what was saved, in full, and bound to it; other calls are traced as usual.
+    Nothing of the file is run, and nothing is imported for it.
+
+    Args:
+        function: what was saved, in this process: the same code, modules of the same classes and sizes.
+        strict: what differs from when it was saved is raised; False: it is left out, and traced.
+        **options: those of `compile`; the ones that decide a trace as they were.
+
+    Raises:
+        ArtifactError: the file is damaged, or of another version or rank; or (``strict``) nothing in it serves this function:
+            ``path`` says where it differs, ``expected`` what was saved, ``got`` what is here.
+        OSError: the file cannot be read.
+        OptionError: as `compile`.
+    """
+    made = make_options(options)
+    if isinstance(function, ModuleRegion):
+        function = module_of(function)
+    elif isinstance(function, Region):
+        function = function.function
+    return _region(function, made, Artifact(path, function, made, strict=strict))
+
+
+def _region(function: Any, options: Options, source: Artifact | None = None) -> Any:
     is_module = isinstance(function, torch.nn.Module) and not isinstance(function, torch.jit.ScriptModule)
-    return region_of_module(function, made) if is_module else Region(function, made)
+    return region_of_module(function, options, source) if is_module else Region(function, options, source=source)
 
 
 def make_options(options: dict[str, Any]) -> Options:

@@ -24,6 +24,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .. import torch_api
+from ..artifacts.source import Source
 from ..errors import UnsupportedError
 from ..options import Options
 from .region import Region
@@ -68,11 +69,11 @@ class ModuleRegion:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""
-        return region_of_module(copy.deepcopy(_module_of(self), memo), self._subclass_trace.options)
+        return region_of_module(copy.deepcopy(module_of(self), memo), self._subclass_trace.options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the module and the options; specializations are not pickled."""
-        return region_of_module, (_module_of(self), self._subclass_trace.options)
+        return region_of_module, (module_of(self), self._subclass_trace.options)
 
 
 class _Shown:
@@ -115,7 +116,7 @@ def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
     return core.function(*args, **kwargs) if is_dynamo_compiling() else core(*args, **kwargs)
 
 
-def _module_of(region: ModuleRegion) -> Any:
+def module_of(region: ModuleRegion) -> Any:
     function = region._subclass_trace.function
     return getattr(function, "__self__", function)
 
@@ -145,17 +146,17 @@ def _class_of_regions(cls: type[torch.nn.Module]) -> type:
     return _classes[cls]
 
 
-def region_of_module(module: torch.nn.Module, options: Options) -> Any:
-    """The region of a module; of a region the region of what that compiles.
+def region_of_module(module: torch.nn.Module, options: Options, source: Source | None = None) -> Any:
+    """The region of a module; of a region the region of what that compiles. ``source``: see `Region`.
 
     Of a module of FSDP2 the ``forward`` is compiled: its hooks, which move memory in each call, are the region's own.
     """
     if isinstance(module, ModuleRegion):
-        module = _module_of(module)
+        module = module_of(module)
     managed = torch_api.is_of_fsdp(module)
     region: Any = object.__new__(_class_of_regions(type(module)))
     object.__setattr__(region, "__dict__", vars(module))
-    object.__setattr__(region, "_subclass_trace", Region(module.forward if managed else module, options))
+    object.__setattr__(region, "_subclass_trace", Region(module.forward if managed else module, options, source=source))
     tables = {name: getattr(module, name) if managed else OrderedDict() for name in _HOOK_TABLES}
     object.__setattr__(region, "_own_tables", tables)
     if managed:

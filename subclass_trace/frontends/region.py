@@ -19,11 +19,14 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from .. import torch_api
+from ..artifacts import saved
+from ..artifacts.cache import Cache
+from ..artifacts.source import Source
 from ..errors import GuardError, LimitError, NeedsEager, Reason, RuleError, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import compiled
 from ..report.names import name_of
-from ..runtime.backward import TRACE_LOCK
+from ..runtime.backward import TRACE_LOCK, OnFirstUse
 from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..stages import working
@@ -33,7 +36,7 @@ from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
-from .specialization import Specialization, compile_call, from_description, remember
+from .specialization import Specialization, compile_call, from_description, of_another, remember
 
 #: so many misses in a row at which no earlier value returns hand a region over, and twice as many of any kind
 _MISSES = 8
@@ -52,9 +55,11 @@ class Region:
         *,
         keep_joint: bool = False,
         history: SizeHistory | None = None,
+        source: Source | None = None,
     ) -> None:
-        """``history``: what is known of sizes before the first call."""
+        """``history``: what is known of sizes before the first call; ``source``: of descriptions, which spare a trace."""
         self.__function, self.__options, self.__keep_joint = function, options, keep_joint
+        self.__sources = (*([source] if source else []), *([Cache(function, options)] if options.cache else []))
         self.__forget()
         self.__history = history or SizeHistory()
         functools.update_wrapper(self, function, updated=())
@@ -176,11 +181,59 @@ class Region:
             Unlike: it does not serve this call, or something that it depends on is another one here; ``reason`` says what.
         """
         with torch_api.dynamo_lock(), TRACE_LOCK:
-            made = from_description(data, self.__function, (args, kwargs), self.__options, self.__history)
-            self.__keep((*self.__entries, made))
-            if made.program.backwards is not None:
-                made.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
-            return made
+            return self.__add(from_description(data, self.__function, (args, kwargs), self.__options, self.__history))
+
+    def warm_up(self, *args: Any, **kwargs: Any) -> Specialization:
+        """As `specialize`, and the backward is compiled now, too: the first call of this kind, and its backward, only run."""
+        made = self.specialize(*args, **kwargs)
+        for backward in () if made.program.backwards is None else made.program.backwards.compiled:
+            if isinstance(backward.call, OnFirstUse):
+                backward.call.program()
+        return made
+
+    def save(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """Write all portable specializations to a file, for `load`; the reasons why others are not in it.
+
+        Save after a step: the backward that was made for its tangents is in the file then.
+
+        Args:
+            args, kwargs: of a call that one of them serves. What is written is read back and bound to it before the file is
+                there; and what a region finds among arguments by identity can be written.
+
+        Raises:
+            ArtifactError: there is nothing to write, or nothing that serves this call once it is read back.
+        """
+        with torch_api.dynamo_lock(), TRACE_LOCK:
+            described = [entry.describe(*args, **kwargs) for entry in self.__entries]
+
+            def bind(data: Any) -> object:
+                return from_description(data, self.__function, (args, kwargs), self.__options)
+
+            return saved.save(path, self.__function, self.__options, described, bind if args or kwargs else None)
+
+    def __add(self, entry: Specialization) -> Specialization:
+        self.__keep((*self.__entries, entry))
+        if entry.program.backwards is not None:
+            entry.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
+        return entry
+
+    def __without_a_trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization | None:
+        """What serves a call with the program of an equal module, or of another process."""
+        if not self.__sources or self.__keep_joint:
+            return None
+        function, call = self.__function, (args, kwargs)
+        if (found := of_another(function, call, self.__options, self.__history)) is not None:
+            return found
+        for source in self.__sources:
+            for name, data in source.candidates():
+                try:
+                    found = from_description(data, function, call, self.__options, self.__history)
+                except Exception as error:  # guards run code of classes, and data may be anything
+                    source.refused(name, error)
+                    continue
+                source.bound(name)
+                return found
+        return None
 
     def __hand_over(self, refused: SubclassTraceError | None) -> HandOver:
         self.__dynamo = HandOver(self.__function, self.__options, refused)
@@ -195,6 +248,9 @@ class Region:
                     self.__keep(self.__entries)
                     return entry
                 misses.append(why)
+            if (found := self.__without_a_trace(args, kwargs)) is not None:
+                self.__row = []
+                return self.__made(replace(found, misses=tuple(misses)))
             check_stance("; ".join(misses) or "first call")
             self.__check_count(misses)
             for entry in self.__entries:
@@ -210,15 +266,18 @@ class Region:
                     tuple(misses),
                     keep_joint=self.__keep_joint or torch_api.trace_is_written(),
                 )
-            entry = replace(entry, seconds=seconds)
-            if not self.__keep_joint:
-                remember(self.__function, entry)
-            self.__keep((*self.__entries, entry))
-            compiled(self, len(misses), entry)
-            self.__tell_inlined(entry)
-            if entry.program.backwards is not None:
-                entry.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
-            return entry
+            for source in () if self.__keep_joint else self.__sources:
+                source.made(functools.partial(entry.describe, *args, **kwargs))
+            return self.__made(replace(entry, seconds=seconds))
+
+    def __made(self, entry: Specialization) -> Specialization:
+        """There is another one."""
+        if not self.__keep_joint:
+            remember(self.__function, entry)
+        self.__add(entry)
+        compiled(self, len(entry.misses), entry)
+        self.__tell_inlined(entry)
+        return entry
 
     def __tell_inlined(self, entry: Specialization) -> None:
         """Once for each function: it was compiled for its kernels, and they do not run."""
@@ -275,6 +334,7 @@ class Region:
                 text += f"\n\n[{k}] is not portable: {'; '.join(gaps)}"
         for name, backend in self.__inlined.items():
             text += f"\n\n{name}, a function of torch.compile(backend={backend!r}), is a part of it: its own code does not run"
+        text = "\n\n".join((text, *(source.explain() for source in self.__sources)))
         by = "served by our trace" if self.__entries or not self.__eagerly.counts else "its calls run eagerly"
         return f"{text}\n\n{by}" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
 
@@ -306,6 +366,8 @@ class Region:
         """Forget all specializations, and that Dynamo serves."""
         with TRACE_LOCK:
             self.__forget()
+            for source in self.__sources:
+                source.reset()
 
 
 @contextlib.contextmanager

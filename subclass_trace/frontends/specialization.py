@@ -311,7 +311,7 @@ def compile_call(
         SubclassTraceError: a refusal.
         Exception: the function's own.
     """
-    if not keep_joint and (found := _of_another(function, call, options, history)) is not None:
+    if not keep_joint and (found := of_another(function, call, options, history)) is not None:
         return replace(found, misses=misses)
     make = functools.partial(_specialize, function, call, ambient, options, history, misses, keep_joint)
     try:
@@ -399,7 +399,7 @@ def remember(function: Any, entry: Specialization) -> None:
     _of_class(getattr(function, "__self__", function))[id(entry.program)] = entry
 
 
-def _of_another(function: Any, call: Arguments, options: Options, history: SizeHistory) -> Specialization | None:
+def of_another(function: Any, call: Arguments, options: Options, history: SizeHistory) -> Specialization | None:
     """What serves the call with the program of another module of the class, which was traced before.
 
     Where two of them have other numbers alone (a layer's index), those are symbols in the trace of this one.

@@ -16,13 +16,13 @@ import torch
 from .. import torch_api
 from ..capture.aliasing import alias_pattern
 from ..errors import ProtocolError, Reason
-from ..plan import Plan, TensorKind
+from ..plan import InputPlan, Plan, TensorKind
 from ..stages import stage
 from ..state.guards import StateGuards
 from ..state.place import GONE, Call
 from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
-from ..subclass.spec import Spec, WrapperSpec, same_contexts, sizes_in
+from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec, same_contexts, sizes_in
 from ..subclass.template import Examples
 from .emit import is_sized
 from .entry_code import Emitted, EntryEmitter
@@ -75,16 +75,37 @@ def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Rea
     except (*GONE, ProtocolError) as error:
         return Reason(f"an input is of another kind, or gone ({error!r})")
     for row, spec in zip(plan.inputs.rows, specs, strict=True):
-        if not _is_sized(row.spec) and not same_contexts(row.spec, spec):
-            return Reason(f"{row.path}: another context")
-        sizes = zip(sizes_in(row.spec), sizes_in(spec), strict=False)
-        if any(type(known) is int and known != now for known, now in sizes):
-            return Reason(f"{row.path}: another size or stride")
+        if (why := _other_spec(row, spec)) is not None:
+            return why
     for (path, now), known in zip(kinds, plan.inputs.kinds, strict=False):
         if now != known:
             return Reason(f"{path}: expected {known.text(now)}, got {now.text(known)}")
     if len(kinds) != len(plan.inputs.kinds) or not _are_as_distinct(plan, inputs):
         return Reason("two of the inputs, or of the tensors inside of them, are one, or one is two")
+    return None
+
+
+def other_input(row: InputPlan, value: Any) -> Reason | None:
+    """In what an input differs from what a plan knows of it, so far as its spec says it."""
+    try:
+        spec = guarded_spec(flatten(value)[1], row.path)
+    except (*GONE, ProtocolError) as error:
+        return Reason(f"{row.path} is of another kind ({error!r})")
+    known = row.spec
+    if isinstance(known, OpaqueSpec) or isinstance(spec, OpaqueSpec) or type(known) is not type(spec):
+        return Reason(f"{row.path}: expected a {type(known).__name__}, got a {type(value).__qualname__}")
+    facts = [(s.dtype, s.device, s.requires_grad, getattr(s, "cls", None)) for s in (known, spec)]
+    if facts[0] != facts[1]:
+        return Reason(f"{row.path}: expected {facts[0]}, got {facts[1]}")
+    return _other_spec(row, spec)
+
+
+def _other_spec(row: InputPlan, spec: Spec) -> Reason | None:
+    if not _is_sized(row.spec) and not same_contexts(row.spec, spec):
+        return Reason(f"{row.path}: another context")
+    known, now = ([*sizes_in(s)] for s in (row.spec, spec))
+    if any(type(was) is int and was != is_now for was, is_now in zip(known, now, strict=False)):
+        return Reason(f"{row.path}: expected sizes and strides {known}, got {now}")
     return None
 
 

@@ -1,0 +1,133 @@
+"""The cache of a region: what any process of this user has traced, in a directory.
+
+An entry is found by a key (`identity.key_of`), then bound and compared in full. What is damaged is taken away, what does
+not fit stays for others; whatever goes wrong, the region traces as it does without a cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..data.describe import Description
+from ..errors import ArtifactError, DescriptionError
+from ..options import Options
+from ..torch_api import warn_user
+from . import identity
+from .container import pack, unpack
+from .directory import Directory
+from .source import Source
+
+#: so many entries of one key are tried in a call
+_TRIED = 8
+_LIMIT = 1 << 30
+
+
+def directory_path() -> str:
+    """``SUBCLASS_TRACE_CACHE_DIR``, or a folder beside those of `torch.hub`."""
+    if given := os.environ.get("SUBCLASS_TRACE_CACHE_DIR"):
+        return given
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(os.environ.get("TORCH_HOME") or os.path.join(home, "torch"), "subclass_trace")
+
+
+@functools.cache
+def opened(path: str) -> Directory | None:
+    """The directory; None, after one warning, where there can be none."""
+    try:
+        return Directory(path, int(os.environ.get("SUBCLASS_TRACE_CACHE_LIMIT") or _LIMIT))
+    except (OSError, ValueError) as error:
+        _warn(path, error)
+        return None
+
+
+@functools.cache
+def _warned(path: str) -> list[str]:
+    return []
+
+
+def _warn(path: str, error: Exception) -> None:
+    if not _warned(path):
+        _warned(path).append(str(error))
+        warn_user(f"the cache in {path} cannot be used, and regions are traced as without it: {error}")
+
+
+class Cache(Source):
+    """Of one region."""
+
+    def __init__(self, function: Any, options: Options) -> None:
+        self._function, self._options = function, options
+        self._served: set[str] = set()
+        self._why: list[str] = []
+
+    @functools.cached_property
+    def _key(self) -> str | None:
+        """Made at the first call, as the function is then; None: nothing is kept."""
+        try:
+            if (why := identity.unseen(self._options)) is None:
+                return identity.key_of(self._function, self._options)
+        except Exception as error:  # code of classes may run
+            why = f"{type(error).__name__}: {error}"
+        self._why.append(f"nothing is kept: {why}")
+        return None
+
+    def candidates(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Entries of the region's key that are whole and of these libraries, the last used first."""
+        directory = None if self._key is None else opened(directory_path())
+        for name, _, _ in [] if directory is None else directory.entries(self._key or "")[:_TRIED]:
+            held = None if name in self._served else directory.read(name)  # type: ignore[union-attr]
+            if held is None:
+                continue
+            try:
+                header, found = unpack(held)
+                identity.compare(header, self._options)
+                yield name, found[0]
+            except (ArtifactError, IndexError) as error:
+                self.refused(name, error)
+
+    def bound(self, name: str) -> None:
+        """It serves from now on, and was used."""
+        self._served.add(name)
+        if (directory := opened(directory_path())) is not None:
+            directory.used(name)
+
+    def refused(self, name: str, error: Exception) -> None:
+        """What is damaged goes; what is for another call stays."""
+        if isinstance(error, (ArtifactError, DescriptionError, IndexError)):
+            if (directory := opened(directory_path())) is not None:
+                directory.remove(name)
+        self._why.append(f"{name[41:]}: {str(error).partition(chr(10))[0]}")
+
+    def made(self, describe: Callable[[], Description]) -> None:
+        """Keep it."""
+        if self._key is None or (directory := opened(directory_path())) is None:
+            return
+        try:
+            described = describe()
+            if described.gaps:
+                self._why.append(f"not kept: {described.gaps[0]}")
+                return
+            if (why := identity.unseen(self._options, described.data)) is not None:
+                self._why.append(f"not kept: {why}")
+                return
+            header = identity.header_of(self._function, self._options, [described.data])
+            held = pack(header, [described.data])
+            name = f"{self._key}-{hashlib.sha256(held).hexdigest()[:16]}.stc"
+            directory.write(name, held)
+            self._served.add(name)
+        except OSError as error:
+            _warn(directory.path, error)
+        except Exception as error:  # what cannot be kept changes nothing
+            self._why.append(f"not kept: {type(error).__name__}: {error}")
+
+    def reset(self) -> None:
+        """All entries may serve again."""
+        self._served.clear()
+
+    def explain(self) -> str:
+        """Where, and why something was not found or kept."""
+        why = "".join(f"\n  {reason}" for reason in self._why[-8:])
+        return f"cache in {directory_path()}: {len(self._served)} entries serve{why}"

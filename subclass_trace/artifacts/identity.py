@@ -1,0 +1,184 @@
+"""What a file belongs to besides what a description compares: the rank, libraries, the table of decompositions; and the key by
+which a cache finds candidates.
+
+A key only finds: whatever it finds is bound, and compared in full. So it may leave out what is compared there, and holds
+what is compared nowhere else: the code of this package above all.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.describe import versions
+from ..data.objects import fingerprint, fingerprint_of_class
+from ..errors import ArtifactError
+from ..options import Options
+
+#: namespaces of operations that torch itself registers: its version tells what they do
+_OF_TORCH = frozenset(
+    (
+        *("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"),
+        *("inductor", "mkldnn", "mkl", "onednn", "fsdp", "rngprims", "debugprims", "profiler", "symm_mem"),
+    )
+)
+#: kinds of names that begin with a Python module; see `data.objects`
+_OF_MODULES = frozenset(("class", "function", "attribute", "module", "globals"))
+
+
+def header_of(function: Any, options: Options, descriptions: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a file says of itself, for `compare`. ``function``: for people."""
+    libraries = sorted({name for data in descriptions for name in _libraries(data)})
+    found = {name: version for name in libraries if (version := version_of(name)) is not None}
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return {
+        "function": name,
+        "versions": versions(),
+        "ranks": ranks(),
+        "table": _table_digest(options),
+        "libraries": found,
+    }
+
+
+def compare(header: Mapping[str, Any], options: Options) -> None:
+    """May the file of this header serve here?
+
+    Raises:
+        ArtifactError: no; ``path`` says what differs.
+    """
+    rows: tuple[tuple[str, object], ...]
+    rows = (("versions", versions()), ("ranks", ranks()), ("table", _table_digest(options)))
+    libraries = header.get("libraries")
+    for name, version in libraries.items() if isinstance(libraries, dict) else ():
+        if version != version_of(str(name)):
+            what = "the file was made with another version of a library"
+            raise ArtifactError(what, path=f"libraries.{name}", expected=version, got=version_of(str(name)))
+    for name, now in rows:
+        if header.get(name) != now:
+            raise ArtifactError(f"the file was {_MADE[name]}", path=name, expected=header.get(name), got=now)
+
+
+_MADE = {
+    "versions": "made by other versions of torch, Python or this package",
+    "ranks": "made by another rank, or by a group of another size",
+    "table": "made with another table of decompositions",
+}
+
+
+def ranks() -> list[int] | None:
+    """The rank of this process and how many there are: what is traced may hang on them (what a shard has does)."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return [distributed.get_rank(), distributed.get_world_size()]
+
+
+def version_of(library: str) -> str | None:
+    """Of a library that is loaded."""
+    found = getattr(sys.modules.get(library), "__version__", None)
+    return None if found is None else str(found)
+
+
+def _libraries(data: Any) -> Iterator[str]:
+    """The libraries, besides torch, of which a description names something. Its graphs name operations alone."""
+    waiting = [data[name] for name in ("places", "classes", "plan", "guards", "templates")]
+    while waiting:
+        at = waiting.pop()
+        if isinstance(at, list):
+            if len(at) > 1 and type(at[0]) is type(at[1]) is str and at[0] in _OF_MODULES:
+                yield at[1].partition(".")[0]
+            waiting += at
+        elif isinstance(at, dict):
+            waiting += at.values()
+    yield from _namespaces(data)
+
+
+def _namespaces(data: Any) -> Iterator[str]:
+    halves = [data["forward"], *(b["half"] for b in (data["backwards"] or {"compiled": ()})["compiled"])]
+    waiting: list[Any] = [entry for half in halves for entry in half["body"]]
+    while waiting:
+        target = waiting.pop()[0]
+        if target[0] == "op":
+            yield target[1]
+
+
+def unseen(options: Options, data: Any = None) -> str | None:
+    """What decides a trace, or what its graph does, and is compared by nobody; None: all is.
+
+    Args:
+        data: a description.
+    """
+    for op, f in options.table(options.resolve_backend()).items():
+        if not (getattr(f, "__module__", None) or "").startswith("torch."):
+            return f"decompositions[{op}]: the code of a decomposition is not compared"
+    split = options.partitioner
+    if not isinstance(split, str) and not type(split).__module__.startswith("subclass_trace."):
+        if not (getattr(split, "__module__", None) or "").startswith("torch."):
+            return "partitioner: the code of a partitioner is not compared"
+    for name in {*_namespaces(data)} - _OF_TORCH if data is not None else ():
+        if version_of(name) is None:
+            return f"torch.ops.{name}: the code of an operation of one's own is not compared"
+    return None
+
+
+def _table_digest(options: Options) -> str:
+    table = options.table(options.resolve_backend())
+    rows = sorted(f"{op} {getattr(f, '__module__', '')}.{getattr(f, '__qualname__', f)}" for op, f in table.items())
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------------------------------- the key
+def key_of(function: Callable[..., Any], options: Options) -> str:
+    """By what a cache finds candidates for a region: 40 hexadecimal digits."""
+    rows = [versions(), _package(), options.of_a_trace(), _table_digest(options), ranks(), [*_identity(function)]]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:40]
+
+
+@functools.cache
+def _package() -> str:
+    """A digest of the code of this package."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _identity(function: Any) -> Iterator[str]:
+    """What of a function or module is the same in another process, without what can only be told by a comparison."""
+    if isinstance(function, torch.nn.Module):
+        classes = {cls: _class(cls) for cls in {type(module) for module in function.modules()}}
+        for name, module in function.named_modules():
+            yield f"{name}: {classes[type(module)]}"
+        for name, t in (*function.named_parameters(), *function.named_buffers()):
+            yield f"{name}: {type(t).__qualname__} {t.dtype} {[*t.shape]} {t.requires_grad}"
+    elif isinstance(function, types.MethodType):
+        yield from _identity(function.__func__)
+        yield from _identity(function.__self__)
+    elif isinstance(function, functools.partial):
+        yield from _identity(function.func)
+    elif isinstance(function, types.FunctionType):
+        yield f"{function.__module__}.{function.__qualname__} {fingerprint(function.__code__)}"
+        for cell in function.__closure__ or ():
+            held = _held(cell)
+            yield from _identity(held) if isinstance(held, torch.nn.Module) else (type(held).__qualname__,)
+    else:
+        yield _class(type(function))
+
+
+def _held(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _class(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__} {fingerprint_of_class(cls)}"

@@ -1,4 +1,4 @@
-"""The command ``subclass-trace``: check a wrapper class, start a new one.
+"""The command ``subclass-trace``: check a wrapper class, start a new one, look after the cache.
 
     subclass-trace check pkg.mod:MyTensor                        the rules, a table and the counterexamples
     subclass-trace check pkg.mod:MyTensor --json                 for machines
@@ -7,9 +7,11 @@
     subclass-trace check --explain ST308                         one rule: why
     subclass-trace check pkg.mod:MyTensor --programs calls.py    and the calls of a file
     subclass-trace new MyTensor --use weight                     a class and its test
+    subclass-trace cache list                                    what st.compile(cache=True) keeps; also verify, clear
+    subclass-trace cache pack FILE                               all of it in one file, for `cache unpack` elsewhere
 
-Exit codes: 0 all rules hold, 1 some do not, 2 the command could not run (no such class, no way to build it, a fault of
-the kit).
+Exit codes: 0 all rules hold, 1 some do not (of a cache: something is damaged), 2 the command could not run (no such class,
+no way to build it, a fault of the kit).
 """
 
 from __future__ import annotations
@@ -85,6 +87,11 @@ def _parser() -> argparse.ArgumentParser:
     n.add_argument("--use", default="activation", choices=("activation", "weight"), help="what it is for")
     n.add_argument("--directory", type=Path, default=Path("."), help="where (default: here)")
     n.set_defaults(run=_new)
+    c = commands.add_parser("cache", help="the directory in which st.compile(cache=True) keeps what it traced")
+    c.add_argument("action", choices=("list", "verify", "clear", "pack", "unpack"), help="what to do")
+    c.add_argument("file", nargs="?", help="for pack and unpack: a path, or an address that fsspec opens")
+    c.add_argument("--directory", help="another one than SUBCLASS_TRACE_CACHE_DIR says")
+    c.set_defaults(run=_cache)
     return parser
 
 
@@ -172,6 +179,12 @@ def _new(options: argparse.Namespace) -> int:
     for path in write_scaffold(options.name, options.directory, use=options.use):
         print(f"wrote {path}")
     return OK
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from .artifacts.commands import run
+
+    return run(options.action, options.file, options.directory)
 
 
 if __name__ == "__main__":

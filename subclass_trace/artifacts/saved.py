@@ -31,18 +31,17 @@ def save(
     Raises:
         ArtifactError: there is nothing to write, or what is read back does not serve.
     """
-    left_out = [f"[{k}] {gap}" for k, d in enumerate(described) for gap in d.gaps[:1]]
-    portable = [d.data for d in described if not d.gaps]
+    gaps = [d.gaps[0] if d.gaps else identity.unseen(options, d.data) for d in described]
+    left_out = [f"[{k}] {why}" for k, why in enumerate(gaps) if why is not None]
+    portable = [d.data for d, why in zip(described, gaps, strict=True) if why is None]
     if not portable:
         raise ArtifactError(
             "there is nothing to save",
-            path=left_out[0].partition(": ")[0] if left_out else None,
+            path="specializations",
             expected="a specialization of which all can be written as data",
             got="; ".join(left_out) or "none: the region was not called, or our trace does not serve it (`explain()`)",
             fix="call the region, or `warm_up(*args)`, and hand the arguments of a call to `save` as well",
         )
-    if (why := identity.unseen(options)) is not None:
-        raise ArtifactError("the region cannot be saved", path="options", expected="what can be compared", got=why)
     held = pack(identity.header_of(function, options, portable), portable)
     _read_back(os.fspath(path), held, function, options, bind)
     _write(Path(path), held)

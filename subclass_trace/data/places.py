@@ -119,6 +119,8 @@ class PlaceWriter(Writer):
         if self._found is None:
             self._found = {}
             for place in [*self._numbers, *self._waiting]:
+                if place.kind == "const":  # which leads to what it names
+                    continue
                 try:
                     value = place.read(self.call)
                 except GONE:

@@ -17,12 +17,14 @@ from .boundary import (
     is_recorders,
     is_stdlib_name,
     is_transparent,
+    is_users,
     kind_of,
     module_root,
 )
 from .current import current
 from .instrument import is_instrumented
 from .kinds import Function
+from .rows import Row
 from .values import is_a
 
 
@@ -76,6 +78,9 @@ def _read_kernel(rec: Any, frame: Any) -> None:
     """Python code of a library that torch's dispatcher calls: an operator writes nothing but its
     arguments. All globals that it names are read, as a whole."""
     code = frame.f_code
+    if is_users(code.co_filename) and id(code) not in rec.roots:
+        # What it does is in the trace, and nothing leads from the operator to it: no description can compare it.
+        rec.rows.append(Row("there", rec.root(code, f"the kernel {code.co_name}"), True))
     if id(code) in rec.walked:
         return
     rec.walked.add(id(code))

@@ -22,6 +22,7 @@ from ..data.describe import versions
 from ..data.objects import fingerprint, fingerprint_of_class
 from ..errors import ArtifactError
 from ..options import Options
+from ..partition.min_cut import MinCut
 
 #: namespaces of operations that torch itself registers: its version tells what they do
 _OF_TORCH = frozenset(
@@ -119,10 +120,8 @@ def unseen(options: Options, data: Any = None) -> str | None:
     for op, f in options.table(options.resolve_backend()).items():
         if not (getattr(f, "__module__", None) or "").startswith("torch."):
             return f"decompositions[{op}]: the code of a decomposition is not compared"
-    split = options.partitioner
-    if not isinstance(split, str) and not type(split).__module__.startswith("subclass_trace."):
-        if not (getattr(split, "__module__", None) or "").startswith("torch."):
-            return "partitioner: the code of a partitioner is not compared"
+    if not isinstance(options.partitioner, (str, MinCut, type(None))):
+        return "partitioner: the code of a partitioner is not compared"
     for name in {*_namespaces(data)} - _OF_TORCH if data is not None else ():
         if version_of(name) is None:
             return f"torch.ops.{name}: the code of an operation of one's own is not compared"

@@ -79,7 +79,8 @@ def _read_kernel(rec: Any, frame: Any) -> None:
     arguments. All globals that it names are read, as a whole."""
     code = frame.f_code
     if is_users(code.co_filename) and id(code) not in rec.roots:
-        # What it does is in the trace, and nothing leads from the operator to it: no description can compare it.
+        # What it does is in the trace, and nothing leads from the operator to it: no description
+        # can compare it.
         rec.rows.append(Row("there", rec.root(code, f"the kernel {code.co_name}"), True))
     if id(code) in rec.walked:
         return

@@ -383,6 +383,11 @@ class _Apart(_Reader):
         except _OfACall:
             return Place(None, "arg", 0, "an argument")
 
+    def _part(self, number: int, way: list[Any], known: Any) -> Any:
+        if self._flat[number] is None:
+            raise _OfACall
+        return super()._part(number, way, known)
+
     def compare(self, data: dict[str, Any]) -> None:
         """See `differs`."""
         self.compare_classes(data["classes"])
@@ -393,9 +398,10 @@ class _Apart(_Reader):
                 if not any(place.moves or place.late for place in places):
                     self._compare_row(read)
         self.define(data["symbols"])
+        flat = [*map(self.at, data["guards"]["flat"])]
+        self._flat = [None if place.moves else self._read_or_none(place) for place in flat]
         with contextlib.suppress(_OfACall):  # parts of a plan may be those of arguments
             plan = self.value(data["plan"])
-            flat = [*map(self.at, data["guards"]["flat"])]
             for row in plan.inputs.rows:
                 if (place := flat[row.position]).moves or row.of_gradient:
                     continue

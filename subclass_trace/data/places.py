@@ -217,6 +217,7 @@ class PlaceReader(Reader):
 
     def __init__(self, data: Any, call: Call, constants: Any = None) -> None:
         super().__init__(constants)
+        ATOMS.update(torch_api.placement_types())  # no trace has done so
         self.call = call
         self.places: list[Place] = []
         for entry in data:

@@ -118,6 +118,9 @@ def use(function: Any, args: tuple[Any, ...]) -> list[Any]:
 def _numbers(t: torch.Tensor | None) -> Any:
     if t is None:
         return None
+    if type(t).__name__ == "AsyncCollectiveTensor":
+        t = t.wait()
     if hasattr(t, "__tensor_flatten__"):
-        return [_numbers(getattr(t, name)) for name in t.__tensor_flatten__()[0]]
+        inner = [getattr(t, name) for name in t.__tensor_flatten__()[0]]
+        return [_numbers(value) for value in inner if isinstance(value, torch.Tensor)]
     return t.detach().double().tolist()

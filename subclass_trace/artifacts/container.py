@@ -32,6 +32,8 @@ from ..errors import ArtifactError
 MAGIC = b"subclass_trace 1\n"
 #: no JSON and no list of constants of ours is longer
 LIMIT = 1 << 28
+#: equal layers stand far apart, further than zlib sees: a third less, at the speed of the fast modes
+_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 3, "pb": 0, "nice_len": 273, "depth": 200}]
 _HEAD = struct.Struct("<32sQQ")
 _LENGTH = struct.Struct("<Q")
 
@@ -49,7 +51,7 @@ def pack(header: Mapping[str, Any], descriptions: Sequence[Mapping[str, Any]]) -
         constants.update(data["constants"])
         rows.append({name: value for name, value in data.items() if name != "constants"})
     text = json.dumps({"header": dict(header), "specializations": rows}, separators=(",", ":")).encode()
-    body = lzma.compress(text, preset=3)  # equal layers stand far apart: a third less than zlib, and as fast
+    body = lzma.compress(text, filters=_FILTERS)
     rest = _LENGTH.pack(len(body)) + _LENGTH.pack(len(text)) + body + _safetensors(constants)
     return MAGIC + hashlib.sha256(rest).digest() + rest
 

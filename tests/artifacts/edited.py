@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROGRAM = '''
+PROGRAM = """
 import os, types
 import torch
 from torch.utils._pytree import tree_map
@@ -106,7 +106,7 @@ def make():
     own = torch.nn.Parameter(Own(torch.arange(4.0)), requires_grad=False)
     weight = torch.nn.Parameter(torch.full((4,), 0.25))
     return Model(activation, own, weight), torch.linspace(0, 1, 4).requires_grad_()
-'''
+"""
 #: what is edited -> the text, what it becomes
 MATTERS = {
     "helper": ("return x * SCALE +", "return x * SCALE -"),
@@ -134,7 +134,7 @@ MATTERS = {
     "frozen parameter": ("torch.full((4,), 0.25))", "torch.full((4,), 0.25), requires_grad=False)"),
     "class of a parameter": ("Own(torch.arange(4.0))", "Sub(torch.arange(4.0))"),
     "library version": ('__version__ = "1.0"', '__version__ = "1.1"'),
-    "option": ("OPTIONS = 0.5, {\"bias\": 1.0}, {}", "OPTIONS = 0.5, {\"bias\": 1.0}, {'dynamic': False}"),
+    "option": ('OPTIONS = 0.5, {"bias": 1.0}, {}', "OPTIONS = 0.5, {\"bias\": 1.0}, {'dynamic': False}"),
 }
 SAME = {
     "nothing": ("", ""),

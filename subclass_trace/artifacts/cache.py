@@ -34,11 +34,16 @@ def directory_path() -> str:
     return os.path.join(os.environ.get("TORCH_HOME") or os.path.join(home, "torch"), "subclass_trace")
 
 
+def limit() -> int:
+    """Of its bytes."""
+    return int(os.environ.get("SUBCLASS_TRACE_CACHE_LIMIT") or _LIMIT)
+
+
 @functools.cache
 def opened(path: str) -> Directory | None:
     """The directory; None, after one warning, where there can be none."""
     try:
-        return Directory(path, int(os.environ.get("SUBCLASS_TRACE_CACHE_LIMIT") or _LIMIT))
+        return Directory(path, limit())
     except (OSError, ValueError) as error:
         _warn(path, error)
         return None

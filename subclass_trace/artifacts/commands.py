@@ -15,7 +15,7 @@ from typing import Any
 
 from ..data.describe import versions
 from ..errors import ArtifactError, OptionError
-from .cache import directory_path, opened
+from .cache import directory_path, limit
 from .container import LIMIT, unpack
 from .directory import NAME, Directory
 
@@ -24,17 +24,14 @@ def run(action: str, file: str | None, directory: str | None) -> int:
     """Returns 1 where `verify` or `unpack` finds what is damaged, else 0.
 
     Raises:
-        OptionError: the directory cannot be opened, or no file is given.
+        OptionError: no file is given.
+        OSError: the directory cannot be opened, or is not this user's alone.
         ArtifactError: a file is no packed cache.
     """
-    path = os.path.abspath(directory or directory_path())
-    found = opened(path)
-    if found is None:
-        raise OptionError("the cache cannot be opened", path=path, expected="a directory of this user's alone")
     if (action in ("pack", "unpack")) != (file is not None):
         expected = "a file for pack and unpack, none for others"
         raise OptionError(f"`cache {action}` has another number of arguments", expected=expected, got=file)
-    return _ACTIONS[action](found, file)
+    return _ACTIONS[action](Directory(os.path.abspath(directory or directory_path()), limit()), file)
 
 
 def _list(directory: Directory, _: str | None) -> int:

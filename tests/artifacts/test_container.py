@@ -8,7 +8,6 @@ import json
 import lzma
 import struct
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,7 +141,7 @@ def test_any_field_may_be_another_one(
     """A typed error, or it is left out: then the region gives what eager gives. Or what was changed tells of no code."""
     global _heard
     header, descriptions = copy.deepcopy(unpack(whole))
-    constants = {"constants": {name: "AACAPwAAAEAAAEBA" for name in descriptions[0]["constants"]}}
+    constants = {"constants": dict.fromkeys(descriptions[0]["constants"], "AACAPwAAAEAAAEBA")}
     document: Any = {"header": header, "data": [{**d, **constants} for d in descriptions]}
     at = document["data"][0] if drawn.draw(st_.integers(0, 9)) else document["header"]
     graph = False

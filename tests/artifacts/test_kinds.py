@@ -50,5 +50,5 @@ def test_another_process_serves_without_a_trace(served: Any, name: str, way: str
 def test_each_rank_serves_what_it_has_saved(tmp_path: Path) -> None:
     _run("save", tmp_path, 2)
     for found in _run("serve", tmp_path, 2):
-        assert found["sharded"] == dict.fromkeys(("file", "cache"), {"traced": 0, "equal": True})
+        assert found["sharded"] == {way: {"traced": 0, "equal": True} for way in ("file", "cache")}
         assert found["other"]["file"] == {"refused": "ranks"}

@@ -23,6 +23,7 @@ from ..data.objects import fingerprint, fingerprint_of_class
 from ..errors import ArtifactError
 from ..options import Options
 from ..partition.min_cut import MinCut
+from ..torch_api.lines import is_user_code
 
 #: namespaces of operations that torch itself registers: its version tells what they do
 _OF_TORCH = frozenset(
@@ -118,7 +119,7 @@ def unseen(options: Options, data: Any = None) -> str | None:
         data: a description.
     """
     for op, f in options.table(options.resolve_backend()).items():
-        if not (getattr(f, "__module__", None) or "").startswith("torch."):
+        if not _is_of_torch(f):
             return f"decompositions[{op}]: the code of a decomposition is not compared"
     if not isinstance(options.partitioner, (str, MinCut, type(None))):
         return "partitioner: the code of a partitioner is not compared"
@@ -126,6 +127,15 @@ def unseen(options: Options, data: Any = None) -> str | None:
         if version_of(name) is None:
             return f"torch.ops.{name}: the code of an operation of one's own is not compared"
     return None
+
+
+def _is_of_torch(f: Any) -> bool:
+    """Does torch's version, or the code of this package, say what a decomposition does?"""
+    if isinstance(f, functools.partial):
+        return _is_of_torch(f.func)
+    code = getattr(f, "__code__", None)
+    own = type(f).__module__.partition(".")[0] in ("torch", "builtins") if code is None else not is_user_code(code)
+    return own and (not hasattr(f, "__wrapped__") or _is_of_torch(f.__wrapped__))
 
 
 def _table_digest(options: Options) -> str:

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from . import compiled_autograd, first_call, memory, models, partition, programs, steady, whole_step
+from . import compiled_autograd, first_call, memory, models, partition, programs, steady, warm_start, whole_step
 from .results import Figure, as_json, as_markdown, as_text
 
 BENCHMARKS = {
@@ -21,6 +21,7 @@ BENCHMARKS = {
     "whole_step": whole_step,
     "compiled_autograd": compiled_autograd,
     "first_call": first_call,
+    "warm_start": warm_start,
     "partition": partition,
 }  # the finest measurement first
 

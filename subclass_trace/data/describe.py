@@ -397,7 +397,6 @@ class _Apart(_Reader):
                 places = (read.place, *others_of(read))
                 if not any(place.moves or place.late for place in places):
                     self._compare_row(read)
-        self.define(data["symbols"])
         flat = [*map(self.at, data["guards"]["flat"])]
         self._flat = [None if place.moves else self._read_or_none(place) for place in flat]
         with contextlib.suppress(_OfACall):  # parts of a plan may be those of arguments

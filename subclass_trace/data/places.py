@@ -11,6 +11,7 @@ looked up by it, is said by rows of their own.
 from __future__ import annotations
 
 import contextvars
+import types
 import weakref
 from typing import Any
 
@@ -158,6 +159,8 @@ class PlaceWriter(Writer):
             data = [*map(self.place, known)]
         elif row.kind == "func":
             data = None if known is None else fingerprint(known)
+        elif type(known) is types.CodeType:
+            data = ["code", fingerprint(known)]
         elif row.kind == "is":
             data = self.there(known, path)
         elif row.kind == "set":
@@ -275,20 +278,22 @@ class PlaceReader(Reader):
     def row(self, kind: str, number: int, data: Any) -> Row:
         """One row."""
         place = self.at(number)
+        if kind not in KINDS:
+            raise DescriptionError("no such kind of row", path="rows", got=kind)
         if kind in _WITH_PLACE:
             return Row(kind, place, self.at(data))
         if kind == "distinct":
             return Row(kind, place, tuple(map(self.at, data)))
         if kind == "func":
             return Row(kind, place, self._code(place, data))
+        if type(data) is list and data[:1] == ["code"]:
+            return Row(kind, place, self._code_object(place, data[1]))
         if kind == "is" and data[0] == "there":
             return Row(kind, place, self._there(place, *data[1:]))
         if kind == "set":
             return Row(kind, place, members([*map(self.value, data)]))
         if kind == "keys":
             return Row(kind, place, [*map(self.value, data)])
-        if kind not in KINDS:
-            raise DescriptionError("no such kind of row", path="rows", got=kind)
         known = self.value(data)
         if not isinstance(known, _KNOWN.get(kind, object)):
             raise DescriptionError("a row that no guard has", path="rows", got=kind)
@@ -300,6 +305,13 @@ class PlaceReader(Reader):
         if (None if code is None else fingerprint(code)) != expected:
             raise Unlike(Reason(f"{place} has other code", f"{place} has the same code"))
         return code
+
+    def _code_object(self, place: Place, expected: str) -> Any:
+        """What stands there, if that is such code."""
+        found = self.read(place)
+        if type(found) is not types.CodeType or fingerprint(found) != expected:
+            raise Unlike(Reason(f"{place} is other code", f"{place} is the same code"))
+        return found
 
     def _there(self, place: Place, cls: Any, *codes: str) -> Any:
         found = self.read(place)

@@ -383,6 +383,7 @@ def define_symbol(env: ShapeEnv, symbol: Any, value: Any, lower: int | None, upp
     many = int_oo if symbol.is_integer else sympy.oo
     ends = (-many if lower is None else lower, many if upper is None else upper)
     env.var_to_range[symbol] = ValueRanges(*ends)
-    env.var_to_range_sloc[symbol] = ValueRangesSLoc(env._get_sloc(), env._get_sloc())
+    place = env._get_sloc("a description")  # else torch looks for the user's frame, and imports torch.export for that
+    env.var_to_range_sloc[symbol] = ValueRangesSLoc(place, place)
     if value is not None:
         symbol_values(env)[symbol] = sympy.Integer(value) if type(value) is int else sympy.Float(value)

@@ -15,6 +15,7 @@ PROGRAM = """
 import os, types
 import torch
 from torch.utils._pytree import tree_map
+import subclass_trace as st
 
 __version__ = "1.0"
 SCALE, SETTINGS, OPTIONS = 0.5, {"bias": 1.0}, {}
@@ -54,6 +55,18 @@ class Own(torch.Tensor):
 class Sub(Own):
     pass
 
+STRETCH = 1.5
+
+def stretched(x):
+    return x * STRETCH
+
+class Scaled(st.WrapperTensor, default="dequantize"):
+    data_: torch.Tensor
+    scale: float = 1.0
+
+    def dequantize(self):
+        return stretched(self.data_) * self.scale
+
 class Slow(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -76,7 +89,7 @@ class Model(Base):
 
     def __init__(self, activation, own, weight):
         super().__init__()
-        self.own, self.weight = own, weight
+        self.own, self.weight, self.scaled = own, weight, Scaled(torch.ones(4), scale=2.0)
         self.activation, self.config = activation, types.SimpleNamespace(deep=[1, 2])
 
     @property
@@ -90,7 +103,7 @@ class Model(Base):
         y = keyword(helper(self.own)) * self.many * self.config.deep[1]
         y = self.shifted(self.patched(y) * self.half)
         y = y * (2 if os.environ["EDITED " + __name__] == "one" else 3)
-        return Slow.apply(self.activation(y.a + x * self.weight))
+        return Slow.apply(self.activation(y.a + x * self.weight)) + self.scaled
 
 def patch(self, x):
     return x - 1
@@ -117,6 +130,10 @@ MATTERS = {
     "constant of __torch_dispatch__": ("ADDED, UNUSED = 0.0", "ADDED, UNUSED = 1.0"),
     "__torch_dispatch__": ("out = func(*plain", "out = -func(*plain"),
     "__tensor_unflatten__": ('return cls(inner["a"])', 'return cls(inner["a"].clone())'),
+    "constant of a declared wrapper": ("STRETCH = 1.5", "STRETCH = 2.5"),
+    "helper of a declared wrapper": ("return x * STRETCH", "return x + STRETCH"),
+    "method of a declared wrapper": ("stretched(self.data_) * self.scale", "stretched(self.data_) / self.scale"),
+    "field of a declared wrapper": ("scale=2.0)", "scale=4.0)"),
     "backward": ("return grad * 3", "return grad * 5"),
     "class attribute": ("many = 2", "many = 3"),
     "base class": ("class Model(Base)", "class Model(Other)"),
@@ -150,13 +167,15 @@ SAME = {
 EDITS = MATTERS | SAME
 
 
-def edited(names: Any) -> str:
-    """The program after some edits; one of a text that another one has changed is left out."""
-    text = PROGRAM
+def edited(names: Any) -> tuple[str, list[str]]:
+    """The program after some edits, and which these are: the text of one may be gone by then."""
+    text, done = PROGRAM, []
     for name in names:
         was, now = EDITS[name]
-        text = text.replace(was, now, 1) if was else text
-    return text
+        if was in text:
+            text = text.replace(was, now, 1) if was else text
+            done.append(name)
+    return text, done
 
 
 def use(function: Any, x: Any) -> Any:

@@ -1,8 +1,8 @@
 """The first call of a process, with and without what another process has saved: ``st.compile(f)`` beside ``st.load(path, f)``.
 
-Each measurement is a process of its own, which imports torch and this package, makes the subject, and then times loading, the
-first forward and backward (or the whole step) in CPU time. Cold and bound processes take turns. What the trace imports on top
-(Dynamo, sympy) counts, as it does for users.
+Each measurement is a process of its own, which imports torch and this package, runs the subject once in eager mode (a kernel's
+first run costs as much as a bind), and then times loading and the first forward and backward, or the whole step, in CPU time.
+Cold and bound processes take turns. What a trace imports on top counts, as it does for users.
 """
 
 from __future__ import annotations
@@ -116,15 +116,23 @@ def _child(how: str, name: str, folder: str) -> None:
     import subclass_trace as st
 
     torch.set_num_threads(1)
-    (function, args), path = SUBJECTS[name](), Path(folder) / "saved.st"
+    path = Path(folder) / "saved.st"
+    makes: dict[str, Callable[[Any], Any]] = {
+        "save": lambda f: st.compile(f, frontend="trace"),
+        "cold": lambda f: st.compile(f, frontend="trace"),
+        "bound": lambda f: st.load(path, f, frontend="trace"),
+        "eager": lambda f: f,
+    }
     st.compile  # noqa: B018  # its import is no part of a first call
-    torch.manual_seed(0)
-    start = time.process_time_ns()
-    region = st.load(path, function) if how == "bound" else st.compile(function, frontend="trace")
-    out = region(*args)
-    if out.requires_grad:
-        out.sum().backward()
-    spent = time.process_time_ns() - start
+    for made in ("eager", how):
+        function, args = SUBJECTS[name]()
+        torch.manual_seed(0)
+        start = time.process_time_ns()
+        region = makes[made](function)
+        out = region(*args)
+        if out.requires_grad:
+            out.sum().backward()
+        spent = time.process_time_ns() - start
     if how == "save":
         for _ in range(2):  # what is there after the first step
             region(*args)

@@ -43,10 +43,10 @@ def check(record: Any) -> Any:
         DescriptionError: a field is of another type, or what no plan of ours has; the path names it.
     """
     cls: Any = type(record)
-    for name, hint in _hints(cls).items():
-        if not fits(getattr(record, name), hint):
+    for name, fits in _checks(cls):
+        if not fits(getattr(record, name)):
             got = short(getattr(record, name))
-            raise DescriptionError("a field of another type", path=f"{cls.__name__}.{name}", expected=hint, got=got)
+            raise DescriptionError("a field of another type", path=f"{cls.__name__}.{name}", got=got)
     holds = _RULES.get(cls)
     if holds is not None and not holds(record):
         raise DescriptionError("a record that no plan has", path=cls.__name__)
@@ -54,34 +54,43 @@ def check(record: Any) -> Any:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _checks(cls: type) -> tuple[tuple[str, Callable[[Any], bool]], ...]:
+    """The fields of a record, and what each may hold."""
     hints = typing.get_type_hints(cls, localns={**vars(spec), **vars(recipes)})
     names = getattr(cls, "_fields", None) or [f.name for f in dataclasses.fields(cls)]
-    return {name: hints[name] for name in names if name in hints}
+    found = ((name, check_of(hints[name])) for name in names if name in hints)
+    return tuple((name, fits) for name, fits in found if fits is not _anything)
 
 
-def fits(value: Any, hint: Any) -> bool:
+def _anything(_: Any) -> bool:
+    return True
+
+
+def check_of(hint: Any) -> Callable[[Any], bool]:
     """Is a value of the type that an annotation says?"""
     if hint is Any or hint is object or isinstance(hint, (str, typing.ForwardRef, typing.TypeVar)):
-        return True
+        return _anything
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and args[1:] != (...,):
+        each = [*map(check_of, args)]
+        return lambda v: (
+            isinstance(v, tuple) and len(v) == len(each) and all(f(x) for f, x in zip(each, v, strict=True))
+        )
+    parts = [check_of(arg) for arg in args if arg is not ...]
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, arg) for arg in args)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if len(args) == 2 and args[1] is ...:
-            return all(fits(v, args[0]) for v in value)
-        return len(value) == len(args) and all(map(fits, value, args))
-    if origin is frozenset:
-        return isinstance(value, frozenset) and all(fits(v, args[0]) for v in value)
+        return lambda v: any(f(v) for f in parts)
+    if origin in (tuple, frozenset):
+        (item,) = parts
+        return lambda v: isinstance(v, origin) and all(map(item, v))
     if origin in (dict, collections.abc.Mapping):
-        return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in value.items())
+        key, held = parts
+        return lambda v: isinstance(v, dict) and all(key(k) and held(x) for k, x in v.items())
     if origin is type:
-        return isinstance(value, type)
+        return lambda v: isinstance(v, type)
     if hint in (int, bool, str):
-        return type(value) is hint
-    return isinstance(value, origin or hint)
+        return lambda v: type(v) is hint
+    kind = origin or hint
+    return lambda v: isinstance(v, kind)
 
 
 def is_name(text: Any) -> bool:

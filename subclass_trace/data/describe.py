@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.fx as fx
@@ -317,12 +317,6 @@ class _Reader(GraphReader):
         except Unlike:
             return None
 
-    def value(self, data: Any) -> Any:
-        """As any; a part of an input's context."""
-        if type(data) is list and len(data) == 4 and data[0] == "of input":
-            return self._part(*data[1:])
-        return super().value(data)
-
     def _part(self, number: int, way: list[Any], known: Any) -> Any:
         at: Any = self._flat[number]
         if not isinstance(at, torch.Tensor):
@@ -335,6 +329,11 @@ class _Reader(GraphReader):
         if torch_api.mesh_data(found) != known:
             raise Unlike(Reason(f"input {number} is on another mesh"))
         return found
+
+    kinds: ClassVar[dict[str, Callable[..., Any]]] = {
+        **GraphReader.kinds,
+        "of input": lambda r, number, way, known: r._part(number, way, known),
+    }
 
     def backwards(self, data: Any) -> BackwardsParts:
         """The backwards."""

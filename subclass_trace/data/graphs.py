@@ -241,9 +241,13 @@ class GraphReader(PlaceReader):
             keywords = {str(k): self._argument(v, nodes) for k, v in named.items()}
             if not all(map(is_name, keywords)):
                 raise DescriptionError("no keyword of an operation", path=f"graph.{name}")
-            node = graph.create_node("call_function", self._target(target), given, keywords, name)
+            node = graph.create_node("call_function", self._target(target), name=name)
+            node.args = given  # given to create_node, they would be walked through once more
+            if keywords:
+                node.kwargs = keywords
             node.meta["val"] = self.example(example)
-        node.name = name
+        if node.name != name:
+            node.name = name
         node.meta.update({str(k): v for k, v in kept.items() if k in (*_KEPT, "stack_trace")})
         return node
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextvars
 import types
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 
@@ -243,19 +244,19 @@ class PlaceReader(Reader):
             raise DescriptionError("no such place", path="places", got=repr(number)[:40])
         return self.places[number]
 
-    def value(self, data: Any) -> Any:
-        """As any value; a place, and what stands at one."""
-        if type(data) is list and len(data) == 2 and data[0] in ("at", "place"):
-            place = self.at(data[1])
-            return place if data[0] == "place" else self.read(place)
-        if type(data) is list and data[:1] == ["class of"]:
-            cls = type(self.read(self.at(data[1])))
-            if fingerprint_of_class(cls) != data[2]:
-                raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
-            return cls
-        if type(data) is list and data[:1] == ["globals of"]:
-            return functions_in(self.read(self.at(data[1])))[data[2]].__globals__
-        return super().value(data)
+    def _class_of(self, number: Any, expected: str) -> Any:
+        cls = type(self.read(self.at(number)))
+        if fingerprint_of_class(cls) != expected:
+            raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
+        return cls
+
+    kinds: ClassVar[dict[str, Callable[..., Any]]] = {
+        **Reader.kinds,
+        "place": lambda r, number: r.at(number),
+        "at": lambda r, number: r.read(r.at(number)),
+        "class of": _class_of,
+        "globals of": lambda r, number, k: functions_in(r.read(r.at(number)))[k].__globals__,
+    }
 
     def read(self, place: Place) -> Any:
         """What stands there now."""

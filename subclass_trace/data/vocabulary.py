@@ -24,7 +24,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -145,6 +145,9 @@ class Reader:
         DescriptionError: by each method: it is broken, or names something that is not loaded.
     """
 
+    #: tag -> how it is read
+    kinds: ClassVar[dict[str, Callable[..., Any]]]
+
     def __init__(self, constants: Mapping[str, str | bytes] | None = None) -> None:
         self.constants = constants or {}
 
@@ -153,16 +156,15 @@ class Reader:
         if type(data) in _PLAIN:
             return data
         try:
-            tag, *rest = data
-            read = _READERS[tag]
-        except (TypeError, ValueError, KeyError):
+            read = self.kinds[data[0]]
+        except (TypeError, IndexError, KeyError):
             raise DescriptionError("no such kind of value", got=short(data)) from None
         try:
-            return read(self, *rest)
+            return read(self, *data[1:])
         except (DescriptionError, Unlike):
             raise
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise DescriptionError("a broken value", path=tag, got=f"{type(error).__name__}: {error}") from error
+            raise DescriptionError("a broken value", path=data[0], got=f"{type(error).__name__}: {error}") from error
 
 
 class _Codec(NamedTuple):
@@ -280,7 +282,7 @@ _BY_CLASS: dict[type, _Codec] = {
     context.Outer: _Codec("outer", lambda w, v, p: [v.name], lambda r, t: context.Outer[t]),
     **dict.fromkeys(RECORDS.values(), _Codec("record", _record, _read_record)),
 }
-_READERS: dict[str, Callable[..., Any]] = {
+Reader.kinds = {
     **{codec.tag: codec.read for codec in _BY_CLASS.values()},
     "missing": lambda r: MISSING,
     "named": lambda r, *name: find([*name]),

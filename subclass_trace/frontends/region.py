@@ -227,12 +227,13 @@ class Region:
         for source in self.__sources:
             for name, data in source.candidates():
                 try:
-                    found = from_description(data, function, call, self.__options, self.__history)
+                    with working(f"binding of {name_of(function)}") as seconds:
+                        found = from_description(data, function, call, self.__options, self.__history)
                 except Exception as error:  # guards run code of classes, and data may be anything
                     source.refused(name, error)
                     continue
                 source.bound(name)
-                return found
+                return replace(found, seconds=seconds)
         return None
 
     def __hand_over(self, refused: SubclassTraceError | None) -> HandOver:

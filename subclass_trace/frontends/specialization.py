@@ -339,7 +339,8 @@ def from_description(
     """
     roots = Call(*call, function)
     backend = options.resolve_backend()
-    parts = read(data, roots, options.of_a_trace(), fakes=backend.forward is not compile_eager)
+    with stage("description"):
+        parts = read(data, roots, options.of_a_trace(), fakes=backend.forward is not compile_eager)
     why = unlike(parts.plan, parts.ambient, parts.guards, roots)
     if why is not None:
         raise Unlike(why)

@@ -75,6 +75,13 @@ def test_a_served_process_may_never_trace(saved: Path, traces: list[int]) -> Non
     assert not traces
 
 
+def test_options_of_the_cache() -> None:
+    for value in ("graph", "yes", 1):
+        with pytest.raises(st.OptionError) as caught:
+            st.compile(Model(), cache=value)
+        assert caught.value.path == "cache"
+
+
 def test_reset_binds_again(saved: Path, traces: list[int]) -> None:
     region = st.load(saved, Model(), frontend="trace")
     for _ in range(2):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import first_call, memory, stacks, steady, subjects
+from benchmarks import first_call, memory, stacks, steady, subjects, warm_start
 from benchmarks.harness import Timings, interleaved, once, quiet
 from benchmarks.results import Figure, Goal, as_json, as_text
 from benchmarks.subjects import WrongValues, check, five_operations, ranks, transformer
@@ -163,7 +163,7 @@ def _quiet_torch() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quiet_torch")
-@pytest.mark.parametrize("benchmark", [first_call, steady, memory], ids=lambda m: m.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("benchmark", [first_call, steady, memory, warm_start], ids=lambda m: m.__name__.rpartition(".")[2])
 def test_every_stack_gives_eagers_values(benchmark: Any) -> None:
     benchmark.verify(quick=True)
 

@@ -40,6 +40,7 @@ def header_of(function: Any, options: Options, descriptions: list[dict[str, Any]
     """What a file says of itself, for `compare`. ``function``: for people."""
     libraries = sorted({name for data in descriptions for name in _libraries(data)})
     found = {name: version for name in libraries if (version := version_of(name)) is not None}
+    devices = sorted({name for data in descriptions for name in _devices(data["plan"])})
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return {
         "function": name,
@@ -47,6 +48,7 @@ def header_of(function: Any, options: Options, descriptions: list[dict[str, Any]
         "ranks": ranks(),
         "table": _table_digest(options),
         "libraries": found,
+        "devices": {name: said for name in devices if (said := device_of(name)) is not None},
     }
 
 
@@ -58,11 +60,11 @@ def compare(header: Mapping[str, Any], options: Options) -> None:
     """
     rows: tuple[tuple[str, object], ...]
     rows = (("versions", versions()), ("ranks", ranks()), ("table", _table_digest(options)))
-    libraries = header.get("libraries")
-    for name, version in libraries.items() if isinstance(libraries, dict) else ():
-        if version != version_of(str(name)):
-            what = "the file was made with another version of a library"
-            raise ArtifactError(what, path=f"libraries.{name}", expected=version, got=version_of(str(name)))
+    for field, now_of in (("libraries", version_of), ("devices", device_of)):
+        table = header.get(field)
+        for name, known in table.items() if isinstance(table, dict) else ():
+            if known != (here := now_of(str(name))):
+                raise ArtifactError(f"the file was {_MADE[field]}", path=f"{field}.{name}", expected=known, got=here)
     for name, now in rows:
         if header.get(name) != now:
             raise ArtifactError(f"the file was {_MADE[name]}", path=name, expected=header.get(name), got=now)
@@ -70,6 +72,8 @@ def compare(header: Mapping[str, Any], options: Options) -> None:
 
 _MADE = {
     "versions": "made by other versions of torch, Python or this package",
+    "libraries": "made with another version of a library",
+    "devices": "made for another device",
     "ranks": "made by another rank, or by a group of another size",
     "table": "made with another table of decompositions",
 }
@@ -87,6 +91,28 @@ def version_of(library: str) -> str | None:
     """Of a library that is loaded."""
     found = getattr(sys.modules.get(library), "__version__", None)
     return None if found is None else str(found)
+
+
+def device_of(name: str) -> str | None:
+    """What a GPU is, whose kind decides which kernels a trace has met; None: there is none, or it is none."""
+    if not name.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    try:
+        known = torch.cuda.get_device_properties(name)
+    except (AssertionError, RuntimeError, ValueError):  # fewer of them
+        return None
+    return f"{known.name} {known.major}.{known.minor}"
+
+
+def _devices(plan: Any) -> Iterator[str]:
+    """The devices that a plan names."""
+    waiting = [plan]
+    while waiting:
+        at = waiting.pop()
+        if isinstance(at, list):
+            if len(at) == 2 and at[0] == "device" and isinstance(at[1], str):
+                yield at[1]
+            waiting += at
 
 
 def _libraries(data: Any) -> Iterator[str]:

@@ -106,11 +106,12 @@ class Artifact(Source):
             if (why := identity.unseen(options)) is not None:
                 raise ArtifactError("the file cannot serve", path="options", expected="what can be compared", got=why)
             identity.compare(header, options)
-            self._compare(function, options)
         except ArtifactError as error:
             if strict:
                 raise
             self._held, self._refused = [], {0: str(error)}
+        if strict:
+            self._compare(function, options)
 
     def _compare(self, function: Any, options: Options) -> None:
         """One of them serves the function as it is now, for all that can be told without a call: others may do so later,
@@ -173,4 +174,4 @@ def _differs(path: str, error: SubclassTraceError | None) -> ArtifactError:
     return ArtifactError(f"{what}: {error.what}", path=error.path, expected=error.expected, got=error.got, fix=_FIX)
 
 
-_FIX = "save it again, or load it with strict=False, which traces what differs"
+_FIX = "load it for what was saved, in the state that it had then; save it again; or strict=False, which traces what differs"

@@ -148,6 +148,7 @@ def test_a_patched_method_is_seen(saved: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 HEADERS = [("versions", ["1.0", "", "3.0", "1"]), ("ranks", [0, 8]), ("libraries", {"numpy": "0.1"}), ("table", "x")]
+HEADERS += [("devices", {"cuda:99": "some GPU 8.0"})]
 
 
 @pytest.mark.parametrize("field, value", HEADERS)

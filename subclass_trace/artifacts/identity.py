@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .. import passes
 from ..data.describe import versions
 from ..data.objects import fingerprint, fingerprint_of_class
 from ..errors import ArtifactError
@@ -149,6 +150,11 @@ def unseen(options: Options, data: Any = None) -> str | None:
             return f"decompositions[{op}]: the code of a decomposition is not compared"
     if not isinstance(options.partitioner, (str, MinCut, type(None))):
         return "partitioner: the code of a partitioner is not compared"
+    for choice in options.passes:
+        code = getattr(run := passes.resolve(choice), "__code__", None)
+        told = isinstance(choice, str) or not getattr(run, "__closure__", None)
+        if code is None or is_user_code(code) or not told:
+            return f"passes: the code of {passes.name_of(run)}, or what it was made with, is not compared"
     for name in {*_namespaces(data)} - _OF_TORCH if data is not None else ():
         if version_of(name) is None:
             return f"torch.ops.{name}: the code of an operation of one's own is not compared"

@@ -203,8 +203,17 @@ def test_what_cannot_be_compared_is_not_kept(tmp_path: Path) -> None:
     def with_decomposition(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x)
 
-    options: dict[Any, Any] = {with_decomposition: {"decompositions": {torch.ops.aten.gelu: lambda x, **_: x.tanh()}}}
-    for function in (with_operation, with_kernel, with_generator, with_decomposition):
+    def with_pass(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum()
+
+    def idle(graph: Any) -> None:
+        pass
+
+    options: dict[Any, Any] = {
+        with_pass: {"passes": [idle]},
+        with_decomposition: {"decompositions": {torch.ops.aten.gelu: lambda x, **_: x.tanh()}},
+    }
+    for function in (with_operation, with_kernel, with_generator, with_decomposition, with_pass):
         made = st.compile(function, frontend="trace", cache=True, **options.get(function, {}))
         made(x)
         assert "kept" in made.explain(), made.explain()

@@ -3,6 +3,9 @@
 A place is written once, as (place before, kind of step, key), and named by its number. A key or a known thing that has no name
 is written as "what stands at that place", so that a Parameter that is a key of an optimizer's state is found again.
 
+The id of a hook is a key in the tables of its module, and another number in each process: it is written as the n-th key of such
+a table.
+
 A row that tells an identity names the thing, or says what stood there: its class, and the code of the functions that it is made
 of. What stands there when the description is bound is that thing from then on: with what else it was compared, and what was
 looked up by it, is said by rows of their own.
@@ -23,7 +26,7 @@ from ..errors import DescriptionError, Reason, Unlike
 from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, ROOTS, STEPS, Call, Place
 from ..state.recorder import names_of
-from ..state.rows import KINDS, Row, code_of, members
+from ..state.rows import HOOKS, KINDS, Row, code_of, members
 from ..state.values import ATOMS, MISSING, is_atom
 from .checks import is_name
 from .objects import fingerprint, fingerprint_of_class, functions_in, name_of
@@ -60,6 +63,7 @@ class PlaceWriter(Writer):
         self.call = call
         self.places: list[Any] = []
         self._numbers: dict[Place, int] = {}
+        self._hooks: dict[int, tuple[Place, int]] = {}
         self._found: dict[int, tuple[Any, Place]] | None = None
 
     # ------------------------------------------------------------------------------------------ places
@@ -75,7 +79,7 @@ class PlaceWriter(Writer):
         elif place.kind == "call" and before is not None and not self._is_told(place):
             key = self.gap(str(place), "what code of C tells when it is called")
         else:
-            key = self.key(key, str(place))
+            key = self._hook(place, key) or self.key(key, str(place))
         self._numbers[place] = number = len(self.places)
         self.places.append([before, place.kind, key, *([] if place.name is None else [place.name])])
         return number
@@ -86,6 +90,14 @@ class PlaceWriter(Writer):
             return may_be_called(place.parent.read(self.call))
         except GONE:
             return False
+
+    def _hook(self, place: Place, key: Any) -> Any:
+        """The id of a hook that stands in a table of hooks."""
+        table = None if place.parent is None else place.parent.key
+        if place.kind != "item" or type(key) is not int or type(table) is not str or not table.startswith(HOOKS):
+            return None
+        found = self._hooks.get(key)
+        return None if found is None else ["hook", self.place(found[0]), found[1]]
 
     def key(self, key: Any, path: str) -> Any:
         """What a step is told: a name, a number, or a thing."""
@@ -138,6 +150,9 @@ class PlaceWriter(Writer):
     # ------------------------------------------------------------------------------------------ rows
     def guards(self, guards: StateGuards) -> Any:
         """The guards of a specialization, or of a backward."""
+        for row in guards.rows:
+            if row.kind == "keys" and row.place.kind == "attr" and row.place.key in HOOKS:
+                self._hooks.update((key, (row.place, k)) for k, key in enumerate(row.known) if type(key) is int)
         fixed = (p for row in guards.rows for p in (row.place, *others_of(row)) if not p.late)
         self._waiting, self._found = (*self._waiting, *guards.tensors, *fixed), None
         rows = [self.row(row) for row in guards.rows]
@@ -167,7 +182,7 @@ class PlaceWriter(Writer):
         elif row.kind == "set":
             data = self.members(row, path)
         elif row.kind == "keys":
-            data = [self.key(key, path) for key in known]
+            data = [self._hook(row.place.step("item", key), key) or self.key(key, path) for key in known]
         else:
             self._by_value = True  # what stands there would be equal to itself
             data = self.value(known, path)
@@ -250,8 +265,16 @@ class PlaceReader(Reader):
             raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
         return cls
 
+    def _hook_of(self, number: Any, k: int) -> Any:
+        place = self.at(number)
+        try:
+            return [*self.read(place)][k]
+        except (IndexError, TypeError):
+            raise Unlike(Reason(f"{place} has fewer hooks")) from None
+
     kinds: ClassVar[dict[str, Callable[..., Any]]] = {
         **Reader.kinds,
+        "hook": _hook_of,
         "place": lambda r, number: r.at(number),
         "at": lambda r, number: r.read(r.at(number)),
         "class of": _class_of,

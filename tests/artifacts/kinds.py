@@ -83,7 +83,6 @@ RANKED = {"sharded": KINDS["sharded"]}
 
 def made(name: str) -> tuple[Any, tuple[Any, ...]]:
     torch.manual_seed(0)
-    torch.utils.hooks.RemovableHandle.next_id = 0  # as in a process of its own: the ids of hooks are keys
     return KINDS[name]()
 
 

@@ -102,6 +102,38 @@ def test_another_module_is_told_apart(change: Callable[[Pair], None]) -> None:
         st.compile(other, frontend="trace").bind(data, x)
 
 
+@pytest.mark.parametrize("hooks", [0, 1, 2, 3])
+def test_hooks_of_other_ids(hooks: int) -> None:
+    """They are keys that differ in each process; how many there are, what they do and what they are given is compared."""
+
+    def doubled(_: Any, args: Any) -> Any:
+        return tuple(a * 2 for a in args)
+
+    def with_names(_: Any, args: Any, names: Any) -> Any:
+        return tuple(a + 1 for a in args), names
+
+    def made(count: int) -> Pair:
+        module = Pair()
+        module.load_state_dict(weights)
+        if count > 0:
+            module.a.register_forward_pre_hook(doubled)
+        if count > 1:
+            module.a.register_forward_pre_hook(with_names, with_kwargs=True)
+        if count > 2:
+            module.a.register_forward_hook(lambda _, args, out: out * 3)
+        return module
+
+    x, weights = torch.ones(2, 3), Pair().state_dict()
+    data, later = described(made(2), x), made(hooks)
+    region = st.compile(later, frontend="trace")
+    if hooks == 2:
+        region.bind(data, x)
+    else:
+        with pytest.raises(Unlike):
+            region.bind(data, x)
+    assert torch.equal(region(x), later(x))
+
+
 def test_two_that_were_one_are_told_apart() -> None:
     module, x = Pair(), torch.ones(2, 3)
     tied(module)

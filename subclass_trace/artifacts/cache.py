@@ -49,14 +49,13 @@ def opened(path: str) -> Directory | None:
         return None
 
 
-@functools.cache
-def _warned(path: str) -> list[str]:
-    return []
+#: directories of which a warning told
+_warned: set[str] = set()
 
 
 def _warn(path: str, error: Exception) -> None:
-    if not _warned(path):
-        _warned(path).append(str(error))
+    if path not in _warned:
+        _warned.add(path)
         warn_user(f"the cache in {path} cannot be used, and regions are traced as without it: {error}")
 
 

@@ -88,6 +88,8 @@ def load(path: str | os.PathLike[str], function: Any, *, strict: bool = True, **
         OptionError: as `compile`.
     """
     made = make_options(options)
+    if made.disable:
+        return function
     if isinstance(function, ModuleRegion):
         function = module_of(function)
     elif isinstance(function, Region):

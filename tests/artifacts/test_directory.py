@@ -46,10 +46,10 @@ def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     """No test knows of another one's directory."""
     monkeypatch.setenv("SUBCLASS_TRACE_CACHE_DIR", str(tmp_path / "cache"))
     cache.opened.cache_clear()
-    cache._warned.cache_clear()
+    cache._warned.clear()
     yield
     cache.opened.cache_clear()
-    cache._warned.cache_clear()
+    cache._warned.clear()
 
 
 def test_writers_that_are_killed_tear_nothing(tmp_path: Path) -> None:

@@ -325,3 +325,38 @@ def test_inductor_compiles_what_was_saved(tmp_path: Path, traces: list[int]) -> 
     with pytest.raises(st.ArtifactError) as caught:
         st.load(tmp_path / "m.st", model)
     assert caught.value.path in ("options", "table")
+
+
+def many(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(nn.functional.gelu(x).cos()) + nn.functional.dropout(x, 0.0) + torch.ones(3)
+
+
+def hundredfold(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return x * 100
+
+
+PATCHES = [(torch, "relu"), (nn.functional, "gelu"), (torch.Tensor, "cos"), (nn.functional, "dropout")]
+
+
+@pytest.mark.parametrize("owner, name", PATCHES, ids=lambda p: str(getattr(p, "__name__", p)))
+def test_a_patched_function_of_torchs(
+    owner: Any, name: str, tmp_path: Path, traces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(3)
+    kept(many, tmp_path / "m.st", x)
+    monkeypatch.setattr(owner, name, hundredfold)
+    with pytest.raises(st.ArtifactError):
+        st.load(tmp_path / "m.st", many)
+    assert st.load(tmp_path / "m.st", many, strict=False, frontend="trace")(x).equal(many(x))
+
+
+def test_a_flag_of_torchs_that_was_set(tmp_path: Path, traces: list[int]) -> None:
+    kept(many, tmp_path / "m.st", torch.ones(3))
+    region, before = st.load(tmp_path / "m.st", many, frontend="trace"), torch.get_default_dtype()
+    traces.clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        x = torch.ones(3, dtype=torch.float32)
+        assert region(x).dtype == many(x).dtype == torch.float64 and traces
+    finally:
+        torch.set_default_dtype(before)

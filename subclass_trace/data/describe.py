@@ -22,8 +22,9 @@ from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.specialize import Graphs
 from ..state.guards import StateGuards, others_of
-from ..state.place import GONE, Call, Place
+from ..state.place import GONE, Call, Place, above
 from ..state.rows import Row
+from ..state.values import MISSING
 from ..subclass.context import parts_of
 from ..subclass.flatten import flatten
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
@@ -372,7 +373,7 @@ class _Apart(_Reader):
         Raises:
             _OfACall: the call is not there.
         """
-        if place.moves:
+        if place.moves or self._comes_later(place):
             raise _OfACall
         return super().read(place)
 
@@ -394,17 +395,27 @@ class _Apart(_Reader):
             with contextlib.suppress(_OfACall):
                 read = self.row(*row)
                 places = (read.place, *others_of(read))
-                if not any(place.moves or place.late for place in places):
+                if not any(place.moves or place.late or self._comes_later(place) for place in places):
                     self._compare_row(read)
         flat = [*map(self.at, data["guards"]["flat"])]
-        self._flat = [None if place.moves else self._read_or_none(place) for place in flat]
+        self._flat = [None if place.moves or self._comes_later(place) else self._read_or_none(place) for place in flat]
         with contextlib.suppress(_OfACall):  # parts of a plan may be those of arguments
             plan = self.value(data["plan"])
             for row in plan.inputs.rows:
-                if (place := flat[row.position]).moves or row.of_gradient:
+                if (place := flat[row.position]).moves or row.of_gradient or self._comes_later(place):
                     continue
                 if (why := other_input(row, self.read(place))) is not None:
                     raise Unlike(why)
+
+    def _comes_later(self, place: Place) -> bool:
+        """Is it the state of an optimizer, which a first step makes?"""
+        for at in above(place):
+            if at.kind == "item" and isinstance(at.key, torch.Tensor):
+                try:
+                    return at.read(self.call) is MISSING
+                except GONE:
+                    return True
+        return False
 
     def _compare_row(self, row: Row) -> None:
         try:

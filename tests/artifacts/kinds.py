@@ -27,9 +27,12 @@ from subclass_trace.zoo import TwoTensor, convert_linears
 STEPS = 3
 
 
-def fp8_step() -> Any:
+def fp8_step(fresh: bool) -> Any:
     model = convert_linears(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).bfloat16())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for p in () if fresh else model.parameters():  # as after a checkpoint: its state is there
+        p.grad = torch.ones_like(p)
+    optimizer.step()
 
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = F.mse_loss(model(x).float(), x.float())
@@ -72,7 +75,8 @@ def sharded() -> Any:
 
 KINDS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     **regions.REGIONS,
-    "fp8 step": lambda: (fp8_step(), (torch.randn(16, 32).bfloat16(),)),
+    "fp8 step": lambda: (fp8_step(fresh=False), (torch.randn(16, 32).bfloat16(),)),
+    "fresh optimizer": lambda: (fp8_step(fresh=True), (torch.randn(16, 32).bfloat16(),)),
     "autocast": lambda: (half, (torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True))),
     "tied": lambda: (Head(), (torch.tensor([1, 2, 3]),)),
     "wrapped argument": lambda: (lambda x: (x * 2).sin(), (TwoTensor(torch.ones(3), torch.zeros(3)).requires_grad_(),)),

@@ -163,7 +163,9 @@ def _quiet_torch() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quiet_torch")
-@pytest.mark.parametrize("benchmark", [first_call, steady, memory, warm_start], ids=lambda m: m.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "benchmark", [first_call, steady, memory, warm_start], ids=lambda m: m.__name__.rpartition(".")[2]
+)
 def test_every_stack_gives_eagers_values(benchmark: Any) -> None:
     benchmark.verify(quick=True)
 

@@ -25,20 +25,20 @@ import functools
 import importlib
 import importlib.metadata
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch.fx as fx
 
 from ..errors import OptionError, PassError
 from ..torch_api import text_of, warn_user
 from .checks import Before, check
-from .graph import JointGraph
+from .graph import JointGraph, Pass
 
 __all__ = ["JointGraph", "Pass", "PassRecord", "bucket_collectives", "memory_policy", "register", "registered"]
 
-Pass: TypeAlias = Callable[[JointGraph], None]
+
 _GROUP = "subclass_trace.passes"
 _own: dict[str, Pass] = {}
 _LAZY = {"bucket_collectives": ".collectives", "memory_policy": ".memory"}

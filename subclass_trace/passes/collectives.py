@@ -10,8 +10,7 @@ import torch.fx as fx
 from .. import torch_api
 from ..capture.graphs import placeholders
 from ..errors import OptionError
-from . import Pass
-from .graph import JointGraph
+from .graph import JointGraph, Pass
 
 
 def bucket_collectives(megabytes: float = 100.0) -> Pass:

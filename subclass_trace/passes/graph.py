@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 import torch.fx as fx
@@ -78,6 +78,10 @@ class JointGraph:
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
         if (name := old.meta.pop("trace_name", None)) is not None:
             new.meta["trace_name"] = name
+
+
+#: what changes a graph in place
+Pass: TypeAlias = Callable[[JointGraph], None]
 
 
 def module_paths(node: fx.Node) -> list[str]:

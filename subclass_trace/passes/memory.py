@@ -15,8 +15,7 @@ from .. import torch_api
 from ..capture.graphs import LATE
 from ..errors import OptionError, PassError
 from ..torch_api import text_of
-from . import Pass
-from .graph import JointGraph
+from .graph import JointGraph, Pass
 
 aten = torch.ops.aten
 _POLICIES = {

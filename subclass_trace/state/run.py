@@ -35,6 +35,7 @@ from .kinds import CONTAINERS, set_by_class
 from .place import GONE, Call, Place
 from .rows import Row
 from .side_effects import Recipes, printed, side_effects
+from .unread import unread_arguments
 from .values import ATOMS, MISSING, is_a, is_atom
 from .writes import Written
 
@@ -157,8 +158,16 @@ class StateRun(_Run):
             self.at(root, self.function)
             if owner is not None and (at := self.place_of(owner)) is not None:
                 at.name = "self"
-        args = tuple(self.at(Place(None, "arg", k), v) for k, v in enumerate(call.args))
-        return args, {k: self.at(Place(None, "arg", k), v) for k, v in call.kwargs.items()}
+        unread = (
+            unread_arguments(self.function, len(call.args), call.kwargs) if self.follows else ()
+        )
+
+        def given(key: Any, value: Any) -> Any:
+            free = key in unread and is_atom(value)
+            return value if free else self.at(Place(None, "arg", key), value)
+
+        args = tuple(given(k, v) for k, v in enumerate(call.args))
+        return args, {k: given(k, v) for k, v in call.kwargs.items()}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipes:
         """Run the function, and read off what it gave.

@@ -171,3 +171,66 @@ def test_what_a_later_backward_reads() -> None:
             seen.append(torch.autograd.grad(g.sum(), x)[0])
         assert torch.equal(*seen)
         thing.next(k)
+
+
+def _named(x: torch.Tensor, name: str = "") -> torch.Tensor:
+    return x * 2
+
+
+def _rest(x: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+    return x * 2
+
+
+def _stored(x: torch.Tensor, step: int) -> torch.Tensor:
+    step = 3
+    return x * 2
+
+
+def _in_a_cell(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return (lambda: x * scale)()
+
+
+def _by_locals(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return x * locals()["scale"]
+
+
+class _Module(torch.nn.Module):
+    def forward(self, x: torch.Tensor, epoch: int = 0, scale: float = 1.0) -> torch.Tensor:
+        return x * scale
+
+
+@pytest.mark.parametrize(
+    ("function", "calls"),
+    [
+        (_named, [((), {"name": f"sample {k}"}) for k in range(12)]),
+        (_named, [((f"sample {k}",), {}) for k in range(12)]),
+        (_rest, [((k, str(k)), {"key": k}) for k in range(12)]),
+        (_stored, [((k,), {}) for k in range(12)]),
+        (_Module(), [((), {"epoch": k}) for k in range(12)]),
+        (_Module().forward, [((k,), {}) for k in range(12)]),
+    ],
+)
+def test_arguments_that_no_code_loads(function: Any, calls: list[tuple[Any, Any]]) -> None:
+    region = st.compile(function)
+    for args, kwargs in calls:
+        assert torch.equal(region(torch.ones(2), *args, **kwargs), function(torch.ones(2), *args, **kwargs))
+    assert len(region.specializations) == 1
+
+
+@pytest.mark.parametrize("function", [_in_a_cell, _by_locals, _Module()])
+def test_arguments_that_code_loads_in_another_way(function: Any) -> None:
+    region = st.compile(function)
+    key = "scale"
+    for scale in (2.0, 3.0, 5.0):
+        expected = function(torch.ones(2), **{key: scale})
+        assert torch.equal(region(torch.ones(2), **{key: scale}), expected)
+
+
+def test_hooks_see_all_arguments() -> None:
+    module = _Module()
+    seen: list[int] = []
+    module.register_forward_hook(lambda m, args, kwargs, out: out * kwargs["epoch"], with_kwargs=True)
+    region = st.compile(module)
+    for epoch in (2, 3):
+        assert torch.equal(region(torch.ones(2), epoch=epoch), module(torch.ones(2), epoch=epoch))
+    assert seen == []

@@ -9,6 +9,7 @@
     subclass-trace new MyTensor --use weight                     a class and its test
     subclass-trace cache list                                    what st.compile(cache=True) keeps; also verify, clear
     subclass-trace cache pack FILE                               all of it in one file, for `cache unpack` elsewhere
+    subclass-trace export pkg.mod:make --out model.pt2           what make() gives, (module, args[, kwargs]), as a program
 
 Exit codes: 0 all rules hold, 1 some do not (of a cache: something is damaged), 2 the command could not run (no such class,
 no way to build it, a fault of the kit).
@@ -92,7 +93,62 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("file", nargs="?", help="for pack and unpack: a path, or an address that fsspec opens")
     c.add_argument("--directory", help="another one than SUBCLASS_TRACE_CACHE_DIR says")
     c.set_defaults(run=_cache)
+    c = commands.add_parser("export", help="a module over wrappers as a torch.export program over dense tensors")
+    c.add_argument("target", help="package.module:function that gives (module, args) or (module, args, kwargs)")
+    c.add_argument("--out", type=Path, required=True, metavar="FILE", help="where: model.pt2, model.onnx")
+    c.add_argument("--aoti", action="store_true", help="compiled by AOTInductor")
+    c.add_argument("--onnx", action="store_true", help="as ONNX")
+    c.add_argument("--joint", action="store_true", help="with gradients")
+    c.add_argument("--json", action="store_true", help="print what it takes and gives as JSON")
+    c.set_defaults(run=_export)
     return parser
+
+
+def _export(options: argparse.Namespace) -> int:
+    import torch
+
+    from .exporting import export
+    from .stages import working
+
+    made = _named(options.target)()
+    if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], tuple)):
+        raise OptionError(
+            "the function gives something else",
+            path=options.target,
+            expected="(module, args) or (module, args, kwargs), args a tuple",
+            got=type(made).__name__,
+        )
+    with working(f"export of {options.target}"), torch.no_grad() if not options.joint else torch.enable_grad():
+        exported = export(*made, joint=options.joint)
+    with working(f"writing {options.out}"):
+        if options.aoti:
+            torch._inductor.aoti_compile_and_package(exported.program, package_path=str(options.out))
+        elif options.onnx:
+            torch.onnx.export(exported.program, dynamo=True).save(options.out)  # type: ignore[union-attr]
+        else:
+            torch.export.save(exported.program, options.out)
+    names = [name for a in exported.arguments for name in a.names]
+    state = list(exported.state.tensors)
+    if options.json:
+        print(json.dumps({"file": str(options.out), "inputs": names, "state": state, "gradients": exported.gradients}))
+    else:
+        print(f"{options.out}: takes {', '.join(names)}; {len(state)} dense tensors of state")
+    return OK
+
+
+def _named(target: str) -> Any:
+    """What ``package.module:name`` names.
+
+    Raises:
+        OptionError: nothing.
+    """
+    module, _, name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(
+            f"there is no {target}", path=target, got=str(error), fix="say package.module:function"
+        ) from error
 
 
 def _check(options: argparse.Namespace) -> int:

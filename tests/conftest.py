@@ -5,6 +5,7 @@ Profiles (``HYPOTHESIS_PROFILE=...``): dev (default), ci (the same examples in e
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-from subclass_trace import verify
+from subclass_trace import policy, verify
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 
@@ -53,7 +54,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def own_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small regions of dense tensors have backwards of ours, as large ones have."""
-    monkeypatch.setattr("subclass_trace.runtime.by_autograd.FEW", 0)
+    monkeypatch.setattr(policy, "POLICY", dataclasses.replace(policy.POLICY, few=0))
 
 
 @pytest.fixture(autouse=True)

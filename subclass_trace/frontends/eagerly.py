@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
+from .. import policy, torch_api
 from ..errors import NeedsEager, NotYet
 from ..report.events import ran_eagerly
-
-#: so many calls of a region may run eagerly because a later one has the better trace
-_WAITS = 8
 
 
 class EagerCalls:
@@ -35,7 +32,7 @@ class EagerCalls:
     @property
     def may_wait(self) -> bool:
         """May another call run eagerly, because it makes what later ones find? (Else each makes something new.)"""
-        return self._waited < _WAITS
+        return self._waited < policy.POLICY.waits
 
     def run(self, reason: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Count the call, and make it."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .. import policy
 from ..errors import LimitError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import handed_over, ran_eagerly
@@ -29,19 +30,8 @@ from ..torch_api.dynamo import (
 )
 from ..torch_api.dynamo_methods import TracedMethods
 
-#: so many calls in which no graph of Dynamo's was worth its guards: there is none, as of ``nn.LSTM``, or code that Dynamo
-#: breaks into pieces; after so many more it is asked again, since other calls may have larger ones
-_IDLE, _AGAIN = 3, 64
-#: so many calls in a row with such a graph: Dynamo's limit of recompilations is not what decides
-_SURE = 16
-#: for so many calls of torch's functions, on average, graphs of the eager back end cost less than they spare
-_WORTH = 16
 #: how many have run, and such calls in them
 graphs_run = [0, 0]
-#: so many calls in a row in which Dynamo tried frames in vain: it keeps nothing of that, and will try in each call
-_IN_VAIN = 5
-#: after so many calls with a graph, so many run eagerly, so that `HandOver.explain` knows both times
-_WARM, _TIMED = 4, 2
 
 
 class HandOverWarning(UserWarning):
@@ -76,7 +66,9 @@ class Retraces:
         self._breaks = breaks
         if self._in_vain > 1 and any(TRACES_AUTOGRAD in text for text in reasons):
             self.traces_autograd = True
-        if self._in_vain >= _IN_VAIN or self.compiled >= recompile_limit():  # no frame is compiled more often
+        if (
+            self._in_vain >= policy.POLICY.in_vain or self.compiled >= recompile_limit()
+        ):  # no frame is compiled more often
             self.why = reasons[-1].splitlines()[0] if reasons else "code that is new in each call"
 
 
@@ -102,10 +94,10 @@ class HandOver:
         self._served: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
         self._methods, self._retraces = TracedMethods(), Retraces()
         self._function, self._row = function, 0
-        self._worth = _WORTH if options.backend == "eager" and why is not None else 0
+        self._worth = policy.POLICY.worth if options.backend == "eager" and why is not None else 0
         # Eager mode may need more memory than there is.
         scarce = options.activation_memory_budget is not None or torch.accelerator.is_available()
-        self._timed = 0 if scarce or why is None else _TIMED
+        self._timed = 0 if scarce or why is None else policy.POLICY.timed
         self._seconds = [float("inf"), float("inf")]  # the fastest call by Dynamo's graphs, and the fastest eager one
         self.call: Callable[..., Any] = self._first
         if why is not None:
@@ -120,7 +112,7 @@ class HandOver:
         """
         graphs, calls = graphs_run
         keep = saved_tensor_hooks_active()  # a checkpoint that runs this again shall meet the same one
-        eagerly = self._row >= _WARM and self._timed > 0 and self._retraces.compiled == 0 and not keep
+        eagerly = self._row >= policy.POLICY.warm and self._timed > 0 and self._retraces.compiled == 0 and not keep
         self._timed -= eagerly
         start = perf_counter()
         try:
@@ -133,9 +125,9 @@ class HandOver:
         graphs, calls = graphs_run[0] - graphs, graphs_run[1] - calls
         worth = eagerly or (graphs and calls >= self._worth * graphs)
         self._row = max(self._row, 0) + 1 if worth else min(self._row, 0) - 1
-        idle = self._row <= -_IDLE and self.why is not None
+        idle = self._row <= -policy.POLICY.idle and self.why is not None
         if self._retraces.why is None and not keep:
-            self.call = self._compiled if self._row >= _SURE else self._eagerly if idle else self._first
+            self.call = self._compiled if self._row >= policy.POLICY.sure else self._eagerly if idle else self._first
         return result
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +152,7 @@ class HandOver:
     def _eagerly(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call where Dynamo has compiled nothing, or little."""
         self._row -= 1
-        if self._row % _AGAIN == 0:
+        if self._row % policy.POLICY.again == 0:
             return self._first(*args, **kwargs)
         return self._function(*args, **kwargs)
 

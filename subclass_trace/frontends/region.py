@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from .. import torch_api
+from .. import policy, torch_api
 from ..artifacts import saved
 from ..artifacts.cache import Cache
 from ..artifacts.source import Source
@@ -37,9 +37,6 @@ from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
 from .specialization import Specialization, compile_call, from_description, of_another, remember
-
-#: so many misses in a row at which no earlier value returns hand a region over, and twice as many of any kind
-_MISSES = 8
 
 
 class Region:
@@ -112,7 +109,7 @@ class Region:
             self.__hand_over(None)
         if self.__dynamo is not None:
             self.__row += self.__row[-1:] or [Reason("", "")]
-            if len(self.__row) > 4 * _MISSES:  # no specialization is asked any more
+            if len(self.__row) > 4 * policy.POLICY.misses:  # no specialization is asked any more
                 self.__fast = ()
             return self.__dynamo.call(*args, **kwargs)
         reason = self.__eagerly.reason(args, kwargs) or eager_reason()
@@ -310,7 +307,7 @@ class Region:
         limit = self.__options.max_specializations
         row = self.__row = [*self.__row, *misses[-1:]] if misses else []
         over = len(self.__entries) >= limit
-        new = len(row) >= (_MISSES if len(set(row)) == len(row) else 2 * _MISSES)
+        new = len(row) >= (policy.POLICY.misses if len(set(row)) == len(row) else 2 * policy.POLICY.misses)
         if over or (self.__options.frontend == "auto" and new):
             raise LimitError(
                 f"the region has {len(self.__entries)} specializations already; each call seems to need another",
@@ -325,11 +322,15 @@ class Region:
         """The specializations made so far, oldest first."""
         return list(self.__entries)
 
-    def explain(self) -> str:
-        """Which front end serves, why each specialization exists, seconds per stage, and which calls ran eagerly and why."""
+    def explain(self, *, thresholds: bool = False) -> str:
+        """Which front end serves, why each specialization exists, seconds per stage, and which calls ran eagerly and why.
+
+        Args:
+            thresholds: the numbers that decide who serves a call, too (`policy.Policy` says what each means).
+        """
         from ..report.text import explain
 
-        text = explain(self.__entries, self.__eagerly.counts)
+        text = explain(self.__entries, self.__eagerly.counts) + f"\n\n{policy.POLICY}" * thresholds
         for k, entry in enumerate(self.__entries):
             if gaps := entry.not_portable:
                 text += f"\n\n[{k}] is not portable: {'; '.join(gaps)}"

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api, verify
+from .. import policy, torch_api, verify
 from ..backends.eager import compile_eager
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
@@ -386,8 +386,6 @@ def _traced_again(
 
 #: class of a module -> id of a program -> a specialization that has it, of a region of such a module or of a method of one
 _made: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[int, Specialization]] = weakref.WeakKeyDictionary()
-#: so many of them are tried, the latest first
-_TRIED = 8
 
 
 def _of_class(module: Any) -> weakref.WeakValueDictionary[int, Specialization]:
@@ -406,7 +404,7 @@ def of_another(function: Any, call: Arguments, options: Options, history: SizeHi
     Where two of them have other numbers alone (a layer's index), those are symbols in the trace of this one.
     """
     module, numbers = getattr(function, "__self__", function), list[set[str]]()
-    for entry in reversed([*_of_class(module).values()][-_TRIED:]):
+    for entry in reversed([*_of_class(module).values()][-policy.POLICY.equal_modules :]):
         if vars(entry.options) != vars(options):
             continue
         guards, backwards, roots = entry.state.of_function(function), entry.program.backwards, Call(*call, function)

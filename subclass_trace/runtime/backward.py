@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api, verify
+from .. import policy, torch_api, verify
 from ..capture.graphs import extract, needed, output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
@@ -170,10 +170,6 @@ class CompiledBackward:
         return found
 
 
-#: so many backwards that differ by Python state alone
-_OF_STATE = 8
-
-
 class Backwards:
     """The compiled backwards of a region (or of a backward of it), and the tape to trace more from.
 
@@ -248,7 +244,7 @@ class Backwards:
 
     def _check_count(self) -> None:
         """Python state that each backward finds changed: the region runs eagerly from now on."""
-        if sum(b.when.state is not None for b in self.compiled) > _OF_STATE:
+        if sum(b.when.state is not None for b in self.compiled) > policy.POLICY.of_state:
             for found in self.narrow:
                 if (narrow := found()) is not None:
                     narrow(self.origin, "each of its backwards reads another value of Python state")

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.fx as fx
 
-from .. import torch_api
+from .. import policy, torch_api
 from ..backends.eager import graph_code
 from ..capture.capture import Captured
 from ..capture.graphs import primal_number
@@ -28,10 +28,6 @@ from .planning import detached_values
 
 Tensor = torch.Tensor
 Program: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-#: so many bytes are sooner kept than computed again by a back end that calls one operation after the other
-SMALL = 1 << 16
-#: of more operations, our backward is quicker than autograd's
-FEW = 24
 
 
 def left_to_autograd(captured: Captured) -> tuple[Captured, Half, Program] | None:
@@ -67,12 +63,12 @@ def _for_autograd(captured: Captured) -> Captured | None:
     if any(isinstance(o, ValueOutput) and (o.protected or o.parameter) for o in results.outputs):
         return None
     nodes = [n for n in recorder.graph.nodes if n.op != "placeholder"]
-    return replace(captured, tape=None) if len(nodes) <= FEW and all(map(_is_plain, nodes)) else None
+    return replace(captured, tape=None) if len(nodes) <= policy.POLICY.few and all(map(_is_plain, nodes)) else None
 
 
 def _is_plain(node: fx.Node) -> bool:
     operation = isinstance(node.target, torch_api.OpOverload) or node.target is operator.getitem
-    return operation and "recompute" not in node.meta and nbytes(node.meta.get("val")) <= SMALL
+    return operation and "recompute" not in node.meta and nbytes(node.meta.get("val")) <= policy.POLICY.small
 
 
 def leaves_same_history(captured: Captured, half: Half, call: Program) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
+from .. import policy, torch_api
 from ..plan import Plan
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import SizeExpr, leaf_count, sizes_in, spec_leaves
@@ -38,8 +38,6 @@ from .source import Source
 from .state_code import tried
 
 Tensor = torch.Tensor
-#: of so many kinds of tangents a specialization has straight-line backwards
-_PATHS = 4
 
 
 def needs_call(plan: Plan) -> bool:
@@ -158,7 +156,7 @@ class FunctionEmitter:
         named = {row.name: values.pop() if row.is_tensor else n for row, n in zip(rows, numbers, strict=True)}
         tangents = [grads[k] for k in self.plan.gradients.differentiable]
         result, entry = run_backward(self.backwards, ctx, named, tangents)
-        if entry is not None and entry not in self._known and len(self.paths) < _PATHS:
+        if entry is not None and entry not in self._known and len(self.paths) < policy.POLICY.paths:
             odd = any(
                 t is not None and (torch_api.is_batched(t) or any(map(torch_api.is_lazy, leaves_of(t))))
                 for t in tangents

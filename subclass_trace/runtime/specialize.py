@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
-from .. import torch_api, verify
+from .. import policy, torch_api, verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
 from ..capture.capture import Captured
@@ -24,7 +24,7 @@ from ..plan.descriptors import Input
 from ..stages import stage
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
 from .backward import Backwards, Circumstances, CompiledBackward, OnFirstUse, check_of
-from .by_autograd import SMALL, left_to_autograd
+from .by_autograd import left_to_autograd
 from .planning import make_plan, number_symbols, with_conditions
 from .program import Program
 
@@ -116,7 +116,9 @@ def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_jo
         graph, in_program = captured.forward_graph(in_place=backend.inference is compile_eager)
         if runs_backward(graph.graph):
             static = {f"primals_{k + 1}" for k in _static(captured)}
-            recompute_inside(graph, _min_cut(partitioner), static, SMALL if backend.inference is compile_eager else 0)
+            recompute_inside(
+                graph, _min_cut(partitioner), static, policy.POLICY.small if backend.inference is compile_eager else 0
+            )
         return _Cut(captured, Half.of_module(graph), backend.inference, in_program=in_program)
     guess, traced = found
     if verify.ENABLED:
@@ -132,7 +134,7 @@ def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_jo
         written=written,
         static=_static(captured),
         copied=copied,
-        small=SMALL if backend.backward is compile_eager else 0,
+        small=policy.POLICY.small if backend.backward is compile_eager else 0,
     )
     saved = saved_table(parts, captured.described, copied)
     visible = traced.num_forward - traced.draws

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
+from .. import policy, torch_api
 from ..errors import RuleError, SubclassTraceError, UnsupportedError
 from ..subclass.attributes import Memo
 from . import kinds
@@ -34,9 +34,6 @@ from .place import Call, Place
 from .rows import Row, base_value
 from .values import ATOMS, MISSING, is_a, lookup, lookup_after
 from .writes import Written
-
-#: so many places, and no more; a LLaMA of 32 layers reads some 30,000
-LIMIT = 400_000
 
 
 class Recorder:
@@ -121,7 +118,7 @@ class Recorder:
             known = (id(place), kind, id(key), None)
             found = self.places.get(known)
         if found is None:
-            if len(self.places) > LIMIT:
+            if len(self.places) > policy.POLICY.places:
                 self._too_many()
             self.places[known] = found = Place(place, kind, key, name)
         return found
@@ -130,7 +127,7 @@ class Recorder:
         roots = collections.Counter(str(p.root) for p in self.places.values())
         self.refuse(
             UnsupportedError(
-                f"the region reads more than {LIMIT:,} places of Python state",
+                f"the region reads more than {policy.POLICY.places:,} places of Python state",
                 path=roots.most_common(1)[0][0],
                 fix="compile a smaller function, or pass what it needs as arguments",
             )

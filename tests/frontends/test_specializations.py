@@ -455,3 +455,9 @@ def test_other_tangents_and_freed_layers() -> None:
     gc.collect()
     assert first() is None and second() is None
     assert all(map(torch.equal, regions[0](x), layers[0](x)))
+
+
+def test_thresholds_are_told() -> None:
+    region = st.compile(lambda x: x * 2)
+    region(torch.ones(2))
+    assert "misses: 8" in region.explain(thresholds=True) and "misses: 8" not in region.explain()

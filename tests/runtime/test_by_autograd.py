@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import subclass_trace as st
-from subclass_trace.runtime import by_autograd
+from subclass_trace import policy
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -59,7 +59,7 @@ class Rounded(torch.autograd.Function):
 
 
 def many(x: Tensor, w: Tensor) -> Tensor:
-    for _ in range(by_autograd.FEW):
+    for _ in range(policy.POLICY.few):
         x = x.sin() + w.sum()
     return x
 

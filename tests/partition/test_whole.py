@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import subclass_trace as st
 from benchmarks.harness import memory_events
 from subclass_trace.errors import OptionError
+from subclass_trace.passes import memory_policy
 from tests.partition.whole_steps import ROWS, WIDTH, Program
 
 
@@ -24,10 +25,10 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def check(seed: int) -> None:
+def check(seed: int, **options: Any) -> None:
     """Three steps of a random program give eager's losses, parameters, buffers and random state."""
     ours, eager = Program(seed), Program(seed)
-    step = st.compile(ours.step, activation_memory_budget=ours.budget)
+    step = st.compile(ours.step, activation_memory_budget=ours.budget, **options)
     torch.manual_seed(seed)
     batches = [torch.randn(ROWS, WIDTH) for _ in range(3)]
     for number, x in enumerate(batches):
@@ -44,6 +45,28 @@ def check(seed: int) -> None:
 def test_random_steps(start: int) -> None:
     for seed in range(start, start + 10):
         check(seed)
+
+
+#: functional graphs, with and without passes; and graph modules, as other back ends get them
+WAYS: dict[str, dict[str, Any]] = {
+    "cleanup": {"passes": ["cleanup"]},
+    "offload": {"passes": [memory_policy({"*": "offload"}), "cleanup"]},
+    "recompute": {"passes": [memory_policy({"*": "prefer_recompute"})]},
+    "graph modules": {"backend": lambda module, inputs: module},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_random_steps_as_functional_graphs(way: str) -> None:
+    for seed in range(100, 106):
+        check(seed, **WAYS[way])
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("way", WAYS)
+def test_more_random_steps_as_functional_graphs(way: str) -> None:
+    for seed in range(3000, 3100):
+        check(seed, **WAYS[way])
 
 
 @pytest.mark.fuzz

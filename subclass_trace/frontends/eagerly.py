@@ -7,7 +7,8 @@ first one is traced in vain; that one warns.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -45,6 +46,14 @@ class EagerCalls:
         """Why a call like this one ran eagerly before."""
         return self._all or (self._kinds.get(_kind(args, kwargs)) if self._kinds else None)
 
+    def first_reason(self, function: Any) -> str | None:
+        """Why the first call of a region should run eagerly: it steps an optimizer that has no state yet, as it seems. (A trace
+        would find that out, but only behind forward and backward; where it is not so, one call ran eagerly.)"""
+        if self.counts or not any(map(_is_fresh, _named_by(function))):
+            return None
+        self._waited += 1
+        return "the first call makes the state of an optimizer; the next one is traced"
+
     def refuse_all(self, reason: str) -> None:
         """All calls run eagerly from now on."""
         self._all = reason
@@ -59,6 +68,30 @@ class EagerCalls:
             self._kinds[_kind(args, kwargs)] = reason
             torch_api.warn_user(f"a call of a region runs eagerly: {error}")
         return reason
+
+
+def _named_by(function: Any) -> Iterator[Any]:
+    """What a function, or the method of an object, can name at once."""
+    owner = getattr(function, "__self__", function if isinstance(function, torch.nn.Module) else None)
+    if owner is not None and not isinstance(owner, type):
+        yield from (getattr(owner, "__dict__", None) or {}).values()
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        yield from (function.__globals__.get(name) for name in code.co_names)
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # empty
+                yield cell.cell_contents
+
+
+def _is_fresh(value: Any) -> bool:
+    """Is it an optimizer of torch's that will make state when it steps?"""
+    if (
+        not isinstance(value, torch.optim.Optimizer)
+        or type(value).__module__.partition(".")[0] != "torch"
+        or value.state
+    ):
+        return False
+    return not isinstance(value, torch.optim.SGD) or any(group["momentum"] for group in value.param_groups)
 
 
 def _kind(args: Any, kwargs: Any) -> Any:

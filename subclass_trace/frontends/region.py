@@ -114,6 +114,7 @@ class Region:
             return self.__dynamo.call(*args, **kwargs)
         reason = self.__eagerly.reason(args, kwargs) or eager_reason()
         reason = reason or eager_by_stance(first=not (self.__entries or self.__eagerly.counts))
+        reason = reason or (None if self.__entries else self.__eagerly.first_reason(self.__function))
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:

@@ -114,7 +114,7 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
 
 def _size(quick: bool) -> tuple[int, int, torch.Tensor]:
     layers, width = (2, 64) if quick else (12, 256)
-    return layers, width, torch.randn(2, 64, width)
+    return layers, width, torch.randn(4, 32 if quick else 128, width)
 
 
 def _first_calls(layers: int, width: int, x: torch.Tensor) -> tuple[float, float]:

@@ -42,13 +42,15 @@ from ..plan.values import Output, Recipe
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.sizes import evaluator, freeze
 from ..runtime.tangents import with_unbacked
+from ..state.place import GONE, Call
+from ..state.rows import Row
 from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, leaf_count, leaf_paths, leaf_spans, leaf_ways, spec_leaves
 from ..subclass.visit import rebuild
 from .program import ProgramInput, ProgramOutput, build
 from .results import check_recipe, made, numbers_in
-from .sizes import history_of, ranges, wanted_dims
+from .sizes import history_of, ranges, unbacked_ranges, wanted_dims
 from .state import FlatState, load_flat_state
 
 __all__ = ["Exported", "export", "export_joint", "export_module", "load_flat_state"]
@@ -87,6 +89,7 @@ class Exported:
     _tree: Any
     _recipe: Recipe
     _outputs: Mapping[int, tuple[Spec | None, slice]]
+    _read: tuple[Row, ...] = ()
 
     def flatten_inputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """The dense tensors of a call, in the order in which the program takes them.
@@ -97,6 +100,16 @@ class Exported:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if tree != self._tree:
             raise ExportError("the arguments have another structure", path="args", expected=self._tree, got=tree)
+        for row in self._read:  # numbers, texts: they are in the program
+            try:
+                holds = row.holds(Call(args, kwargs))
+            except GONE:
+                holds = False
+            if not holds:
+                fix = "export once more for it"
+                raise ExportError(
+                    "an argument is not what it was exported with", path=row.place, expected=row.code, fix=fix
+                )
         found: list[Tensor] = []
         for a in self.arguments:
             name = a.names[0].partition(".")[0] if a.names else f"args[{a.position}]"
@@ -120,6 +133,29 @@ class Exported:
             with torch.no_grad():
                 values[number] = rebuild(spec, iter(leaves), evaluator(env))
         return made(self._recipe, [values.get(k) for k in range(max(values, default=-1) + 1)])
+
+    def run(self, *args: Any, tangents: Sequence[Tensor] = ()) -> Any:
+        """Run the program for positional arguments, without compiling: its result, and of a joint program (result, gradients by
+        name), for ``tangents`` where it takes some.
+
+        Raises:
+            ExportError: see `flatten_inputs`; or another number of tangents.
+        """
+        if len(tangents) != len(self.tangents):
+            raise ExportError(
+                "another number of tangents", path="tangents", expected=len(self.tangents), got=len(tangents)
+            )
+        state = {**self.program.state_dict, **self.program.constants}
+        given = [state[s.target] for s in self.program.graph_signature.input_specs if s.target is not None]
+        with torch.no_grad():
+            flat = self.program.graph_module(*given, *self.flatten_inputs(*args), *tangents)
+        flat = list(flat)[len(flat) - self._shown - len(self.gradients) :]
+        result = self.unflatten_outputs(flat[: self._shown])
+        return (result, dict(zip(self.gradients, flat[self._shown :], strict=True))) if self.gradients else result
+
+    @property
+    def _shown(self) -> int:
+        return max((span.stop for _, span in self._outputs.values()), default=0)
 
     def flatten_state_dict(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `FlatState.flatten`: what safetensors can hold."""
@@ -184,7 +220,7 @@ def export(
     options = Options(frontend="trace")
     try:
         with torch_api.dynamo_lock(), TRACE_LOCK, torch.set_grad_enabled(joint or torch.is_grad_enabled()):
-            captured, _, maker = traced_call(function, (args, named), options, history, session, True)
+            captured, state_read, maker = traced_call(function, (args, named), options, history, session, True)
             backward = _backward(captured) if joint else None
             graph = captured.forward_graph(in_place=False)[0] if backward is None else backward.joint
     except ExportError:
@@ -192,7 +228,8 @@ def export(
     except SubclassTraceError as error:
         parts = {"path": error.path, "expected": error.expected, "got": error.got, "fix": error.fix}
         raise ExportError(f"it cannot be traced: {error.what}", **parts) from error
-    exporter = _Exporter(captured, graph, state, called, strict)
+    read = tuple(row for row in state_read.rows if row.place.moves and not row.place.late)
+    exporter = _Exporter(captured, graph, state, called, strict, read)
     return exporter.exported(maker.flat, values, positions, tree, wanted, backward)
 
 
@@ -235,9 +272,17 @@ def _kinds(spec: Spec) -> list[str]:
 class _Exporter:
     """Puts together what a trace gave."""
 
-    def __init__(self, captured: Captured, graph: fx.GraphModule, state: FlatState, called: Any, strict: bool) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        graph: fx.GraphModule,
+        state: FlatState,
+        called: Any,
+        strict: bool,
+        read: tuple[Row, ...],
+    ) -> None:
         self.captured, self.graph, self.state, self.strict = captured, graph, state, strict
-        self.called = called
+        self.called, self.read = called, read
         self.results = output_args(graph.graph)
         self.spans = leaf_spans(captured.results.values)
         self.target: dict[int, str] = {}  # id of a real dense tensor -> its name
@@ -274,9 +319,10 @@ class _Exporter:
             gradients = tuple(name for _, name in made)
         fakes = {str(row.path): row.traced for row in captured.inputs.rows}
         limits = ranges(captured.session.shape_env, wanted, fakes) if wanted else {}
+        limits |= unbacked_ranges(captured.session.shape_env, self.graph.graph)
         is_tuple = backward is not None or not isinstance(recipe, Output) or len(shown) != 1
         program = build(self.graph, [*self.inputs.values()], outputs, limits, is_tuple=is_tuple)
-        return Exported(program, self.state, arguments, gradients, tangents, tree, recipe, places)
+        return Exported(program, self.state, arguments, gradients, tangents, tree, recipe, places, self.read)
 
     # ---------------------------------------------------------------- what cannot be
     def _check_effects(self) -> None:
@@ -372,8 +418,17 @@ class _Exporter:
     def _name_others(self, reals: Sequence[int], nodes: Mapping[int, fx.Node]) -> None:
         """Tensors that the function comes upon otherwise: constants."""
         tensors = {id(t): t for t in self._held}
+        inside = {
+            k for row in self.captured.inputs.rows for k in row.leaves if getattr(row.descriptor.place, "moves", False)
+        }
         for number, real in enumerate(reals):
             if real not in self.target:
+                if number in inside:
+                    raise ExportError(
+                        "a tensor among the arguments is in an object that torch's pytrees do not take apart",
+                        path=self.captured.inputs.leaf_paths[number],
+                        fix="torch.export.register_dataclass, or pass it as an argument of its own",
+                    )
                 path = str(self.captured.inputs.leaf_paths[number])
                 self._add(path, InputKind.CONSTANT_TENSOR, tensors[real], nodes)
 

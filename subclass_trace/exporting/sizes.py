@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.fx as fx
 from torch.export import Dim
 
 from .. import torch_api
@@ -140,3 +141,9 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
         symbol, least, most = narrowed
         found[symbol] = torch_api.narrowed(found[symbol], least, most)
     return found
+
+
+def unbacked_ranges(env: Any, graph: fx.Graph) -> dict[Any, Any]:
+    """Symbol -> range, for sizes that depend on values inside tensors."""
+    found = (symbol for node in graph.nodes for symbol in node.meta.get("unbacked_bindings") or ())
+    return {symbol: env.var_to_range[symbol] for symbol in found if symbol in env.var_to_range}

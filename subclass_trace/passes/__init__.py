@@ -31,6 +31,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from .. import torch_api
 from ..errors import OptionError, PassError
 from ..torch_api import text_of, warn_user
 from .checks import Before, check
@@ -175,11 +176,15 @@ def _run(run: Pass, module: fx.GraphModule) -> PassRecord:
     start, name = time.perf_counter(), name_of(run)
     before, lines, counts = Before.of(module.graph), _lines(module.graph), _counts(module.graph)
     try:
-        run(JointGraph(module))
+        with torch_api.no_modes():  # what it computes with fake tensors is no part of the trace
+            given = run(JointGraph(module))
     except PassError:
         raise
     except Exception as error:
         raise PassError("a pass raises an error", path=name, got=f"{type(error).__name__}: {error}") from error
+    if given is not None:
+        fix = "change graph.graph, and return nothing"
+        raise PassError("a pass gives something back, which nobody takes", path=name, got=type(given).__name__, fix=fix)
     check(module.graph, before, name, reorders=getattr(run, "reorders_collectives", False))
     changes = _counts(module.graph)
     changes.subtract(counts)

@@ -68,8 +68,12 @@ def check(graph: fx.Graph, before: Before, name: str, *, reorders: bool) -> None
     """
     try:
         graph.lint()
+        output_args(graph)
     except Exception as error:
-        raise PassError("a pass has left a broken graph", path=name, got=str(error)) from error
+        raise PassError("a pass has left a broken graph", path=name, got=f"{type(error).__name__}: {error}") from error
+    for node in () if reorders else graph.nodes:  # torch's own merging writes into one buffer
+        if node not in before.nodes or before.nodes[node] != (node.target, node.args, dict(node.kwargs)):
+            _check_node(node, name)
     _fill_in(graph, before, name)
     now = Before.of(graph)
     _same("the inputs of the graph", name, before.inputs, now.inputs)
@@ -85,6 +89,31 @@ def check(graph: fx.Graph, before: Before, name: str, *, reorders: bool) -> None
     for node in graph.nodes:  # a value of the trace is one node: a copy's metadata made another one of it
         if (traced := node.meta.get("trace_name")) is not None and known.setdefault(traced, node) is not node:
             (node if node not in before.nodes else known[traced]).meta.pop("trace_name")
+
+
+def _check_node(node: fx.Node, name: str) -> None:
+    """A node that a pass has made or changed is an operation of torch's that writes nothing, on nodes and plain values."""
+    path, target = f"{name}: {node.name}", node.target
+    if node.op != "call_function":
+        if node.op in ("call_method", "call_module"):
+            raise PassError("a pass has made no operation", path=path, expected="call_function", got=node.op)
+        return
+    known = isinstance(target, (torch_api.OpOverload, torch_api.HigherOrderOperator))
+    if not (known or getattr(target, "__module__", None) in ("_operator", "math", "torch")):
+        expected, fix = (
+            "torch.ops.aten.mul.Tensor and the like",
+            "make a custom operation of it (torch.library.custom_op)",
+        )
+        raise PassError("a pass calls what is no operation", path=path, expected=expected, got=target, fix=fix)
+    if isinstance(target, torch_api.OpOverload) and torch_api.op_schema(target).is_mutable:
+        fix = "use the form that gives a new tensor; inputs are written at the end of a call alone"
+        raise PassError("a pass has made an operation that writes to its arguments", path=path, got=target, fix=fix)
+    held = [a for a in torch_api.pytree.tree_leaves((node.args, dict(node.kwargs))) if isinstance(a, torch.Tensor)]
+    if held:
+        fix = "graph.constant(name, tensor) gives a node"
+        raise PassError(
+            "a pass has put a tensor among the arguments of an operation", path=path, got=type(held[0]), fix=fix
+        )
 
 
 def _same(what: str, path: str, expected: object, got: object) -> None:

@@ -12,6 +12,7 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..capture.graphs import output_args, placeholders
+from ..errors import PassError
 from ..plan.descriptors import AnyDescriptor
 
 
@@ -64,6 +65,10 @@ class JointGraph:
 
     def insert(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new operation right after ``like``, with the origin of that; what it gives is found out with fake tensors."""
+        held = [a for a in torch_api.pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        if held:
+            fix = "graph.constant(name, tensor) gives a node"
+            raise PassError("a tensor among the arguments of an operation", path=target, got=type(held[0]), fix=fix)
         with self.graph.inserting_after(like):
             node = self.graph.call_function(target, args, kwargs)
         own = ("val", "trace_name", "unbacked_bindings", "recompute", "ac_graph_id")
@@ -71,6 +76,18 @@ class JointGraph:
         if like.op == "placeholder":
             node.meta = {"partitioner_tag": "is_forward", "phase": "forward"}
         node.meta["val"] = value_of(node)
+        return node
+
+    def constant(self, name: str, value: torch.Tensor) -> fx.Node:
+        """A tensor that the graph holds, as a node in front of all operations."""
+        mode = torch_api.fake_mode_of(self.graph)
+        setattr(self.module, name, value)
+        last = placeholders(self.graph)[-1:]
+        with self.graph.inserting_after(*last) if last else self.graph.inserting_before():
+            node = self.graph.create_node("get_attr", name)
+        node.meta = {"partitioner_tag": "is_forward", "phase": "forward"}
+        with torch_api.no_modes():
+            node.meta["val"] = value if mode is None else mode.from_tensor(value, static_shapes=True)
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
@@ -81,7 +98,7 @@ class JointGraph:
 
 
 #: what changes a graph in place
-Pass: TypeAlias = Callable[[JointGraph], None]
+Pass: TypeAlias = Callable[[JointGraph], Any]
 
 
 def module_paths(node: fx.Node) -> list[str]:

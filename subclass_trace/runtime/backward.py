@@ -331,7 +331,9 @@ class Backwards:
                 "the backward for these tangents cannot be computed from the saved activations",
                 path=", ".join(present) or None,
                 got=f"needed but not saved: {sorted(missing)}",
-                fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__",
+                fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__"
+                if self.tape is None or self.tape.session.passes is None
+                else "a pass has put something in the place of a value: it has to say graph.replace(old, new)",
             )
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
         graph = extract(traced.joint, outputs, names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -358,3 +359,42 @@ def test_arguments_that_do_not_fit() -> None:
             st.export(lambda x, y: x * y, args)
     with pytest.raises(ExportError, match="no tuple"):
         st.export(nn.Linear(4, 4), X)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass
+class _Unregistered:
+    a: torch.Tensor
+
+
+def test_what_pytrees_do_not_see_is_no_constant() -> None:
+    with pytest.raises(ExportError, match="do not take apart") as caught:
+        st.export(lambda d: d.a * 2, (_Unregistered(X),))
+    assert caught.value.path == "args[0].a"
+
+
+def test_numbers_and_texts_are_in_the_program() -> None:
+    def f(x: torch.Tensor, n: int, mode: str = "a", name: str = "") -> torch.Tensor:
+        return x * n if mode == "a" else x
+
+    exported = st.export(f, (X, 3), {"mode": "a", "name": "first"})
+    exported.flatten_inputs(X, 3, mode="a", name="second")  # nobody reads it
+    for args, kwargs in (((X, 4), {"mode": "a", "name": ""}), ((X, 3), {"mode": "b", "name": ""})):
+        with pytest.raises(ExportError, match="not what it was exported with"):
+            exported.flatten_inputs(*args, **kwargs)
+
+
+def test_run_gives_gradients() -> None:
+    w = torch.ones(4, requires_grad=True)
+    exported = st.export_joint(lambda x, w: (x * w).sum(), (X, w))
+    result, gradients = exported.run(X * 2, torch.ones(4))
+    torch.testing.assert_close(result, (X * 2).sum())
+    torch.testing.assert_close(gradients, {"w": (X * 2).sum(0)})
+    with pytest.raises(ExportError, match="tangents"):
+        exported.run(X, torch.ones(4), tangents=[X])
+
+
+def test_sizes_that_depend_on_values(tmp_path: Path) -> None:
+    exported = st.export(lambda x: x[x > 0] * 2, (torch.randn(6),))
+    torch.export.save(exported.program, tmp_path / "m.pt2")
+    x = torch.tensor([1.0, -1.0, 2.0, -2.0, 3.0, 0.5])
+    torch.testing.assert_close(torch.export.load(tmp_path / "m.pt2").module()(x), x[x > 0] * 2)

@@ -174,6 +174,29 @@ def uses_before_it_is_there(graph: JointGraph) -> None:
     first.args = (last, *first.args[1:])
 
 
+def writes(graph: JointGraph) -> None:
+    node = next(graph.find(phase="forward"))
+    graph.insert(node, aten.mul_.Tensor, node, 2)
+
+
+def prints(graph: JointGraph) -> None:
+    node = next(graph.find(phase="forward"))
+    graph.insert(node, print, node)
+
+
+def holds_a_tensor(graph: JointGraph) -> None:
+    node = next(graph.find(phase="forward"))
+    graph.insert(node, aten.add.Tensor, node, torch.zeros(3))
+
+
+def another_graph(graph: JointGraph) -> None:
+    graph.module.graph = fx.Graph()
+
+
+def gives_back(graph: JointGraph) -> Any:
+    return graph.module
+
+
 BROKEN: list[tuple[Callable[[JointGraph], None], Callable[[torch.Tensor], torch.Tensor], str]] = [
     (raises, torch.exp, "a pass raises an error"),
     (other_type, lambda x: x.exp(), "a pass has changed the type of a value that the graph returns"),
@@ -181,6 +204,11 @@ BROKEN: list[tuple[Callable[[JointGraph], None], Callable[[torch.Tensor], torch.
     (fewer_outputs, lambda x: x.exp(), "a pass has changed how many values the graph returns"),
     (drops_a_draw, lambda x: nn.functional.dropout(x, 0.5), "a pass has changed what is called for its effect"),
     (shares_memory, lambda x: x + 1, "a pass has changed which values of the graph share memory"),
+    (writes, torch.exp, "a pass has made an operation that writes"),
+    (prints, torch.exp, "a pass calls what is no operation"),
+    (holds_a_tensor, torch.exp, "a tensor among the arguments"),
+    (another_graph, torch.exp, "a pass has left a broken graph"),
+    (gives_back, torch.exp, "a pass gives something back"),
     (uses_before_it_is_there, lambda x: x.sin().cos(), "a pass has left a broken graph"),
 ]
 
@@ -191,8 +219,25 @@ def test_a_broken_pass_is_named(broken: Any, function: Any, what: str, trains: b
     x = torch.rand(3, requires_grad=trains)
     with pytest.raises(PassError) as caught:
         st.compile(function, passes=[broken])(x)
-    assert caught.value.what.startswith(what) and broken.__name__ in str(caught.value.path)
+    assert caught.value.what.startswith(what)
+    assert broken.__name__ in str(caught.value.path) or broken is holds_a_tensor
     assert caught.value.got is not None
+
+
+def test_a_constant_of_a_pass() -> None:
+    def shifts(graph: JointGraph) -> None:
+        node = next(graph.find(operation="aten.gelu.default"))
+        one = graph.constant("one", torch.ones(16))
+        half = node.meta["val"].new_full((), 0.5)  # what it computes for itself is no part of the trace
+        assert half.dim() == 0
+        graph.replace(node, graph.insert(node, aten.add.Tensor, node, one))
+
+    module, x = model(), torch.randn(5, 8)
+    region = st.compile(module, passes=[shifts])
+    for seed in range(2):
+        found = region(x * (seed + 1))
+        torch.testing.assert_close(found, module[3](module[2](module[1](module[0](x * (seed + 1))) + 1)))
+        found.sum().backward()
 
 
 def test_skipped_only_if_asked() -> None:

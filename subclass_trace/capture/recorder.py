@@ -159,11 +159,16 @@ class Recorder(TracedGraph):
             state.on()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = self._by_class(func, types, args, kwargs or {})
+        given, named = torch_api.symbols_back(args, kwargs or {})
+        out = self._by_class(func, types, given, named)
         if out is not NotImplemented:
             return out
         with self.below():
-            return self._dispatch(func, types, args, kwargs)
+            out = self._dispatch(func, types, given, named)
+        if out is NotImplemented and given is not args:  # for code that is not looked into they are numbers
+            with self:
+                return func(*given, **named)
+        return out
 
     def _by_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """By the ``__torch_dispatch__`` of a class of the user's, which C++ would call: it runs as a clone."""

@@ -32,6 +32,7 @@ from .fake_results import *
 from .fakes import *
 from .flag_rows import *
 from .flags import *
+from .float_arguments import *
 from .graphs import *
 from .guards import *
 from .hooks import *

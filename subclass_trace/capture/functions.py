@@ -77,6 +77,10 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
                 self.recorder.looks_after_writes |= any(map(self.recorder.was_written, self.reads.inputs.leaf_values))
                 torch_api.check(args[0], expected)
                 return expected
+        if truth and torch_api.is_fake(args[0]) and self.recorder.branches is not None:
+            with self.recorder.below():
+                if (decided := self.recorder.branches.of_tensor(args[0])) is not None:
+                    return decided
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
         if name in _HOOK_METHODS:

@@ -239,8 +239,24 @@ def _scaled_step() -> None:
 
 
 @fact(
-    "`RAdam`, `Adafactor`, `ASGD`, `AveragedModel.update_parameters` in the region, which branch on numbers inside tensors",
+    "`Adafactor`, `ASGD` in the region, which take the larger of two numbers inside tensors",
     refused="DataDependentError",
+    torch="graph breaks",
+)
+def _largest() -> None:
+    def step(weight: Any, _: Any) -> Callable[[], object]:
+        def run() -> None:
+            with torch.no_grad():
+                weight.div_(max(1.0, weight.norm(2).item())).add_(0.5)
+
+        return run
+
+    _steps(step)
+
+
+@fact(
+    "`RAdam`, `AveragedModel.update_parameters` in the region, which branch on small tensors of their state: a specialization "
+    "for each branch, which each call checks before it writes",
     torch="graph breaks",
 )
 def _branching_step() -> None:

@@ -200,11 +200,18 @@ def _handed_on(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return torch_api.with_symbols(func, *args, **kwargs)
 
 
+def _collective(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A collective that writes to its arguments."""
+    known = torch_api.is_collective(func)
+    return torch_api.collective_in_place(func, args, kwargs) if known else func(*args, **kwargs)
+
+
 #: rules for functions that read values, or hide what they are made of, by the names that user code calls: with eager's checks
 _RULES: dict[str, Callable[[Recorder, Any, Any, Any], Any]] = {
     "one_hot": _one_hot,
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attends),
     **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), _attends),
     **dict.fromkeys(torch_api.HAND_FLOATS_ON, _handed_on),
+    **dict.fromkeys(torch_api.COLLECTIVES, _collective),
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__", "linear"), _product),
 }

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 from .assertions import *
 from .attention import *
 from .autograd import *
+from .collectives import *
 from .compiled_inside import *
 from .compiling import *
 from .dtensor_modes import *

@@ -39,7 +39,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
     def __init__(self, recorder: Recorder, reads: MetadataReads, stand_ins: StandIns) -> None:
         super().__init__()
         self.recorder, self.reads, self.stand_ins = recorder, reads, stand_ins
-        self.gradients = InnerBackward(recorder, stand_ins, reads)
+        self.gradients = InnerBackward(recorder, stand_ins, reads, self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well

@@ -343,6 +343,8 @@ class Recorder(TracedGraph):
             meta["custom"] = annotations
         if self.state is not None and self.state.modules:
             meta["nn_module_stack"] = self.state.modules
+        if self.state is not None and self.state.compiled_by is not None and self.tag == "is_forward":
+            meta["compiled_by"] = self.state.compiled_by
         if self.tag == "is_forward":
             meta["frames"] = self.user_frames()
         if self.checkpoint is not None and self.tag == "is_forward":

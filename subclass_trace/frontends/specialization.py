@@ -287,7 +287,7 @@ def _specialize(
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
     emitted = bind(program, ambient, guarded, maker.flat, session.mode)
-    inlined = {name: by for name, by in state.inlined.items() if by != backend.name}
+    inlined = {n: by for n, by in state.inlined.items() if by != backend.name and n not in graphs.own_kernels}
     state.forget()
     maker.roots = Call((), {})
     maker.flat.clear()  # cycles may keep it for a while

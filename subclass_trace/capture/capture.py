@@ -35,6 +35,7 @@ from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import byte_range
 from .checkpoint import checkpoint_as_tags
+from .decided import StateBranches
 from .diagnostics import typed_errors
 from .functions import CapturedFunctions
 from .graphs import TracedForward, finish, is_random, read_by_backward
@@ -139,6 +140,7 @@ class Capture:
         self.inputs = Inputs(session, state_of)
         self.reads = MetadataReads(self.inputs)
         self.stand_ins = StandIns(self.inputs)
+        self.recorder.branches = StateBranches(self.inputs)
         self.functions = CapturedFunctions(self.recorder, self.reads, self.stand_ins)
         self.values: list[Tensor] = []
 
@@ -173,6 +175,7 @@ class Capture:
                 results, nodes = self._freeze(flat, ran, mutations)
             finally:
                 self.inputs.forget()
+                recorder.branches = None
         return self._finish(mutations, results, recipes, nodes)
 
     def _run(self, run: RunFunction) -> Ran:
@@ -311,7 +314,7 @@ def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> N
 def _note_random(recorder: Recorder) -> None:
     """The state of random numbers, where some are drawn and a call may be made again eagerly."""
     nodes = [n for n in recorder.graph.nodes if n.op == "call_function"]
-    checks = [n for n in nodes if n.target is torch_api.check]
+    checks = [n for n in nodes if n.target is torch_api.check and len(n.args) == 2]  # others come first
     if checks and any(map(is_random, nodes)):
         for check in checks:
             check.args = (*check.args, True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -167,7 +168,7 @@ class _Writer(TracedGraph):
         return node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = torch_api.symbols_back(args, kwargs or {})
         if func.namespace == "prim":
             return func(*args, **kwargs)
         # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
@@ -263,23 +264,24 @@ class Functionalization:
         target: Any = node.target
         args: Any = fx.node.map_arg(node.args, self._value)
         kwargs: Any = fx.node.map_arg(node.kwargs, self._value)
+        call = partial(torch_api.with_symbols, target)  # C++ hands floats on here
         try:
             if target is aten.bernoulli_.float:
-                _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
+                torch_api.with_symbols(target, _in_memory_order(args[0]), *args[1:], **kwargs)
                 return args[0]
             if _loses_layout(node):  # the new value is copied to where the old one was, as that is laid out
                 new = args[0].clone()
-                target(new, *args[1:], **kwargs)
+                call(new, *args[1:], **kwargs)
                 return args[0].copy_(new)
             outs = [name for name in _out_arguments(target) if isinstance(kwargs.get(name), Tensor)]
             if outs:  # laid out as they are, and not as the functional form has it
                 new = {name: kwargs[name].clone() for name in outs}
-                target(*args, **{**kwargs, **new})
+                call(*args, **{**kwargs, **new})
                 done = [kwargs[name].copy_(new[name]) for name in outs]
                 return done[0] if len(done) == 1 else tuple(done)
             if torch_api.is_custom_write(target):
                 return self._on_copies(target, args, kwargs)
-            return target(*args, **kwargs)
+            return call(*args, **kwargs)
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
 

@@ -39,7 +39,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
     def __init__(self, recorder: Recorder, reads: MetadataReads, stand_ins: StandIns) -> None:
         super().__init__()
         self.recorder, self.reads, self.stand_ins = recorder, reads, stand_ins
-        self.gradients = InnerBackward(recorder, stand_ins, reads)
+        self.gradients = InnerBackward(recorder, stand_ins, reads, self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
@@ -77,6 +77,10 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
                 self.recorder.looks_after_writes |= any(map(self.recorder.was_written, self.reads.inputs.leaf_values))
                 torch_api.check(args[0], expected)
                 return expected
+        if truth and torch_api.is_fake(args[0]) and self.recorder.branches is not None:
+            with self.recorder.below():
+                if (decided := self.recorder.branches.of_tensor(args[0])) is not None:
+                    return decided
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
         if name in _HOOK_METHODS:
@@ -191,10 +195,23 @@ def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _handed_on(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A function whose floats may be symbols."""
+    return torch_api.with_symbols(func, *args, **kwargs)
+
+
+def _collective(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A collective that writes to its arguments."""
+    known = torch_api.is_collective(func)
+    return torch_api.collective_in_place(func, args, kwargs) if known else func(*args, **kwargs)
+
+
 #: rules for functions that read values, or hide what they are made of, by the names that user code calls: with eager's checks
 _RULES: dict[str, Callable[[Recorder, Any, Any, Any], Any]] = {
     "one_hot": _one_hot,
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attends),
     **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), _attends),
+    **dict.fromkeys(torch_api.HAND_FLOATS_ON, _handed_on),
+    **dict.fromkeys(torch_api.COLLECTIVES, _collective),
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__", "linear"), _product),
 }

@@ -11,7 +11,10 @@ addition to a gradient that is there is a write in place, as in eager.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ import torch
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from ..plan import gradient_of
+from ..state.instrument import clone
 from ..subclass.flatten import leaves_of
 from .input_sizes import DynamicDims
 from .inputs import Argument, StandIns, TracedInput
@@ -29,18 +33,24 @@ from .tape import leaves_behind, nodes_behind
 Tensor = torch.Tensor
 #: a gradient that was replaced before anybody asked for it: any may stand there in a call, or none
 _UNREAD = object()
+_HOOKS = (torch_api.GRADIENT_HOOKS, torch_api.ACCUMULATION_HOOKS)
 
 
 class InnerBackward:
     """The gradients of one run of a region's function."""
 
-    def __init__(self, recorder: Recorder, stand_ins: StandIns, reads: MetadataReads) -> None:
+    def __init__(
+        self, recorder: Recorder, stand_ins: StandIns, reads: MetadataReads, functions: AbstractContextManager[Any]
+    ) -> None:
+        """``functions``: inside of it, calls of functions of torch's are seen."""
+        self.functions = functions
         self.recorder, self.stand_ins, self.reads, self.inputs = recorder, stand_ins, reads, reads.inputs
         self._before: dict[int, Any] = {}  # number of an input -> the (traced) gradient that it came with, or `_UNREAD`
         self._now: dict[int, Tensor | None] = {}  # and the one that it has
         self.own: dict[
             int, Tensor
         ] = {}  # leaves that the region makes, by their ids, to whose gradients backwards added
+        self._hooked: frozenset[int] = frozenset()  # numbers of the leaves whose hooks the backward that runs calls
 
     # ---------------------------------------------------------------- the attribute
     def access(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -106,13 +116,14 @@ class InnerBackward:
             )
         edges += own
         self.own |= made
-        found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
+        with self._hooks_on(outside) as done:
+            found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
         held = [id(t) for t in (*found, *tangents) if t is not None]
         for leaf, gradient in zip(own, found[len(outside) :], strict=True):
             if gradient is not None:
                 leaf.grad = _accumulated(leaf.grad, gradient, leaf, held.count(id(gradient)) == 1)
         for number, gradient in zip(outside, found, strict=False):
-            if gradient is not None:
+            if gradient is not None and number not in done:
                 self._check_owner(number)
                 self._meet(number)
                 owner, alone = self.inputs.rows[number].traced, held.count(id(gradient)) == 1
@@ -148,6 +159,46 @@ class InnerBackward:
         if self.reads.fact(number, torch_api.ACCUMULATION_HOOKS) is True:
             raise self._has_hooks(row)
 
+    # ---------------------------------------------------------------- hooks of leaves
+    @contextlib.contextmanager
+    def _hooks_on(self, outside: Mapping[int, TracedInput]) -> Iterator[set[int]]:
+        """Inside, a backward adds to the ``.grad`` of a leaf with hooks as soon as its gradient is there, and calls them, as
+        eager mode does. Yields the numbers of the leaves for which that is done."""
+        done, handles, before = set[int](), list[Any](), self._hooked
+        for number, row in outside.items():
+            if row.is_leaf and row.traced.grad_fn is row.edge.node and any(self.reads.fact(number, n) for n in _HOOKS):
+                torch_api.run_when_ready(row.edge.node)
+                register: Any = row.traced.register_hook
+                handles.append(register(functools.partial(self._ready, number, done)))
+                self._hooked = self._hooked | {number}
+        try:
+            yield done
+        finally:
+            self._hooked = before
+            for handle in handles:
+                handle.remove()
+
+    def _ready(self, number: int, done: set[int], gradient: Tensor) -> None:
+        """The gradient of a leaf with hooks is there."""
+        row = self.inputs.rows[number]
+        self.reads.fact(number, "is_leaf")
+        before, after = (self._table(row, number, name) for name in _HOOKS)
+        with self.functions:  # the engine leaves it behind
+            gradient = clone(_CHANGED)(before, gradient)
+        self._meet(number)
+        # another leaf may get the very gradient
+        self._now[number] = _accumulated(self._now[number], gradient, row.traced, alone=False)
+        done.add(number)
+        with self.functions:
+            clone(_CALLED)(after, row.traced)
+
+    def _table(self, row: TracedInput, number: int, name: str) -> Any:
+        """The hooks of a leaf, read as Python state."""
+        state, real = self.recorder.state, self.inputs.real(number)
+        if state is None or not self.reads.fact(number, name):
+            return {}
+        return state.step(row.traced, "inner", name, getattr(real, name))
+
     def _has_hooks(self, row: TracedInput) -> UnsupportedError:
         return UnsupportedError(
             "the region differentiates, and a tensor behind that has hooks on its gradient",
@@ -170,7 +221,7 @@ class InnerBackward:
             self.reads.fact(k, "is_leaf")
             row = self.inputs.rows[k]
             names = (torch_api.GRADIENT_HOOKS,) if row.is_leaf else (torch_api.GRADIENT_HOOKS, "retains_grad")
-            if any(self.reads.fact(k, name) is True for name in names):
+            if k not in self._hooked and any(self.reads.fact(k, name) is True for name in names):
                 raise self._has_hooks(row)
         if not wanted or len(outside) < 2:
             return
@@ -191,6 +242,29 @@ class InnerBackward:
     def changed(self) -> Iterator[tuple[int, Tensor | None]]:
         """(number of the input, ``.grad``) where that is something else than it came with."""
         yield from ((number, now) for number, now in self._now.items() if now is not self._before[number])
+
+
+def _changed_by(hooks: dict[int, Any], gradient: Tensor) -> Tensor:
+    """What the hooks of `Tensor.register_hook` make of a gradient. (Of an error, eager mode has the right text.)"""
+    for hook in hooks.values():
+        other = hook(gradient)
+        if other is not None:
+            if not isinstance(other, Tensor) or other.shape != gradient.shape or other.dtype is not gradient.dtype:
+                raise RuntimeError("hook has changed the type or the size of value")
+            gradient = other
+    return gradient
+
+
+def _call_each(hooks: dict[int, Any], leaf: Tensor) -> None:
+    """Those of `Tensor.register_post_accumulate_grad_hook`."""
+    for hook in hooks.values():
+        if hook(leaf) is not None:
+            raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+#: they run as clones
+_CHANGED: Any = _changed_by
+_CALLED: Any = _call_each
 
 
 def _node_of(x: Any) -> Any:

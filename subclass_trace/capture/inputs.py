@@ -210,6 +210,10 @@ class Inputs:
         """The tensor of the call that is captured, while it is alive and the capture is not done."""
         return self._reals[number]()
 
+    def real_leaf(self, number: int) -> Tensor:
+        """The dense tensor of the call that a leaf stands for, while the capture is not done."""
+        return self._real_leaves[number]
+
     def row_of(self, traced: Any) -> TracedInput | None:
         """The input that this tensor stands for, if it is one."""
         number = self.number_of(traced)

@@ -72,7 +72,7 @@ class Recorder(TracedGraph):
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]]) -> None:
         super().__init__(mode, decompositions, torch_api.FakeResults(mode))
-        torch_api.steps_written_by(mode.shape_env, self._step)
+        torch_api.steps_written_by(mode.shape_env, self.step, self._decide)
         self.default_dtype = torch.get_default_dtype()
         self.mutable = False
         self.beside: set[fx.Node] | None = None  # see `functionalize`
@@ -85,6 +85,7 @@ class Recorder(TracedGraph):
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
         self.forward_state: Any = None  # that of the forward, while a backward is traced with it
         self.looks_after_writes = False  # at a value, to see whether a branch is taken that the graph does not have
+        self.branches: Any = None  # `decided.StateBranches`
         self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
@@ -159,11 +160,16 @@ class Recorder(TracedGraph):
             state.on()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = self._by_class(func, types, args, kwargs or {})
+        given, named = torch_api.symbols_back(args, kwargs or {})
+        out = self._by_class(func, types, given, named)
         if out is not NotImplemented:
             return out
         with self.below():
-            return self._dispatch(func, types, args, kwargs)
+            out = self._dispatch(func, types, given, named)
+        if out is NotImplemented and given is not args:  # for code that is not looked into they are numbers
+            with self:
+                return func(*given, **named)
+        return out
 
     def _by_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """By the ``__torch_dispatch__`` of a class of the user's, which C++ would call: it runs as a clone."""
@@ -246,13 +252,32 @@ class Recorder(TracedGraph):
         number = self._record(func, (t,), {})
         return number != 0 if truth else number
 
-    def _step(self, function: Callable[..., Any], numbers: tuple[Any, ...], whole: bool) -> Any:
+    def step(self, function: Callable[..., Any], numbers: tuple[Any, ...], whole: bool) -> Any:
         """What Python computes of a float from inside of a tensor; see `torch_api.steps_written_by`."""
         if torch_api.innermost_tracer() not in (None, self):
             return None
         node = self.symbols.computed(function, numbers, whole, self.tag)
         self.annotate(node)
         return node.meta["val"]
+
+    def _decide(self, compare: Callable[..., int], numbers: tuple[Any, ...]) -> bool | None:
+        """The truth of a comparison of numbers from inside of tensors, where the state of the region tells it."""
+        if self.branches is None:
+            return None
+        with self.below():
+            return self.branches.of_numbers(compare, numbers)  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def writing_before(self, node: fx.Node) -> Iterator[None]:
+        """What runs inside is written in front of this node."""
+        with (
+            self.below(),
+            self.graph.inserting_before(node),
+            torch_api.no_overrides(),
+            torch_api.disable_autocast(),
+            torch.no_grad(),
+        ):
+            yield
 
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
@@ -318,6 +343,8 @@ class Recorder(TracedGraph):
             meta["custom"] = annotations
         if self.state is not None and self.state.modules:
             meta["nn_module_stack"] = self.state.modules
+        if self.state is not None and self.state.compiled_by is not None and self.tag == "is_forward":
+            meta["compiled_by"] = self.state.compiled_by
         if self.tag == "is_forward":
             meta["frames"] = self.user_frames()
         if self.checkpoint is not None and self.tag == "is_forward":

@@ -88,6 +88,7 @@ class Session:
                 enter(torch_api.enable_python_dispatcher())
                 enter(torch_api.numbers_in_backwards())
             enter(torch_api.composites_as_eager())
+            enter(torch_api.floats_handed_on())
             enter(torch_api.fast_paths_as_eager())
             enter(torch_api.compiled_functions_run_eagerly())
             enter(torch_api.disable_autocast_cache())

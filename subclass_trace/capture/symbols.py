@@ -130,14 +130,15 @@ class Symbols:
             if symbol not in self._nodes:  # also one that the trace took for constant since
                 value = symint(self.mode.shape_env, symbol)
                 self._keep(symbol, self._source_node(symbol, value), value, tag)
-        mark: Any = next(iter(reversed(self.graph.nodes)))
         proxies = {s: fx.Proxy(self._nodes[s], self.tracer) for s in expr.free_symbols}
         made: fx.Node = torch_api.sympy_to_nodes(expr, proxies).node
-        while mark is not made:  # sub-expressions need a value too
-            mark = mark.next
-            mark.meta["val"] = _value_of(mark)
-            mark.meta["partitioner_tag"] = tag
-        return made  # type: ignore[no-any-return]
+        fresh = [made]
+        while "val" not in fresh[-1].prev.meta and fresh[-1].prev.op == "call_function":
+            fresh.append(fresh[-1].prev)
+        for node in reversed(fresh):  # sub-expressions need a value too
+            node.meta["val"] = _value_of(node)
+            node.meta["partitioner_tag"] = tag
+        return made
 
     def computed(self, function: Callable[..., Any], numbers: Sequence[Any], whole: bool, tag: str) -> fx.Node:
         """The node of a number that ``function`` makes of numbers; its value is a new symbol."""

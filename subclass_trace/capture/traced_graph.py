@@ -177,6 +177,13 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
             hit = self._lifted[id(real)] = (fake, real)
         return hit[0]
 
+    def constant_again(self, node: fx.Node) -> Tensor:
+        """A constant, read once more where the graph is written now."""
+        fake, again = self.bare(node.meta["val"]), self.graph.get_attr(str(node.target))
+        again.meta["partitioner_tag"] = self.tag
+        self.track(fake, again)
+        return fake
+
     def erase(self, nodes: Sequence[fx.Node]) -> None:
         """Take nodes of a trace that failed out again, else the forward would run them."""
         self._lifted = {k: row for k, row in self._lifted.items() if self._nodes[id(row[0])][0] not in nodes}

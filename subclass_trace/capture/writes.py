@@ -94,5 +94,6 @@ def collective(func: Any, line: str | None) -> UnsupportedError:
         "the region calls a collective in place",
         path=line,
         got=str(func),
-        fix="call the functional form (torch.distributed._functional_collectives)",
+        fix="wait for it at once (async_op=False), on dense contiguous tensors, or call the functional form "
+        "(torch.distributed._functional_collectives)",
     )

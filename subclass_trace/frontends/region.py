@@ -38,6 +38,8 @@ from .eagerly import EagerCalls
 from .hand_over import HandOver, hands_over
 from .specialization import Specialization, compile_call, from_description, of_another, remember
 
+_OTHER_VALUE = Reason("a value in the state of the region, on which it branches, is another one")
+
 
 class Region:
     """A compiled function. Call it like the function; it keeps one `Specialization` per kind of call.
@@ -88,12 +90,15 @@ class Region:
         """
         if is_dynamo_compiling():
             return self.__function(*args, **kwargs)
-        fast = self.__fast
+        fast, left = self.__fast, tuple[Any, ...]()
         for serve in fast:
             try:
                 result = serve(args, kwargs)
             except torch_api.OtherBranch as taken:
-                return self.__other_branch(taken, args, kwargs)
+                if not taken.another:
+                    return self.__other_branch(taken, args, kwargs)
+                left = (*left, serve)
+                continue
             if result is not MISS:
                 # It will serve the next call, too. (But a checkpoint that runs its calls again shall meet the same ones.)
                 if serve is not fast[0] and not torch_api.saved_tensor_hooks_active():
@@ -101,10 +106,13 @@ class Region:
                 if self.__row:
                     self.__row = []
                 return result
-        return self.__slow_call(args, kwargs)
+        return self.__slow_call(args, kwargs, left)
 
-    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool = False) -> Any:
-        """A call that none of these serves; ``again``: what was made for it by now does not."""
+    def __slow_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], left: tuple[Any, ...], *, again: bool = False
+    ) -> Any:
+        """A call that none of these serves; ``left``: entries whose programs it has left, because values in the state are other
+        ones; ``again``: what was made for it by now does not."""
         if self.__dynamo is None and self.__options.frontend == "dynamo":
             self.__hand_over(None)
         if self.__dynamo is not None:
@@ -118,7 +126,7 @@ class Region:
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
-            entry = self.__specialize(args, kwargs, waits=self.__eagerly.may_wait)
+            entry = self.__specialize(args, kwargs, left, waits=self.__eagerly.may_wait)
         except NeedsEager as refused:
             return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
         except RuleError:
@@ -138,12 +146,14 @@ class Region:
         try:
             result = entry.run(args, kwargs)
         except torch_api.OtherBranch as taken:
+            if taken.another:
+                return self.__slow_call(args, kwargs, (*left, entry.run))
             return self.__other_branch(taken, args, kwargs)
         if result is MISS:
             why = entry.failed(args, kwargs)
             if again:  # else another thread may have written meanwhile what was read
                 raise GuardError("a specialization does not serve the call that it was made for", got=why)
-            return self.__slow_call(args, kwargs, again=True)
+            return self.__slow_call(args, kwargs, left, again=True)
         return result
 
     def __other_branch(self, taken: torch_api.OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -215,12 +225,14 @@ class Region:
             entry.program.backwards.narrow.append(weakref.WeakMethod(self.__narrow))
         return entry
 
-    def __without_a_trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization | None:
-        """What serves a call with the program of an equal module, or of another process."""
+    def __without_a_trace(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, shares: bool
+    ) -> Specialization | None:
+        """What serves a call with the program of an equal module, if it ``shares`` such, or of another process."""
         if not self.__sources or self.__keep_joint:
             return None
         function, call = self.__function, (args, kwargs)
-        if (found := of_another(function, call, self.__options, self.__history)) is not None:
+        if shares and (found := of_another(function, call, self.__options, self.__history)) is not None:
             return found
         for source in self.__sources:
             for name, data in source.candidates():
@@ -238,16 +250,20 @@ class Region:
         self.__dynamo = HandOver(self.__function, self.__options, refused)
         return self.__dynamo
 
-    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, waits: bool = False) -> Specialization:
-        """The specialization for a call that no generated entry has served; ``waits``: see `SizeHistory`."""
+    def __specialize(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], left: tuple[Any, ...] = (), *, waits: bool = False
+    ) -> Specialization:
+        """The specialization for a call that no generated entry has served; ``left``: see `__slow_call`; ``waits``: see
+        `SizeHistory`."""
         with torch_api.dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
             misses = list[Reason]()
             for entry in self.__entries:
-                if (why := entry.failed(args, kwargs)) is None:  # another thread has made it meanwhile
+                why = _OTHER_VALUE if entry.run in left else entry.failed(args, kwargs)
+                if why is None:  # another thread has made it meanwhile
                     self.__keep(self.__entries)
                     return entry
                 misses.append(why)
-            if (found := self.__without_a_trace(args, kwargs)) is not None:
+            if (found := self.__without_a_trace(args, kwargs, shares=not left)) is not None:
                 self.__row = []
                 return self.__made(replace(found, misses=tuple(misses)))
             check_stance("; ".join(misses) or "first call")
@@ -264,6 +280,7 @@ class Region:
                     self.__history,
                     tuple(misses),
                     keep_joint=self.__keep_joint or torch_api.trace_is_written(),
+                    traces=bool(left),
                 )
             for source in () if self.__keep_joint else self.__sources:
                 source.made(functools.partial(entry.describe, *args, **kwargs))

@@ -287,7 +287,7 @@ def _specialize(
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
     emitted = bind(program, ambient, guarded, maker.flat, session.mode)
-    inlined = {name: by for name, by in state.inlined.items() if by != backend.name}
+    inlined = {n: by for n, by in state.inlined.items() if by != backend.name and n not in graphs.own_kernels}
     state.forget()
     maker.roots = Call((), {})
     maker.flat.clear()  # cycles may keep it for a while
@@ -304,14 +304,17 @@ def compile_call(
     misses: tuple[Reason, ...],
     *,
     keep_joint: bool = False,
+    traces: bool = False,
 ) -> Specialization:
     """The specialization for a call: with symbols for what differs between calls, or as it is where that fails.
+
+    ``traces``: that of an equal module would not do.
 
     Raises:
         SubclassTraceError: a refusal.
         Exception: the function's own.
     """
-    if not keep_joint and (found := of_another(function, call, options, history)) is not None:
+    if not (keep_joint or traces) and (found := of_another(function, call, options, history)) is not None:
         return replace(found, misses=misses)
     make = functools.partial(_specialize, function, call, ambient, options, history, misses, keep_joint)
     try:

@@ -10,6 +10,7 @@ import torch.fx as fx
 from .. import policy, torch_api, verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
+from ..backends.own_kernels import names_of_pieces, with_own_kernels
 from ..capture.capture import Captured
 from ..capture.graphs import output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
@@ -34,13 +35,14 @@ class Graphs:
     """The graphs of a specialization, as graph modules that are made on demand.
 
     ``joint`` and ``backward`` are None when there is no backward. ``by_autograd``: the eager back end leaves the backward to
-    autograd, where no partitioner is asked for.
+    autograd, where no partitioner is asked for. ``own_kernels``: functions of ``torch.compile`` in it that run theirs.
     """
 
     joint: fx.GraphModule | None
     first: Half
     second: Half | None
     by_autograd: bool = False
+    own_kernels: frozenset[str] = frozenset()
 
     @property
     def forward(self) -> fx.GraphModule:
@@ -99,12 +101,14 @@ def build_program(
     )  # back ends may rewrite what they get
     if verify.ENABLED:
         verify.verify_plan(cut.first.module, plan, in_place=cut.in_program)
-    call = cut.call or compile_half(backend, cut.compiler, cut.first)
+    own = cut.compiler is compile_eager and cut.call is None and cut.second is None
+    call = cut.call or compile_half(backend, cut.compiler, with_own_kernels(cut.first) if own else cut.first)
     plan = with_conditions(plan, captured)
     backwards = _backwards(cut, plan, backend)
     if backwards is not None:
         backwards.forward_nodes = nodes
-    graphs = Graphs(cut.joint, cut.first, cut.second, left is not None)
+    names = names_of_pieces(cut.first) if own else frozenset[str]()
+    graphs = Graphs(cut.joint, cut.first, cut.second, left is not None, names)
     return Program(plan, call, backwards, cut.compiler is compile_eager), graphs
 
 

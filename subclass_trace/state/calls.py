@@ -266,12 +266,18 @@ def _inlined(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """A function of ``torch.compile``: what was compiled is a part of the region."""
     cell = f.__closure__[f.__code__.co_freevars.index("fn")]
     function = cell.cell_contents
+    before = rec.compiled_by
     if (backend := torch_api.backend_of_compiled(f)) is not None:
         owner = getattr(function, "__self__", None)  # a module
-        rec.inlined[f.__qualname__ if owner is None else type(owner).__qualname__] = backend
+        name = f.__qualname__ if owner is None else type(owner).__qualname__
+        rec.inlined[name] = backend[0]
+        rec.compiled_by = before or torch_api.CompiledBy(name, backend[1])
     rec.cells_of(f)
     rec.step(cell, "contents", None, function)
-    return rec.call(function, *args, **kwargs)
+    try:
+        return rec.call(function, *args, **kwargs)
+    finally:
+        rec.compiled_by = before
 
 
 def _with_callbacks(rec: Any, f: Any) -> Any:

@@ -75,6 +75,7 @@ class Recorder:
         ] = {}  # id of a traced tensor -> attributes that its class sets by itself
         self.modules: dict[str, tuple[str, type]] = {}
         self.inlined: dict[str, str] = {}  # functions of ``torch.compile`` -> their back ends
+        self.compiled_by: Any = None  # the call of such a one that runs, `torch_api.CompiledBy`
         self.refusal: SubclassTraceError | None = None
         self.warned: Callable[[str], None] | None = None
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 from .assertions import *
 from .attention import *
 from .autograd import *
+from .collectives import *
 from .compiled_inside import *
 from .compiling import *
 from .dtensor_modes import *
@@ -32,6 +33,7 @@ from .fake_results import *
 from .fakes import *
 from .flag_rows import *
 from .flags import *
+from .float_arguments import *
 from .graphs import *
 from .guards import *
 from .hooks import *

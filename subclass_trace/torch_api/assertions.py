@@ -17,16 +17,17 @@ import torch
 
 _new_library: Any = torch.library.Library
 _library = _new_library("subclass_trace", "DEF")
-_library.define("check(Tensor truth, bool expected, bool drawn=False) -> ()")
+_library.define("check(Tensor truth, bool expected, bool drawn=False, bool another=False) -> ()")
 _library.define("note_random() -> ()")
 
 
 class OtherBranch(Exception):
-    """A call takes the branch that its program does not have; ``drawn``: the program has drawn random numbers."""
+    """A call takes the branch that its program does not have; ``drawn``: the program has drawn random numbers; ``another``: a
+    specialization for it has one that has."""
 
-    def __init__(self, drawn: bool) -> None:
+    def __init__(self, drawn: bool, another: bool) -> None:
         super().__init__("a branch that raises was taken")
-        self.drawn = drawn
+        self.drawn, self.another = drawn, another
 
     def put_back(self) -> None:
         """Random numbers are what they were when the program began."""
@@ -40,9 +41,9 @@ class OtherBranch(Exception):
 _here = threading.local()
 
 
-def _check(truth: torch.Tensor, expected: bool, drawn: bool = False) -> None:
+def _check(truth: torch.Tensor, expected: bool, drawn: bool = False, another: bool = False) -> None:
     if bool(truth) != expected:
-        raise OtherBranch(drawn)
+        raise OtherBranch(drawn, another)
 
 
 def _random_states() -> list[torch.Tensor]:
@@ -57,7 +58,9 @@ def _note_random() -> None:
 
 _library.impl("check", _check, "CompositeExplicitAutograd")
 _library.impl("note_random", _note_random, "CompositeExplicitAutograd")
-torch.library.register_fake("subclass_trace::check", lambda truth, expected, drawn=False: None, lib=_library)
+torch.library.register_fake(
+    "subclass_trace::check", lambda truth, expected, drawn=False, another=False: None, lib=_library
+)
 torch.library.register_fake("subclass_trace::note_random", lambda: None, lib=_library)
 check: Callable[..., None] = torch.ops.subclass_trace.check.default
 #: it remembers the random numbers' state for `OtherBranch.put_back`

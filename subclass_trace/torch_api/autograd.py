@@ -214,6 +214,11 @@ def says_no_derivative(error: BaseException) -> bool:
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
+def run_when_ready(node: Any) -> None:
+    """Let the engine run a node as soon as it can, as it does with the one that adds to the ``.grad`` of a leaf."""
+    node._set_sequence_nr(2**64 - 1)
+
+
 def is_reached(t: torch.Tensor) -> bool:
     """Would a backward come to this tensor? A view that is made under no_grad says that it requires grad, as its base does."""
     if t.grad_fn is not None or not t.requires_grad:

@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,13 +34,22 @@ def is_compiled(f: types.FunctionType) -> bool:
     return "_torchdynamo_orig_callable" in f.__dict__ and {"callback", "fn"} <= {*f.__code__.co_freevars}
 
 
-def backend_of_compiled(f: types.FunctionType) -> str | None:
-    """The name of the back end of a function of ``torch.compile``; None where it has no code of its own to lose."""
+@dataclass(frozen=True, eq=False)
+class CompiledBy:
+    """One call of a function of ``torch.compile``: its name, and its back end."""
+
+    name: str
+    backend: Callable[..., Any]
+
+
+def backend_of_compiled(f: types.FunctionType) -> tuple[str, Callable[..., Any]] | None:
+    """The name of the back end of a function of ``torch.compile``, and the back end; None where it has no code of its own to
+    lose."""
     from torch._dynamo.eval_frame import innermost_backend
 
     backend: Any = innermost_backend(f.__closure__[f.__code__.co_freevars.index("callback")].cell_contents)  # type: ignore[index]
     name = str(getattr(backend, "compiler_name", None) or getattr(backend, "__name__", type(backend).__name__))
-    return None if name in _PLAIN else name
+    return None if name in _PLAIN else (name, backend)
 
 
 def owners_of_c_functions() -> dict[int, Any]:

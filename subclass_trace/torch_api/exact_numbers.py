@@ -20,7 +20,11 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 #: ``(function, numbers, whole) -> symbol``, or None where it cannot be written down
 Write = Callable[[Callable[..., Any], tuple[Any, ...], bool], Any]
-_WRITERS: weakref.WeakKeyDictionary[Any, weakref.WeakMethod[Write]] = weakref.WeakKeyDictionary()
+#: ``(compare, numbers) -> truth``, or None where nobody can tell
+Decide = Callable[[Callable[..., int], tuple[Any, ...]], "bool | None"]
+_WRITERS: weakref.WeakKeyDictionary[Any, tuple[weakref.WeakMethod[Write], weakref.WeakMethod[Decide]]] = (
+    weakref.WeakKeyDictionary()
+)
 _SYMBOLS = (torch.SymInt, torch.SymFloat)
 _KINDS = (*_SYMBOLS, torch.SymBool)
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -53,13 +57,62 @@ def compares_floats_from_inside(truth: torch.SymBool) -> bool:
     return any(symbol_is_type(s, SymT.UNBACKED_FLOAT) for s in truth.node.expr.free_symbols)
 
 
-def steps_written_by(env: Any, write: Write) -> None:
+def steps_written_by(env: Any, write: Write, decide: Decide) -> None:
     """Let ``write(function, numbers, whole)`` write down what is computed of such floats.
 
     It gives the symbol of the result, an int or a float; None where it cannot be written down.
-    Only as long as somebody else holds the object whose method it is.
+    ``decide(compare, numbers)`` tells the truth of a comparison, which is checked in each call.
+    Only as long as somebody else holds the object whose methods these are.
     """
-    _WRITERS[env] = weakref.WeakMethod(write)
+    _WRITERS[env] = weakref.WeakMethod(write), weakref.WeakMethod(decide)
+
+
+def is_equal(a: float, b: float) -> int:
+    """``a == b`` as a number."""
+    return int(a == b)
+
+
+def is_other(a: float, b: float) -> int:
+    """``a != b`` as a number."""
+    return int(a != b)
+
+
+def is_less(a: float, b: float) -> int:
+    """``a < b`` as a number."""
+    return int(a < b)
+
+
+def is_at_most(a: float, b: float) -> int:
+    """``a <= b`` as a number."""
+    return int(a <= b)
+
+
+#: sympy's name of a comparison -> the function, and whether its operands change places
+_COMPARISONS: dict[str, tuple[Callable[..., int], bool]] = {
+    "Equality": (is_equal, False),
+    "Unequality": (is_other, False),
+    "StrictLessThan": (is_less, False),
+    "LessThan": (is_at_most, False),
+    "StrictGreaterThan": (is_less, True),
+    "GreaterThan": (is_at_most, True),
+}
+
+
+def decided(truth: torch.SymBool) -> bool | None:
+    """What a comparison of numbers from inside of tensors is; None where nobody can tell."""
+    expr, env = truth.node.expr, truth.node.shape_env
+    known, found = _COMPARISONS.get(type(expr).__name__), _WRITERS.get(env)
+    decide = None if found is None else found[1]()
+    if known is None or decide is None or not is_from_inside(truth):
+        return None
+    numbers = [_number(env, side) for side in expr.args]
+    return decide(known[0], tuple(numbers[::-1] if known[1] else numbers))
+
+
+def _number(env: Any, expr: Any) -> Any:
+    if expr.is_number:
+        return int(expr) if expr.is_integer else float(expr)
+    return (env.create_symintnode if expr.is_integer else env.create_symfloatnode)(expr, hint=None)
 
 
 def new_unknown(env: Any, whole: bool) -> Any:
@@ -101,7 +154,7 @@ def step(function: Callable[..., Any], numbers: tuple[Any, ...], whole: bool = F
     """
     env = next(k.node.shape_env for k in numbers if isinstance(k, _SYMBOLS))
     known = _WRITERS.get(env)
-    write = None if known is None else known()
+    write = None if known is None else known[0]()
     made = None if write is None else write(function, numbers, whole)
     if made is None:
         refuse(numbers)

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import autograd_would_have_decomposed
 
 from .fakes import fake_result, fake_views
 from .flags import layout_key
+from .float_arguments import plain_floats
 from .kinds import FAKE_TYPES, storage_ref
 from .repairs.fake_kernels import fake_kernels
 
@@ -114,6 +115,7 @@ class FakeResults:
         if key is not None and is_mended:
             key = (*key, "mended")
         if key is None:
+            args, kwargs = plain_floats(func, args, kwargs)
             return call(*args, **kwargs)
         try:
             known = self._known.get(key)

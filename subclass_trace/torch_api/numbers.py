@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .exact_numbers import compares_floats_from_inside, exactly, is_from_inside, refuse, rounded, step
+from .exact_numbers import compares_floats_from_inside, decided, exactly, is_from_inside, refuse, rounded, step
 from .kinds import is_fake
 from .lines import asking
 from .symbols import is_known, surely
@@ -60,6 +60,8 @@ def _lifted(name: str, base: Any) -> Callable[..., Any]:
         made = exactly(name, n, others)
         if made is NotImplemented:
             made = method(n, *others)
+        if made is NotImplemented:  # the other one is a tensor
+            return made
         exact = base is torch.SymInt and "div" not in name and "mod" not in name
         if not exact and _is_constant(made) and is_from_inside(n):
             refuse((n,))  # sympy has ``n == n``, not so of NaN, and ``n // n == 1``
@@ -144,6 +146,8 @@ def _not(truth: Any) -> Any:
 
 def _truth(truth: Any) -> bool:
     """``bool(v < w)``: formulas have ``v <= v``, and ``v < inf``."""
+    if (known := decided(truth)) is not None:
+        return known
     if compares_floats_from_inside(truth):
         refuse((truth,))
     return bool(as_torch_symbol(truth))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from in_place import collectives_in_place, groups_of_collectives_in_place
 from spmd import check, collectives, difference, seen, values
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -359,6 +360,10 @@ def data_parallel(mesh: DeviceMesh) -> None:
             rows += [seen(b) for b in model.buffers()]
         found.append(rows)
     assert difference(*found) is None, difference(*found)
+
+
+on_each_rank(collectives_in_place)
+on_each_rank(groups_of_collectives_in_place)
 
 
 @on_each_rank

@@ -469,9 +469,20 @@ def test_all_sizes_dynamic() -> None:
     assert len(region.specializations) == 1
 
 
-def test_misses_that_go_on_are_handed_over() -> None:
-    """Each learning rate of a fused optimizer is a guard; every second miss has the reason of an earlier one."""
+def test_the_rate_of_a_fused_optimizer_is_a_symbol() -> None:
     build = _with_schedule(lambda optimizer: _SCHEDULES.StepLR(optimizer, 2, 0.5))
+    region = _both(build, [4] * 12, fused=True, frontend="trace")
+    assert len(region.specializations) <= 4  # the schedule branches
+
+
+def test_misses_that_go_on_are_handed_over() -> None:
+    """Each epsilon of a norm is a guard; every second miss has the reason of an earlier one."""
+
+    def build(model: Any, optimizer: Any) -> Step:
+        step = _with_schedule(lambda optimizer: _SCHEDULES.StepLR(optimizer, 2, 0.5))(model, optimizer)
+        rates = optimizer.param_groups[0]
+        return lambda x: step(nn.functional.layer_norm(x, (3,), eps=rates["lr"]))
+
     with pytest.warns(st.HandOverWarning):
-        region = _both(build, [4] * 20, fused=True, frontend="auto")
+        region = _both(build, [4] * 20, frontend="auto")
     assert len(region.specializations) == 16

@@ -100,5 +100,5 @@ def test_a_step_that_no_graph_can_hold_says_what_to_do() -> None:
         return str(caught.value)
 
     parameters = list(layer.parameters())
-    for optimizer in (torch.optim.LBFGS, torch.optim.RAdam, torch.optim.Adafactor):
+    for optimizer in (torch.optim.LBFGS, torch.optim.Adafactor):
         refusal(optimizer(parameters))

@@ -166,12 +166,29 @@ def _frozen_between(compile: Any) -> Any:
 
 
 @fact(
-    "`.backward()` inside the region that leads to a tensor with a history from outside, or to a leaf with hooks",
+    "`.backward()` inside the region that leads to a tensor with a history from outside",
     refused="UnsupportedError",
     torch="graph breaks",
 )
 def _backward_that_leads_out() -> None:
     st.compile(lambda x: x.square().sum().backward())(dense(3, seed=1).requires_grad_() * 2)
+
+
+@fact(
+    "hooks that leaves have from outside, under `.backward()` inside the region (an optimizer in the backward)",
+    torch="graph breaks",
+)
+def _step_in_the_backward() -> None:
+    def step(weight: Any, optimizer: Any) -> Callable[[], object]:
+        def update(_: Any) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        weight.register_hook(lambda g: g.clamp(max=0.5))
+        weight.register_post_accumulate_grad_hook(update)
+        return lambda: weight.square().sum().backward()
+
+    _steps(step)
 
 
 @fact(
@@ -239,8 +256,24 @@ def _scaled_step() -> None:
 
 
 @fact(
-    "`RAdam`, `Adafactor`, `ASGD`, `AveragedModel.update_parameters` in the region, which branch on numbers inside tensors",
+    "`Adafactor`, `ASGD` in the region, which take the larger of two numbers inside tensors",
     refused="DataDependentError",
+    torch="graph breaks",
+)
+def _largest() -> None:
+    def step(weight: Any, _: Any) -> Callable[[], object]:
+        def run() -> None:
+            with torch.no_grad():
+                weight.div_(max(1.0, weight.norm(2).item())).add_(0.5)
+
+        return run
+
+    _steps(step)
+
+
+@fact(
+    "`RAdam`, `AveragedModel.update_parameters` in the region, which branch on small tensors of their state: a specialization "
+    "for each branch, which each call checks before it writes",
     torch="graph breaks",
 )
 def _branching_step() -> None:

@@ -70,7 +70,12 @@ def _set_forms(rows: Sequence[tuple[Any, Any, Callable[..., Any] | None]]) -> No
         op._dispatch_cache.clear()
 
 
-def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
+def _plainly(f: Callable[..., Tensor], *args: Any) -> Tensor:
+    return f(*args)
+
+
+def dropout_form(input: Tensor, p: Any, train: bool, call: Callable[..., Tensor] = _plainly) -> Tensor:
+    """`torch.dropout`; ``call``: calls what draws the mask, with a rate that may be a symbol."""
     if not train or p == 0 or input.numel() == 0:
         return input
     if p == 1:  # without random numbers
@@ -79,7 +84,8 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
     if input.device.type == "cpu" and not input.is_nested:
         if input.is_contiguous() or _is_wrapper(input):
             # As in eager mode. The fused kernel scales after it has masked, which rounds in another way.
-            out = input * _aten.div_.Scalar(torch.empty_like(input).bernoulli_(1 - p), 1 - p)
+            mask = call(Tensor.bernoulli_, torch.empty_like(input), 1 - p)
+            out = input * _aten.div_.Scalar(mask, 1 - p)
             return out
     out = _aten.native_dropout.default(input, p, train)[0]
     return out
@@ -128,7 +134,7 @@ _INTERPOLATIONS = [
     getattr(_aten, f"upsample_{name}").vec for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
 ]
 _FORMS: dict[Any, Callable[..., Any]] = {
-    _aten.dropout.default: _dropout,
+    _aten.dropout.default: dropout_form,
     _aten.multilabel_margin_loss_forward.default: _itself_for_wrappers(
         _aten.multilabel_margin_loss_forward.default, _refused
     ),

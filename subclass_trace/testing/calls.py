@@ -275,9 +275,10 @@ CORE = (
     "torch.where(c, x, y)", "F.embedding(i, x)",
 )  # fmt: skip
 
-#: what operations give, on which the commonest calls are made as well
+#: what operations give, on which the commonest calls are made as well (no parts of others: these may share a scale)
 STATES = (
-    "({0}) + ({1})", "({0}).exp()", "({0}) * -1.5", "({0}).t()", "({0})[1:]", "({0})[:, 1:]",
+    "({0}) + ({1})", "({0}).exp()", "({0}) * -1.5", "({0}).t()", "({0})[1:].clone()",
+    "({0})[:, 1:].clone()",
     "torch.cat([{0}, {1}])", "({0}).clone().add_(1)", "({0}).relu()",
 )  # fmt: skip
 

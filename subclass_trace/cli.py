@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 def _export(options: argparse.Namespace) -> int:
     import torch
 
+    from . import torch_api
     from .exporting import export
     from .stages import working
 
@@ -122,7 +123,7 @@ def _export(options: argparse.Namespace) -> int:
         exported = export(*made, joint=options.joint)
     with working(f"writing {options.out}"):
         if options.aoti:
-            torch._inductor.aoti_compile_and_package(exported.program, package_path=str(options.out))
+            torch_api.write_package(exported.program, str(options.out))
         elif options.onnx:
             torch.onnx.export(exported.program, dynamo=True).save(options.out)  # type: ignore[union-attr]
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ import torch
 from .. import policy, torch_api
 from ..errors import NeedsEager, NotYet
 from ..report.events import ran_eagerly
+from ..state.boundary import module_root
+from ..state.recorder import instance_dict
+from ..state.values import is_a
 
 
 class EagerCalls:
@@ -71,13 +75,14 @@ class EagerCalls:
 
 
 def _named_by(function: Any) -> Iterator[Any]:
-    """What a function, or the method of an object, can name at once."""
-    owner = getattr(function, "__self__", function if isinstance(function, torch.nn.Module) else None)
-    if owner is not None and not isinstance(owner, type):
-        yield from (getattr(owner, "__dict__", None) or {}).values()
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        yield from (function.__globals__.get(name) for name in code.co_names)
+    """What a function, or the method of an object, can name at once. No code of the user's runs for that."""
+    owner = function if is_a(function, torch.nn.Module) else None
+    if type(function) is types.MethodType:
+        owner, function = function.__self__, function.__func__
+    if owner is not None and not is_a(owner, type):
+        yield from (instance_dict(owner) or {}).values()
+    if type(function) is types.FunctionType:
+        yield from (function.__globals__.get(name) for name in function.__code__.co_names)
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # empty
                 yield cell.cell_contents
@@ -85,13 +90,9 @@ def _named_by(function: Any) -> Iterator[Any]:
 
 def _is_fresh(value: Any) -> bool:
     """Is it an optimizer of torch's that will make state when it steps?"""
-    if (
-        not isinstance(value, torch.optim.Optimizer)
-        or type(value).__module__.partition(".")[0] != "torch"
-        or value.state
-    ):
+    if not is_a(value, torch.optim.Optimizer) or module_root(type(value)) != "torch" or value.state:
         return False
-    return not isinstance(value, torch.optim.SGD) or any(group["momentum"] for group in value.param_groups)
+    return not is_a(value, torch.optim.SGD) or any(group["momentum"] for group in value.param_groups)
 
 
 def _kind(args: Any, kwargs: Any) -> Any:

@@ -57,10 +57,11 @@ class TracedMethods:
         self._learnt = len(self.codes)
         self._methods = []
         for cls in {*_classes(object)}:
-            module = vars(cls).get("__module__")
+            space = type.__dict__["__dict__"].__get__(cls)  # a metaclass may have its own
+            module = space.get("__module__")
             if type(module) is not str or module.partition(".")[0] == "torch":
                 continue
-            for name, member in list(vars(cls).items()):
+            for name, member in list(space.items()):
                 function = _unwrapped(member)
                 if type(function) is types.FunctionType and function.__code__ in self.codes:
                     self._methods += [(c, name, _function_of(c, name)) for c in (cls, *_classes(cls))]

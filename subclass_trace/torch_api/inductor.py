@@ -25,6 +25,13 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
         return dict(select_decomp_table())
 
 
+def write_package(program: torch.export.ExportedProgram, path: str) -> None:
+    """A package of AOTInductor."""
+    import torch._inductor
+
+    torch._inductor.aoti_compile_and_package(program, package_path=path)
+
+
 @contextlib.contextmanager
 def _with_real_constants(mode: FakeTensorMode) -> Iterator[None]:
     """Inductor's passes may run operations on a graph's constants, which are real tensors."""

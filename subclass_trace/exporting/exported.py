@@ -1,0 +1,158 @@
+"""What an export gives: the program, and what its dense inputs and outputs are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from .. import torch_api
+from ..data.vocabulary import Writer
+from ..errors import ExportError
+from ..plan.values import Recipe
+from ..runtime.sizes import evaluator
+from ..runtime.tangents import with_unbacked
+from ..state.place import GONE, Call
+from ..state.rows import Row
+from ..subclass.flatten import flatten
+from ..subclass.paths import Path
+from ..subclass.spec import Spec, spec_leaves
+from ..subclass.visit import rebuild
+from .results import made
+from .state import FlatState
+
+Tensor = torch.Tensor
+pytree = torch_api.pytree
+
+
+@dataclass(frozen=True, eq=False)
+class Argument:
+    """A tensor among the arguments: its place among the leaves of (args, kwargs), its spec, the names of its dense tensors."""
+
+    position: int
+    spec: Spec
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A program, and what its dense inputs and outputs are made of.
+
+    Attributes:
+        program: the `torch.export.ExportedProgram`.
+        state: the state of the module as dense tensors.
+        arguments: the tensors that a call passes.
+        gradients: of the joint form: the dense tensors that the gradients are of, in the order in which they follow the
+            results;
+        tangents: what such a program takes after the arguments (nothing, where the one result is a loss).
+    """
+
+    program: ExportedProgram
+    state: FlatState
+    arguments: tuple[Argument, ...]
+    gradients: tuple[str, ...]
+    tangents: tuple[str, ...]
+    _tree: Any
+    _recipe: Recipe
+    _outputs: Mapping[int, tuple[Spec | None, slice]]
+    _read: tuple[Row, ...] = ()
+
+    def flatten_inputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """The dense tensors of a call, in the order in which the program takes them.
+
+        Raises:
+            ExportError: the arguments have another structure, or a tensor is another kind of wrapper.
+        """
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        if tree != self._tree:
+            raise ExportError("the arguments have another structure", path="args", expected=self._tree, got=tree)
+        for row in self._read:  # numbers, texts: they are in the program
+            try:
+                holds = row.holds(Call(args, kwargs))
+            except GONE:
+                holds = False
+            if not holds:
+                fix = "export once more for it"
+                raise ExportError(
+                    "an argument is not what it was exported with", path=row.place, expected=row.code, fix=fix
+                )
+        found: list[Tensor] = []
+        for a in self.arguments:
+            name = a.names[0].partition(".")[0] if a.names else f"args[{a.position}]"
+            dense, spec = flatten(leaves[a.position], Path(name))
+            if [*_kinds(spec)] != [*_kinds(a.spec)]:
+                expected, got = (", ".join(_kinds(s)) for s in (a.spec, spec))
+                raise ExportError("an argument is of another kind", path=name, expected=expected, got=got)
+            found += dense
+        return tuple(found)
+
+    def unflatten_outputs(self, flat: Sequence[Any]) -> Any:
+        """What the function would give, of what the program gives."""
+        flat = [flat] if isinstance(flat, Tensor) else list(flat)
+        values: dict[int, Any] = {}
+        for number, (spec, span) in self._outputs.items():
+            if spec is None:
+                values[number] = flat[span.start]
+                continue
+            leaves = flat[span]
+            env = with_unbacked([*spec_leaves(spec)], [t.shape for t in leaves], {})
+            with torch.no_grad():
+                values[number] = rebuild(spec, iter(leaves), evaluator(env))
+        return made(self._recipe, [values.get(k) for k in range(max(values, default=-1) + 1)])
+
+    def run(self, *args: Any, tangents: Sequence[Tensor] = ()) -> Any:
+        """Run the program for positional arguments, without compiling: its result, and of a joint program (result, gradients by
+        name), for ``tangents`` where it takes some.
+
+        Raises:
+            ExportError: see `flatten_inputs`; or another number of tangents.
+        """
+        if len(tangents) != len(self.tangents):
+            raise ExportError(
+                "another number of tangents", path="tangents", expected=len(self.tangents), got=len(tangents)
+            )
+        state = {**self.program.state_dict, **self.program.constants}
+        given = [state[s.target] for s in self.program.graph_signature.input_specs if s.target is not None]
+        with torch.no_grad():
+            flat = self.program.graph_module(*given, *self.flatten_inputs(*args), *tangents)
+        flat = list(flat)[len(flat) - self._shown - len(self.gradients) :]
+        result = self.unflatten_outputs(flat[: self._shown])
+        return (result, dict(zip(self.gradients, flat[self._shown :], strict=True))) if self.gradients else result
+
+    @property
+    def _shown(self) -> int:
+        return max((span.stop for _, span in self._outputs.values()), default=0)
+
+    def flatten_state_dict(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `FlatState.flatten`: what safetensors can hold."""
+        return self.state.flatten(state_dict)
+
+    def unflatten_state_dict(self, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `FlatState.unflatten`."""
+        return self.state.unflatten(flat)
+
+    def describe(self) -> dict[str, Any]:
+        """The wrappers of state, arguments and results, as JSON holds them: class, names, context.
+
+        Raises:
+            ExportError: a context cannot be described.
+        """
+        writer = Writer()
+        data = {
+            "state": {e.name: writer.value(e.spec, e.name) for e in self.state.entries.values()},
+            "tied": self.state.tied,
+            "shared": self.state.shared,
+            "arguments": [[[*a.names], writer.value(a.spec, str(a.names))] for a in self.arguments],
+            "results": [[k, writer.value(spec, f"result {k}")] for k, (spec, _) in self._outputs.items()],
+        }
+        for gap in writer.gaps:
+            raise ExportError("a context cannot be described", path=gap.path, got=gap.what)
+        return data
+
+
+def _kinds(spec: Spec) -> list[str]:
+    leaves = [f"{s.dtype}, {len(s.size)} dimensions" for s in spec_leaves(spec)]
+    return [getattr(getattr(spec, "cls", None), "__qualname__", "Tensor"), *leaves]

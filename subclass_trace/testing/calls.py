@@ -275,10 +275,9 @@ CORE = (
     "torch.where(c, x, y)", "F.embedding(i, x)",
 )  # fmt: skip
 
-#: what operations give, on which the commonest calls are made as well (no parts of others: these may share a scale)
+#: what operations give, on which the commonest calls are made as well
 STATES = (
-    "({0}) + ({1})", "({0}).exp()", "({0}) * -1.5", "({0}).t()", "({0})[1:].clone()",
-    "({0})[:, 1:].clone()",
+    "({0}) + ({1})", "({0}).exp()", "({0}) * -1.5", "({0}).t()", "({0})[1:]", "({0})[:, 1:]",
     "torch.cat([{0}, {1}])", "({0}).clone().add_(1)", "({0}).relu()",
 )  # fmt: skip
 

@@ -198,7 +198,7 @@ class Gradients(Evidence):
         self: Any, call: Call, n: str, wanted: list[str], sources: Any, outs: Any, plain: bool
     ) -> list[str]:
         """Lines that compute one gradient on both sides."""
-        lines: list[str] = self._with_history(call, wanted)
+        lines = self._with_history(call, wanted)
         tangents = [f"{b}.detach() * 2" if plain else f"{a}.detach()" for a, b in sources]
         dense = [t if plain else self.projected(t, o) for t, o in zip(tangents, outs, strict=True)]
         end = f"d{n}" if n in self.operands.wrappers else n
@@ -222,7 +222,7 @@ class Gradients(Evidence):
 
     def _with_history(self, call: Call, wanted: list[str]) -> list[str]:
         """Lines that make the call on both sides, on operands that require grad."""
-        lines = [*self.setup(call), *self.against_dense(call, "z")]
+        lines: list[str] = [*self.setup(call), *self.against_dense(call, "z")]
         at = len(lines) - len(self.body(call, "")) * 2
         names = [*wanted, *(f"d{w}" for w in wanted if w in self.operands.wrappers)]
         lines.insert(at, f"for t in ({', '.join(names)},): t.requires_grad_()")

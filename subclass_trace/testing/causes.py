@@ -141,9 +141,7 @@ class Coverage:
     def text(self) -> list[str]:
         """Lines of a summary."""
         if self.unbuilt:
-            return [
-                f"operations: no call was tried, since there are no instances for it ({self.unbuilt})"
-            ]
+            return [f"operations: no call was tried, since there are no instances for it ({self.unbuilt})"]
         if not self.use:
             return []
         lines = [

@@ -53,32 +53,52 @@ class Gradients(Evidence):
             ends = [given[n] for n in wanted], [values[n] for n in wanted]
             for plain in (False, True):
                 self._backward(call, wanted, ends, pairs, sources, plain)
-            for n in wanted if own_formulas(pairs[0]) else ():
-                self._alone(call, n, "")
-                self._alone(call, n, f"{n}.detach().mul_(3)")
+            if own_formulas(pairs[0]):
+                self._for_one_alone(call, wanted)
+                self._overwritten(call, wanted)
             self._second(call, wanted, ends, pairs, sources)
 
-    def _alone(self: Any, call: Call, n: str, write: str) -> None:
-        """The gradient of one argument where no other gets one, and after a write to it: as on dense tensors, or an error."""
-        sides: list[Any] = []
-        for names in (self.given(call, True), self.operands.copies(self.used(call))):
-            names[n] = names[n].detach().requires_grad_()
+    def _for_one_alone(self: Any, call: Call, wanted: list[str]) -> None:
+        """The gradient of one argument does not depend on whether the others get one."""
+        for n in wanted if len(wanted) > 1 else ():
+            given, values = self.given(call, True), self.operands.copies(self.used(call))
+            given[n], values[n] = given[n].detach().requires_grad_(), values[n].requires_grad_()
+            self._whole(call, n, given, values, "")
+
+    def _overwritten(self: Any, call: Call, wanted: list[str]) -> None:
+        """An operand that is written to before the backward gives what it gives on dense tensors, or an error."""
+        for n in wanted:
+            given, values = self.given(call, True), self.operands.copies(self.used(call))
+            given[n], values[n] = given[n].detach().requires_grad_(), values[n].requires_grad_()
+            self._whole(call, n, given, values, f"{n}.detach().mul_(3)")
+
+    def _whole(self: Any, call: Call, n: str, given: Any, values: Any, write: str) -> None:
+        """The gradient of a sum for ``n``, after a write to it."""
+        sides = []
+        for names in (given, values):
+            out = [t for t in flat(self.run(call, names).out) if torch.is_tensor(t)][0]
             try:
-                out = next(t for t in flat(self.run(call, names).out) if torch.is_tensor(t))
                 exec(write, {n: names[n]})
-                sides += torch.autograd.grad(out.sum(), names[n], allow_unused=True)
+                loss = out if not isinstance(out, self.subject.cls) else out.sum()
+                grads = torch.autograd.grad(loss.sum(), names[n], allow_unused=True)
+                sides.append(None if grads[0] is None else self.value(grads[0]))
             except Exception as error:
                 sides.append(error)
-        g, right = sides
-        noticed = "modified by an inplace operation" in str(right)
-        if isinstance(g, Exception) or (isinstance(right, Exception) and not noticed):
+        got, right = sides
+        if isinstance(got, Exception) or right is None or got is right:
             return
-        if noticed or not self._near(g, right, (), 1e-4):
-            what = "a write to what is saved is noticed" if write else f"{n} alone has its gradient"
-            lines = [*self.setup(call), f"{n}.requires_grad_()", *self.body(call, "z")]
-            lines += [write] * (write != "") + [f"got = torch.autograd.grad(z.sum(), {n})"]
-            lines += ['print("got:     ", got)', f"assert False, {what!r}"]
-            raise Found("ST407" if write else "ST403", what, g, right, lines)
+        if isinstance(right, Exception):
+            if "modified by an inplace operation" not in str(right):
+                return
+        elif got is not None and self.close(given[n], got, right, 1e-4, 1e-4 * _scale(right), _scale(right)):
+            return
+        rule = "ST407" if write else "ST403"
+        what = "a write to what is saved for the backward is noticed" if write else f"the gradient for {n} alone"
+        lines = [*self.setup(call), f"{n}.requires_grad_()", *self.body(call, "z"), *[write] * (write != "")]
+        lines.append(f"(got,) = torch.autograd.grad(z.sum(), {n}, allow_unused=True)")
+        lines.append('print("got:     ", got)')
+        lines.append(f"assert False, {what!r}")
+        raise Found(rule, what, got, right, lines)
 
     def _backward(
         self: Any, call: Call, wanted: list[str], ends: Any, pairs: Any, sources: Any, plain: bool
@@ -88,10 +108,8 @@ class Gradients(Evidence):
         if plain and not any(isinstance(t, self.subject.cls) for t in outs):
             return
         try:
-            tangents = [t.detach().clone() for t in (dense_outs if plain else outs)]
-            if plain:  # other numbers
-                tangents = [t * 2 for t in tangents]
-            versions = [t._version for t in tangents]
+            tangents = [t.detach().clone() * 2 if plain else None for t in dense_outs]
+            tangents = tangents if plain else [t.detach().clone() for t in outs]
             dense = tangents if plain else [self.value(t) for t in tangents]
             with self.seen:
                 expected = torch.autograd.grad(dense_outs, ends[1], dense, True, allow_unused=True)
@@ -103,11 +121,9 @@ class Gradients(Evidence):
             if not plain:
                 self.limited[f"{call.text} with a backward"] = refusal_of(error)
             return
-        if versions != [t._version for t in tangents]:
+        if any(t._version for t in tangents):
             lines = [*self._with_history(call, wanted), f"t = {sources[0][0]}.detach().clone()"]
-            lines.append(
-                f"torch.autograd.grad([{sources[0][0]}], [{wanted[0]}], [t], allow_unused=True)"
-            )
+            lines.append(f"torch.autograd.grad([{sources[0][0]}], [{wanted[0]}], [t], allow_unused=True)")
             what = "a backward leaves the gradient that it is given alone"
             raise Found("ST331", what, "written", "as it was", [*lines, *shown("t._version", "0")])
         for n, g, dense_g in zip(wanted, grads, expected, strict=True):
@@ -125,29 +141,26 @@ class Gradients(Evidence):
         except Exception:  # a second derivative may be refused
             return
         self.passed["ST405"] += 1
-        rounds = self.subject.tolerance[0] > 1e-3  # (a second derivative multiplies that)
+        rounds = self.subject.tolerance[0] > 1e-3  # what a second derivative makes of that is no measure
         for n, g, value, right in zip(wanted, grads, values, expected, strict=True):
             gaps = not torch.is_tensor(right) or (g is not None and self.has_gaps(call, g))
             if gaps or not right.numel() or float(right.abs().max()) < 1e-3:
                 continue
-            lost = value is None or not bool(value.count_nonzero())
-            if lost or not (rounds or self._near(g, right, pairs[0], 1e-4)):
+            scale = _scale(right)
+            slack = max(self._slack(pairs[0]), 1e-4)
+            if value is None or value.shape != right.shape or not bool(value.count_nonzero()):
+                near = False
+            else:
+                near = rounds or self.close(g, value, right, slack, slack * scale, scale)
+            if not near:
                 lines = self._with_history(call, wanted)
                 for name, k, at in (("got", 0, ""), ("expected", 1, "d")):
                     outs = ", ".join(pair[k] for pair in sources)
                     into = ", ".join(at * (w in self.operands.wrappers) + w for w in wanted)
-                    lines.append(
-                        f"{name} = second_gradients([{outs}], [{into}])[{wanted.index(n)}]"
-                    )
+                    lines.append(f"{name} = second_gradients([{outs}], [{into}])[{wanted.index(n)}]")
                 look = self.projected("got", g) if g is not None else "got"
                 lines += shown(look, "expected", self.subject.tolerance)
-                raise Found(
-                    "ST405",
-                    f"the second derivative for {n} is that of the dense program",
-                    value,
-                    right,
-                    lines,
-                )
+                raise Found("ST405", f"the second derivative for {n} is that of the dense program", value, right, lines)
 
     def _gradient(
         self: Any,
@@ -170,8 +183,9 @@ class Gradients(Evidence):
             g,
             False,
         )
+        zero = dense_g is None or not bool(dense_g.count_nonzero())
         if g is None or dense_g is None:
-            near = self._near(g, dense_g, outs)
+            near = zero and (g is None or not bool(probes.leaves(g)[0].count_nonzero()))
         elif wrapper and not isinstance(g, self.subject.cls) and type(g) is not torch.Tensor:
             rule, what, value, dense_g = (
                 "ST404",
@@ -183,7 +197,11 @@ class Gradients(Evidence):
         else:
             look = self.projected("g", g)
             try:
-                value, near = self.value(g), self._near(g, dense_g, outs)
+                value = self.value(g)
+                slack = self._slack(outs)
+                scale = _scale(dense_g)
+                same = g.dtype == dense_g.dtype and value.shape == dense_g.shape
+                near = same and self.close(g, value, dense_g, slack, slack * scale, scale)
             except Exception as error:
                 value = f"{type(error).__name__}: {error}"
         self.passed.update([rule, "ST404"])
@@ -209,18 +227,7 @@ class Gradients(Evidence):
             )
         return lines
 
-    def _near(self: Any, g: Any, right: Any, outs: Any, slack: float = 0.0) -> bool:
-        """Is a gradient that of the dense program? None is zero."""
-        if g is None or right is None:
-            there = [t for t in (g, right) if t is not None]
-            return not any(bool(probes.leaves(t)[0].count_nonzero()) for t in there)
-        value, slack = self.value(g), max(slack, self._slack(outs))
-        finite = right[right.isfinite()].abs()
-        scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
-        same = g.dtype == right.dtype and value.shape == right.shape
-        return bool(same and self.close(g, value, right, slack, slack * scale, scale))
-
-    def _with_history(self, call: Call, wanted: list[str]) -> list[str]:
+    def _with_history(self: Any, call: Call, wanted: list[str]) -> list[str]:
         """Lines that make the call on both sides, on operands that require grad."""
         lines: list[str] = [*self.setup(call), *self.against_dense(call, "z")]
         at = len(lines) - len(self.body(call, "")) * 2
@@ -295,6 +302,11 @@ def own_formulas(outs: Any) -> bool:
         seen.add(node)
         nodes += [before for before, _ in node.next_functions]
     return False
+
+
+def _scale(t: torch.Tensor) -> float:
+    finite = t[t.isfinite()]
+    return max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
 
 
 def _detached(out: Any) -> Any:

@@ -123,7 +123,7 @@ class Operands:
                 continue
             if self.fits and not self._fits(name):
                 for names in (self.lines, self.shared, self._codes):
-                    del names[name]
+                    del names[name]  # type: ignore[attr-defined]
         self.wrappers = frozenset(self.lines)
         self._vary(shape, dtype)
         self._plain(self.shared["x"])

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from . import probes
-from .ambient import set_torch_state, torch_state
 from .calls import CORE, DRAWN, KINDS, STATES
 from .evidence import Call, Found, Ran, call_of, shown
 from .judging import Judge, Refused
@@ -283,6 +282,27 @@ class Sweep:
         self.note(None, Found("ST112", what, True, False, lines), frozenset())
 
 
+# ------------------------------------------------------------------------------------- torch's global state
+def torch_state() -> tuple[Any, ...]:
+    """What torch keeps for the whole process and a call must not change."""
+    return (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_num_threads(),
+    )
+
+
+def set_torch_state(state: tuple[Any, ...]) -> None:
+    """Put it back."""
+    torch.set_default_dtype(state[0])
+    torch.set_grad_enabled(state[1])
+    torch.use_deterministic_algorithms(state[2])
+    torch.set_autocast_enabled("cpu", state[3])
+    torch.set_num_threads(state[4])
+
+
 # ------------------------------------------------------------------------------------- all of it
 _DONE: weakref.WeakKeyDictionary[Subject, Swept] = weakref.WeakKeyDictionary()
 #: told before each call, so that who watches knows what caused a crash or a hang
@@ -369,10 +389,7 @@ def _other_parts(sweep: Sweep, calls: list[Call]) -> None:
     subject, result, x = sweep.subject, sweep.result, sweep.operands.shared["x"]
     failing = {f.call for found in result.failures.values() for f in found}
     for name, inner in probes.inners(x).items():
-        outside = isinstance(inner, torch.Tensor) and (inner.shape, inner.dtype) == (
-            x.shape,
-            x.dtype,
-        )
+        outside = isinstance(inner, torch.Tensor) and (inner.shape, inner.dtype) == (x.shape, x.dtype)
         part = replace(subject, dense=f"{{0}}.{name}")
         if not outside or subject.dense in (None, part.dense):
             continue

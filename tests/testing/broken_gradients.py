@@ -114,9 +114,7 @@ def with_formula(formula, *functions):
     @classmethod
     def above(cls, func, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunctionSubclass():
-            same = all(
-                isinstance(a, torch.Tensor) and a.shape == args[0].shape and a.dtype.is_floating_point for a in args
-            )
+            same = all(isinstance(a, torch.Tensor) and a.shape == args[0].shape and a.dtype.is_floating_point for a in args)
             if func in functions and not kwargs and same:
                 return formula.apply(*args)
             return func(*args, **(kwargs or {}))

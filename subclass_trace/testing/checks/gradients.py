@@ -28,9 +28,8 @@ def gradients(t: Script) -> None:
 
 @rule("ST405", "a second derivative is that of the dense program", cost=Cost.SWEEP)
 def second_derivatives(t: Script) -> None:
-    """Gradient penalties and Hessians differentiate the backward (`create_graph=True`). A formula of one's own that computes
-    on detached values in its backward has the right gradient, and a second one of zero. It may be refused, as
-    `once_differentiable` does.
+    """Gradient penalties and Hessians differentiate the backward (`create_graph=True`). A formula of one's own that computes on
+    detached values in its backward has the right gradient, and a second one of zero. It may be refused, as `once_differentiable` does.
 
     Passes: `return grad * 2 * x`, of saved tensors.
     Fails: `return grad * 2 * x.detach()`.

@@ -10,7 +10,17 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from . import compiled_autograd, first_call, memory, models, partition, programs, steady, warm_start, whole_step
+from . import (
+    compiled_autograd,
+    first_call,
+    memory,
+    models,
+    partition,
+    programs,
+    steady,
+    warm_start,
+    whole_step,
+)
 from .results import Figure, as_json, as_markdown, as_text
 
 BENCHMARKS = {
@@ -42,28 +52,49 @@ def main(arguments: list[str] | None = None) -> int:
     if options.gpu:
         found = programs.run(options.quick, say, "cuda")
     else:
-        found = (f for name in options.only or BENCHMARKS for f in BENCHMARKS[name].run(options.quick, say))
+        found = (
+            f
+            for name in options.only or BENCHMARKS
+            for f in BENCHMARKS[name].run(options.quick, say)
+        )
     for figure in found:
-        figures.append(replace(figure, goal=None) if options.quick else figure)  # goals are for the full programs
+        figures.append(
+            replace(figure, goal=None) if options.quick else figure
+        )  # goals are for the full programs
     say("done")
     print(as_markdown(figures) if options.markdown else as_text(figures))
     if options.json:
         options.json.write_text(json.dumps(as_json(figures), indent=2) + "\n")
     missed = [f for f in figures if f.missed]
     if missed:
-        print(f"\n{len(missed)} of {sum(f.goal is not None for f in figures)} goals missed", file=sys.stderr)
+        print(
+            f"\n{len(missed)} of {sum(f.goal is not None for f in figures)} goals missed",
+            file=sys.stderr,
+        )
     return int(bool(missed and options.strict))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Ratios beside their goals.")
-    parser.add_argument("--quick", action="store_true", help="small programs, few rounds, no goals: under a minute")
-    parser.add_argument("--only", action="append", choices=sorted(BENCHMARKS), help="run this one; may be repeated")
-    parser.add_argument(
-        "--gpu", action="store_true", help="users' programs with inductor, on a GPU whose name is recorded"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Ratios beside their goals."
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures, with raw times and bytes")
-    parser.add_argument("--markdown", action="store_true", help="print the tables of docs/benchmarks.md")
+    parser.add_argument(
+        "--quick", action="store_true", help="small programs, few rounds, no goals: under a minute"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=sorted(BENCHMARKS), help="run this one; may be repeated"
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="users' programs with inductor, on a GPU whose name is recorded",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the figures, with raw times and bytes"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the tables of docs/benchmarks.md"
+    )
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a goal is missed")
     return parser
 

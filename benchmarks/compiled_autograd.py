@@ -1,7 +1,8 @@
-"""Compiled autograd: time and memory of a backward from its tape, beside the eager engine and torch's own.
+"""Compiled autograd: time and memory of a backward from its tape, beside the eager engine and
+torch's own.
 
-The subject is a chain of tiny layers, where overheads are all there is. A sample is the mean over fresh forwards, of
-which only the backwards are timed, in thread CPU time.
+The subject is a chain of tiny layers, where overheads are all there is. A sample is the mean over
+fresh forwards, of which only the backwards are timed, in thread CPU time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from .results import Figure, Goal
 from .subjects import WrongValues
 
 Around = Callable[[], Any]
-_TIME, _CAPTURE, _PEAK = "backward time / eager engine", "capture time / torch's", "peak of a backward / eager engine"
+_TIME, _CAPTURE, _PEAK = (
+    "backward time / eager engine",
+    "capture time / torch's",
+    "peak of a backward / eager engine",
+)
 _HALF = "backward time / torch's compiled autograd"
 
 
@@ -40,7 +45,10 @@ def _theirs_with_dynamo() -> Any:
     return _enable(torch.compile(backend="eager"), dynamic=False)
 
 
-OURS: dict[str, Around] = {"tape": compiled_autograd, "segments": lambda: compiled_autograd(backend="eager")}
+OURS: dict[str, Around] = {
+    "tape": compiled_autograd,
+    "segments": lambda: compiled_autograd(backend="eager"),
+}
 
 
 class Chain:
@@ -84,38 +92,63 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
     compiled_autograd.reset()
     say("compiled autograd, steady state")
     rounds = 5 if quick else 30
-    # Torch's tapes and ours would evict each other: each is timed against the eager engine, in turn.
+    # Torch's tapes and ours would evict each other: each is timed against the eager engine, in
+    # turn.
     times = steady(chain, {"eager": contextlib.nullcontext, **OURS}, rounds)
     for name, bound in (("tape", 2.0), ("segments", 1.5)):
         case = f"{name}, {len(compiled_autograd.tapes[-1].nodes)} nodes"
         yield Figure(
-            "compiled_autograd", _TIME, case, times.ratio(name, "eager"), Goal("<=", bound), {}, times.medians()
+            "compiled_autograd",
+            _TIME,
+            case,
+            times.ratio(name, "eager"),
+            Goal("<=", bound),
+            {},
+            times.medians(),
         )
     others = {}
     for name, around in {"no compiler": _theirs, "Dynamo": _theirs_with_dynamo}.items():
         compiled_autograd.reset()
         other = steady(chain, {"eager": contextlib.nullcontext, "torch": around}, rounds)
         others[name] = other.ratio("torch", "eager")
-        yield Figure("compiled_autograd", _TIME, f"torch's, {name}", others[name], None, {}, other.medians())
+        yield Figure(
+            "compiled_autograd", _TIME, f"torch's, {name}", others[name], None, {}, other.medians()
+        )
     for ours, theirs in (("tape", "no compiler"), ("segments", "Dynamo")):
         ratio = times.ratio(ours, "eager") / others[theirs]
-        yield Figure("compiled_autograd", _HALF, f"{ours} / {theirs}", ratio, Goal("<=", 0.5), {}, {})
+        yield Figure(
+            "compiled_autograd", _HALF, f"{ours} / {theirs}", ratio, Goal("<=", 0.5), {}, {}
+        )
     say("compiled autograd, capture")
-    captured = captures(Chain(12 if quick else 60), {"tape": compiled_autograd, "torch": _theirs}, 2 if quick else 5)
+    captured = captures(
+        Chain(12 if quick else 60), {"tape": compiled_autograd, "torch": _theirs}, 2 if quick else 5
+    )
     ratio = captured.ratio("tape", "torch")
-    yield Figure("compiled_autograd", _CAPTURE, "chain of layers", ratio, Goal("<=", 0.2), {}, captured.medians())
+    yield Figure(
+        "compiled_autograd",
+        _CAPTURE,
+        "chain of layers",
+        ratio,
+        Goal("<=", 0.2),
+        {},
+        captured.medians(),
+    )
     say("compiled autograd, memory")
     for kind, bound in (("plain", 1.02), ("offload", 1.05), ("checkpoint", 1.15)):
         peaks = {
-            name: float(peak_of(kind, around)) for name, around in {"eager": contextlib.nullcontext, **OURS}.items()
+            name: float(peak_of(kind, around))
+            for name, around in {"eager": contextlib.nullcontext, **OURS}.items()
         }
         for name in OURS:
-            ratio, goal = peaks[name] / peaks["eager"], Goal("<=", bound) if name == "tape" else None
+            ratio, goal = (
+                peaks[name] / peaks["eager"],
+                Goal("<=", bound) if name == "tape" else None,
+            )
             yield Figure("compiled_autograd", _PEAK, f"{kind}, {name}", ratio, goal, {}, peaks)
     compiled_autograd.reset()
 
 
-# ---------------------------------------------------------------------------------------------- time
+# ---- time
 def steady(chain: Chain, variants: Mapping[str, Around], rounds: int, calls: int = 20) -> Timings:
     """Backwards in turn, after some untimed ones."""
     samples: dict[str, list[float]] = {name: [] for name in variants}
@@ -150,12 +183,13 @@ def captures(chain: Chain, variants: Mapping[str, Around], rounds: int) -> Timin
     return Timings(samples)
 
 
-# ---------------------------------------------------------------------------------------------- memory
+# ---- memory
 WIDTH, BATCH, LAYERS = 64, 512, 12
 
 
 class Offload(saved_tensors_hooks):
-    """Keeps activations elsewhere (here: as numpy arrays, which are no tensor memory); parameters stay."""
+    """Keeps activations elsewhere (here: as numpy arrays, which are no tensor memory); parameters
+    stay."""
 
     def __init__(self) -> None:
         def pack(t: torch.Tensor) -> Any:
@@ -165,7 +199,8 @@ class Offload(saved_tensors_hooks):
 
 
 def deep_forward(layers: Sequence[torch.nn.Module], kind: str) -> torch.Tensor:
-    """A forward whose activations are "plain", offloaded ("offload") or recomputed ("checkpoint")."""
+    """A forward whose activations are "plain", offloaded ("offload") or recomputed
+    ("checkpoint")."""
     x = torch.ones(BATCH, WIDTH)
     with Offload() if kind == "offload" else contextlib.nullcontext():
         for k in range(0, LAYERS, 3):
@@ -176,7 +211,9 @@ def deep_forward(layers: Sequence[torch.nn.Module], kind: str) -> torch.Tensor:
 
 def peak_of(kind: str, around: Around) -> int:
     """Peak bytes of a backward in the steady state, above what there is before it."""
-    layers = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(LAYERS)]
+    layers = [
+        torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(LAYERS)
+    ]
     found = 0
     for _ in range(3):  # the first ones capture and trace
         for layer in layers:

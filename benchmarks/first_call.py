@@ -1,8 +1,10 @@
-"""The first call of a region: tracing, partitioning, code generation, and the first forward and backward.
+"""The first call of a region: tracing, partitioning, code generation, and the first forward and
+backward.
 
-Each measurement is of a new region with emptied caches, in a process that imported everything. ``aot_function`` gets
-the same partitioner and a compiler that does nothing; ``torch.compile`` gets its ``aot_eager`` back end, whose
-partitioner is min_cut. With all sizes symbolic, every dimension of every input is, in both.
+Each measurement is of a new region with emptied caches, in a process that imported everything.
+``aot_function`` gets the same partitioner and a compiler that does nothing; ``torch.compile`` gets
+its ``aot_eager`` back end, whose partitioner is min_cut. With all sizes symbolic, every dimension
+of every input is, in both.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from .subjects import Subject, WrongValues, check, ranks, transformer
 
 AOT = {"min_cut": Goal(">=", 4.0), "default": Goal(">=", 2.2)}
 DYNAMO, SYMBOLIC = Goal(">=", 2.7), Goal(">=", 1.6)
-_AGAINST_AOT, _AGAINST_DYNAMO = "times as fast as aot_function", "times as fast as torch.compile(aot_eager)"
+_AGAINST_AOT, _AGAINST_DYNAMO = (
+    "times as fast as aot_function",
+    "times as fast as torch.compile(aot_eager)",
+)
 
 
 def subjects(quick: bool) -> list[Subject]:
@@ -33,7 +38,9 @@ def verify(quick: bool) -> None:
     with ranks():
         for subject in subjects(quick):
             for partitioner in ("min_cut", "default"):
-                check(subject, stacks.ours(subject.function, partitioner), f"ours with {partitioner}")
+                check(
+                    subject, stacks.ours(subject.function, partitioner), f"ours with {partitioner}"
+                )
         symbolic = transformer("dense", layers=1)
         region = stacks.ours(symbolic.function, dynamic=True)
         check(symbolic, region, "ours with symbolic sizes")
@@ -80,17 +87,25 @@ def _static(subject: Subject, rounds: int) -> Iterator[Figure]:
         "aot_function default": lambda: stacks.aot(f, "default"),
         "torch.compile": lambda: stacks.dynamo(f),
     }
-    times = once({k: _first(subject, make) for k, make in made.items()}, rounds=rounds, fresh=stacks.forget)
+    times = once(
+        {k: _first(subject, make) for k, make in made.items()}, rounds=rounds, fresh=stacks.forget
+    )
     raw = times.medians()
     for partitioner in ("min_cut", "default"):
         base = f"aot_function {partitioner}"
         value = times.ratio(base, f"ours {partitioner}")
         case = f"{subject.name}, {partitioner}"
-        others = {"torch.compile": times.ratio(base, "torch.compile")} if partitioner == "min_cut" else {}
+        others = (
+            {"torch.compile": times.ratio(base, "torch.compile")}
+            if partitioner == "min_cut"
+            else {}
+        )
         yield Figure("first_call", _AGAINST_AOT, case, value, AOT[partitioner], others, raw)
     value = times.ratio("torch.compile", "ours min_cut")
     others = {"aot_function": times.ratio("torch.compile", "aot_function min_cut")}
-    yield Figure("first_call", _AGAINST_DYNAMO, f"{subject.name}, min_cut", value, DYNAMO, others, raw)
+    yield Figure(
+        "first_call", _AGAINST_DYNAMO, f"{subject.name}, min_cut", value, DYNAMO, others, raw
+    )
 
 
 def _symbolic(subject: Subject, rounds: int) -> Figure:
@@ -99,9 +114,18 @@ def _symbolic(subject: Subject, rounds: int) -> Figure:
         "ours": lambda: stacks.ours(f, dynamic=True),
         "aot_function": lambda: stacks.aot(f, dynamic=True),
     }
-    times = once({k: _first(subject, make) for k, make in made.items()}, rounds=rounds, fresh=stacks.forget)
+    times = once(
+        {k: _first(subject, make) for k, make in made.items()}, rounds=rounds, fresh=stacks.forget
+    )
     case = f"{subject.name}, min_cut, all sizes symbolic"
-    return Figure("first_call", _AGAINST_AOT, case, times.ratio("aot_function", "ours"), SYMBOLIC, raw=times.medians())
+    return Figure(
+        "first_call",
+        _AGAINST_AOT,
+        case,
+        times.ratio("aot_function", "ours"),
+        SYMBOLIC,
+        raw=times.medians(),
+    )
 
 
 def _first(subject: Subject, make: Callable[[], Any]) -> Callable[[], Callable[[], Any]]:

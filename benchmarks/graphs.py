@@ -1,6 +1,8 @@
-"""Joint graphs of models, for the partitioners: multi-layer perceptron, convolutions, transformers, GPT-2 and Llama.
+"""Joint graphs of models, for the partitioners: multi-layer perceptron, convolutions, transformers,
+GPT-2 and Llama.
 
-`NAMES` lists them; ``+dec`` captures with inductor's decompositions. Models that use dropout draw random numbers.
+`NAMES` lists them; ``+dec`` captures with inductor's decompositions. Models that use dropout draw
+random numbers.
 """
 
 from __future__ import annotations
@@ -50,21 +52,31 @@ class Joint:
 
     def tangents(self) -> list[Tensor]:
         """Ones for each tangent."""
-        vals = [n.meta["val"] for n in self.module.graph.nodes if n.op == "placeholder" and "tangents" in n.name]
+        vals = [
+            n.meta["val"]
+            for n in self.module.graph.nodes
+            if n.op == "placeholder" and "tangents" in n.name
+        ]
         return [torch.ones(v.shape, dtype=v.dtype) for v in vals]
 
 
-def joint_of(name: str, function: Callable[..., Any], args: Sequence[Any], decompositions: Any = None) -> Joint | None:
+def joint_of(
+    name: str, function: Callable[..., Any], args: Sequence[Any], decompositions: Any = None
+) -> Joint | None:
     """Capture the joint graph of a call; None when nothing is differentiable."""
     call, table = (tuple(args), {}), decompositions or {}
     session = Session(dynamic=False, decompositions=table)
-    captured, _, maker = traced_call(function, call, Options(), SizeHistory(), session, symbols=True)
+    captured, _, maker = traced_call(
+        function, call, Options(), SizeHistory(), session, symbols=True
+    )
     if captured.tape is None:
         return None
     traced = captured.tape.trace(captured.tape.guess())
     rows = [(row.leaves, leaves_of(maker.flat[row.position])) for row in captured.inputs.rows]
     of_primal = {
-        captured.inputs.leaf_primals[k]: leaf.detach() for ks, own in rows for k, leaf in zip(ks, own, strict=True)
+        captured.inputs.leaf_primals[k]: leaf.detach()
+        for ks, own in rows
+        for k, leaf in zip(ks, own, strict=True)
     }
     leaves = tuple(of_primal[k] for k in sorted(of_primal))
     return Joint(name, traced.joint, traced.num_forward, leaves, captured.served(traced.joint))
@@ -78,7 +90,9 @@ def load(name: str) -> Joint:
     function, args = MODELS[base]()
     table = None
     if decomposed:
-        importlib.import_module("torch._inductor.lowering")  # the decomposition of max_pool2d takes it for granted
+        importlib.import_module(
+            "torch._inductor.lowering"
+        )  # the decomposition of max_pool2d takes it for granted
         from torch._inductor.decomposition import select_decomp_table
 
         table = select_decomp_table()
@@ -87,13 +101,15 @@ def load(name: str) -> Joint:
     return found
 
 
-# ---------------------------------------------------------------------------------------------- models
+# ---- models
 def _parameter(*shape: int) -> Tensor:
     return (torch.randn(shape) / shape[-1] ** 0.5).requires_grad_()
 
 
 def _mlp(layers: int = 8, width: int = 128, batch: int = 64) -> Program:
-    rows = [(_parameter(width, width), torch.zeros(width), torch.ones(width)) for _ in range(layers)]
+    rows = [
+        (_parameter(width, width), torch.zeros(width), torch.ones(width)) for _ in range(layers)
+    ]
     flat = [t.requires_grad_() for row in rows for t in row]
 
     def f(x: Tensor, *p: Tensor) -> Tensor:
@@ -107,7 +123,11 @@ def _mlp(layers: int = 8, width: int = 128, batch: int = 64) -> Program:
 def _conv(blocks: int = 4, channels: int = 16) -> Program:
     parameters, buffers = [], []
     for _ in range(blocks):
-        parameters += [_parameter(channels, channels, 3, 3), torch.ones(channels), torch.zeros(channels)]
+        parameters += [
+            _parameter(channels, channels, 3, 3),
+            torch.ones(channels),
+            torch.zeros(channels),
+        ]
         buffers += [torch.zeros(channels), torch.ones(channels)]
     count = len(parameters)
 
@@ -115,10 +135,16 @@ def _conv(blocks: int = 4, channels: int = 16) -> Program:
         p, b = a[:count], a[count:]
         for i in range(blocks):
             h = F.conv2d(x, p[3 * i], padding=1)
-            x = x + F.relu(F.batch_norm(h, b[2 * i], b[2 * i + 1], p[3 * i + 1], p[3 * i + 2], True))
+            x = x + F.relu(
+                F.batch_norm(h, b[2 * i], b[2 * i + 1], p[3 * i + 1], p[3 * i + 2], True)
+            )
         return F.max_pool2d(x, 2).mean()
 
-    return f, [torch.randn(4, channels, 16, 16), *[t.requires_grad_() for t in parameters], *buffers]
+    return f, [
+        torch.randn(4, channels, 16, 16),
+        *[t.requires_grad_() for t in parameters],
+        *buffers,
+    ]
 
 
 def _transformer(layers: int, kind: str = "dense", drop: float = 0.0) -> Program:
@@ -133,11 +159,30 @@ def _transformer(layers: int, kind: str = "dense", drop: float = 0.0) -> Program
     return f, [subject.inputs[0].detach(), *subject.inputs[1:]]
 
 
-def _gpt2(layers: int = 4, width: int = 64, heads: int = 4, vocabulary: int = 512, length: int = 64) -> Program:
+def _gpt2(
+    layers: int = 4, width: int = 64, heads: int = 4, vocabulary: int = 512, length: int = 64
+) -> Program:
     """GPT-2: learned positions, dropout, tied embedding, cross entropy."""
     w = width
-    shapes = [(w,), (w,), (3 * w, w), (3 * w,), (w, w), (w,), (w,), (w,), (4 * w, w), (4 * w,), (w, 4 * w), (w,)]
-    flat = [_parameter(vocabulary, w), _parameter(128, w), *[_parameter(*s) for s in shapes * layers]]
+    shapes = [
+        (w,),
+        (w,),
+        (3 * w, w),
+        (3 * w,),
+        (w, w),
+        (w,),
+        (w,),
+        (w,),
+        (4 * w, w),
+        (4 * w,),
+        (w, 4 * w),
+        (w,),
+    ]
+    flat = [
+        _parameter(vocabulary, w),
+        _parameter(128, w),
+        *[_parameter(*s) for s in shapes * layers],
+    ]
 
     def block(x: Tensor, p: Sequence[Tensor]) -> Tensor:
         batch, n, _ = x.shape
@@ -161,11 +206,17 @@ def _gpt2(layers: int = 4, width: int = 64, heads: int = 4, vocabulary: int = 51
     return f, [torch.randint(0, vocabulary, (2, length)), *flat]
 
 
-def _llama(layers: int = 4, width: int = 64, heads: int = 4, vocabulary: int = 512, length: int = 64) -> Program:
+def _llama(
+    layers: int = 4, width: int = 64, heads: int = 4, vocabulary: int = 512, length: int = 64
+) -> Program:
     """Llama: rotary positions, RMS norm, grouped heads, SwiGLU."""
     w, size = width, width // heads
     shapes = [(w,), (w, w), (w // 2, w), (w // 2, w), (w, w), (w,), (160, w), (160, w), (w, 160)]
-    flat = [_parameter(vocabulary, w), _parameter(vocabulary, w), *[_parameter(*s) for s in shapes * layers]]
+    flat = [
+        _parameter(vocabulary, w),
+        _parameter(vocabulary, w),
+        *[_parameter(*s) for s in shapes * layers],
+    ]
     inverse = 1.0 / (10000 ** (torch.arange(0, size, 2) / size))
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -180,7 +231,9 @@ def _llama(layers: int = 4, width: int = 64, heads: int = 4, vocabulary: int = 5
         h = norm(x, p[0])
         q, k, v = (F.linear(h, m).view(batch, n, -1, size).transpose(1, 2) for m in p[1:4])
         q, k = turn(q, cos, sin), turn(k, cos, sin)
-        k, v = (t[:, :, None].expand(-1, -1, 2, -1, -1).reshape(batch, heads, n, size) for t in (k, v))
+        k, v = (
+            t[:, :, None].expand(-1, -1, 2, -1, -1).reshape(batch, heads, n, size) for t in (k, v)
+        )
         mask = torch.full((n, n), -1e9).triu(1)
         weights = ((q @ k.transpose(2, 3)) * size**-0.5 + mask).softmax(-1, dtype=torch.float32)
         x = x + F.linear((weights @ v).transpose(1, 2).reshape(batch, n, w), p[4])
@@ -193,7 +246,9 @@ def _llama(layers: int = 4, width: int = 64, heads: int = 4, vocabulary: int = 5
         angles = torch.cat((angles, angles), -1)
         for k in range(0, len(p), 9):
             x = block(x, p[k : k + 9], angles.cos(), angles.sin())
-        return F.cross_entropy(F.linear(x, head)[:, :-1].reshape(-1, vocabulary), ids[:, 1:].reshape(-1))
+        return F.cross_entropy(
+            F.linear(x, head)[:, :-1].reshape(-1, vocabulary), ids[:, 1:].reshape(-1)
+        )
 
     return f, [torch.randint(0, vocabulary, (2, length)), inverse, *flat]
 

@@ -1,11 +1,13 @@
 """Timing that can be trusted on a shared machine: ratios, interleaved in one process, in CPU time.
 
-    >>> times = interleaved({"short": lambda: sum(range(300)), "long": lambda: sum(range(3000))}, rounds=5)
+    >>> times = interleaved({"short": lambda: sum(range(300)), "long": lambda: sum(range(3000))},
+    rounds=5)
     >>> times.ratio("long", "short") > 1
     True
 
-`interleaved` is for calls that can be repeated; `once` for those that happen only once, as a first call does. Both take
-the variants in turn (and start each round with another one), so that a slow moment of the machine hits all of them.
+`interleaved` is for calls that can be repeated; `once` for those that happen only once, as a first
+call does. Both take the variants in turn (and start each round with another one), so that a slow
+moment of the machine hits all of them.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """One thread, and a garbage collector that leaves everything alone that exists now. It stays switched on."""
+    """One thread, and a garbage collector that leaves everything alone that exists now. It stays
+    switched on."""
     gc.collect()
     gc.freeze()
     try:
@@ -84,8 +87,9 @@ def interleaved(
 ) -> Timings:
     """Time repeatable calls, by default in thread CPU time.
 
-    A sample is the mean of a burst of calls, after another, untimed burst of the same: else a variant that comes after
-    one with other code (autograd after a bare graph) pays for cold caches, some 10 % of a 4 ms burst.
+    A sample is the mean of a burst of calls, after another, untimed burst of the same: else a
+    variant that comes after one with other code (autograd after a bare graph) pays for cold caches,
+    some 10 % of a 4 ms burst.
 
     Args:
         rounds: each variant gives one sample per round.
@@ -94,7 +98,9 @@ def interleaved(
         clock: in nanoseconds.
     """
     with quiet():
-        counts = {name: _burst(action, burst_ms, warm_up, clock) for name, action in variants.items()}
+        counts = {
+            name: _burst(action, burst_ms, warm_up, clock) for name, action in variants.items()
+        }
         samples: dict[str, list[float]] = {name: [] for name in variants}
         for number in range(rounds):
             for name in _rotated(list(variants), number):
@@ -123,10 +129,13 @@ def _burst(action: Action, burst_ms: float, warm_up: int, clock: Callable[[], in
     return max(1, int(calls / 2 * burst_ms * 1e6 / spent) + 1)
 
 
-def once(variants: Mapping[str, Callable[[], Action]], *, rounds: int, fresh: Action = lambda: None) -> Timings:
+def once(
+    variants: Mapping[str, Callable[[], Action]], *, rounds: int, fresh: Action = lambda: None
+) -> Timings:
     """Time calls that happen once, in process CPU time (other threads may take part).
 
-    The garbage collector works as it does in any process: what it costs a first call is part of its cost.
+    The garbage collector works as it does in any process: what it costs a first call is part of its
+    cost.
 
     Args:
         variants: name -> makes a new callable, which is called once; only this call is timed.
@@ -153,7 +162,8 @@ def _rotated(names: list[str], by: int) -> list[str]:
 
 
 def memory_events(function: Action) -> list[int]:
-    """Bytes of each allocation (positive) and release (negative) while ``function`` runs, in order of time."""
+    """Bytes of each allocation (positive) and release (negative) while ``function`` runs, in order
+    of time."""
     with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         function()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -162,7 +172,8 @@ def memory_events(function: Action) -> list[int]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """The profiler's library writes lines of its own to the standard error stream; and Python's part warns."""
+    """The profiler's library writes lines of its own to the standard error stream; and Python's
+    part warns."""
     sys.stderr.flush()
     keep, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)

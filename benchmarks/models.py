@@ -1,7 +1,9 @@
-"""What people compile: a transformer block over DTensors, stacks of quantised linear layers, a Hugging Face llama.
+"""What people compile: a transformer block over DTensors, stacks of quantised linear layers, a
+Hugging Face llama.
 
-Every stack runs the same eager kernels. The small block is bound by overhead, which is what a compiler of wrappers can
-take away; in the large one the kernels count, and no wrapper can be much faster than eager mode.
+Every stack runs the same eager kernels. The small block is bound by overhead, which is what a
+compiler of wrappers can take away; in the large one the kernels count, and no wrapper can be much
+faster than eager mode.
 """
 
 from __future__ import annotations
@@ -39,37 +41,53 @@ def subjects(quick: bool) -> list[tuple[Subject, Goal | None, Goal]]:
 
 
 def float8_stack(*, layers: int = 8, width: int = 64, batch: int = 16) -> Subject | None:
-    """Linear layers with torchao's `Float8Tensor` as weight, inference. None when torchao is not installed."""
+    """Linear layers with torchao's `Float8Tensor` as weight, inference. None when torchao is not
+    installed."""
     try:
         from torchao.quantization import Float8WeightOnlyConfig, quantize_
     except ImportError:
         return None
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.GELU())])
+    model = torch.nn.Sequential(
+        *[m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.GELU())]
+    )
     quantize_(model.requires_grad_(False), Float8WeightOnlyConfig())
     x = torch.randn(batch, width)
     return Subject(f"{layers} linear layers, Float8Tensor, inference", model, (x,), x)
 
 
 def llama(*, train: bool, layers: int = 2, width: int = 64, length: int = 32) -> Subject | None:
-    """A tiny llama of random weights; its parameters are the inputs. None when transformers is not installed."""
+    """A tiny llama of random weights; its parameters are the inputs. None when transformers is not
+    installed."""
     try:
         from transformers import AutoModelForCausalLM, LlamaConfig
     except ImportError:
         return None
     torch.manual_seed(0)
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": layers, "vocab_size": 256}
-    config = LlamaConfig(hidden_size=width, intermediate_size=2 * width, max_position_embeddings=length, **heads)
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": layers,
+        "vocab_size": 256,
+    }
+    config = LlamaConfig(
+        hidden_size=width, intermediate_size=2 * width, max_position_embeddings=length, **heads
+    )
     model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
     names = [name for name, _ in model.named_parameters()]
     ids = torch.randint(0, 256, (2, length))
 
     def logits(*parameters: torch.Tensor) -> torch.Tensor:
         by_name = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(model, by_name, kwargs={"input_ids": ids, "use_cache": False}).logits
+        return torch.func.functional_call(
+            model, by_name, kwargs={"input_ids": ids, "use_cache": False}
+        ).logits
 
     inputs = tuple(p.detach().clone().requires_grad_(train) for p in model.parameters())
-    name = f"Hugging Face llama, {layers} layers, d={width}, T={length}, {'training' if train else 'inference'}"
+    name = (
+        f"Hugging Face llama, {layers} layers, d={width}, T={length}, "
+        f"{'training' if train else 'inference'}"
+    )
     return Subject(name, logits, inputs, torch.ones(2, length, 256))
 
 
@@ -85,12 +103,30 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
     with ranks():
         for subject, eager_goal, dynamo_goal in subjects(quick):
             say(f"models, {subject.name}")
-            variants = {name: _step(subject, function) for name, function in _stacks(subject).items()}
+            variants = {
+                name: _step(subject, function) for name, function in _stacks(subject).items()
+            }
             times = interleaved(variants, rounds=4 if quick else 12)
             ratios = times.ratios("eager")
-            yield Figure("models", _EAGER, subject.name, ratios.pop("ours"), eager_goal, ratios, times.medians())
+            yield Figure(
+                "models",
+                _EAGER,
+                subject.name,
+                ratios.pop("ours"),
+                eager_goal,
+                ratios,
+                times.medians(),
+            )
             against = times.ratios("torch.compile")
-            yield Figure("models", _DYNAMO, subject.name, against.pop("ours"), dynamo_goal, against, times.medians())
+            yield Figure(
+                "models",
+                _DYNAMO,
+                subject.name,
+                against.pop("ours"),
+                dynamo_goal,
+                against,
+                times.medians(),
+            )
 
 
 def _step(subject: Subject, function: Callable[..., Any]) -> Callable[[], Any]:
@@ -107,10 +143,15 @@ def _step(subject: Subject, function: Callable[..., Any]) -> Callable[[], Any]:
 
 def _stacks(subject: Subject) -> dict[str, Callable[..., Any]]:
     region = stacks.ours(subject.function)
-    found: dict[str, Callable[..., Any]] = {"ours": region, "torch.compile": stacks.dynamo(subject.function)}
+    found: dict[str, Callable[..., Any]] = {
+        "ours": region,
+        "torch.compile": stacks.dynamo(subject.function),
+    }
     for name, function in found.items():
         stacks.forget()
         check(subject, function, name)
     if len(region.specializations) > 2:  # with gradients (the check) and without
-        raise WrongValues(f"{subject.name}: {len(region.specializations)} specializations for one kind of call")
+        raise WrongValues(
+            f"{subject.name}: {len(region.specializations)} specializations for one kind of call"
+        )
     return {**found, "eager": subject.function}

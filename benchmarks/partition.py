@@ -1,8 +1,10 @@
-"""Partitioners on joint graphs of models: time to partition and write code, saved bytes, run time, budgets.
+"""Partitioners on joint graphs of models: time to partition and write code, saved bytes, run time,
+budgets.
 
-Ours and torch's min-cut partitioner get the same joint graph, and both end in code that runs: ours writes it from its
-table, torch's graph modules write theirs. "with graph modules" is what a compiler such as inductor would be given. The
-saved bytes are those of unique storages that are neither inputs nor results which eager mode keeps as well.
+Ours and torch's min-cut partitioner get the same joint graph, and both end in code that runs: ours
+writes it from its table, torch's graph modules write theirs. "with graph modules" is what a
+compiler such as inductor would be given. The saved bytes are those of unique storages that are
+neither inputs nor results which eager mode keeps as well.
 """
 
 from __future__ import annotations
@@ -31,13 +33,19 @@ from .harness import interleaved, once
 from .results import Figure, Goal
 from .subjects import WrongValues
 
-_CODE, _MODULES = "times as fast as torch's min_cut", "times as fast as torch's min_cut, with graph modules"
+_CODE, _MODULES = (
+    "times as fast as torch's min_cut",
+    "times as fast as torch's min_cut, with graph modules",
+)
 _BYTES, _STEP, _LINEAR = (
     "saved bytes / torch's min_cut",
     "step / torch's min_cut",
     "time per node: 48 layers / 6 layers",
 )
-_BUDGET, _WORK = "budget: times as fast as torch", "budget: estimated time computed again / torch's at equal bytes"
+_BUDGET, _WORK = (
+    "budget: times as fast as torch",
+    "budget: estimated time computed again / torch's at equal bytes",
+)
 _CUTS = {"ours": MinCut()}
 
 
@@ -70,7 +78,7 @@ def verify(quick: bool) -> None:
                     raise WrongValues(f"partitions of {name} differ")
 
 
-# ---------------------------------------------------------------------------------------------- one graph
+# ---- one graph
 def _decide(joint: Joint, cut: MinCut) -> tuple[Table, list[int]]:
     table = Table(joint.module, joint.num_forward)
     return table, cut.choose(table, Facts(kept=joint.served))
@@ -82,7 +90,9 @@ def _halves(joint: Joint, cut: MinCut) -> tuple[Half, Half]:
 
 
 def by_torch(joint: Joint, module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
-    forward, backward = min_cut_rematerialization_partition(module, None, num_fwd_outputs=joint.num_forward)
+    forward, backward = min_cut_rematerialization_partition(
+        module, None, num_fwd_outputs=joint.num_forward
+    )
     for module in (forward, backward):
         _write(module)
     return forward, backward
@@ -109,29 +119,45 @@ def _graph(joint: Joint, rounds: int) -> Iterator[Figure]:
         return lambda: [_write(half.module) for half in _halves(joint, MinCut())]
 
     code(MinCut())()  # the proofs of the bindings are kept per process
-    made = {"torch": torchs, "modules": modules, **{k: (lambda c=c: code(c)) for k, c in _CUTS.items()}}
+    made = {
+        "torch": torchs,
+        "modules": modules,
+        **{k: (lambda c=c: code(c)) for k, c in _CUTS.items()},
+    }
     times = once(made, rounds=rounds)
     raw = times.medians()
     nodes = f"{joint.name}, {len(joint.module.graph.nodes)} nodes"
     yield Figure("partition", _CODE, nodes, times.ratio("torch", "ours"), Goal(">=", 6), raw=raw)
-    yield Figure("partition", _MODULES, nodes, times.ratio("torch", "modules"), Goal(">=", 3), raw=raw)
+    yield Figure(
+        "partition", _MODULES, nodes, times.ratio("torch", "modules"), Goal(">=", 3), raw=raw
+    )
     forward, _ = by_torch(joint, joint.copy())
-    sizes = {"torch": float(_bytes(joint, [n.name for n in output_args(forward.graph)[joint.num_forward :]]))}
+    sizes = {
+        "torch": float(
+            _bytes(joint, [n.name for n in output_args(forward.graph)[joint.num_forward :]])
+        )
+    }
     for name, cut in _CUTS.items():
         table, rows = _decide(joint, cut)
         sizes[name] = float(_bytes(joint, [table.name(i) for i in make_split(table, rows).saved]))
     bound = 0.82 if joint.name.startswith(("tf", "gpt2", "llama")) else 1.0
-    yield Figure("partition", _BYTES, nodes, sizes["ours"] / sizes["torch"], Goal("<=", bound), raw=sizes)
+    yield Figure(
+        "partition", _BYTES, nodes, sizes["ours"] / sizes["torch"], Goal("<=", bound), raw=sizes
+    )
     steps = {k: _runner(joint, *pair) for k, pair in _programs(joint).items()}
     with torch.no_grad():
         runs = interleaved(steps, rounds=9, burst_ms=50, warm_up=2)
-    yield Figure("partition", _STEP, nodes, runs.ratio("ours", "torch"), Goal("<=", 1.05), raw=runs.medians())
+    yield Figure(
+        "partition", _STEP, nodes, runs.ratio("ours", "torch"), Goal("<=", 1.05), raw=runs.medians()
+    )
 
 
 def _bytes(joint: Joint, names: Sequence[str]) -> int:
     nodes = {n.name: n for n in joint.module.graph.nodes}
     alive = {storage_key(n.meta["val"]) for n in nodes.values() if n.op == "placeholder"}
-    results = {storage_key(n.meta["val"]) for n in output_args(joint.module.graph)[: joint.num_forward]}
+    results = {
+        storage_key(n.meta["val"]) for n in output_args(joint.module.graph)[: joint.num_forward]
+    }
     alive |= results & {storage_key(nodes[n].meta["val"]) for n in joint.served if n in nodes}
     values = [nodes[n].meta["val"] for n in names]
     tensors = [v for v in values if isinstance(v, torch.Tensor) and storage_key(v) not in alive]
@@ -142,12 +168,17 @@ Program = tuple[Any, Any, list[str]]
 
 
 def _programs(joint: Joint) -> dict[str, Program]:
-    """Forward, backward (boxed, all written by our code generator) and the names of the backward's inputs."""
+    """Forward, backward (boxed, all written by our code generator) and the names of the backward's
+    inputs."""
     forward, backward = by_torch(joint, joint.copy())
     saved = [n.name for n in output_args(forward.graph)[joint.num_forward :]]
     names = [str(n.target) for n in backward.graph.nodes if n.op == "placeholder"]
     made: dict[str, Program] = {
-        "torch": (compile_graph(forward).function, compile_graph(backward).function, [*saved, "/", *names])
+        "torch": (
+            compile_graph(forward).function,
+            compile_graph(backward).function,
+            [*saved, "/", *names],
+        )
     }
     for name, cut in _CUTS.items():
         first, second = _halves(joint, cut)
@@ -160,7 +191,9 @@ def _programs(joint: Joint) -> dict[str, Program]:
 def _runner(joint: Joint, forward: Any, backward: Any, names: list[str]) -> Callable[[], Any]:
     cut = names.index("/")
     saved, inputs = names[:cut], names[cut + 1 :]
-    tangents = [n.name for n in joint.module.graph.nodes if n.op == "placeholder" and "tangents" in n.name]
+    tangents = [
+        n.name for n in joint.module.graph.nodes if n.op == "placeholder" and "tangents" in n.name
+    ]
 
     def step() -> Any:
         out = list(forward(list(joint.leaves)))
@@ -188,18 +221,25 @@ def _linear() -> Figure:
             best = min(best, time.process_time() - start)
         times[name] = 1e6 * best / len(joint.module.graph.nodes)
     return Figure(
-        "partition", _LINEAR, "microseconds per node", times["tf48"] / times["tf6"], Goal("<=", 1.4), raw=times
+        "partition",
+        _LINEAR,
+        "microseconds per node",
+        times["tf48"] / times["tf6"],
+        Goal("<=", 1.4),
+        raw=times,
     )
 
 
-# ---------------------------------------------------------------------------------------------- budgets
+# ---- budgets
 def _budget(joint: Joint, share: float, rounds: int = 3) -> Iterator[Figure]:
     def torchs() -> Callable[[], Any]:
         module = joint.copy()
 
         def go() -> fx.GraphModule:
             with functorch_config.patch(activation_memory_budget=share):
-                return min_cut_rematerialization_partition(module, None, num_fwd_outputs=joint.num_forward)[0]
+                return min_cut_rematerialization_partition(
+                    module, None, num_fwd_outputs=joint.num_forward
+                )[0]
 
         return go
 
@@ -212,7 +252,9 @@ def _budget(joint: Joint, share: float, rounds: int = 3) -> Iterator[Figure]:
     table, rows = _decide(joint, cut)
     row = {n.name: i for i, n in enumerate(table.nodes)}
     work = {
-        "torch": sum(seconds(table, i) for i in make_split(table, [table.same[row[n]] for n in names]).again),
+        "torch": sum(
+            seconds(table, i) for i in make_split(table, [table.same[row[n]] for n in names]).again
+        ),
         "ours": sum(seconds(table, i) for i in make_split(table, rows).again),
     }
     if _bytes(joint, [table.name(i) for i in rows]) > cut.budget:  # type: ignore[operator]

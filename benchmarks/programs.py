@@ -1,7 +1,9 @@
-"""Programs as users type them: first call and steady state of the whole step, against eager mode and ``torch.compile``.
+"""Programs as users type them: first call and steady state of the whole step, against eager mode
+and ``torch.compile``.
 
-A program is compiled in one place (a model, an optimizer's step, a training step) and measured as it is run: with what
-stays eager around that place. On a GPU (``--gpu``) both stacks run inductor's kernels, and time is of the wall.
+A program is compiled in one place (a model, an optimizer's step, a training step) and measured as
+it is run: with what stays eager around that place. On a GPU (``--gpu``) both stacks run inductor's
+kernels, and time is of the wall.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def _llama(device: str, **more: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, **more)).to(device)
+    return LlamaForCausalLM(
+        LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, **more)
+    ).to(device)
 
 
 def llama_training(wrap: Wrap, device: str) -> Step:
@@ -70,7 +74,9 @@ def llama_decoding(wrap: Wrap, device: str) -> Step:
     @torch.no_grad()
     def step() -> torch.Tensor:
         cache.reset()
-        out = call(input_ids=token, past_key_values=cache, cache_position=torch.tensor([3], device=device))
+        out = call(
+            input_ids=token, past_key_values=cache, cache_position=torch.tensor([3], device=device)
+        )
         return out.logits  # type: ignore[no-any-return]
 
     return step
@@ -101,7 +107,9 @@ def mlp_training(wrap: Wrap, device: str) -> Step:
 
 def convolutions(wrap: Wrap, device: str) -> Step:
     """Convolutions with batch norm, whose statistics are written in place."""
-    layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(6)]
+    layers = [
+        nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(6)
+    ]
     model = nn.Sequential(nn.Conv2d(3, 8, 3), *layers, nn.Flatten(), nn.LazyLinear(4)).to(device)
     x = torch.randn(2, 3, 16, 16, device=device)
     model(x)
@@ -122,14 +130,20 @@ class _Cached(nn.Module):
             q, k, v = (t.view(1, 1, 4, -1).transpose(1, 2) for t in layer(x).chunk(3, -1))
             self.keys[number][:, :, at] = k
             self.values[number][:, :, at] = v
-            x = x + F.scaled_dot_product_attention(q, self.keys[number], self.values[number]).transpose(1, 2).flatten(2)
+            x = x + F.scaled_dot_product_attention(
+                q, self.keys[number], self.values[number]
+            ).transpose(1, 2).flatten(2)
         return x
 
 
 def cache_in_buffers(wrap: Wrap, device: str) -> Step:
     """A token of a decoder that writes its cache in place."""
     model = _Cached().to(device)
-    call, x, at = wrap(model), torch.randn(1, 1, 64, device=device), torch.tensor([3], device=device)
+    call, x, at = (
+        wrap(model),
+        torch.randn(1, 1, 64, device=device),
+        torch.tensor([3], device=device),
+    )
     return torch.no_grad()(lambda: call(x, at))
 
 
@@ -168,12 +182,23 @@ class _Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 8 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.up, self.down = (
+            nn.Linear(width, 8 * width, bias=False),
+            nn.Linear(4 * width, width, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (16, -1)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+        q, k, v = (
+            t.unflatten(-1, (16, -1)).transpose(1, 2)
+            for t in self.qkv(self.norms[0](x)).chunk(3, -1)
+        )
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        )
         gate, up = self.up(self.norms[1](x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
@@ -182,7 +207,9 @@ def blocks(wrap: Wrap, device: str) -> Step:
     """Eight layers in bf16; of width 1,024 on a GPU, where kernels and memory count."""
     width, shape = (1024, (8, 1024)) if device == "cuda" else (64, (1, 16))
     model = nn.Sequential(*[_Block(width) for _ in range(8)]).to(device, torch.bfloat16)
-    return _training(model, wrap(model), (torch.randn(*shape, width, device=device, dtype=torch.bfloat16),))
+    return _training(
+        model, wrap(model), (torch.randn(*shape, width, device=device, dtype=torch.bfloat16),)
+    )
 
 
 def adapters_on_int8(wrap: Wrap, device: str) -> Step:
@@ -221,7 +248,11 @@ def _stacks(device: str, made: list[Any]) -> dict[str, Wrap]:
         return made[-1]
 
     backend = "inductor" if device == "cuda" else "aot_eager"
-    return {"eager": lambda f: f, "ours": ours, "torch.compile": lambda f: torch.compile(f, backend=backend)}
+    return {
+        "eager": lambda f: f,
+        "ours": ours,
+        "torch.compile": lambda f: torch.compile(f, backend=backend),
+    }
 
 
 def _start(program: Program, wrap: Wrap, device: str) -> Step:
@@ -230,7 +261,8 @@ def _start(program: Program, wrap: Wrap, device: str) -> Step:
 
 
 def check(name: str, device: str = "cpu") -> int:
-    """Do three steps give eager's values? Also, how many more specializations than torch.compile has graphs there are."""
+    """Do three steps give eager's values? Also, how many more specializations than torch.compile
+    has graphs there are."""
     made: list[Any] = []
     found: dict[str, list[torch.Tensor]] = {}
     stacks.forget()
@@ -260,8 +292,16 @@ def run(quick: bool, say: Callable[[str], None], device: str = "cpu") -> Iterato
             ratios.setdefault(figure.what, []).append(figure.ours)
             yield figure
     if not quick:
-        yield Figure("programs", _FIRST, "median" + where, statistics.median(ratios[_FIRST]), Goal("<=", 0.2))
-        yield Figure("programs", _STEADY, "median" + where, statistics.median(ratios[_STEADY]), Goal("<=", 0.9))
+        yield Figure(
+            "programs", _FIRST, "median" + where, statistics.median(ratios[_FIRST]), Goal("<=", 0.2)
+        )
+        yield Figure(
+            "programs",
+            _STEADY,
+            "median" + where,
+            statistics.median(ratios[_STEADY]),
+            Goal("<=", 0.9),
+        )
 
 
 def _figures(name: str, device: str, rounds: int) -> Iterator[Figure]:
@@ -274,18 +314,33 @@ def _figures(name: str, device: str, rounds: int) -> Iterator[Figure]:
     compilers = {stack: first(wrap) for stack, wrap in wraps.items() if stack != "eager"}
     times = once(compilers, rounds=rounds, fresh=stacks.forget)
     goal = Goal("<=", 0.2) if name in _FAST_FIRST else None
-    yield Figure("programs", _FIRST, name + where, times.ratio("ours", "torch.compile"), goal, raw=times.medians())
+    yield Figure(
+        "programs",
+        _FIRST,
+        name + where,
+        times.ratio("ours", "torch.compile"),
+        goal,
+        raw=times.medians(),
+    )
     steps = {stack: _start(program, wrap, device) for stack, wrap in wraps.items()}
     if device == "cuda":
         steps = {stack: _synchronized(step) for stack, step in steps.items()}
         peaks = {stack: _peak(step) for stack, step in steps.items()}
         others = {"torch.compile": peaks["torch.compile"] / peaks["eager"]}
-        yield Figure("programs", _PEAK, name + where, peaks["ours"] / peaks["eager"], None, others, peaks)
+        yield Figure(
+            "programs", _PEAK, name + where, peaks["ours"] / peaks["eager"], None, others, peaks
+        )
     clock = time.perf_counter_ns if device == "cuda" else time.thread_time_ns
     times = interleaved(steps, rounds=7 * rounds, warm_up=5, clock=clock)
     others = {"torch.compile": times.ratio("torch.compile", "eager")}
     yield Figure(
-        "programs", _STEADY, name + where, times.ratio("ours", "eager"), Goal("<=", 1.15), others, times.medians()
+        "programs",
+        _STEADY,
+        name + where,
+        times.ratio("ours", "eager"),
+        Goal("<=", 1.15),
+        others,
+        times.medians(),
     )
 
 

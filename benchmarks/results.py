@@ -1,4 +1,5 @@
-"""What a benchmark yields, and how it is printed: `Figure`, goals, a plain table, markdown, JSON."""
+"""What a benchmark yields, and how it is printed: `Figure`, goals, a plain table, markdown,
+JSON."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ def as_text(figures: Iterable[Figure]) -> str:
         used = _used(rows)
         table = [[row[k] for k in used] for row in [_HEAD, *rows]]
         widths = [max(len(row[k]) for row in table) for k in range(len(used))]
-        padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in table]
+        padded = [
+            [cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in table
+        ]
         out.append("\n".join([title, *("  " + "  ".join(row).rstrip() for row in padded)]))
     return "\n\n".join(out)
 

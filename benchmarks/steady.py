@@ -1,8 +1,8 @@
 """The steady state: what a compiled call costs beyond its dense graph.
 
-The base is the very dense program that a region runs, called on dense tensors: for inference the forward graph, for
-training the forward and the backward graph without autograd. It has the same dense back end as ours, so the ratio
-shows guards, unwrapping, rewrapping, and what autograd costs.
+The base is the very dense program that a region runs, called on dense tensors: for inference the
+forward graph, for training the forward and the backward graph without autograd. It has the same
+dense back end as ours, so the ratio shows guards, unwrapping, rewrapping, and what autograd costs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from .harness import interleaved
 from .results import Figure, Goal
 from .subjects import Subject, WrongValues, check, five_operations, many_parameters, ranks
 
-_INFERENCE, _TRAINING = "inference time / dense forward graph", "training time / dense graphs without autograd"
+_INFERENCE, _TRAINING = (
+    "inference time / dense forward graph",
+    "training time / dense graphs without autograd",
+)
 
 
 def subjects(quick: bool) -> list[tuple[Subject, Goal]]:
@@ -56,7 +59,9 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
             times = interleaved(variants, rounds=5 if quick else 20)
             ratios = times.ratios("graph")
             what = _TRAINING if subject.trains else _INFERENCE
-            yield Figure("steady", what, subject.name, ratios.pop("ours"), goal, ratios, times.medians())
+            yield Figure(
+                "steady", what, subject.name, ratios.pop("ours"), goal, ratios, times.medians()
+            )
     say("steady state, rows of a cache")
     yield _rows_of_cache(quick)
 
@@ -74,10 +79,19 @@ def _rows_of_cache(quick: bool) -> Figure:
     for _ in range(2):
         if not torch.equal(_write_rows(eager, x), region(ours, x)) or not torch.equal(eager, ours):
             raise WrongValues("rows of a cache: other values than eager mode's")
-    variants: dict[str, Callable[[], Any]] = {"eager": lambda: _write_rows(eager, x), "ours": lambda: region(ours, x)}
+    variants: dict[str, Callable[[], Any]] = {
+        "eager": lambda: _write_rows(eager, x),
+        "ours": lambda: region(ours, x),
+    }
     times = interleaved(variants, rounds=5 if quick else 20)
     what = "inference time / eager"
-    return Figure("steady", what, "8 rows of a cache written in place", times.ratio("ours", "eager"), Goal("<=", 1.5))
+    return Figure(
+        "steady",
+        what,
+        "8 rows of a cache written in place",
+        times.ratio("ours", "eager"),
+        Goal("<=", 1.5),
+    )
 
 
 def _step(subject: Subject, function: Callable[..., Any]) -> Callable[[], Any]:
@@ -100,13 +114,16 @@ def _stacks(subject: Subject) -> tuple[dict[str, Callable[..., Any]], Callable[[
         stacks.forget()
         check(subject, function, name)
     if len(region.specializations) != 1:
-        raise WrongValues(f"{subject.name}: {len(region.specializations)} specializations for one kind of call")
+        raise WrongValues(
+            f"{subject.name}: {len(region.specializations)} specializations for one kind of call"
+        )
     return {**found, "eager": subject.function}, _base(subject, region)
 
 
 def _by_hand(subject: Subject, region: Any) -> Callable[..., Any]:
-    """The least that a training step can cost with autograd: the same graphs in an ``autograd.Function`` for these very
-    inputs, without a guard, a check of the tangent, or a version comparison. Only TwoTensors."""
+    """The least that a training step can cost with autograd: the same graphs in an
+    ``autograd.Function`` for these very inputs, without a guard, a check of the tangent, or a
+    version comparison. Only TwoTensors."""
     graphs, count = region.specializations[0].graphs, 2
     forward = compile_graph(graphs.forward, name="forward").function
     backward = compile_graph(graphs.backward, name="backward").function
@@ -145,7 +162,9 @@ def _base(subject: Subject, region: Any) -> Callable[[], Any]:
     forward = compile_graph(graphs.forward, name="forward").function
     leaves = [t.detach() for t in _leaves(subject.inputs)]
     if len(leaves) != sum(n.op == "placeholder" for n in graphs.forward.graph.nodes):
-        raise WrongValues(f"{subject.name}: the forward graph takes other inputs than the dense leaves")
+        raise WrongValues(
+            f"{subject.name}: the forward graph takes other inputs than the dense leaves"
+        )
     if graphs.backward is None:
         _compare(subject, forward([*leaves]), 1)
         return lambda: forward([*leaves])
@@ -156,8 +175,13 @@ def _base(subject: Subject, region: Any) -> Callable[[], Any]:
     wanted = [str(n.target) for n in graphs.backward.graph.nodes if n.op == "placeholder"]
     order = [saved[n] for n in wanted if n in saved]
     if wanted[len(order) :] != [f"tangents_{k + 1}" for k in range(len(tangents))]:
-        raise WrongValues(f"{subject.name}: the backward graph takes {wanted}, not saved values and then the tangents")
-    whole = order == list(range(count, count + len(order))) and len(order) == len(plan.gradients.saved)
+        raise WrongValues(
+            f"{subject.name}: the backward graph takes {wanted}, not saved values and then the "
+            "tangents"
+        )
+    whole = order == list(range(count, count + len(order))) and len(order) == len(
+        plan.gradients.saved
+    )
 
     def plain() -> Any:
         with torch.no_grad():
@@ -182,4 +206,6 @@ def _compare(subject: Subject, got: Sequence[Any], count: int | None) -> None:
     expected = expected[:1] if count else expected[1:]
     for a, b in zip(got, _leaves(expected), strict=True):
         if not torch.allclose(a, b, rtol=1e-4, atol=1e-5):
-            raise WrongValues(f"{subject.name}: the bare dense graph gives other values than eager mode")
+            raise WrongValues(
+                f"{subject.name}: the bare dense graph gives other values than eager mode"
+            )

@@ -1,7 +1,8 @@
 """What is benchmarked: programs and the tensors they run on.
 
-A `Subject` is a function, its inputs and a tangent, over dense tensors, over `TwoTensor`, or over `DTensor` with four
-(pretended) ranks and replicated placement, so that every stack runs exactly the same kernels on the inner tensors.
+A `Subject` is a function, its inputs and a tangent, over dense tensors, over `TwoTensor`, or over
+`DTensor` with four (pretended) ranks and replicated placement, so that every stack runs exactly the
+same kernels on the inner tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Subject:
         return self.inputs[0].requires_grad
 
     def step(self, function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        """The result of ``function`` in place of the subject's, and the gradients when it trains."""
+        """The result of ``function`` in place of the subject's, and the gradients when it
+        trains."""
         result = function(*self.inputs)
         if not self.trains:
             return (result,)
@@ -69,7 +71,9 @@ def check(subject: Subject, function: Callable[..., Tensor], stack: str) -> None
     Raises:
         WrongValues: they differ.
     """
-    for k, (got, expected) in enumerate(zip(subject.step(function), subject.step(subject.function), strict=True)):
+    for k, (got, expected) in enumerate(
+        zip(subject.step(function), subject.step(subject.function), strict=True)
+    ):
         which = "result" if k == 0 else f"gradient of input {k - 1}"
         if type(got) is not type(expected):
             raise WrongValues(f"{subject.name}: {stack} gives a {type(got).__name__} as {which}")
@@ -77,11 +81,13 @@ def check(subject: Subject, function: Callable[..., Tensor], stack: str) -> None
             try:
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
             except AssertionError as error:
-                message = f"{subject.name}: the {which} of {stack} is not that of eager mode: {error}"
+                message = (
+                    f"{subject.name}: the {which} of {stack} is not that of eager mode: {error}"
+                )
                 raise WrongValues(message) from None
 
 
-# ---------------------------------------------------------------------------------------------- kinds of tensors
+# ---- kinds of tensors
 def dense(t: Tensor) -> Tensor:
     """A plain tensor."""
     return t.detach().clone()
@@ -119,11 +125,14 @@ def ranks(count: int = 4) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-# ---------------------------------------------------------------------------------------------- programs
+# ---- programs
 def _block(x: Tensor, p: Sequence[Tensor], heads: int = 4) -> Tensor:
     batch, length, width = x.shape
     h = F.layer_norm(x, (width,), p[0], p[1])
-    q, k, v = (t.view(batch, length, heads, width // heads).transpose(1, 2) for t in F.linear(h, p[2]).chunk(3, -1))
+    q, k, v = (
+        t.view(batch, length, heads, width // heads).transpose(1, 2)
+        for t in F.linear(h, p[2]).chunk(3, -1)
+    )
     weights = ((q @ k.transpose(-2, -1)) * (1 / math.sqrt(width // heads))).softmax(-1)
     x = x + F.linear((weights @ v).transpose(1, 2).reshape(batch, length, width), p[3])
     h = F.layer_norm(x, (width,), p[4], p[5])
@@ -136,7 +145,9 @@ def _transformer(x: Tensor, *parameters: Tensor) -> Tensor:
     return x
 
 
-def transformer(kind: str, *, layers: int, width: int = 32, length: int = 8, batch: int = 2) -> Subject:
+def transformer(
+    kind: str, *, layers: int, width: int = 32, length: int = 8, batch: int = 2
+) -> Subject:
     """A transformer with eight parameters per layer, trained."""
     wrap, generator = KINDS[kind], torch.Generator().manual_seed(0)
     w = width
@@ -151,7 +162,8 @@ def _biased_block(x: Tensor, *p: Tensor, heads: int = 4) -> Tensor:
     batch, length, width = x.shape
     h = F.layer_norm(x, (width,), p[0], p[1])
     q, k, v = (
-        F.linear(h, p[n], p[n + 1]).view(batch, length, heads, width // heads).transpose(1, 2) for n in (2, 4, 6)
+        F.linear(h, p[n], p[n + 1]).view(batch, length, heads, width // heads).transpose(1, 2)
+        for n in (2, 4, 6)
     )
     weights = ((q @ k.transpose(-2, -1)) * (1 / math.sqrt(width // heads))).softmax(-1)
     x = x + F.linear((weights @ v).transpose(1, 2).reshape(batch, length, width), p[8], p[9])
@@ -160,7 +172,8 @@ def _biased_block(x: Tensor, *p: Tensor, heads: int = 4) -> Tensor:
 
 
 def block(kind: str, *, train: bool, width: int = 32, length: int = 8) -> Subject:
-    """A usual transformer block: four projections and two feed-forward layers with biases, 16 parameters; batch 1."""
+    """A usual transformer block: four projections and two feed-forward layers with biases, 16
+    parameters; batch 1."""
     wrap, generator = KINDS[kind], torch.Generator().manual_seed(0)
     w, wide = (width, width), 4 * width
     shapes: list[tuple[int, ...]] = [(width,), (width,), *[w, (width,)] * 4, (width,), (width,)]
@@ -173,12 +186,15 @@ def block(kind: str, *, train: bool, width: int = 32, length: int = 8) -> Subjec
 
 
 def linear_stack(kind: str, *, layers: int = 8, width: int = 64, batch: int = 16) -> Subject | None:
-    """Linear layers with a weight-only quantised weight and a GELU, inference: "ScaledFP8", or torchao's "Int8Tensor".
+    """Linear layers with a weight-only quantised weight and a GELU, inference: "ScaledFP8", or
+    torchao's "Int8Tensor".
 
     None when torchao is not installed.
     """
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.GELU())])
+    model = torch.nn.Sequential(
+        *[m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.GELU())]
+    )
     model.requires_grad_(False)
     if kind == "ScaledFP8":
         model = convert_linears(model, fp8_weight=True)
@@ -197,9 +213,12 @@ def _five(x: Tensor, y: Tensor) -> Tensor:
 
 
 def five_operations(kind: str, *, train: bool, size: int = 4) -> Subject:
-    """Two inputs and five operations: ten dense ones for a `TwoTensor`. The kernels are as small as they get."""
+    """Two inputs and five operations: ten dense ones for a `TwoTensor`. The kernels are as small as
+    they get."""
     wrap, generator = KINDS[kind], torch.Generator().manual_seed(0)
-    inputs = tuple(wrap(torch.randn(size, generator=generator)).requires_grad_(train) for _ in range(2))
+    inputs = tuple(
+        wrap(torch.randn(size, generator=generator)).requires_grad_(train) for _ in range(2)
+    )
     name = f"2 {kind} inputs, 5 operations, {'training' if train else 'inference'}"
     return Subject(name, _five, inputs, wrap(torch.ones(size)))
 

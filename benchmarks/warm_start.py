@@ -1,8 +1,10 @@
-"""The first call of a process, with and without what another process has saved: ``st.compile(f)`` beside ``st.load(path, f)``.
+"""The first call of a process, with and without what another process has saved: ``st.compile(f)``
+beside ``st.load(path, f)``.
 
-Each measurement is a process of its own, which imports torch and this package, runs the subject once in eager mode (a kernel's
-first run costs as much as a bind), and then times loading and the first forward and backward, or the whole step, in CPU time.
-Cold and bound processes take turns. What a trace imports on top counts, as it does for users.
+Each measurement is a process of its own, which imports torch and this package, runs the subject
+once in eager mode (a kernel's first run costs as much as a bind), and then times loading and the
+first forward and backward, or the whole step, in CPU time. Cold and bound processes take turns.
+What a trace imports on top counts, as it does for users.
 """
 
 from __future__ import annotations
@@ -38,8 +40,15 @@ def _llama(layers: int) -> tuple[Any, tuple[Any, ...]]:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers, "vocab_size": 64}
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": layers,
+        "vocab_size": 64,
+    }
+    model = AutoModelForCausalLM.from_config(
+        LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    )
     tokens = torch.arange(32).view(2, 16)
 
     def loss(tokens: torch.Tensor) -> Any:
@@ -101,14 +110,18 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
                     found.append(_process(how, name, folder)[0])
             size = float((Path(folder) / "saved.st").stat().st_size)
         value = statistics.median(a / b for a, b in zip(times["cold"], times["bound"], strict=True))
-        raw = {how: statistics.median(found) for how, found in times.items()} | {"bytes of the file": size}
+        raw = {how: statistics.median(found) for how, found in times.items()} | {
+            "bytes of the file": size
+        }
         yield Figure("warm_start", _WHAT, name, value, _GOALS.get(name), raw=raw)
 
 
 def _process(how: str, name: str, folder: str) -> tuple[float, str]:
     """CPU microseconds of the first call in a process of its own, and its result."""
     command = [sys.executable, "-W", "ignore", "-m", __name__, how, name, folder]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False
+    )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     seconds, value = done.stdout.split("\n")[-2].split(" ", 1)

@@ -1,7 +1,8 @@
 """Whole training steps as one region: forward, backward, AdamW; against the eager step and
 ``torch.compile(backend="aot_eager")``.
 
-A small LLaMA-shaped model: attention, RMS norm, a gated linear unit, in blocks that may be checkpointed.
+A small LLaMA-shaped model: attention, RMS norm, a gated linear unit, in blocks that may be
+checkpointed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from .harness import interleaved, memory_events
 from .results import Figure, Goal
 from .subjects import WrongValues
 
-_FIRST, _STEADY, _PEAK = "first calls / torch.compile's", "time of a step / eager's", "peak of a step / eager's"
+_FIRST, _STEADY, _PEAK = (
+    "first calls / torch.compile's",
+    "time of a step / eager's",
+    "peak of a step / eager's",
+)
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -32,13 +37,21 @@ class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.up, self.down = (
+            nn.Linear(width, 4 * width, bias=False),
+            nn.Linear(2 * width, width, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x``: (batch, length, width)."""
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norms[0](x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norms[0](x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        )
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         gate, value = self.up(self.norms[1](x)).chunk(2, dim=-1)
@@ -86,13 +99,22 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
     say(f"whole step, {name}: first calls")
     ours, theirs = _first_calls(layers, width, x)
     yield Figure(
-        "whole_step", _FIRST, name, ours / theirs, Goal("<=", 0.25), {}, {"ours": ours, "torch.compile": theirs}
+        "whole_step",
+        _FIRST,
+        name,
+        ours / theirs,
+        Goal("<=", 0.25),
+        {},
+        {"ours": ours, "torch.compile": theirs},
     )
     for checkpointed in (False, True):
         case = f"{name}{', checkpoints' * checkpointed}"
         say(f"whole step, {case}")
         eager = step_of(layers, width, checkpointed=checkpointed)
-        budgets: dict[str, dict[str, Any]] = {"": {}, ", partitioner default": {"partitioner": "default"}}
+        budgets: dict[str, dict[str, Any]] = {
+            "": {},
+            ", partitioner default": {"partitioner": "default"},
+        }
         if not checkpointed:
             budgets[", budget 0.3"] = {"activation_memory_budget": 0.3}
         for text, options in budgets.items():
@@ -101,14 +123,31 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
                 for _ in range(3):
                     step(x)
             bound = 0.6 if "budget" in text else 1.1 if checkpointed else 1.0
-            peaks = {n: float(_peak(functools.partial(f, x))) for n, f in {"eager": eager, "ours": region}.items()}
-            yield Figure("whole_step", _PEAK, case + text, peaks["ours"] / peaks["eager"], Goal("<=", bound), {}, peaks)
+            peaks = {
+                n: float(_peak(functools.partial(f, x)))
+                for n, f in {"eager": eager, "ours": region}.items()
+            }
+            yield Figure(
+                "whole_step",
+                _PEAK,
+                case + text,
+                peaks["ours"] / peaks["eager"],
+                Goal("<=", bound),
+                {},
+                peaks,
+            )
             if "budget" not in text:
                 timed = {"eager": functools.partial(eager, x), "ours": functools.partial(region, x)}
                 times = interleaved(timed, rounds=5 if quick else 15, warm_up=3)
                 goal = Goal("<=", 1.0) if text else None
                 yield Figure(
-                    "whole_step", _STEADY, case + text, times.ratio("ours", "eager"), goal, {}, times.medians()
+                    "whole_step",
+                    _STEADY,
+                    case + text,
+                    times.ratio("ours", "eager"),
+                    goal,
+                    {},
+                    times.medians(),
                 )
 
 

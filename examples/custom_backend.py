@@ -1,7 +1,8 @@
 """``python -m examples.custom_backend``: a back end is a function from a graph to a callable.
 
-This one replaces every ``relu`` by a cheaper-to-read spelling, counts operations, and runs the graph module as it is.
-It never sees a wrapper: the model's weights are pairs of tensors, its graphs are dense.
+This one replaces every ``relu`` by a cheaper-to-read spelling, counts operations, and runs the
+graph module as it is. It never sees a wrapper: the model's weights are pairs of tensors, its graphs
+are dense.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ aten = torch.ops.aten
 seen: list[Counter[str]] = []
 
 
-# ------------------------------------------------------------------------------ the back end: 20 lines with the blank ones
+# ---- the back end: 20 lines with the blank ones
 def counting(graph: fx.GraphModule, example_inputs: list[torch.Tensor]):
     """Rewrite, count, run."""
     graph = fx.GraphModule(graph, graph.graph)
@@ -33,7 +34,7 @@ def counting(graph: fx.GraphModule, example_inputs: list[torch.Tensor]):
 
 
 register_backend("counting", counting, replace=True)
-# ------------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def make_model(width: int) -> nn.Sequential:
@@ -61,9 +62,14 @@ def main(arguments: list[str] | None = None) -> float:
         gradients[name] = [p.grad for p in model.parameters()]
         print(f"{name:>9}: loss {out.a.item():.6f} and {out.b.item():.6f}")
     for kind, counts in zip(("forward", "backward"), seen, strict=True):
-        print(f"{kind:>9}: " + ", ".join(f"{n} {op.removeprefix('aten.')}" for op, n in sorted(counts.items())))
+        print(
+            f"{kind:>9}: "
+            + ", ".join(f"{n} {op.removeprefix('aten.')}" for op, n in sorted(counts.items()))
+        )
     pairs = zip(*gradients.values(), strict=True)
-    largest = max(float((getattr(a, half) - getattr(b, half)).abs().max()) for a, b in pairs for half in "ab")
+    largest = max(
+        float((getattr(a, half) - getattr(b, half)).abs().max()) for a, b in pairs for half in "ab"
+    )
     print(f"largest difference of a gradient: {largest:.1e}")
     return largest
 

@@ -1,7 +1,9 @@
-"""``python -m examples.first_subclass``: declare a wrapper, give it one operation, and train a model with it.
+"""``python -m examples.first_subclass``: declare a wrapper, give it one operation, and train a
+model with it.
 
-`LowRank` stands for a matrix ``left @ right`` that is never put together: a linear layer with it costs two thin
-products. The declaration says what is inside; ``st.compile`` then sees two dense tensors where the user sees one weight.
+`LowRank` stands for a matrix ``left @ right`` that is never put together: a linear layer with it
+costs two thin products. The declaration says what is inside; ``st.compile`` then sees two dense
+tensors where the user sees one weight.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Product(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, LowRank]:
         x, weight = ctx.saved_tensors
         thin = grad @ weight.left
-        return thin @ weight.right, weight.replace(left=grad.t() @ (x @ weight.right.t()), right=thin.t() @ x)
+        return thin @ weight.right, weight.replace(
+            left=grad.t() @ (x @ weight.right.t()), right=thin.t() @ x
+        )
 
 
 @LowRank.implements_torch_function(F.linear)
@@ -71,7 +75,11 @@ def train(model: nn.Module, loss_fn, steps: int, rate: float) -> list[float]:
         loss.backward()
         with torch.no_grad():
             for p in model.parameters():
-                pairs = [(p.left, p.grad.left), (p.right, p.grad.right)] if isinstance(p, LowRank) else [(p, p.grad)]
+                pairs = (
+                    [(p.left, p.grad.left), (p.right, p.grad.right)]
+                    if isinstance(p, LowRank)
+                    else [(p, p.grad)]
+                )
                 for value, gradient in pairs:
                     value.sub_(gradient, alpha=rate)
                 p.grad = None
@@ -102,7 +110,9 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     print("\nwhat the graph takes:")
     x = torch.randn(64, options.width)
     names = st.trace(loss_fn, make_model(options.width, options.rank), x, x).names
-    for name in sorted((n for n in names if n.startswith("primals_")), key=lambda n: int(n.split("_")[1])):
+    for name in sorted(
+        (n for n in names if n.startswith("primals_")), key=lambda n: int(n.split("_")[1])
+    ):
         print(f"  {name:<11}{names[name]}")
     return curves
 

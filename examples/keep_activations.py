@@ -1,8 +1,10 @@
-"""``python -m examples.keep_activations``: a partitioner of one's own decides what the forward saves for the backward.
+"""``python -m examples.keep_activations``: a partitioner of one's own decides what the forward
+saves for the backward.
 
-A partitioner takes the joint graph and splits it. This one keeps the results of operations that it is told, once those of
-matrix products and once those of sigmoids, and lets the backward compute the rest again. Torch's own partitioner does
-the split; ours says what to keep through the tags that activation checkpointing uses.
+A partitioner takes the joint graph and splits it. This one keeps the results of operations that it
+is told, once those of matrix products and once those of sigmoids, and lets the backward compute the
+rest again. Torch's own partitioner does the split; ours says what to keep through the tags that
+activation checkpointing uses.
 """
 
 from __future__ import annotations
@@ -23,13 +25,16 @@ aten = torch.ops.aten
 
 
 def keep(*operations: Any) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
-    """A partitioner that saves the results of ``operations``, and nothing else that can be computed from them."""
+    """A partitioner that saves the results of ``operations``, and nothing else that can be computed
+    from them."""
 
     def partitioner(joint: fx.GraphModule, inputs: list[Any], *, num_fwd_outputs: int) -> Any:
         for node in joint.graph.nodes:
             if node.op == "call_function" and node.meta.get("partitioner_tag") != "is_backward":
                 kept = node.target in operations
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+                node.meta["recompute"] = (
+                    CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+                )
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
 
     return partitioner
@@ -46,7 +51,11 @@ PARTITIONERS: dict[str, Any] = {
 def make_model(layers: int, width: int) -> nn.Sequential:
     """Linear layers with activations that eager mode has to save; weights are pairs."""
     torch.manual_seed(0)
-    blocks = [m for _ in range(layers) for m in (nn.Linear(width, width, bias=False), nn.GELU(), nn.Sigmoid())]
+    blocks = [
+        m
+        for _ in range(layers)
+        for m in (nn.Linear(width, width, bias=False), nn.GELU(), nn.Sigmoid())
+    ]
     model = nn.Sequential(*blocks)
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -56,7 +65,8 @@ def make_model(layers: int, width: int) -> nn.Sequential:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, tuple[int, float]]:
-    """A training step with each partitioner: saved bytes, and the largest difference of a gradient from eager mode."""
+    """A training step with each partitioner: saved bytes, and the largest difference of a gradient
+    from eager mode."""
     parser = argparse.ArgumentParser(prog="python -m examples.keep_activations")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
@@ -83,7 +93,10 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[int, float]]:
         found[name] = (size, worst)
     print("\nwhat 'keep sigmoids' saves:")
     for row in rows:
-        print(f"  {row.name:<19}{row.dtype:<10}{list(row.shape)!s:<12}{row.bytes / 1024:>6.0f} KiB  {row.path or ''}")
+        print(
+            f"  {row.name:<19}{row.dtype:<10}{list(row.shape)!s:<12}{row.bytes / 1024:>6.0f} KiB "
+            f" {row.path or ''}"
+        )
     return found
 
 

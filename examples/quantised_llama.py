@@ -1,8 +1,10 @@
-"""``python -m examples.quantised_llama``: inference with a Hugging Face llama whose weights are int8.
+"""``python -m examples.quantised_llama``: inference with a Hugging Face llama whose weights are
+int8.
 
-The model is tiny and random (nothing is downloaded). torchao replaces the weights of its linear layers by `Int8Tensor`
-wrappers; the compiled model unwraps them once per call, and the graph holds their dense parts. Needs transformers and
-torchao: ``pip install 'subclass_trace[transformers,torchao]'``.
+The model is tiny and random (nothing is downloaded). torchao replaces the weights of its linear
+layers by `Int8Tensor` wrappers; the compiled model unwraps them once per call, and the graph holds
+their dense parts. Needs transformers and torchao:
+``pip install 'subclass_trace[transformers,torchao]'``.
 """
 
 from __future__ import annotations
@@ -27,8 +29,15 @@ def make_model(layers: int, width: int) -> torch.nn.Module:
 
     torch.manual_seed(0)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers, "vocab_size": 256}
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads, max_position_embeddings=128)).eval()
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "vocab_size": 256,
+    }
+    model = AutoModelForCausalLM.from_config(
+        LlamaConfig(**sizes, **heads, max_position_embeddings=128)
+    ).eval()
     inner = lambda m, name: isinstance(m, torch.nn.Linear) and name != "lm_head"  # noqa: E731
     quantize_(model, Int8WeightOnlyConfig(), filter_fn=inner)
     return model
@@ -36,7 +45,8 @@ def make_model(layers: int, width: int) -> torch.nn.Module:
 
 @torch.no_grad()
 def generate(call: Callable[..., Any], prompt: Tensor, tokens: int) -> tuple[list[int], float]:
-    """Greedy decoding without a cache, always over one window: the ids, and the median milliseconds per token."""
+    """Greedy decoding without a cache, always over one window: the ids, and the median milliseconds
+    per token."""
     window, found, times = prompt, [], []
     for _ in range(tokens):
         start = time.perf_counter()
@@ -71,9 +81,13 @@ def main(arguments: list[str] | None = None) -> dict[str, list[int]]:
     size = sum(p.qdata.nbytes + p.scale.nbytes for p in weights)
     dense = sum(p.numel() * p.element_size() for p in weights)
     print(
-        f"\n{len(weights)} weights are {type(weights[0].data).__name__}: {size / 1024:.0f} KiB, dense {dense / 1024:.0f}"
+        f"\n{len(weights)} weights are {type(weights[0].data).__name__}: {size / 1024:.0f} KiB, "
+        f"dense {dense / 1024:.0f}"
     )
-    print(f"specializations: {len(region.specializations)}; the graph takes, for the first of these weights:")
+    print(
+        f"specializations: {len(region.specializations)}; the graph takes, for the first of "
+        "these weights:"
+    )
     names = st.trace(model, input_ids=prompt, use_cache=False).names
     for leaf in [n for n in names.values() if "layers[0].self_attn.q_proj" in n]:
         print(f"  {leaf}")

@@ -1,6 +1,8 @@
-"""Trace through PyTorch tensor subclasses: flatten, capture a dense forward and backward graph, compile, rewrap.
+"""Trace through PyTorch tensor subclasses: flatten, capture a dense forward and backward graph,
+compile, rewrap.
 
-See README.md for a first look, docs/concepts.md for the words, docs/architecture.md for how it works.
+See README.md for a first look, docs/concepts.md for the words, docs/architecture.md for how it
+works.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
     from .report.trace import Trace
     from .tape import compiled_autograd
 
-#: where the names are that are loaded when somebody asks for them: the tracer needs torch's symbols, and these sympy
+#: where the names are that are loaded when somebody asks for them: the tracer needs torch's
+# symbols, and these sympy
 _LAZY = {
     "Exported": ".exporting",
     "HandOverWarning": ".frontends.hand_over",

@@ -1,18 +1,19 @@
 """The command ``subclass-trace``: check a wrapper class, start a new one, look after the cache.
 
-    subclass-trace check pkg.mod:MyTensor                        the rules, a table and the counterexamples
-    subclass-trace check pkg.mod:MyTensor --json                 for machines
+    subclass-trace check pkg.mod:MyTensor                        the rules, a table and the
+    counterexamples subclass-trace check pkg.mod:MyTensor --json                 for machines
     subclass-trace check pkg.mod:MyTensor --html report.html     for people
     subclass-trace check --list                                  all rules
     subclass-trace check --explain ST308                         one rule: why
     subclass-trace check pkg.mod:MyTensor --programs calls.py    and the calls of a file
     subclass-trace new MyTensor --use weight                     a class and its test
-    subclass-trace cache list                                    what st.compile(cache=True) keeps; also verify, clear
-    subclass-trace cache pack FILE                               all of it in one file, for `cache unpack` elsewhere
-    subclass-trace export pkg.mod:make --out model.pt2           what make() gives, (module, args[, kwargs]), as a program
+    subclass-trace cache list                                    what st.compile(cache=True) keeps;
+    also verify, clear subclass-trace cache pack FILE                               all of it in one
+    file, for `cache unpack` elsewhere subclass-trace export pkg.mod:make --out model.pt2
+    what make() gives, (module, args[, kwargs]), as a program
 
-Exit codes: 0 all rules hold, 1 some do not (of a cache: something is damaged), 2 the command could not run (no such class,
-no way to build it, a fault of the kit).
+Exit codes: 0 all rules hold, 1 some do not (of a cache: something is damaged), 2 the command could
+not run (no such class, no way to build it, a fault of the kit).
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return TROUBLE
     except BrokenPipeError:  # who reads has enough: `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes once more when it ends
         return OK
     except OSError as error:  # a file cannot be written
         print(error, file=sys.stderr)
@@ -58,21 +61,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="subclass-trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="subclass-trace",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     c = commands.add_parser("check", help="run the conformance rules on a wrapper class")
-    c.add_argument("target", nargs="?", help="package.module:Class, or a function of dense tensors that makes one")
-    c.add_argument("--factory", help="expression that makes one, {0} {1} for dense tensors: 'Cls({0}, scale=2.0)'")
-    c.add_argument("--to-dense", help="expression for its dense value, {0} for the wrapper: '{0}.dequantize()'")
-    c.add_argument("--sizes", nargs="+", metavar="SIZE", help="sizes of the dense tensors: 2,3 32,32")
-    c.add_argument("--dtypes", nargs="+", metavar="DTYPE", help="dtypes of the dense tensors: float32 bfloat16")
-    c.add_argument("--tolerance", type=float, metavar="T", help="rtol and atol for numbers, for classes that round")
     c.add_argument(
-        "--programs", type=Path, metavar="FILE", help="calls that must work: functions of x, y (and p) in it"
+        "target",
+        nargs="?",
+        help="package.module:Class, or a function of dense tensors that makes one",
     )
-    c.add_argument("--use", choices=("weight", "parameter", "activation", "input"), help="what a model does with it")
-    c.add_argument("--random", action="store_true", help="its operations draw random numbers by design")
+    c.add_argument(
+        "--factory",
+        help="expression that makes one, {0} {1} for dense tensors: 'Cls({0}, scale=2.0)'",
+    )
+    c.add_argument(
+        "--to-dense", help="expression for its dense value, {0} for the wrapper: '{0}.dequantize()'"
+    )
+    c.add_argument(
+        "--sizes", nargs="+", metavar="SIZE", help="sizes of the dense tensors: 2,3 32,32"
+    )
+    c.add_argument(
+        "--dtypes", nargs="+", metavar="DTYPE", help="dtypes of the dense tensors: float32 bfloat16"
+    )
+    c.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="T",
+        help="rtol and atol for numbers, for classes that round",
+    )
+    c.add_argument(
+        "--programs",
+        type=Path,
+        metavar="FILE",
+        help="calls that must work: functions of x, y (and p) in it",
+    )
+    c.add_argument(
+        "--use",
+        choices=("weight", "parameter", "activation", "input"),
+        help="what a model does with it",
+    )
+    c.add_argument(
+        "--random", action="store_true", help="its operations draw random numbers by design"
+    )
     c.add_argument("--valid", help="expression for the mask of meaningful elements: '{0}.mask'")
     c.add_argument("--rules", nargs="+", metavar="ID", help="only these: ST101, ST1, protocol")
     c.add_argument("--skip", nargs="+", metavar="ID", default=[], help="not these")
@@ -80,22 +112,38 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("--max-examples", type=int, metavar="N", help="examples per rule")
     c.add_argument("--json", action="store_true", help="print JSON")
     c.add_argument("--html", type=Path, metavar="FILE", help="write a page")
-    c.add_argument("--explain", metavar="ID", help="print why a rule exists, with an example, and stop")
+    c.add_argument(
+        "--explain", metavar="ID", help="print why a rule exists, with an example, and stop"
+    )
     c.add_argument("--list", action="store_true", help="print all rules and stop")
     c.set_defaults(run=_check)
     n = commands.add_parser("new", help="write a new wrapper class and its test")
     n.add_argument("name", help="name of the class")
-    n.add_argument("--use", default="activation", choices=("activation", "weight"), help="what it is for")
+    n.add_argument(
+        "--use", default="activation", choices=("activation", "weight"), help="what it is for"
+    )
     n.add_argument("--directory", type=Path, default=Path("."), help="where (default: here)")
     n.set_defaults(run=_new)
-    c = commands.add_parser("cache", help="the directory in which st.compile(cache=True) keeps what it traced")
-    c.add_argument("action", choices=("list", "verify", "clear", "pack", "unpack"), help="what to do")
-    c.add_argument("file", nargs="?", help="for pack and unpack: a path, or an address that fsspec opens")
+    c = commands.add_parser(
+        "cache", help="the directory in which st.compile(cache=True) keeps what it traced"
+    )
+    c.add_argument(
+        "action", choices=("list", "verify", "clear", "pack", "unpack"), help="what to do"
+    )
+    c.add_argument(
+        "file", nargs="?", help="for pack and unpack: a path, or an address that fsspec opens"
+    )
     c.add_argument("--directory", help="another one than SUBCLASS_TRACE_CACHE_DIR says")
     c.set_defaults(run=_cache)
-    c = commands.add_parser("export", help="a module over wrappers as a torch.export program over dense tensors")
-    c.add_argument("target", help="package.module:function that gives (module, args) or (module, args, kwargs)")
-    c.add_argument("--out", type=Path, required=True, metavar="FILE", help="where: model.pt2, model.onnx")
+    c = commands.add_parser(
+        "export", help="a module over wrappers as a torch.export program over dense tensors"
+    )
+    c.add_argument(
+        "target", help="package.module:function that gives (module, args) or (module, args, kwargs)"
+    )
+    c.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="where: model.pt2, model.onnx"
+    )
     c.add_argument("--aoti", action="store_true", help="compiled by AOTInductor")
     c.add_argument("--onnx", action="store_true", help="as ONNX")
     c.add_argument("--joint", action="store_true", help="with gradients")
@@ -119,7 +167,10 @@ def _export(options: argparse.Namespace) -> int:
             expected="(module, args) or (module, args, kwargs), args a tuple",
             got=type(made).__name__,
         )
-    with working(f"export of {options.target}"), torch.no_grad() if not options.joint else torch.enable_grad():
+    with (
+        working(f"export of {options.target}"),
+        torch.no_grad() if not options.joint else torch.enable_grad(),
+    ):
         exported = export(*made, joint=options.joint)
     with working(f"writing {options.out}"):
         if options.aoti:
@@ -131,7 +182,16 @@ def _export(options: argparse.Namespace) -> int:
     names = [name for a in exported.arguments for name in a.names]
     state = list(exported.state.tensors)
     if options.json:
-        print(json.dumps({"file": str(options.out), "inputs": names, "state": state, "gradients": exported.gradients}))
+        print(
+            json.dumps(
+                {
+                    "file": str(options.out),
+                    "inputs": names,
+                    "state": state,
+                    "gradients": exported.gradients,
+                }
+            )
+        )
     else:
         print(f"{options.out}: takes {', '.join(names)}; {len(state)} dense tensors of state")
     return OK
@@ -194,11 +254,15 @@ def _how_to_build(options: argparse.Namespace) -> dict[str, Any]:
         if options.sizes:
             sizes = [tuple(int(n) for n in size.split(",") if n) for size in options.sizes]
     except ValueError as error:
-        raise OptionError("--sizes cannot be read", expected="numbers with commas: 2,3 32,32", got=error) from error
+        raise OptionError(
+            "--sizes cannot be read", expected="numbers with commas: 2,3 32,32", got=error
+        ) from error
     if options.dtypes:
         dtypes = [getattr(torch, name.removeprefix("torch."), None) for name in options.dtypes]
         if not all(isinstance(d, torch.dtype) for d in dtypes):
-            raise OptionError("--dtypes cannot be read", expected="names: float32 bfloat16", got=options.dtypes)
+            raise OptionError(
+                "--dtypes cannot be read", expected="names: float32 bfloat16", got=options.dtypes
+            )
     return {
         "programs": _programs(options.programs) if options.programs else None,
         "use": options.use,
@@ -223,10 +287,14 @@ def _programs(path: Path) -> list[Any]:
         names = vars(importlib.import_module(path.stem))
     except Exception as error:  # importing runs it
         got = f"{type(error).__name__}: {error}"
-        raise OptionError(f"--programs {path} cannot be run", expected="a Python file", got=got) from error
+        raise OptionError(
+            f"--programs {path} cannot be run", expected="a Python file", got=got
+        ) from error
     found = [v for v in names.values() if inspect.isfunction(v) and v.__module__ == path.stem]
     if not found:
-        raise OptionError(f"{path} has no program", expected="functions such as def call(x, y): return x @ y.t()")
+        raise OptionError(
+            f"{path} has no program", expected="functions such as def call(x, y): return x @ y.t()"
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""Typed errors. Every refusal says what happened, where (a path), what was expected, what came, and how to fix it.
+"""Typed errors. Every refusal says what happened, where (a path), what was expected, what came, and
+how to fix it.
 
 >>> print(ProtocolError("the inner tensor is missing", path="args[0].scale", expected="a tensor",
 ...                     got="no attribute 'scale'", fix="set self.scale in __init__"))
@@ -21,19 +22,35 @@ class SubclassTraceError(RuntimeError):
     The parts of the message are attributes as well, so that tools need not parse text.
     """
 
-    #: what is inside of a tensor stands in no message, also where another library's is quoted; see `torch_api.text_of`
+    #: what is inside of a tensor stands in no message, also where another library's is quoted; see
+    # `torch_api.text_of`
     _contents = re.compile(r"\b(tensor|array)\([^)]+\)?")
 
     def __init__(
-        self, what: str, *, path: object = None, expected: object = None, got: object = None, fix: str | None = None
+        self,
+        what: str,
+        *,
+        path: object = None,
+        expected: object = None,
+        got: object = None,
+        fix: str | None = None,
     ) -> None:
         hidden = partial(self._contents.sub, r"\1(...)")
         self.what = what = hidden(what)
         self.path = None if path is None else str(path)
-        self.expected, self.got = (None if part is None else hidden(str(part)) for part in (expected, got))
+        self.expected, self.got = (
+            None if part is None else hidden(str(part)) for part in (expected, got)
+        )
         self.fix = fix
-        rows = [("where", self.path), ("expected", self.expected), ("got", self.got), ("fix", self.fix)]
-        super().__init__("\n".join([what, *(f"  {name + ':':<9} {text}" for name, text in rows if text)]))
+        rows = [
+            ("where", self.path),
+            ("expected", self.expected),
+            ("got", self.got),
+            ("fix", self.fix),
+        ]
+        super().__init__(
+            "\n".join([what, *(f"  {name + ':':<9} {text}" for name, text in rows if text)])
+        )
 
 
 class Reason(str):
@@ -55,7 +72,8 @@ class Reason(str):
 
 
 class ProtocolError(SubclassTraceError):
-    """A tensor subclass breaks, or lacks, the ``__tensor_flatten__`` / ``__tensor_unflatten__`` protocol."""
+    """A tensor subclass breaks, or lacks, the ``__tensor_flatten__`` / ``__tensor_unflatten__``
+    protocol."""
 
 
 class GuardError(SubclassTraceError):
@@ -63,7 +81,8 @@ class GuardError(SubclassTraceError):
 
 
 class LimitError(GuardError):
-    """The calls of a region differ without end, or it has as many specializations as it may have."""
+    """The calls of a region differ without end, or it has as many specializations as it may
+    have."""
 
 
 class TangentError(SubclassTraceError):
@@ -75,7 +94,8 @@ class UnsupportedError(SubclassTraceError):
 
 
 class SideEffectError(UnsupportedError):
-    """The region changes Python state, or asks the world, in a way that cannot be done again in each call."""
+    """The region changes Python state, or asks the world, in a way that cannot be done again in
+    each call."""
 
 
 class DataDependentError(UnsupportedError):
@@ -83,15 +103,18 @@ class DataDependentError(UnsupportedError):
 
 
 class RuleError(UnsupportedError):
-    """A wrapper class has no rule for an operation: eager mode says so, too, and code may catch it."""
+    """A wrapper class has no rule for an operation: eager mode says so, too, and code may catch
+    it."""
 
 
 class NeedsEager(UnsupportedError):
-    """What the region does cannot be compiled, and eager mode has a result: such calls run eagerly."""
+    """What the region does cannot be compiled, and eager mode has a result: such calls run
+    eagerly."""
 
 
 class NotYet(NeedsEager):
-    """A call that runs eagerly once: parameters of a lazy module have no values before it, and the next call is traced."""
+    """A call that runs eagerly once: parameters of a lazy module have no values before it, and the
+    next call is traced."""
 
 
 class OptionError(SubclassTraceError, ValueError):
@@ -103,12 +126,13 @@ class BackendError(SubclassTraceError):
 
 
 class DescriptionError(SubclassTraceError, ValueError):
-    """A description of a specialization is broken, old, or of something that is not here: the path names the field."""
+    """A description of a specialization is broken, old, or of something that is not here: the path
+    names the field."""
 
 
 class ArtifactError(SubclassTraceError):
-    """A file of compiled regions is broken, foreign, or was made of something else than what is here: ``path`` says where,
-    ``expected`` what the file says, ``got`` what is here."""
+    """A file of compiled regions is broken, foreign, or was made of something else than what is
+    here: ``path`` says where, ``expected`` what the file says, ``got`` what is here."""
 
 
 class Unlike(SubclassTraceError):
@@ -128,8 +152,10 @@ class ExportError(SubclassTraceError):
 
 
 class PassError(SubclassTraceError):
-    """A pass raised, or left a graph that does something else; the path names the pass and the node."""
+    """A pass raised, or left a graph that does something else; the path names the pass and the
+    node."""
 
 
 class VerificationError(SubclassTraceError):
-    """The verifier found a graph or a plan that breaks an invariant: a bug in this package or in a partitioner."""
+    """The verifier found a graph or a plan that breaks an invariant: a bug in this package or in a
+    partitioner."""

@@ -26,26 +26,37 @@ class Options:
 
     Attributes:
         backend: name, callable ``(graph module, example inputs) -> callable``, or a `Backend`.
-        fw_compiler, bw_compiler: separate compilers for the two graphs; they override the back end's.
-        frontend: "auto": our trace, and ``torch.compile(backend="subclass_trace")`` where it refuses a region, or where calls
-            differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the start. The environment
-            variable ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a test run may ask for refusals everywhere.
-        fullgraph: where a region is handed over, a break of the graph is an error. (Our trace always is one graph.)
-        mode: "default", or None.
-        dynamic: None: a size or number that changed between calls becomes symbolic in the next specialization; True: every
-            size of the arguments is symbolic from the first call on; False: none but those that are marked.
+        fw_compiler, bw_compiler: separate compilers for the two graphs; they override the back
+        end's. frontend: "auto": our trace, and ``torch.compile(backend="subclass_trace")`` where it
+        refuses a region, or where calls
+            differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the
+            start. The environment variable ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a
+            test run may ask for refusals everywhere.
+        fullgraph: where a region is handed over, a break of the graph is an error. (Our trace
+        always is one graph.) mode: "default", or None.
+        dynamic: None: a size or number that changed between calls becomes symbolic in the next
+        specialization; True: every
+            size of the arguments is symbolic from the first call on; False: none but those that are
+            marked.
         options: for the back end: inductor's settings, or ``options=`` of a callable.
         disable: `compile` gives the function back as it is.
-        partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``. None:
-            "min_cut"; but the eager back end leaves a region of a few small operations to autograd itself.
-        activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
-        decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
-            an overload (``torch.ops.aten.gelu.default``), or a packet (``torch.ops.aten.gelu``) for all its overloads.
-        passes: what the dense graph goes through before it is partitioned: functions of a `passes.JointGraph`, or names of
+        partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in
+        ``functorch.compile``. None:
+            "min_cut"; but the eager back end leaves a region of a few small operations to autograd
+            itself.
+        activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or
+        a number of bytes. decompositions: operation -> function, applied while capturing, before
+        those of the back end. An operation is
+            an overload (``torch.ops.aten.gelu.default``), or a packet (``torch.ops.aten.gelu``) for
+            all its overloads.
+        passes: what the dense graph goes through before it is partitioned: functions of a
+        `passes.JointGraph`, or names of
             registered ones, in order.
-        on_error: "raise": a pass that fails is a `PassError`; "skip": the region is compiled without its passes, with a
+        on_error: "raise": a pass that fails is a `PassError`; "skip": the region is compiled
+        without its passes, with a
             warning.
-        cache: True: what is traced is kept in a directory of this user's, and another process binds it instead of a trace
+        cache: True: what is traced is kept in a directory of this user's, and another process binds
+        it instead of a trace
             (docs/deploying.md).
         max_specializations: more of them raise a GuardError that says which guard kept failing.
     """
@@ -91,18 +102,35 @@ class Options:
             value = getattr(self, name)
             if not any(value is k or (type(value) is str and value == k) for k in known):
                 expected = f"one of {', '.join(map(repr, known))}"
-                fix = "choose by partitioner=, activation_memory_budget= and options=" if name == "mode" else None
-                raise OptionError(f"{name} has no such value", path=name, expected=expected, got=repr(value), fix=fix)
+                fix = (
+                    "choose by partitioner=, activation_memory_budget= and options="
+                    if name == "mode"
+                    else None
+                )
+                raise OptionError(
+                    f"{name} has no such value",
+                    path=name,
+                    expected=expected,
+                    got=repr(value),
+                    fix=fix,
+                )
         if isinstance(self.passes, str) or not isinstance(self.passes, Sequence):
             raise OptionError(
-                "passes is no list", path="passes", expected="a list of passes", got=torch_api.text_of(self.passes)
+                "passes is no list",
+                path="passes",
+                expected="a list of passes",
+                got=torch_api.text_of(self.passes),
             )
         for choice in self.passes:
             resolve(choice)
-        object.__setattr__(self, "decompositions", by_overload(self.decompositions, "decompositions"))
+        object.__setattr__(
+            self, "decompositions", by_overload(self.decompositions, "decompositions")
+        )
         if type(self.max_specializations) is not int or self.max_specializations < 1:
             got = repr(self.max_specializations)
-            raise OptionError("max_specializations is out of range", expected="a whole number, 1 or more", got=got)
+            raise OptionError(
+                "max_specializations is out of range", expected="a whole number, 1 or more", got=got
+            )
 
     def resolve_backend(self) -> Backend:
         """The back end that these options mean.
@@ -112,7 +140,9 @@ class Options:
         """
         from .backends import resolve_backend
 
-        base = resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
+        base = resolve_backend(
+            self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler
+        )
         if not self.options:
             return base
         own = any(compiler is not None for compiler in (self.fw_compiler, self.bw_compiler))
@@ -127,27 +157,40 @@ class Options:
             fix = "leave them out; what st.compile takes itself is a keyword of its own"
             got = ", ".join(map(repr, settings))
             raise OptionError(
-                f"the back end {base.name!r} takes no options", path="options", expected="none", got=got, fix=fix
+                f"the back end {base.name!r} takes no options",
+                path="options",
+                expected="none",
+                got=got,
+                fix=fix,
             )
-        forward, backward, inference = map(with_options, (base.forward, base.backward, base.inference))
+        forward, backward, inference = map(
+            with_options, (base.forward, base.backward, base.inference)
+        )
         return replace(base, forward=forward, backward=backward, inference=inference)
 
     def changed(self) -> dict[str, Any]:
         """The options that are no defaults, as ``torch.compile`` hands them to our back end."""
         own = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*OF_FRONT_ENDS, "max_specializations")
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in (*OF_FRONT_ENDS, "max_specializations")
         }
         defaults = Options()
         return {name: value for name, value in own.items() if value != getattr(defaults, name)}
 
     def of_a_trace(self) -> list[str]:
-        """What decides a trace and its graphs, as text: two regions with the same may share a description.
+        """What decides a trace and its graphs, as text: two regions with the same may share a
+        description.
 
         What has no name of its own is told by its module and name.
         """
-        table = {str(op): f"{f.__module__}.{f.__qualname__}" for op, f in self.decompositions.items()}
+        table = {
+            str(op): f"{f.__module__}.{f.__qualname__}" for op, f in self.decompositions.items()
+        }
         split = self.partitioner if isinstance(self.partitioner, str) else repr(self.partitioner)
-        passes = [p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" for p in self.passes]
+        passes = [
+            p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" for p in self.passes
+        ]
         rows = (
             self.resolve_backend().name,
             split,
@@ -160,19 +203,26 @@ class Options:
         return [str(row) for row in rows]
 
     def table(self, backend: Backend) -> dict[Any, Callable[..., Any]]:
-        """What capture decomposes: the back end's table, and what this record has besides or instead.
+        """What capture decomposes: the back end's table, and what this record has besides or
+        instead.
 
         Raises:
             OptionError: a key of the back end's is no operation.
         """
         make = backend.decompositions
         own = (
-            {} if make is None else by_overload(make(), f"the table of decompositions of the back end {backend.name!r}")
+            {}
+            if make is None
+            else by_overload(
+                make(), f"the table of decompositions of the back end {backend.name!r}"
+            )
         )
         return {**own, **self.decompositions}
 
 
-def _with_inductor_options(compiler: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+def _with_inductor_options(
+    compiler: Callable[..., Any], options: dict[str, Any]
+) -> Callable[..., Any]:
     def compile_with_options(gm: Any, example_inputs: Any) -> Callable[..., Any]:
         with torch_api.inductor_options(options):
             compiled: Callable[..., Any] = compiler(gm, example_inputs)
@@ -189,21 +239,31 @@ def _check_inductor_options(options: Mapping[str, Any]) -> None:
             close = difflib.get_close_matches(name, known, 1)
             expected = "a name of torch._inductor.list_options()"
             fix = f"did you mean {close[0]!r}?" if close else None
-            raise OptionError(f"inductor has no option {name!r}", path=path, expected=expected, got=name, fix=fix)
+            raise OptionError(
+                f"inductor has no option {name!r}", path=path, expected=expected, got=name, fix=fix
+            )
         kind = type(known[name])
         if known[name] is not None and type(value) is not kind:
             got = f"{value!r} of type {type(value).__name__}"
-            raise OptionError(f"{name!r} has no such value", path=path, expected=f"a {kind.__name__}", got=got)
+            raise OptionError(
+                f"{name!r} has no such value", path=path, expected=f"a {kind.__name__}", got=got
+            )
 
 
 def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:
-    """A table of decompositions with an overload as each key; one that is given itself counts more than its packet.
+    """A table of decompositions with an overload as each key; one that is given itself counts more
+    than its packet.
 
     Raises:
-        OptionError: it is no dict, or has a key that is no operation, or a value that is no function.
+        OptionError: it is no dict, or has a key that is no operation, or a value that is no
+        function.
     """
     if not isinstance(table, dict):
-        raise OptionError(f"{name} is no dict", expected="a dict from operations to functions", got=repr(table)[:200])
+        raise OptionError(
+            f"{name} is no dict",
+            expected="a dict from operations to functions",
+            got=repr(table)[:200],
+        )
     packets: dict[Any, Callable[..., Any]] = {}
     overloads: dict[Any, Callable[..., Any]] = {}
     for key, function in table.items():
@@ -212,7 +272,8 @@ def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:
             raise OptionError(
                 f"{name} has a key that is no operation, or a value that is no function",
                 path=f"decompositions[{key!r:.80}]",
-                expected="an overload such as torch.ops.aten.gelu.default, or a packet such as torch.ops.aten.gelu; and a "
+                expected="an overload such as torch.ops.aten.gelu.default, or a packet such as "
+                "torch.ops.aten.gelu; and a "
                 "function with its arguments",
                 got=f"{type(key).__qualname__} {key!r:.80}: {function!r:.80}",
             )

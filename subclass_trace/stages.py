@@ -1,4 +1,5 @@
-"""What takes long: seconds per stage, and a line on the terminal while it lasts (by rich; without it nothing is shown).
+"""What takes long: seconds per stage, and a line on the terminal while it lasts (by rich; without
+it nothing is shown).
 
 >>> with working("capture of f") as seconds, stage("trace"):
 ...     pass
@@ -32,7 +33,8 @@ _here = _Here()
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Inside, or in the function that it decorates, time counts as this stage of the work of this thread."""
+    """Inside, or in the function that it decorates, time counts as this stage of the work of this
+    thread."""
     start, seconds, outside, _here.inside = time.perf_counter(), _here.seconds, _here.inside, 0.0
     _here.names.append(name)
     try:
@@ -58,7 +60,8 @@ def working(what: str) -> Iterator[dict[str, float]]:
 
 @contextlib.contextmanager
 def _line(names: Sequence[str]) -> Iterator[None]:
-    """The last line of the terminal says what is done, from `PATIENCE` on; nothing is left of it."""
+    """The last line of the terminal says what is done, from `PATIENCE` on; nothing is left of
+    it."""
     done = threading.Event()
     thread = threading.Thread(target=_show, args=(names, done), daemon=True)
     thread.start()
@@ -81,8 +84,18 @@ def _show(names: Sequence[str], done: threading.Event) -> None:
 
         def now() -> Text:
             took = time.perf_counter() - start
-            return Text(f"subclass_trace: {': '.join(names)} ({took:.0f} s)", no_wrap=True, overflow="ellipsis")
+            return Text(
+                f"subclass_trace: {': '.join(names)} ({took:.0f} s)",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
 
         console = Console(stderr=True)  # what others print goes where it would go without us
-        with Live(get_renderable=now, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+        with Live(
+            get_renderable=now,
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ):
             done.wait()

@@ -1,4 +1,5 @@
-"""Write docs/rules.md, the list of the rules of the conformance kit. ``python -m tools.rule_pages``."""
+"""Write docs/rules.md, the list of the rules of the conformance kit.
+``python -m tools.rule_pages``."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ def page() -> str:
     lines = [
         "# The rules",
         "",
-        f"Written by `python -m tools.rule_pages`. The {len(rules)} promises of a traceable wrapper subclass that",
-        "`subclass-trace check` tests; `subclass-trace check --explain ST101` says more about one. An *error*",
-        "gives wrong results or a crash in torch's own machinery; after a *warning* the class works, but some feature of torch",
+        f"Written by `python -m tools.rule_pages`. The {len(rules)} promises of a traceable "
+        "wrapper subclass that",
+        "`subclass-trace check` tests; `subclass-trace check --explain ST101` says more about "
+        "one. An *error*",
+        "gives wrong results or a crash in torch's own machinery; after a *warning* the class "
+        "works, but some feature of torch",
         "is out of reach.",
     ]
     for family, members in groupby(rules, key=lambda r: r.family):

@@ -1,11 +1,12 @@
 """Run the conformance kit on real classes, and write docs/scorecard.md.
 
     python -m tools.scorecard                 all classes (about twenty minutes on two cores)
-    python -m tools.scorecard TwoTensor       some; the page is written from all results that are there
-    python -m tools.scorecard --page          write the page only
+    python -m tools.scorecard TwoTensor       some; the page is written from all results that are
+    there python -m tools.scorecard --page          write the page only
 
-Each class runs in a process of its own; its report, with the counterexamples, is kept in build/scorecard/. A finding counts
-only if somebody has run its program by hand and written whose fault it is below the table.
+Each class runs in a process of its own; its report, with the counterexamples, is kept in
+build/scorecard/. A finding counts only if somebody has run its program by hand and written whose
+fault it is below the table.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def run(name: str, limit: int) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", _RUN, name, str(out)]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=limit
+        )
         trouble = (done.stderr.strip().splitlines() or ["the process died"])[-1]
     except subprocess.TimeoutExpired:
         trouble = f"more than {limit} s"
@@ -71,7 +74,8 @@ def page(text: str, reports: list[dict[str, Any]]) -> str:
 
 
 def judged(text: str) -> set[tuple[str, str]]:
-    """The findings that somebody has looked at: (last name of the class, rule); ``*`` stands for several classes."""
+    """The findings that somebody has looked at: (last name of the class, rule); ``*`` stands for
+    several classes."""
     found = set()
     for part in text.split("\n**")[1:]:
         name, _, bullets = part.partition("**\n")
@@ -89,7 +93,9 @@ def findings(text: str) -> dict[str, set[str]]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.scorecard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.scorecard",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", help="parts of names of classes (all)")
     parser.add_argument("--page", action="store_true", help="write the page only")

@@ -1,4 +1,5 @@
-"""Write docs/subclasses.md: what was measured of the wrapper classes of other packages, and what is refused.
+"""Write docs/subclasses.md: what was measured of the wrapper classes of other packages, and what is
+refused.
 
 python -m tools.subclass_table        run all programs (half a minute) and write the page
 """
@@ -30,14 +31,17 @@ _MORE = [
     (
         "`DTensor`, `AsyncCollectiveTensor`",
         "`tests/dtensor`",
-        "four fake ranks, and gloo with one and two processes by `mp.spawn` and `torchrun`: tensor and sequence parallel "
-        "modules, redistribution, partial gradients, uneven shards, two-dimensional meshes, AdamW, clipping, a rank that "
+        "four fake ranks, and gloo with one and two processes by `mp.spawn` and `torchrun`: "
+        "tensor and sequence parallel "
+        "modules, redistribution, partial gradients, uneven shards, two-dimensional meshes, "
+        "AdamW, clipping, a rank that "
         "diverges",
     ),
     (
         "FSDP2 (`fully_shard`)",
         "`tests/dtensor/test_ranks.py`, `test_refused.py`",
-        "around regions, and through `torch.compile`; inside a region it is refused, and parameters that the region "
+        "around regions, and through `torch.compile`; inside a region it is refused, and "
+        "parameters that the region "
         'gathers itself ("SimpleFSDP") take its place',
     ),
     (
@@ -53,10 +57,19 @@ _MORE = [
     (
         "`SparseSemiStructuredTensorCUTLASS`",
         "`tests/torch_classes/test_semi_structured.py`",
-        "both sides packed; inner tensors that change their names under `t()`; real kernels where there is a GPU",
+        "both sides packed; inner tensors that change their names under `t()`; real kernels "
+        "where there is a GPU",
     ),
-    ("`NestedTensor`, `ComplexTensor`, `LocalTensor`", "`tests/torch_classes`", "views, changes in place, other sizes"),
-    ("low-bit optimizers", "`tests/torchao_classes/test_torchao.py`", "`AdamW8bit`, `AdamW4bit`, `AdamWFp8`"),
+    (
+        "`NestedTensor`, `ComplexTensor`, `LocalTensor`",
+        "`tests/torch_classes`",
+        "views, changes in place, other sizes",
+    ),
+    (
+        "low-bit optimizers",
+        "`tests/torchao_classes/test_torchao.py`",
+        "`AdamW8bit`, `AdamW4bit`, `AdamWFp8`",
+    ),
 ]
 
 _REFUSED = [
@@ -65,7 +78,11 @@ _REFUSED = [
         "`ProtocolError`",
         "data and mask as two tensors with `torch.where`, or `subclass_trace.zoo.Masked`",
     ),
-    ("parameters of bitsandbytes", "`ProtocolError`", "torchao's `quantize_`, or leave these layers in eager"),
+    (
+        "parameters of bitsandbytes",
+        "`ProtocolError`",
+        "torchao's `quantize_`, or leave these layers in eager",
+    ),
     ("`ShardedTensor`", "`ProtocolError`", "`DTensor`"),
     (
         "a class whose own code reads values of its tensors (`GPTQObserverTensor`)",
@@ -75,11 +92,13 @@ _REFUSED = [
     (
         "a module of FSDP2 that is called inside a region",
         "`UnsupportedError`",
-        '`layer.forward = st.compile(layer.forward)`; `torch.compile(model, backend="subclass_trace")`; '
+        "`layer.forward = st.compile(layer.forward)`; `torch.compile(model, "
+        'backend="subclass_trace")`; '
         "`weight.redistribute(...).to_local()`",
     ),
     (
-        "a kernel that refuses what its fake kernel accepted (NVFP4 with dynamic activations on a CPU)",
+        "a kernel that refuses what its fake kernel accepted (NVFP4 with dynamic activations on "
+        "a CPU)",
         "the kernel's",
         "the error has a note with the operation, the line, and the paths of the operands",
     ),

@@ -1,1 +1,2 @@
-"""A training loop under compiled autograd: DTensor parameters, gradient-clipping hooks, activation offload."""
+"""A training loop under compiled autograd: DTensor parameters, gradient-clipping hooks, activation
+offload."""

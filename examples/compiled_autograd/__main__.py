@@ -1,9 +1,12 @@
-"""``python -m examples.compiled_autograd``: the same training loop on the eager engine and under compiled autograd.
+"""``python -m examples.compiled_autograd``: the same training loop on the eager engine and under
+compiled autograd.
 
-Parameters are DTensors, each has a hook that clips its gradient, and activations are kept off the device between
-forward and backward (here: as numpy arrays). Printed are losses, time and peak memory of the backwards, and the tape.
+Parameters are DTensors, each has a hook that clips its gradient, and activations are kept off the
+device between forward and backward (here: as numpy arrays). Printed are losses, time and peak
+memory of the backwards, and the tape.
 
-It runs as one process; under ``torchrun --nproc-per-node=2 -m examples.compiled_autograd`` parameters are sharded.
+It runs as one process; under ``torchrun --nproc-per-node=2 -m examples.compiled_autograd``
+parameters are sharded.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ class Model(torch.nn.Module):
     def __init__(self, mesh: DeviceMesh, layers: int, width: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        weights = [torch.randn(width, width, generator=generator) / width**0.5 for _ in range(layers)]
+        weights = [
+            torch.randn(width, width, generator=generator) / width**0.5 for _ in range(layers)
+        ]
         self.weights = torch.nn.ParameterList(
             torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)])) for w in weights
         )
@@ -60,9 +65,12 @@ class Offload(saved_tensors_hooks):
             local = t.to_local() if isinstance(t, DTensor) else t
             if local.data_ptr() in weights or local.numel() < 1024:
                 return t
-            return local.detach().numpy().copy(), (t.device_mesh, t.placements, t.shape, t.stride()) if isinstance(
-                t, DTensor
-            ) else None
+            return local.detach().numpy().copy(), (
+                t.device_mesh,
+                t.placements,
+                t.shape,
+                t.stride(),
+            ) if isinstance(t, DTensor) else None
 
         def unpack(packed: Any) -> torch.Tensor:
             if isinstance(packed, torch.Tensor):
@@ -72,7 +80,9 @@ class Offload(saved_tensors_hooks):
             if layout is None:
                 return local
             mesh, placements, shape, stride = layout
-            return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+            return DTensor.from_local(
+                local, mesh, placements, run_check=False, shape=shape, stride=stride
+            )
 
         super().__init__(pack, unpack)
 
@@ -91,7 +101,8 @@ def clip(largest: float, log: list[float]) -> Callable[[torch.Tensor], torch.Ten
 
 @dataclass
 class Outcome:
-    """What a training loop gives: losses, norms that the hooks saw, seconds and peak bytes of its backwards."""
+    """What a training loop gives: losses, norms that the hooks saw, seconds and peak bytes of its
+    backwards."""
 
     losses: list[float]
     norms: list[float]
@@ -99,7 +110,9 @@ class Outcome:
     peak: int
 
 
-def train(mesh: DeviceMesh, around: Callable[[], Any], steps: int, layers: int, width: int, batch: int) -> Outcome:
+def train(
+    mesh: DeviceMesh, around: Callable[[], Any], steps: int, layers: int, width: int, batch: int
+) -> Outcome:
     """Train; ``around`` makes the context of each backward."""
     model, norms = Model(mesh, layers, width), []
     for w in model.weights:
@@ -130,7 +143,9 @@ def train(mesh: DeviceMesh, around: Callable[[], Any], steps: int, layers: int, 
 def process_group() -> Iterator[DeviceMesh]:
     """The ranks that torchrun started, or this process alone."""
     alone = not dist.is_torchelastic_launched()
-    dist.init_process_group("gloo", **({"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}))
+    dist.init_process_group(
+        "gloo", **({"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {})
+    )
     try:
         yield init_device_mesh("cpu", (dist.get_world_size(),))
     finally:

@@ -31,8 +31,11 @@ class Text:
     data: Tensor
     files: int
 
-    def batches(self, *, steps: int, batch: int, length: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of tokens and the tokens that follow them, the same on every call with the same seed."""
+    def batches(
+        self, *, steps: int, batch: int, length: int, seed: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs of tokens and the tokens that follow them, the same on every call with the same
+        seed."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(steps):
             starts = torch.randint(len(self.data) - length - 1, (batch, 1), generator=generator)
@@ -48,7 +51,8 @@ def load(folder: Path | None = None) -> Text:
     if len(content) < SMALLEST:
         raise DataError(
             f"too little text to train on\n"
-            f"  expected: at least {SMALLEST:,} bytes of Python source in the standard library's folder\n"
+            f"  expected: at least {SMALLEST:,} bytes of Python source in the standard library's "
+            "folder\n"
             f"  got:      {len(content):,} bytes in {len(files)} files\n"
             f"  fix:      use a Python whose standard library is installed as source"
         )

@@ -1,4 +1,5 @@
-"""The model with FP8 weights: every linear layer's weight is a `ScaledFP8`, float8_e4m3fn data with one scale."""
+"""The model with FP8 weights: every linear layer's weight is a `ScaledFP8`, float8_e4m3fn data with
+one scale."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from .side_by_side import Job, Progress, Result, train
 class MasterWeights:
     """AdamW on float32 copies of the FP8 weights, which are quantised anew after every step.
 
-    Updates are far smaller than the steps between FP8 numbers; on the FP8 weights themselves they would be lost.
+    Updates are far smaller than the steps between FP8 numbers; on the FP8 weights themselves they
+    would be lost.
     """
 
     def __init__(self, model: nn.Module, learning_rate: float) -> None:
@@ -56,4 +58,10 @@ def worker(job: Job, progress: Progress) -> Result:
         torch.manual_seed(job.seed)
         return convert_linears(LanguageModel(job.sizes), fp8_weight=True)
 
-    return train(job, data.load(), make_model, lambda model: MasterWeights(model, job.learning_rate), progress)
+    return train(
+        job,
+        data.load(),
+        make_model,
+        lambda model: MasterWeights(model, job.learning_rate),
+        progress,
+    )

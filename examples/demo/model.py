@@ -1,4 +1,5 @@
-"""A small byte-level transformer. Nothing in it knows about wrappers: they come in as parameters."""
+"""A small byte-level transformer. Nothing in it knows about wrappers: they come in as
+parameters."""
 
 from __future__ import annotations
 
@@ -22,12 +23,15 @@ class Sizes:
 
 
 class Attention(nn.Module):
-    """Causal attention. How many heads there are is read off the projections: a process may have a part."""
+    """Causal attention. How many heads there are is read off the projections: a process may have a
+    part."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.head_width = sizes.width // sizes.heads
-        self.query, self.key, self.value, self.out = (nn.Linear(sizes.width, sizes.width, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(sizes.width, sizes.width, bias=False) for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (

@@ -41,7 +41,8 @@ class Job:
 
 @dataclass
 class Curve:
-    """What one side did: its losses, and the seconds of forward with backward and of the whole step."""
+    """What one side did: its losses, and the seconds of forward with backward and of the whole
+    step."""
 
     losses: list[float] = field(default_factory=list)
     gradient_seconds: list[float] = field(default_factory=list)
@@ -60,7 +61,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Unwrapped:
-    """One input of the region: its class and shape, and the dense tensors that the graph gets in its place."""
+    """One input of the region: its class and shape, and the dense tensors that the graph gets in
+    its place."""
 
     path: str
     kind: str
@@ -69,7 +71,8 @@ class Unwrapped:
 
 @dataclass(frozen=True)
 class SavedRow:
-    """One tensor that the compiled forward keeps for the backward. Inputs cost no bytes: they are alive anyway."""
+    """One tensor that the compiled forward keeps for the backward. Inputs cost no bytes: they are
+    alive anyway."""
 
     operation: str
     shape: str
@@ -91,10 +94,13 @@ class Result:
     explanation: str
 
     def largest_difference(self) -> float:
-        """Between the two loss curves, relative to the eager one; infinite where a loss is not a number."""
+        """Between the two loss curves, relative to the eager one; infinite where a loss is not a
+        number."""
         pairs = zip(self.eager.losses, self.compiled.losses, strict=True)
         differences = [abs(eager - compiled) / abs(eager) for eager, compiled in pairs]
-        return max(difference if difference == difference else float("inf") for difference in differences)
+        return max(
+            difference if difference == difference else float("inf") for difference in differences
+        )
 
 
 def train(
@@ -107,12 +113,15 @@ def train(
     """Both sides, all steps. ``make_model`` must give the same model on every call."""
 
     def batches(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return text.batches(steps=steps, batch=job.sizes.batch, length=job.sizes.length, seed=job.seed)
+        return text.batches(
+            steps=steps, batch=job.sizes.batch, length=job.sizes.length, seed=job.seed
+        )
 
     compiled_loss = st.compile(loss_fn, backend=job.backend)
     models = make_model(), make_model()
     eager, compiled = (
-        _Side(loss, model, make_optimizer(model)) for loss, model in zip((loss_fn, compiled_loss), models, strict=True)
+        _Side(loss, model, make_optimizer(model))
+        for loss, model in zip((loss_fn, compiled_loss), models, strict=True)
     )
     eager_saved_bytes = _bytes_saved(eager.model, *next(batches(1)))
     for index, batch in enumerate(batches(job.steps)):
@@ -125,10 +134,12 @@ def train(
         compiled=compiled.curve,
         eager_saved_bytes=eager_saved_bytes,
         unwrapped=[
-            Unwrapped(str(row.path), _kind(row.spec), tuple(_parts(row.spec))) for row in first.plan.inputs.rows
+            Unwrapped(str(row.path), _kind(row.spec), tuple(_parts(row.spec)))
+            for row in first.plan.inputs.rows
         ],
         saved=[
-            SavedRow(row.operation, f"{list(row.shape)} {row.dtype}", row.bytes, row.where or "") for row in first.saved
+            SavedRow(row.operation, f"{list(row.shape)} {row.dtype}", row.bytes, row.where or "")
+            for row in first.saved
         ],
         specializations=len(compiled_loss.specializations),
         report=first.report(),
@@ -155,7 +166,8 @@ class _Side:
 
 
 def _bytes_saved(model: nn.Module, tokens: Tensor, targets: Tensor) -> int:
-    """What eager keeps for the backward, every storage once, without parameters, buffers and arguments."""
+    """What eager keeps for the backward, every storage once, without parameters, buffers and
+    arguments."""
     given = [*model.parameters(), *model.buffers(), tokens, targets]
     known = {leaf.untyped_storage().data_ptr() for tensor in given for leaf in _leaves(tensor)}
     kept: dict[int, int] = {}
@@ -168,7 +180,9 @@ def _bytes_saved(model: nn.Module, tokens: Tensor, targets: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = loss_fn(model, tokens, targets)  # holds what was saved, so that no address is used twice
+        loss = loss_fn(
+            model, tokens, targets
+        )  # holds what was saved, so that no address is used twice
     del loss
     return sum(kept.values())
 
@@ -179,8 +193,11 @@ def _kind(spec: Any) -> str:
 
 
 def _parts(spec: Any, name: str = "") -> Iterator[str]:
-    """The dense tensors of a wrapper's spec, ``.qdata [96, 96] float8_e4m3fn``; none of a dense one."""
-    for attribute, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
+    """The dense tensors of a wrapper's spec, ``.qdata [96, 96] float8_e4m3fn``; none of a dense
+    one."""
+    for attribute, inner in zip(
+        getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True
+    ):
         if hasattr(inner, "names"):
             yield from _parts(inner, f"{name}.{attribute}")
         elif hasattr(inner, "dtype"):  # not an opaque attribute such as a device mesh

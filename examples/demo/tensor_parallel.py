@@ -34,8 +34,13 @@ def worker(job: Job, progress: Progress) -> Result:
 
     def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
         split = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-        whole = [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
-        groups = [{"params": split}, {"params": whole}]  # AdamW updates a group at once and cannot mix the two
+        whole = [
+            parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)
+        ]
+        groups = [
+            {"params": split},
+            {"params": whole},
+        ]  # AdamW updates a group at once and cannot mix the two
         return torch.optim.AdamW(groups, lr=job.learning_rate)
 
     return train(job, data.load(), make_model, make_optimizer, progress)

@@ -1,4 +1,5 @@
-"""Run a training in processes of their own: their output is kept aside, and none of them can fail or hang unseen."""
+"""Run a training in processes of their own: their output is kept aside, and none of them can fail
+or hang unseen."""
 
 from __future__ import annotations
 
@@ -29,19 +30,26 @@ class WorkerError(RuntimeError):
     """A worker process failed, died or stopped making progress."""
 
 
-def run(worker: Worker, job: Job, *, world: int, progress: Progress, patience: float) -> list[Result]:
-    """``worker(job, progress)`` in ``world`` processes joined by gloo; each process's result, by rank.
+def run(
+    worker: Worker, job: Job, *, world: int, progress: Progress, patience: float
+) -> list[Result]:
+    """``worker(job, progress)`` in ``world`` processes joined by gloo; each process's result, by
+    rank.
 
     ``patience`` is how many seconds may pass without a step.
     """
     context = multiprocessing.get_context("spawn")
     events: Queue[Any] = context.Queue()
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # chooses a free port and holds it
+    store = dist.TCPStore(
+        HOST, 0, is_master=True, wait_for_workers=False
+    )  # chooses a free port and holds it
     with tempfile.TemporaryDirectory(prefix="subclass_trace_demo_") as folder:
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(world)]
         processes = [
             context.Process(
-                target=_process, args=(worker, job, rank, world, store.port, events, str(logs[rank])), daemon=True
+                target=_process,
+                args=(worker, job, rank, world, store.port, events, str(logs[rank])),
+                daemon=True,
             )
             for rank in range(world)
         ]
@@ -63,17 +71,24 @@ def _collect(
     results: dict[int, Result] = {}
     heard = time.monotonic()
     while len(results) < len(processes):
-        dead = [rank for rank, process in enumerate(processes) if process.exitcode is not None and rank not in results]
+        dead = [
+            rank
+            for rank, process in enumerate(processes)
+            if process.exitcode is not None and rank not in results
+        ]
         try:
             kind, rank, payload = events.get(timeout=0.5)
         except queue.Empty:
             if dead:
                 code = processes[dead[0]].exitcode
-                raise WorkerError(f"worker {dead[0]} died with exit code {code}\n{_tail(logs[dead[0]])}") from None
+                raise WorkerError(
+                    f"worker {dead[0]} died with exit code {code}\n{_tail(logs[dead[0]])}"
+                ) from None
             if time.monotonic() - heard > patience:
                 waiting = [rank for rank in range(len(processes)) if rank not in results]
                 raise WorkerError(
-                    f"no step for {patience:.0f} seconds; waiting for workers {waiting}\n{_tail(logs[waiting[0]])}"
+                    f"no step for {patience:.0f} seconds; waiting for workers "
+                    f"{waiting}\n{_tail(logs[waiting[0]])}"
                 ) from None
             continue
         heard = time.monotonic()
@@ -89,17 +104,24 @@ def _collect(
 def _others_dead(processes: list[Any], rank: int) -> str:
     """A worker that dies makes the others fail in their collectives: the dead one is the cause."""
     time.sleep(0.2)
-    dead = [(k, process.exitcode) for k, process in enumerate(processes) if k != rank and process.exitcode]
+    dead = [
+        (k, process.exitcode)
+        for k, process in enumerate(processes)
+        if k != rank and process.exitcode
+    ]
     return "".join(f", and worker {k} died with exit code {code}" for k, code in dead)
 
 
-def _process(worker: Worker, job: Job, rank: int, world: int, port: int, events: Queue[Any], log: str) -> None:
+def _process(
+    worker: Worker, job: Job, rank: int, world: int, port: int, events: Queue[Any], log: str
+) -> None:
     """What each process runs."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     try:
-        # More threads gain little on so small a model, and cost a factor of ten where the cores are busy otherwise.
+        # More threads gain little on so small a model, and cost a factor of ten where the cores are
+        # busy otherwise.
         torch.set_num_threads(1)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
         timeout = timedelta(seconds=COLLECTIVE_SECONDS)
@@ -114,9 +136,14 @@ def _process(worker: Worker, job: Job, rank: int, world: int, port: int, events:
 
 
 def _account(error: BaseException, lines: int = 40) -> str:
-    """The last frames and the message, in so many lines: a compiler's message may have thousands."""
+    """The last frames and the message, in so many lines: a compiler's message may have
+    thousands."""
     text = "".join(traceback.format_exception(error, limit=-4, chain=False)).splitlines()
-    cut = [*text[: lines - 10], f"... {len(text) - lines} lines ...", *text[-10:]] if len(text) > lines else text
+    cut = (
+        [*text[: lines - 10], f"... {len(text) - lines} lines ...", *text[-10:]]
+        if len(text) > lines
+        else text
+    )
     return "\n".join(line[:300] for line in cut)
 
 
@@ -127,4 +154,8 @@ def _loopback() -> str:
 
 def _tail(log: Path, lines: int = 20) -> str:
     text = log.read_text(errors="replace").strip() if log.exists() else ""
-    return "\n".join(["its last output:", *text.splitlines()[-lines:]]) if text else "it printed nothing"
+    return (
+        "\n".join(["its last output:", *text.splitlines()[-lines:]])
+        if text
+        else "it printed nothing"
+    )

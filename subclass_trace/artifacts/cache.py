@@ -1,7 +1,8 @@
 """The cache of a region: what any process of this user has traced, in a directory.
 
-An entry is found by a key (`identity.key_of`), then bound and compared in full. What is damaged is taken away, what does
-not fit stays for others; whatever goes wrong, the region traces as it does without a cache.
+An entry is found by a key (`identity.key_of`), then bound and compared in full. What is damaged is
+taken away, what does not fit stays for others; whatever goes wrong, the region traces as it does
+without a cache.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def directory_path() -> str:
     if given := os.environ.get("SUBCLASS_TRACE_CACHE_DIR"):
         return given
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(os.environ.get("TORCH_HOME") or os.path.join(home, "torch"), "subclass_trace")
+    return os.path.join(
+        os.environ.get("TORCH_HOME") or os.path.join(home, "torch"), "subclass_trace"
+    )
 
 
 def limit() -> int:
@@ -56,7 +59,9 @@ _warned: set[str] = set()
 def _warn(path: str, error: Exception) -> None:
     if path not in _warned:
         _warned.add(path)
-        warn_user(f"the cache in {path} cannot be used, and regions are traced as without it: {error}")
+        warn_user(
+            f"the cache in {path} cannot be used, and regions are traced as without it: {error}"
+        )
 
 
 class Cache(Source):
@@ -79,7 +84,8 @@ class Cache(Source):
         return None
 
     def candidates(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Entries of the region's key that are whole and of these libraries, the last used first."""
+        """Entries of the region's key that are whole and of these libraries, the last used
+        first."""
         directory = None if self._key is None else opened(directory_path())
         for name, _, _ in [] if directory is None else directory.entries(self._key or "")[:_TRIED]:
             held = None if name in self._served else directory.read(name)  # type: ignore[union-attr]

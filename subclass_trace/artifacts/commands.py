@@ -1,6 +1,8 @@
-"""``subclass-trace cache``: list, verify and clear the directory; pack it into one file, and unpack such a file.
+"""``subclass-trace cache``: list, verify and clear the directory; pack it into one file, and unpack
+such a file.
 
-A file of a fleet is a zip of entries, each with a digest of its own; what has another name or is damaged is not unpacked.
+A file of a fleet is a zip of entries, each with a digest of its own; what has another name or is
+damaged is not unpacked.
 """
 
 from __future__ import annotations
@@ -30,8 +32,12 @@ def run(action: str, file: str | None, directory: str | None) -> int:
     """
     if (action in ("pack", "unpack")) != (file is not None):
         expected = "a file for pack and unpack, none for others"
-        raise OptionError(f"`cache {action}` has another number of arguments", expected=expected, got=file)
-    return _ACTIONS[action](Directory(os.path.abspath(directory or directory_path()), limit()), file)
+        raise OptionError(
+            f"`cache {action}` has another number of arguments", expected=expected, got=file
+        )
+    return _ACTIONS[action](
+        Directory(os.path.abspath(directory or directory_path()), limit()), file
+    )
 
 
 def _list(directory: Directory, _: str | None) -> int:
@@ -54,7 +60,11 @@ def _said(held: bytes | None) -> str:
 
 def _verify(directory: Directory, _: str | None) -> int:
     """What is damaged goes."""
-    damaged = [entry.name for entry in directory.entries() if _said(directory.read(entry.name)).startswith("damaged")]
+    damaged = [
+        entry.name
+        for entry in directory.entries()
+        if _said(directory.read(entry.name)).startswith("damaged")
+    ]
     for name in damaged:
         directory.remove(name)
         print(f"removed {name}")
@@ -92,13 +102,19 @@ def _unpack(directory: Directory, file: Any) -> int:
                     directory.write(member.filename, held)
                     done += 1
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
-        raise ArtifactError(f"{file} was not made by `cache pack`, or is damaged", path=file, got=error) from error
+        raise ArtifactError(
+            f"{file} was not made by `cache pack`, or is damaged", path=file, got=error
+        ) from error
     print(f"unpacked {done} entries into {directory.path}; {refused} are damaged or foreign")
     return 1 if refused else 0
 
 
 def _member(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes | None:
-    if not NAME.fullmatch(member.filename) or member.file_size > LIMIT or member.compress_type != zipfile.ZIP_STORED:
+    if (
+        not NAME.fullmatch(member.filename)
+        or member.file_size > LIMIT
+        or member.compress_type != zipfile.ZIP_STORED
+    ):
         return None
     try:
         with packed.open(member) as file:

@@ -1,8 +1,9 @@
 """Descriptions <-> the bytes of a file.
 
-A file is a line that says what it is, a digest of all that follows, two lengths, the descriptions as compressed JSON, and the
-constants of their graphs as safetensors (each as plain bytes, by the name that the descriptions have for it). Nothing in it is
-run, and nothing is read that it does not have: lengths are compared before memory is taken.
+A file is a line that says what it is, a digest of all that follows, two lengths, the descriptions
+as compressed JSON, and the constants of their graphs as safetensors (each as plain bytes, by the
+name that the descriptions have for it). Nothing in it is run, and nothing is read that it does not
+have: lengths are compared before memory is taken.
 
 >>> held = pack({"of": "f"}, [{"constants": {"c": "AAEC"}, "plan": 1}])
 >>> header, (description,) = unpack(held)
@@ -32,7 +33,8 @@ from ..errors import ArtifactError
 MAGIC = b"subclass_trace 1\n"
 #: no JSON and no list of constants of ours is longer
 LIMIT = 1 << 28
-#: equal layers stand far apart, further than zlib sees: a third less, at the speed of the fast modes
+#: equal layers stand far apart, further than zlib sees: a third less, at the speed of the fast
+# modes
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 3, "pb": 0, "nice_len": 273, "depth": 200}]
 _HEAD = struct.Struct("<32sQQ")
 _LENGTH = struct.Struct("<Q")
@@ -50,7 +52,9 @@ def pack(header: Mapping[str, Any], descriptions: Sequence[Mapping[str, Any]]) -
     for data in descriptions:
         constants.update(data["constants"])
         rows.append({name: value for name, value in data.items() if name != "constants"})
-    text = json.dumps({"header": dict(header), "specializations": rows}, separators=(",", ":")).encode()
+    text = json.dumps(
+        {"header": dict(header), "specializations": rows}, separators=(",", ":")
+    ).encode()
     body = lzma.compress(text, filters=_FILTERS)
     rest = _LENGTH.pack(len(body)) + _LENGTH.pack(len(text)) + body + _safetensors(constants)
     return MAGIC + hashlib.sha256(rest).digest() + rest
@@ -65,7 +69,13 @@ def unpack(held: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if not held.startswith(MAGIC):
         kind = held[: len(MAGIC)]
         fix = "save the region again" if kind.startswith(MAGIC.split()[0]) else None
-        raise ArtifactError("no file of this version of the package", path="magic", expected=MAGIC, got=kind, fix=fix)
+        raise ArtifactError(
+            "no file of this version of the package",
+            path="magic",
+            expected=MAGIC,
+            got=kind,
+            fix=fix,
+        )
     rest = memoryview(held)[len(MAGIC) :]
     if len(rest) < _HEAD.size:
         raise _damaged("length", f"at least {_HEAD.size}", len(rest))
@@ -80,7 +90,9 @@ def unpack(held: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         document = json.loads(_decompressed(rest[:packed], whole))
         header, descriptions = document["header"], document["specializations"]
     except (ValueError, KeyError, TypeError, RecursionError, lzma.LZMAError) as error:
-        raise _damaged("json", "what this package writes", f"{type(error).__name__}: {error}") from error
+        raise _damaged(
+            "json", "what this package writes", f"{type(error).__name__}: {error}"
+        ) from error
     if not isinstance(header, dict) or not isinstance(descriptions, list):
         raise _damaged("json", "a header and descriptions", type(header).__name__)
     constants = _of_safetensors(rest[packed:])
@@ -96,12 +108,15 @@ def _decompressed(packed: memoryview, whole: int) -> bytes:
 
 
 def _damaged(path: str, expected: object, got: object) -> ArtifactError:
-    return ArtifactError("the file is damaged", path=path, expected=expected, got=got, fix="make it again")
+    return ArtifactError(
+        "the file is damaged", path=path, expected=expected, got=got, fix="make it again"
+    )
 
 
-# ---------------------------------------------------------------------------------------------- safetensors
+# ---- safetensors
 def _safetensors(constants: Mapping[str, str]) -> bytes:
-    """A file of safetensors; numbers of any dtype are bytes in it, as the descriptions say the rest."""
+    """A file of safetensors; numbers of any dtype are bytes in it, as the descriptions say the
+    rest."""
     rows: dict[str, Any] = {}
     parts, at = [], 0
     for name in sorted(constants):
@@ -123,11 +138,18 @@ def _of_safetensors(held: memoryview) -> dict[str, bytes]:
         data, at, found = held[_LENGTH.size + length :], 0, dict[str, bytes]()
         for name, row in rows.items():
             begin, end = row["data_offsets"]
-            if begin != at or not at <= end <= len(data) or row["dtype"] != "U8" or row["shape"] != [end - begin]:
+            if (
+                begin != at
+                or not at <= end <= len(data)
+                or row["dtype"] != "U8"
+                or row["shape"] != [end - begin]
+            ):
                 raise ValueError(f"no constant of ours: {name}")
             found[name], at = bytes(data[begin:end]), end
         if at != len(data):
             raise ValueError("more bytes than constants")
         return found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise _damaged("constants", "a file of safetensors", f"{type(error).__name__}: {error}") from error
+        raise _damaged(
+            "constants", "a file of safetensors", f"{type(error).__name__}: {error}"
+        ) from error

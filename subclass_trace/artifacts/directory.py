@@ -1,7 +1,9 @@
-"""Files by name in a directory that is ours alone, written by many processes at once and torn by none.
+"""Files by name in a directory that is ours alone, written by many processes at once and torn by
+none.
 
-The directory is owned by this user, writable by nobody else, and no link; files are opened relative to it. A file is written
-under another name, flushed to the disk and renamed, so that a reader sees all of it or none, whenever a writer is killed.
+The directory is owned by this user, writable by nobody else, and no link; files are opened relative
+to it. A file is written under another name, flushed to the disk and renamed, so that a reader sees
+all of it or none, whenever a writer is killed.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Directory:
         found = os.fstat(self._fd)
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             os.close(self._fd)
-            raise PermissionError(f"{path} has to be owned by this user, and writable by nobody else")
+            raise PermissionError(
+                f"{path} has to be owned by this user, and writable by nobody else"
+            )
 
     def entries(self, key: str = "") -> list[Entry]:
         """The files whose names begin so, the last used first."""
@@ -67,7 +71,11 @@ class Directory:
         try:
             with os.fdopen(os.open(name, flags, dir_fd=self._fd), "rb") as file:
                 known = os.fstat(file.fileno())
-                if not stat.S_ISREG(known.st_mode) or known.st_uid != os.getuid() or known.st_size > LIMIT:
+                if (
+                    not stat.S_ISREG(known.st_mode)
+                    or known.st_uid != os.getuid()
+                    or known.st_size > LIMIT
+                ):
                     return None
                 return file.read(LIMIT)
         except OSError:

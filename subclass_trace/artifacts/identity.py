@@ -1,8 +1,8 @@
-"""What a file belongs to besides what a description compares: the rank, libraries, the table of decompositions; and the key by
-which a cache finds candidates.
+"""What a file belongs to besides what a description compares: the rank, libraries, the table of
+decompositions; and the key by which a cache finds candidates.
 
-A key only finds: whatever it finds is bound, and compared in full. So it may leave out what is compared there, and holds
-what is compared nowhere else: the code of this package above all.
+A key only finds: whatever it finds is bound, and compared in full. So it may leave out what is
+compared there, and holds what is compared nowhere else: the code of this package above all.
 """
 
 from __future__ import annotations
@@ -29,15 +29,36 @@ from ..torch_api.lines import is_user_code
 #: namespaces of operations that torch itself registers: its version tells what they do
 _OF_TORCH = frozenset(
     (
-        *("aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"),
-        *("inductor", "mkldnn", "mkl", "onednn", "fsdp", "rngprims", "debugprims", "profiler", "symm_mem"),
+        *(
+            "aten",
+            "prim",
+            "prims",
+            "quantized",
+            "c10d",
+            "_c10d_functional",
+            "_c10d_functional_autograd",
+            "_dtensor",
+        ),
+        *(
+            "inductor",
+            "mkldnn",
+            "mkl",
+            "onednn",
+            "fsdp",
+            "rngprims",
+            "debugprims",
+            "profiler",
+            "symm_mem",
+        ),
     )
 )
 #: kinds of names that begin with a Python module; see `data.objects`
 _OF_MODULES = frozenset(("class", "function", "attribute", "module", "globals"))
 
 
-def header_of(function: Any, options: Options, descriptions: list[dict[str, Any]]) -> dict[str, Any]:
+def header_of(
+    function: Any, options: Options, descriptions: list[dict[str, Any]]
+) -> dict[str, Any]:
     """What a file says of itself, for `compare`. ``function``: for people."""
     libraries = sorted({name for data in descriptions for name in _libraries(data)})
     found = {name: version for name in libraries if (version := version_of(name)) is not None}
@@ -65,10 +86,14 @@ def compare(header: Mapping[str, Any], options: Options) -> None:
         table = header.get(field)
         for name, known in table.items() if isinstance(table, dict) else ():
             if known != (here := now_of(str(name))):
-                raise ArtifactError(f"the file was {_MADE[field]}", path=f"{field}.{name}", expected=known, got=here)
+                raise ArtifactError(
+                    f"the file was {_MADE[field]}", path=f"{field}.{name}", expected=known, got=here
+                )
     for name, now in rows:
         if header.get(name) != now:
-            raise ArtifactError(f"the file was {_MADE[name]}", path=name, expected=header.get(name), got=now)
+            raise ArtifactError(
+                f"the file was {_MADE[name]}", path=name, expected=header.get(name), got=now
+            )
 
 
 _MADE = {
@@ -81,7 +106,8 @@ _MADE = {
 
 
 def ranks() -> list[int] | None:
-    """The rank of this process and how many there are: what is traced may hang on them (what a shard has does)."""
+    """The rank of this process and how many there are: what is traced may hang on them (what a
+    shard has does)."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -95,7 +121,8 @@ def version_of(library: str) -> str | None:
 
 
 def device_of(name: str) -> str | None:
-    """What a GPU is, whose kind decides which kernels a trace has met; None: there is none, or it is none."""
+    """What a GPU is, whose kind decides which kernels a trace has met; None: there is none, or it
+    is none."""
     if not name.startswith("cuda") or not torch.cuda.is_available():
         return None
     try:
@@ -117,7 +144,8 @@ def _devices(plan: Any) -> Iterator[str]:
 
 
 def _libraries(data: Any) -> Iterator[str]:
-    """The libraries, besides torch, of which a description names something. Its graphs name operations alone."""
+    """The libraries, besides torch, of which a description names something. Its graphs name
+    operations alone."""
     waiting = [data[name] for name in ("places", "classes", "plan", "guards", "templates")]
     while waiting:
         at = waiting.pop()
@@ -131,7 +159,10 @@ def _libraries(data: Any) -> Iterator[str]:
 
 
 def _namespaces(data: Any) -> Iterator[str]:
-    halves = [data["forward"], *(b["half"] for b in (data["backwards"] or {"compiled": ()})["compiled"])]
+    halves = [
+        data["forward"],
+        *(b["half"] for b in (data["backwards"] or {"compiled": ()})["compiled"]),
+    ]
     waiting: list[Any] = [entry for half in halves for entry in half["body"]]
     while waiting:
         target = waiting.pop()[0]
@@ -146,7 +177,9 @@ def unseen(options: Options, data: Any = None) -> str | None:
         data: a description.
     """
     for op, f in options.table(options.resolve_backend()).items():
-        if not _is_of_torch(f) and (op in options.decompositions or version_of(_library_of(f)) is None):
+        if not _is_of_torch(f) and (
+            op in options.decompositions or version_of(_library_of(f)) is None
+        ):
             return f"decompositions[{op}]: the code of a decomposition is not compared"
     if not isinstance(options.partitioner, (str, MinCut, type(None))):
         return "partitioner: the code of a partitioner is not compared"
@@ -154,7 +187,10 @@ def unseen(options: Options, data: Any = None) -> str | None:
         code = getattr(run := passes.resolve(choice), "__code__", None)
         told = isinstance(choice, str) or not getattr(run, "__closure__", None)
         if code is None or is_user_code(code) or not told:
-            return f"passes: the code of {passes.name_of(run)}, or what it was made with, is not compared"
+            return (
+                f"passes: the code of {passes.name_of(run)}, or what it was made with, is not "
+                "compared"
+            )
     for name in {*_namespaces(data)} - _OF_TORCH if data is not None else ():
         if version_of(name) is None:
             return f"torch.ops.{name}: the code of an operation of one's own is not compared"
@@ -170,24 +206,40 @@ def _is_of_torch(f: Any) -> bool:
     if isinstance(f, functools.partial):
         return _is_of_torch(f.func)
     code = getattr(f, "__code__", None)
-    own = type(f).__module__.partition(".")[0] in ("torch", "builtins") if code is None else not is_user_code(code)
+    own = (
+        type(f).__module__.partition(".")[0] in ("torch", "builtins")
+        if code is None
+        else not is_user_code(code)
+    )
     return own and (not hasattr(f, "__wrapped__") or _is_of_torch(f.__wrapped__))
 
 
 def _table_digest(options: Options) -> str:
     table = options.table(options.resolve_backend())
     named = (
-        (op, getattr(f, "__module__", ""), getattr(f, "__qualname__", f), version_of(_library_of(f)))
+        (
+            op,
+            getattr(f, "__module__", ""),
+            getattr(f, "__qualname__", f),
+            version_of(_library_of(f)),
+        )
         for op, f in table.items()
     )
     rows = sorted(" ".join(map(str, row)) for row in named)
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
-# ---------------------------------------------------------------------------------------------- the key
+# ---- the key
 def key_of(function: Callable[..., Any], options: Options) -> str:
     """By what a cache finds candidates for a region: 40 hexadecimal digits."""
-    rows = [versions(), _package(), options.of_a_trace(), _table_digest(options), ranks(), [*_identity(function)]]
+    rows = [
+        versions(),
+        _package(),
+        options.of_a_trace(),
+        _table_digest(options),
+        ranks(),
+        [*_identity(function)],
+    ]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:40]
 
 
@@ -201,7 +253,8 @@ def _package() -> str:
 
 
 def _identity(function: Any) -> Iterator[str]:
-    """What of a function or module is the same in another process, without what can only be told by a comparison."""
+    """What of a function or module is the same in another process, without what can only be told by
+    a comparison."""
     if isinstance(function, torch.nn.Module):
         classes = {cls: _class(cls) for cls in {type(module) for module in function.modules()}}
         for name, module in function.named_modules():
@@ -217,7 +270,9 @@ def _identity(function: Any) -> Iterator[str]:
         yield f"{function.__module__}.{function.__qualname__} {fingerprint(function.__code__)}"
         for cell in function.__closure__ or ():
             held = _held(cell)
-            yield from _identity(held) if isinstance(held, torch.nn.Module) else (type(held).__qualname__,)
+            yield from (
+                _identity(held) if isinstance(held, torch.nn.Module) else (type(held).__qualname__,)
+            )
     else:
         yield _class(type(function))
 

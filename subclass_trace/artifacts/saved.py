@@ -26,7 +26,8 @@ def save(
     """Write the descriptions that have no gaps; the reasons why others are left out.
 
     Args:
-        bind: to a call that one of them serves; without it, all are compared with the function alone.
+        bind: to a call that one of them serves; without it, all are compared with the function
+        alone.
 
     Raises:
         ArtifactError: there is nothing to write, or what is read back does not serve.
@@ -39,8 +40,10 @@ def save(
             "there is nothing to save",
             path="specializations",
             expected="a specialization of which all can be written as data",
-            got="; ".join(left_out) or "none: the region was not called, or our trace does not serve it (`explain()`)",
-            fix="call the region, or `warm_up(*args)`, and hand the arguments of a call to `save` as well",
+            got="; ".join(left_out)
+            or "none: the region was not called, or our trace does not serve it (`explain()`)",
+            fix="call the region, or `warm_up(*args)`, and hand the arguments of a call to "
+            "`save` as well",
         )
     held = pack(identity.header_of(function, options, portable), portable)
     _read_back(os.fspath(path), held, function, options, bind)
@@ -48,8 +51,11 @@ def save(
     return tuple(left_out)
 
 
-def _read_back(path: str, held: bytes, function: Any, options: Options, bind: Callable[[Any], object] | None) -> None:
-    """The file is given away when what has only been read is whole, and one of it could be bound."""
+def _read_back(
+    path: str, held: bytes, function: Any, options: Options, bind: Callable[[Any], object] | None
+) -> None:
+    """The file is given away when what has only been read is whole, and one of it could be
+    bound."""
     refused: list[Unlike] = []
     read = unpack(held)[1]
     for data in read:
@@ -66,7 +72,8 @@ def _read_back(path: str, held: bytes, function: Any, options: Options, bind: Ca
         raise ArtifactError(
             "nothing that would be written serves this call",
             path=path,
-            expected="the arguments of a call that a specialization serves, in the state that the function has now",
+            expected="the arguments of a call that a specialization serves, in the state that "
+            "the function has now",
             got=refused[0].reason,
         ) from refused[0]
 
@@ -95,7 +102,9 @@ class Artifact(Source):
         ArtifactError: the file is damaged or foreign; or it serves no call of this function.
     """
 
-    def __init__(self, path: str | os.PathLike[str], function: Any, options: Options, *, strict: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], function: Any, options: Options, *, strict: bool
+    ) -> None:
         self._path, self._strict = os.fspath(path), strict
         with open(path, "rb") as file:
             held = file.read(2 * LIMIT)
@@ -104,7 +113,12 @@ class Artifact(Source):
         self._refused: dict[int, str] = {}
         try:
             if (why := identity.unseen(options)) is not None:
-                raise ArtifactError("the file cannot serve", path="options", expected="what can be compared", got=why)
+                raise ArtifactError(
+                    "the file cannot serve",
+                    path="options",
+                    expected="what can be compared",
+                    got=why,
+                )
             identity.compare(header, options)
         except ArtifactError as error:
             if strict:
@@ -114,8 +128,8 @@ class Artifact(Source):
             self._compare(function, options)
 
     def _compare(self, function: Any, options: Options) -> None:
-        """One of them serves the function as it is now, for all that can be told without a call: others may do so later,
-        as one that was made in training does after ``train()``.
+        """One of them serves the function as it is now, for all that can be told without a call:
+        others may do so later, as one that was made in training does after ``train()``.
         """
         first: SubclassTraceError | None = None
         for k, data in enumerate(self._held):
@@ -156,8 +170,13 @@ class Artifact(Source):
 
     def explain(self) -> str:
         """How many serve, and why others do not."""
-        why = "".join(f"\n  [{k}] does not: {reason}" for k, reason in sorted(self._refused.items()))
-        return f"of {len(self._held)} specializations in {self._path} {len(self._served)} are bound{why}"
+        why = "".join(
+            f"\n  [{k}] does not: {reason}" for k, reason in sorted(self._refused.items())
+        )
+        return (
+            f"of {len(self._held)} specializations in {self._path} {len(self._served)} are "
+            f"bound{why}"
+        )
 
 
 def _differs(path: str, error: SubclassTraceError | None) -> ArtifactError:
@@ -170,8 +189,19 @@ def _differs(path: str, error: SubclassTraceError | None) -> ArtifactError:
         expected, _, got = rest.rpartition(", got ")
         if expected:
             return ArtifactError(what, path=at, expected=expected, got=got, fix=_FIX)
-        return ArtifactError(what, path=at.partition(" has ")[0], expected="as it was", got=str(error.reason), fix=_FIX)
-    return ArtifactError(f"{what}: {error.what}", path=error.path, expected=error.expected, got=error.got, fix=_FIX)
+        return ArtifactError(
+            what,
+            path=at.partition(" has ")[0],
+            expected="as it was",
+            got=str(error.reason),
+            fix=_FIX,
+        )
+    return ArtifactError(
+        f"{what}: {error.what}", path=error.path, expected=error.expected, got=error.got, fix=_FIX
+    )
 
 
-_FIX = "load it for what was saved, in the state that it had then; save it again; or strict=False, which traces what differs"
+_FIX = (
+    "load it for what was saved, in the state that it had then; save it again; or "
+    "strict=False, which traces what differs"
+)

@@ -1,4 +1,5 @@
-"""Where a region finds descriptions, and brings those that it makes: what a file or a cache is to it."""
+"""Where a region finds descriptions, and brings those that it makes: what a file or a cache is to
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Source:
         """It does not serve this call."""
 
     def made(self, describe: Callable[[], Description]) -> None:
-        """A trace has made what none of the candidates was; ``describe`` says what it is. Never raises."""
+        """A trace has made what none of the candidates was; ``describe`` says what it is. Never
+        raises."""
 
     def reset(self) -> None:
         """The region forgets what it has."""

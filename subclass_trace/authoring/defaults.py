@@ -1,4 +1,5 @@
-"""What a class does with an operation that it has no rule for: dequantise, run on each inner tensor, or refuse."""
+"""What a class does with an operation that it has no rule for: dequantise, run on each inner
+tensor, or refuse."""
 
 from __future__ import annotations
 
@@ -25,20 +26,28 @@ def refused(cls: type, func: Any, fix: str | None = None) -> Run:
 def dequantized(cls: type[Any], func: Any) -> Run:
     """``default="dequantize"``: compute on the dense values.
 
-    Results are dense. What is written to is made dense, changed, and given to ``requantize_``. Views are refused: a
-    dense copy would swallow writes.
+    Results are dense. What is written to is made dense, changed, and given to ``requantize_``.
+    Views are refused: a dense copy would swallow writes.
     """
     if is_view(func):
         every = f"{cls.__name__}.implements_views() for all of them"
         if cls._wrapper_has_metadata:  # the inner tensors may have other shapes: packed codes
-            every = f"{cls.__name__}.implements_views(inner=...) with inner tensors that have the shape of the wrapper"
+            every = (
+                f"{cls.__name__}.implements_views(inner=...) with inner tensors that have "
+                "the shape of the wrapper"
+            )
         fix = (
             f"write the view: @{cls.__name__}.implements({func}), or {every}; "
-            "or call .dequantize() first. A dense copy is not made, because writes to it would not reach the base"
+            "or call .dequantize() first. A dense copy is not made, because writes to it would "
+            "not reach the base"
         )
         return refused(cls, func, fix)
     if changes_metadata(func):
-        return refused(cls, func, "use the out-of-place operation: the sizes of this wrapper do not change in place")
+        return refused(
+            cls,
+            func,
+            "use the out-of-place operation: the sizes of this wrapper do not change in place",
+        )
     if func is aten.copy_.default:
         return _stored(cls, func)
     return _rewritten(cls, func) if written_positions(func) else _computed(cls, func)
@@ -59,7 +68,8 @@ def dense_value(x: Any) -> torch.Tensor:
 
 
 def _stored(cls: type[Any], func: Any) -> Run:
-    """copy_ without a dense copy of the target: torch.compile ends in it, and admits writes to graph inputs only."""
+    """copy_ without a dense copy of the target: torch.compile ends in it, and admits writes to
+    graph inputs only."""
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, value = args[0], substitute(cls, dense_value, args[1])
@@ -74,7 +84,10 @@ def _stored(cls: type[Any], func: Any) -> Run:
 
 def _check_writable(cls: type[Any], func: Any) -> None:
     if not hasattr(cls, "requantize_"):
-        fix = f"give {cls.__name__} a method requantize_(self, value) that stores a dense value in place"
+        fix = (
+            f"give {cls.__name__} a method requantize_(self, value) that stores a dense value "
+            "in place"
+        )
         raise refuse(cls, func, fix)
 
 
@@ -83,7 +96,9 @@ def _rewritten(cls: type[Any], func: Any) -> Run:
         targets = [t for t in written(func, args, kwargs) if isinstance(t, cls)]
         if targets:
             _check_writable(cls, func)
-        copies: dict[int, torch.Tensor] = {}  # one per wrapper, so that x.add_(x) reads what it should
+        copies: dict[
+            int, torch.Tensor
+        ] = {}  # one per wrapper, so that x.add_(x) reads what it should
 
         def dense(x: Any) -> torch.Tensor:
             if id(x) not in copies:

@@ -1,4 +1,5 @@
-"""What an operation's schema says about memory: what it writes to, which results are arguments or views of them."""
+"""What an operation's schema says about memory: what it writes to, which results are arguments or
+views of them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from ..errors import ProtocolError
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
 
-#: Views that look at the same bytes as something else: they mean nothing on an inner tensor that is no plain value.
+#: Views that look at the same bytes as something else: they mean nothing on an inner tensor that is
+# no plain value.
 BIT_VIEWS = frozenset({aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default})
 
 
@@ -24,35 +26,46 @@ def is_view(func: Any) -> bool:
 
 
 def changes_metadata(func: Any) -> bool:
-    """Does the operation change sizes or strides of an argument in place, like ``t_`` and ``resize_``?"""
+    """Does the operation change sizes or strides of an argument in place, like ``t_`` and
+    ``resize_``?"""
     return torch.Tag.inplace_view in func.tags
 
 
 def written_positions(func: Any) -> list[int]:
     """The positions of the arguments that the operation writes to."""
     arguments = torch_api.op_schema(func).arguments
-    return [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return [
+        i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
+    ]
 
 
 def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that this call writes to."""
     found: list[Any] = []
     for i in written_positions(func):
-        value = args[i] if i < len(args) else kwargs.get(torch_api.op_schema(func).arguments[i].name)
+        value = (
+            args[i] if i < len(args) else kwargs.get(torch_api.op_schema(func).arguments[i].name)
+        )
         found += value if isinstance(value, (list, tuple)) else [value]
     return [t for t in found if isinstance(t, torch.Tensor)]
 
 
 def returns_arguments(func: Any) -> bool:
     """Is every result an argument (or is there none)?"""
-    return all(r.alias_info is not None and r.alias_info.is_write for r in torch_api.op_schema(func).returns)
+    return all(
+        r.alias_info is not None and r.alias_info.is_write
+        for r in torch_api.op_schema(func).returns
+    )
 
 
 def put_right(func: Any, run: Run) -> Run:
-    """``run`` with results as the schema says: in-place and out= operations return the very argument, views claim the
-    storage of their base. In inference mode a view of a normal tensor is a normal tensor, made outside of that mode.
+    """``run`` with results as the schema says: in-place and out= operations return the very
+    argument, views claim the storage of their base. In inference mode a view of a normal tensor is
+    a normal tensor, made outside of that mode.
     """
-    if not any(r.alias_info is not None for r in torch_api.op_schema(func).returns) and not is_view(func):
+    if not any(r.alias_info is not None for r in torch_api.op_schema(func).returns) and not is_view(
+        func
+    ):
         return run
 
     def right(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,7 +81,8 @@ def put_right(func: Any, run: Run) -> Run:
                     raise ProtocolError(
                         f"the rule of {cls} for {func} returned something else than a view",
                         path=cls,
-                        expected=f"{cls} over views of the inner tensors, since writes to a view must reach its base",
+                        expected=f"{cls} over views of the inner tensors, since writes to a view "
+                        "must reach its base",
                         got=type(t).__qualname__,
                         fix=f"return {cls}, or raise an error where there is no such view",
                     )
@@ -78,7 +92,8 @@ def put_right(func: Any, run: Run) -> Run:
 
 
 def substitute(cls: type, function: Callable[[Any], Any], value: Any) -> Any:
-    """``value`` with ``function`` applied to each instance of ``cls`` in it; lists, tuples and dicts are copied."""
+    """``value`` with ``function`` applied to each instance of ``cls`` in it; lists, tuples and
+    dicts are copied."""
     if isinstance(value, cls):
         return function(value)
     if isinstance(value, (tuple, list)):

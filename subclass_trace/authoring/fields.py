@@ -1,7 +1,8 @@
-"""What a class declares: its annotations as fields, each an inner tensor, an optional one, or context.
+"""What a class declares: its annotations as fields, each an inner tensor, an optional one, or
+context.
 
-The rules are those of dataclasses, since a dataclass of the fields takes the arguments of the constructor. How a wrapper is
-made of its fields, taken apart and made again stands here too.
+The rules are those of dataclasses, since a dataclass of the fields takes the arguments of the
+constructor. How a wrapper is made of its fields, taken apart and made again stands here too.
 """
 
 from __future__ import annotations
@@ -77,12 +78,15 @@ def declaration(cls: type, reserved: frozenset[str]) -> Declaration:
     bases = [vars(b)[DECLARED] for b in reversed(cls.__mro__[1:]) if DECLARED in vars(b)]
     parents = tuple(vars(b)[DECLARED].values for b in cls.__bases__ if DECLARED in vars(b))
     scope = _scope(cls)
-    # Evaluated: from Python 3.12 on, dataclasses look for "KW_ONLY" and "ClassVar" in the module that asks for the class.
+    # Evaluated: from Python 3.12 on, dataclasses look for "KW_ONLY" and "ClassVar" in the module
+    # that asks for the class.
     types = {n: _evaluate(a, scope) for n, a in own.items()}
     fields = [(n, t, bodies[n]) if n in bodies else (n, t) for n, t in types.items()]
     where = {"__module__": cls.__module__}
     try:
-        values = dataclasses.make_dataclass("Values", fields, bases=parents, namespace=where, eq=False, repr=False)
+        values = dataclasses.make_dataclass(
+            "Values", fields, bases=parents, namespace=where, eq=False, repr=False
+        )
     except (TypeError, ValueError) as error:  # what dataclasses refuse: order, mutable defaults
         raise _error(cls, str(error), "fields are those of a dataclass") from error
     names = tuple(f.name for f in dataclasses.fields(values))
@@ -108,13 +112,16 @@ def _tensor_or_none(cls: type, name: str, annotation: Any) -> bool | None:
     tensors = {c for c in choices if _is_tensor(c)}
     if tensors and choices - tensors <= {type(None)}:
         return choices != tensors
-    if any(map(_is_tensor, _parts(annotation))) or (isinstance(annotation, str) and "Tensor" in annotation):
+    if any(map(_is_tensor, _parts(annotation))) or (
+        isinstance(annotation, str) and "Tensor" in annotation
+    ):
         raise ProtocolError(
             f"{cls.__name__}.{name} is neither an inner tensor nor context",
             path=f"{cls.__name__}.{name}",
             expected="Tensor, Tensor | None, or a type without tensors in it",
             got=annotation,
-            fix="declare each inner tensor as a field of its own; tensors in containers or unions cannot be flattened",
+            fix="declare each inner tensor as a field of its own; tensors in containers or "
+            "unions cannot be flattened",
         )
     return None
 
@@ -122,18 +129,23 @@ def _tensor_or_none(cls: type, name: str, annotation: Any) -> bool | None:
 def _check_name(cls: type, name: str, reserved: frozenset[str]) -> None:
     if name in reserved or (name.startswith("__") and name.endswith("__")):
         plain = name.strip("_")
-        free = next(n for n in (f"{plain}_", f"inner_{plain}", f"{plain}_of_wrapper") if n not in reserved)
+        free = next(
+            n for n in (f"{plain}_", f"inner_{plain}", f"{plain}_of_wrapper") if n not in reserved
+        )
         what = f"the field {cls.__name__}.{name} hides an attribute of torch.Tensor"
-        raise ProtocolError(what, path=f"{cls.__name__}.{name}", fix=f"rename it, for example {free}")
+        raise ProtocolError(
+            what, path=f"{cls.__name__}.{name}", fix=f"rename it, for example {free}"
+        )
 
 
 def _error(cls: type, what: str, fix: str) -> ProtocolError:
     return ProtocolError(f"{cls.__name__}: {what}", path=cls.__name__, fix=fix)
 
 
-# ------------------------------------------------------------------------------------------------------- annotations
+# ---- annotations
 def _scope(cls: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Global and local names where the class statement stands: the frame that called ``__init_subclass__``."""
+    """Global and local names where the class statement stands: the frame that called
+    ``__init_subclass__``."""
     frame = sys._getframe(1)
     module = vars(sys.modules.get(cls.__module__, types.ModuleType("none")))
     while frame.f_back is not None and (
@@ -144,7 +156,8 @@ def _scope(cls: type) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _evaluate(annotation: Any, scope: tuple[dict[str, Any], dict[str, Any]]) -> Any:
-    """The annotation as an object; its text where a name in it is not defined (imported for type checkers only)."""
+    """The annotation as an object; its text where a name in it is not defined (imported for type
+    checkers only)."""
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, *scope)
@@ -170,7 +183,8 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 
 def _classes_in(annotation: Any, seen: tuple[type, ...] = ()) -> Iterator[type]:
-    """The enums and dataclasses that an annotation names, and those that the fields of the dataclasses name."""
+    """The enums and dataclasses that an annotation names, and those that the fields of the
+    dataclasses name."""
     for part in _parts(annotation):
         if not isinstance(part, type) or part in seen:
             continue
@@ -182,14 +196,16 @@ def _classes_in(annotation: Any, seen: tuple[type, ...] = ()) -> Iterator[type]:
                     yield from _classes_in(hint, (*seen, part))
 
 
-# ------------------------------------------------------------------------------------------------- making a wrapper
+# ---- making a wrapper
 def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """What ``cls(...)`` does: the arguments checked, the wrapper built, ``__post_init__``."""
     declared: Declaration = getattr(cls, DECLARED)
     values = vars(declared.values(*args, **kwargs))
     for name in declared.inner:
         value = values[name]
-        if not isinstance(value, torch.Tensor) and not (value is None and name in declared.optional):
+        if not isinstance(value, torch.Tensor) and not (
+            value is None and name in declared.optional
+        ):
             raise ProtocolError(
                 f"{cls.__name__}.{name} must be a tensor",
                 path=f"{cls.__name__}.{name}",
@@ -200,9 +216,11 @@ def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
     for name in declared.context:
         if isinstance(values[name], _MUTABLE):  # it could change behind the back of a guard
             raise ProtocolError(
-                f"{cls.__name__}.{name} is context and cannot be a {type(values[name]).__qualname__}",
+                f"{cls.__name__}.{name} is context and cannot be a "
+                f"{type(values[name]).__qualname__}",
                 path=f"{cls.__name__}.{name}",
-                expected="a value that does not change: a number, str, dtype, tuple, enum, frozen dataclass",
+                expected="a value that does not change: a number, str, dtype, tuple, enum, "
+                "frozen dataclass",
                 fix="annotate it as Tensor, or pass a tuple or a frozenset",
             )
     self = build(cls, values)
@@ -210,8 +228,11 @@ def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return self
 
 
-def build(cls: Any, values: dict[str, Any], outer_size: Any = None, outer_stride: Any = None) -> Any:
-    """A wrapper of these values of fields, which it keeps; what is given of the outside has precedence."""
+def build(
+    cls: Any, values: dict[str, Any], outer_size: Any = None, outer_stride: Any = None
+) -> Any:
+    """A wrapper of these values of fields, which it keeps; what is given of the outside has
+    precedence."""
     declared: Declaration = getattr(cls, DECLARED)
     first = None
     for name in declared.inner:
@@ -219,7 +240,9 @@ def build(cls: Any, values: dict[str, Any], outer_size: Any = None, outer_stride
         if t is not None:
             if t.requires_grad:
                 values[name] = t = t.detach()
-            if t.is_conj() or t.is_neg():  # inside of dispatch torch does not look at the bits of inner tensors
+            if (
+                t.is_conj() or t.is_neg()
+            ):  # inside of dispatch torch does not look at the bits of inner tensors
                 raise UnsupportedError(
                     f"the inner tensor {name} has a conjugate or negative bit",
                     path=f"{cls.__name__}.{name}",
@@ -261,21 +284,28 @@ def values_of(x: Any) -> dict[str, Any]:
 
 
 def like(x: Any, tensors: dict[str, Any], outer_size: Any = None, outer_stride: Any = None) -> Any:
-    """A wrapper with the context of ``x`` over other inner tensors; optional ones that are not given are absent."""
+    """A wrapper with the context of ``x`` over other inner tensors; optional ones that are not
+    given are absent."""
     declared: Declaration = getattr(x, DECLARED)
     context = {n: getattr(x, n) for n in declared.context}
-    return build(type(x), {**dict.fromkeys(declared.inner), **tensors, **context}, outer_size, outer_stride)
+    return build(
+        type(x), {**dict.fromkeys(declared.inner), **tensors, **context}, outer_size, outer_stride
+    )
 
 
 def flatten(self: Any) -> tuple[list[str], Any]:
-    """``__tensor_flatten__``: the names of the inner tensors that are there, and the context as a tuple."""
+    """``__tensor_flatten__``: the names of the inner tensors that are there, and the context as a
+    tuple."""
     declared: Declaration = getattr(self, DECLARED)
-    names = [n for n in declared.inner if n not in declared.optional or getattr(self, n) is not None]
+    names = [
+        n for n in declared.inner if n not in declared.optional or getattr(self, n) is not None
+    ]
     return names, tuple([getattr(self, n) for n in declared.context]) if declared.context else None
 
 
 def flatten_for(declared: Declaration) -> Any:
-    """`flatten`, or where nothing differs between instances a function that is marked so: guards need not call it."""
+    """`flatten`, or where nothing differs between instances a function that is marked so: guards
+    need not call it."""
     if declared.optional or declared.context:
         return flatten
 
@@ -291,9 +321,14 @@ def unflatten_for(cls: Any) -> Any:
     declared: Declaration = getattr(cls, DECLARED)
 
     def unflatten(inner: dict[str, Any], context: Any, outer_size: Any, outer_stride: Any) -> Any:
-        values = {n: inner[n] if n not in declared.optional else inner.get(n) for n in declared.inner}
+        values = {
+            n: inner[n] if n not in declared.optional else inner.get(n) for n in declared.inner
+        }
         return build(
-            cls, {**values, **dict(zip(declared.context, context or (), strict=True))}, outer_size, outer_stride
+            cls,
+            {**values, **dict(zip(declared.context, context or (), strict=True))},
+            outer_size,
+            outer_stride,
         )
 
     return unflatten

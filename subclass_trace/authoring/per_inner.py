@@ -1,4 +1,5 @@
-"""Running an operation on each inner tensor in turn, and what every wrapper needs: aliases and copies."""
+"""Running an operation on each inner tensor in turn, and what every wrapper needs: aliases and
+copies."""
 
 from __future__ import annotations
 
@@ -12,14 +13,41 @@ from .. import torch_api
 from ..errors import RuleError, UnsupportedError
 from ..state.boundary import is_users
 from ..torch_api import authors as _authors
-from .effects import BIT_VIEWS, Run, aten, instances, is_view, returns_arguments, substitute, written, written_positions
+from .effects import (
+    BIT_VIEWS,
+    Run,
+    aten,
+    instances,
+    is_view,
+    returns_arguments,
+    substitute,
+    written,
+    written_positions,
+)
 from .fields import build, like, values_of
 
 #: operations that mean the same on an inner tensor of any shape
 _ANY_SHAPE = frozenset(
-    {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.clone.default, aten._to_copy.default}
-    | {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.zeros_like.default, aten.ones_like.default}
-    | {aten.empty_like.default, aten.full_like.default, aten.is_pinned.default, aten._pin_memory.default}
+    {
+        aten.detach.default,
+        aten.alias.default,
+        aten.lift_fresh.default,
+        aten.clone.default,
+        aten._to_copy.default,
+    }
+    | {
+        aten.copy_.default,
+        aten.zero_.default,
+        aten.fill_.Scalar,
+        aten.zeros_like.default,
+        aten.ones_like.default,
+    }
+    | {
+        aten.empty_like.default,
+        aten.full_like.default,
+        aten.is_pinned.default,
+        aten._pin_memory.default,
+    }
     | {aten.record_stream.default}
 )
 
@@ -28,14 +56,20 @@ def per_inner(cls: type[Any], func: Any, inner: tuple[str, ...] | None = None) -
     """The rule that runs ``func`` on each inner tensor.
 
     Args:
-        inner: the names of the inner tensors that take part; None for all. A view shares the others with its base,
+        inner: the names of the inner tensors that take part; None for all. A view shares the others
+        with its base,
             a new tensor gets copies of them, an in-place operation leaves them alone.
 
-    The returned function raises UnsupportedError where the operands do not have the same inner tensors and context,
-    where a plain tensor would be written to, and where results that are no tensors differ.
+    The returned function raises UnsupportedError where the operands do not have the same inner
+    tensors and context, where a plain tensor would be written to, and where results that are no
+    tensors differ.
     """
     changes = bool(written_positions(func))
-    sized = torch.Tag.pointwise not in func.tags and func not in _ANY_SHAPE and func.name() not in _authors.MOVES
+    sized = (
+        torch.Tag.pointwise not in func.tags
+        and func not in _ANY_SHAPE
+        and func.name() not in _authors.MOVES
+    )
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = instances(cls, (args, kwargs))
@@ -58,14 +92,25 @@ def per_inner(cls: type[Any], func: Any, inner: tuple[str, ...] | None = None) -
         ]
         if returns_arguments(func):
             return None  # `put_right` returns the arguments themselves
-        rest = {} if inner is None else {n: getattr(first, n) for n in first.__tensor_flatten__()[0] if n not in names}
-        return _together(func, first, names, outs, rest if is_view(func) else {n: t.clone() for n, t in rest.items()})
+        rest = (
+            {}
+            if inner is None
+            else {n: getattr(first, n) for n in first.__tensor_flatten__()[0] if n not in names}
+        )
+        return _together(
+            func,
+            first,
+            names,
+            outs,
+            rest if is_view(func) else {n: t.clone() for n, t in rest.items()},
+        )
 
     return run
 
 
 def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) -> Sequence[str]:
-    """The inner tensors of the first wrapper, when the others have the same, and the same context."""
+    """The inner tensors of the first wrapper, when the others have the same, and the same
+    context."""
     first = found[0]
     names, context = first.__tensor_flatten__()
     for x in found[1:]:
@@ -75,7 +120,8 @@ def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) ->
             raise UnsupportedError(
                 f"{func} runs on each inner tensor of {cls}, but its operands differ",
                 path=cls,
-                expected=f"inner tensors {list(names)} and context {torch_api.text_of(context, 80)} in all of them",
+                expected=f"inner tensors {list(names)} and context "
+                f"{torch_api.text_of(context, 80)} in all of them",
                 got=f"{list(other_names)} and {torch_api.text_of(other, 80)}",
                 fix=f"write a rule: @{cls}.implements({func})",
             )
@@ -83,7 +129,8 @@ def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) ->
 
 
 def _check_shapes(func: Any, x: Any, names: Sequence[str]) -> None:
-    """An operation with sizes or dimensions means the same inside only if inside has the shape of outside.
+    """An operation with sizes or dimensions means the same inside only if inside has the shape of
+    outside.
 
     Functional collectives cut and join rows, so that rows have to agree.
     """
@@ -96,11 +143,13 @@ def _check_shapes(func: Any, x: Any, names: Sequence[str]) -> None:
         if not same:
             cls = type(x).__name__
             raise UnsupportedError(
-                f"{func} runs on each inner tensor of {cls}, but {name} has another shape than the wrapper",
+                f"{func} runs on each inner tensor of {cls}, but {name} has another shape than "
+                "the wrapper",
                 path=f"{cls}.{name}",
                 expected=f"shape {tuple(x.shape)}, stride {x.stride()}",
                 got=f"shape {tuple(t.shape)}, stride {t.stride()}",
-                fix=f"name the inner tensors that take part (inner=...), or write a rule: @{cls}.implements({func})",
+                fix="name the inner tensors that take part (inner=...), or write a rule: "
+                f"@{cls}.implements({func})",
             )
 
 
@@ -113,11 +162,16 @@ def _writes_plain(cls: type, func: Any) -> RuleError:
     )
 
 
-def _together(func: Any, x: Any, names: Sequence[str], outs: Sequence[Any], rest: dict[str, torch.Tensor]) -> Any:
-    """The results for the inner tensors as one: tensors become wrappers, everything else must be equal."""
+def _together(
+    func: Any, x: Any, names: Sequence[str], outs: Sequence[Any], rest: dict[str, torch.Tensor]
+) -> Any:
+    """The results for the inner tensors as one: tensors become wrappers, everything else must be
+    equal."""
     head = outs[0]
     if isinstance(head, (list, tuple)):
-        return type(head)(_together(func, x, names, parts, rest) for parts in zip(*outs, strict=True))
+        return type(head)(
+            _together(func, x, names, parts, rest) for parts in zip(*outs, strict=True)
+        )
     if isinstance(head, torch.Tensor):
         by_values = torch.Tag.dynamic_output_shape in func.tags
         if not by_values or all(out.shape == head.shape for out in outs):
@@ -126,7 +180,11 @@ def _together(func: Any, x: Any, names: Sequence[str], outs: Sequence[Any], rest
         return work
     elif all(out is head or out == head or (out != out and head != head) for out in outs):
         return head
-    different = "results of different sizes" if isinstance(head, torch.Tensor) else "different Python values"
+    different = (
+        "results of different sizes"
+        if isinstance(head, torch.Tensor)
+        else "different Python values"
+    )
     name, out = next((n, o) for n, o in zip(names, outs, strict=True) if not _same(o, head))
     cls = type(x).__name__
     raise RuleError(
@@ -141,25 +199,30 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a.shape == b.shape if isinstance(a, torch.Tensor) else a == b)
 
 
-# ------------------------------------------------------------------------------- operations that every wrapper needs
+# ---- operations that every wrapper needs
 def identity(cls: type[Any], func: Any) -> Run:
     """detach, alias, lift_fresh: the same wrapper over the same memory."""
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0]
-        return like(x, {n: func(getattr(x, n)) for n in x.__tensor_flatten__()[0]}, x.shape, x.stride())
+        return like(
+            x, {n: func(getattr(x, n)) for n in x.__tensor_flatten__()[0]}, x.shape, x.stride()
+        )
 
     return run
 
 
 def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
-    """clone, and _to_copy and _pin_memory that keep the dtype: each inner tensor copied, the context kept.
+    """clone, and _to_copy and _pin_memory that keep the dtype: each inner tensor copied, the
+    context kept.
 
-    A memory format is passed on where the wrapper looks like its first inner tensor. Elsewhere nothing is known of how
-    inside and outside belong together, and the copy shows the strides that torch gives a copy which keeps them.
+    A memory format is passed on where the wrapper looks like its first inner tensor. Elsewhere
+    nothing is known of how inside and outside belong together, and the copy shows the strides that
+    torch gives a copy which keeps them.
 
     Args:
-        otherwise: for another dtype or layout, and for contiguous strides that the copy would not have.
+        otherwise: for another dtype or layout, and for contiguous strides that the copy would not
+        have.
     """
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -174,10 +237,15 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
         inner = {n: getattr(x, n) for n in x.__tensor_flatten__()[0]}
         first = next(iter(inner.values()), None)
         alike = first is not None and first.shape == x.shape and first.stride() == x.stride()
-        if not alike and how.get("memory_format") is torch.contiguous_format and not x.is_contiguous():
+        if (
+            not alike
+            and how.get("memory_format") is torch.contiguous_format
+            and not x.is_contiguous()
+        ):
             return otherwise(args, kwargs)
         tensors = {
-            n: func(t, *args[1:], **(how if alike and t.shape == x.shape else elsewhere)) for n, t in inner.items()
+            n: func(t, *args[1:], **(how if alike and t.shape == x.shape else elsewhere))
+            for n, t in inner.items()
         }
         return like(x, tensors) if alike else like(x, tensors, x.shape, _strides_of_copy(x))
 
@@ -187,30 +255,38 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
 def _in_dtype(x: Any, func: Any, kwargs: dict[str, Any]) -> Any:
     """The copy in another floating dtype, or None where the declaration does not say how.
 
-    It does where the outer dtype is a field of the context, or where inner tensors that look like the wrapper have it. A
-    scale of that dtype is not converted, since it may be too small for the other one; that of a weight is, if the other
-    dtype reaches as far.
+    It does where the outer dtype is a field of the context, or where inner tensors that look like
+    the wrapper have it. A scale of that dtype is not converted, since it may be too small for the
+    other one; that of a weight is, if the other dtype reaches as far.
     """
     dtype, kept = kwargs["dtype"], x.dtype
-    if not (dtype.is_floating_point and kept.is_floating_point and hasattr(type(x), "_wrapper_dense")):
+    if not (
+        dtype.is_floating_point and kept.is_floating_point and hasattr(type(x), "_wrapper_dense")
+    ):
         return None
     how = {k: v for k, v in kwargs.items() if k in ("device", "non_blocking", "pin_memory")}
     values = {n: dtype if v is kept else v for n, v in values_of(x).items()}
     by_context = any(v is kept for v in values_of(x).values())
-    far = type(x)._wrapper_default == "weight" and torch.finfo(dtype).max > 0.9 * torch.finfo(kept).max
+    far = (
+        type(x)._wrapper_default == "weight"
+        and torch.finfo(dtype).max > 0.9 * torch.finfo(kept).max
+    )
     for n, t in values.items():
         if isinstance(t, torch.Tensor):
             shown = not by_context and t.dtype is kept and (t.shape == x.shape or far)
             values[n] = func(t, dtype=dtype if shown else t.dtype, **how)
     new = build(type(x), values, x.shape, _strides_of_copy(x))
     same = all(
-        v.dtype is not kept or v.shape == x.shape or by_context for v in values.values() if isinstance(v, torch.Tensor)
+        v.dtype is not kept or v.shape == x.shape or by_context
+        for v in values.values()
+        if isinstance(v, torch.Tensor)
     )
     return new if new.dtype is dtype and same else None
 
 
 def _strides_of_copy(x: torch.Tensor) -> Sequence[Any]:
-    """The strides of ``x.clone()`` for a dense tensor with those of ``x``: the same order, without gaps."""
+    """The strides of ``x.clone()`` for a dense tensor with those of ``x``: the same order, without
+    gaps."""
     if x.is_contiguous():
         return x.stride()
     with torch_api.no_modes():  # a tracer should not see this
@@ -218,16 +294,20 @@ def _strides_of_copy(x: torch.Tensor) -> Sequence[Any]:
 
 
 def copy_into(cls: type[Any], func: Any, otherwise: Run, exact: bool) -> Run:
-    """copy_ of one wrapper into another of the same make: inner tensor by inner tensor, so nothing is rounded twice.
+    """copy_ of one wrapper into another of the same make: inner tensor by inner tensor, so nothing
+    is rounded twice.
 
     Args:
         otherwise: for any other source, or target.
-        exact: False where views share inner tensors with their base, which a copy into a view must not change.
+        exact: False where views share inner tensors with their base, which a copy into a view must
+        not change.
     """
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, source = args[0], args[1]
-        if not (exact and isinstance(x, cls) and type(source) is type(x) and source.shape == x.shape):
+        if not (
+            exact and isinstance(x, cls) and type(source) is type(x) and source.shape == x.shape
+        ):
             return otherwise(args, kwargs)
         names, context = x.__tensor_flatten__()
         theirs, other = source.__tensor_flatten__()
@@ -242,7 +322,8 @@ def copy_into(cls: type[Any], func: Any, otherwise: Run, exact: bool) -> Run:
 
 
 def same_geometry(cls: type[Any], func: Any, otherwise: Run) -> Run:
-    """as_strided to the sizes, strides and offset that the wrapper has (FSDP asks for it): an alias."""
+    """as_strided to the sizes, strides and offset that the wrapper has (FSDP asks for it): an
+    alias."""
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, size, stride, *rest = args
@@ -261,7 +342,8 @@ def refuse(cls: type[Any], func: Any, fix: str | None = None) -> RuleError:
     if func in BIT_VIEWS:
         fix = "take the dense value first: a wrapper's bits are not those of its value"
     general = (
-        f"add one: @{name}.implements({func}), or a family such as {name}.implements_views(); serve the function that asks "
+        f"add one: @{name}.implements({func}), or a family such as {name}.implements_views(); "
+        "serve the function that asks "
         f"for it, above autograd: @{name}.implements_torch_function(torch.nn.functional.linear); "
         "or choose another default for the class: 'dequantize', 'weight' or 'per_inner'"
     )
@@ -276,4 +358,8 @@ def _user_line() -> str | None:
     frame: Any = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+    return (
+        None
+        if frame is None
+        else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+    )

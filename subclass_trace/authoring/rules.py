@@ -1,10 +1,12 @@
-"""Which rule serves an operation: the tables that authors fill, and the order in which they are asked.
+"""Which rule serves an operation: the tables that authors fill, and the order in which they are
+asked.
 
 For a class, an operation is served by the first of
 
 1. the rule that the class or the nearest base registered for this very operation;
 2. the decomposition of a composite operation (these arrive in inference mode only);
-3. what every wrapper needs: detach, alias, clone, conversions that keep the dtype, copy_ between equals;
+3. what every wrapper needs: detach, alias, clone, conversions that keep the dtype, copy_ between
+   equals;
 4. a family (views, elementwise, in-place, factories, collectives) of the class or the nearest base;
 5. the default of the class.
 
@@ -38,7 +40,8 @@ DEFAULTS: dict[str, Callable[[type, Any], Run]] = {
     "per_inner": per_inner,
 }
 RULES = "_wrapper_rules"
-#: the class attribute that counts the changes of its rules, on which what a region was traced for depends
+#: the class attribute that counts the changes of its rules, on which what a region was traced for
+# depends
 VERSION = "_wrapper_version"
 
 
@@ -104,22 +107,32 @@ def _is_in_place(func: Any) -> bool:
 #: views of values (not of bits), and the copies that torch makes where it would like a view
 views = Group("views", _is_views)
 #: pointwise operations that make new tensors, as torch tags them
-elementwise = Group("elementwise", lambda f: torch.Tag.pointwise in f.tags and not written_positions(f))
+elementwise = Group(
+    "elementwise", lambda f: torch.Tag.pointwise in f.tags and not written_positions(f)
+)
 #: pointwise operations that write to their first argument, and copy_, fill_, zero_
 in_place = Group("in_place", _is_in_place)
 #: operations that make a tensor like another one: ``*_like`` and ``new_*``
 factories = Group("factories", lambda f: f in _FACTORIES)
 #: collectives: functional ones, as DTensor issues them, and those in place of ``torch.distributed``
-collectives = Group("collectives", lambda f: _authors.is_functional_collective(f) or _authors.is_c10d(f))
+collectives = Group(
+    "collectives", lambda f: _authors.is_functional_collective(f) or _authors.is_c10d(f)
+)
 
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 _COPIES = frozenset({aten.clone.default, aten._to_copy.default, aten._pin_memory.default})
 _QUERIES = frozenset({aten.is_pinned.default, aten.record_stream.default})
 #: views of a part of the elements
-_PARTS = (aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
+_PARTS = (
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+)
 
 
-# -------------------------------------------------------------------------------------------------------- registering
+# ---- registering
 def add_operations(cls: type, operations: tuple[Any, ...], rule: Rule) -> None:
     """Register one rule for several ATen operations, and groups of them."""
     for operation in operations:
@@ -157,33 +170,41 @@ def overloads(cls: type, operation: Any) -> Iterator[Any]:
         raise ProtocolError(
             f"{operation!r} is no ATen operation",
             path=cls.__name__,
-            expected="an overload such as torch.ops.aten.mm.default, a packet such as torch.ops.aten.add, or a group",
+            expected="an overload such as torch.ops.aten.mm.default, a packet such as "
+            "torch.ops.aten.add, or a group",
             fix=f"use @{cls.__name__}.implements_torch_function for functions such as F.linear",
         )
     elif _authors.is_composite(operation):
         raise ProtocolError(
-            f"{operation} never reaches __torch_dispatch__ outside of inference mode: it is composite",
+            f"{operation} never reaches __torch_dispatch__ outside of inference mode: it is "
+            "composite",
             path=cls.__name__,
             expected="an operation with kernels of its own",
-            fix=f"implement the operations that it is made of, or @{cls.__name__}.implements_torch_function(...)",
+            fix="implement the operations that it is made of, or "
+            f"@{cls.__name__}.implements_torch_function(...)",
         )
     else:
         yield operation
 
 
-# ---------------------------------------------------------------------------------------------------------- answering
+# ---- answering
 def resolve(cls: type[Any], func: Any) -> Run:
     """The rule that serves ``func`` for ``cls``; see the top of this file for the order."""
     if not isinstance(func, torch_api.OpOverload):
         raise UnsupportedError(
             f"{cls.__name__} has no rule for {func}: it is a higher order operator",
-            fix="trace through the wrapper (subclass_trace.compile), or call it on the inner tensors",
+            fix="trace through the wrapper (subclass_trace.compile), or call it on the inner "
+            "tensors",
         )
     default, rule = DEFAULTS[cls._wrapper_default](cls, func), rule_of(cls, "operations", func)
     if rule is None and _authors.is_composite(func):
         run = _decomposed(func, default)  # its parts are put right
     else:
-        run = _unlisted(cls, func, default) if rule is None else _with_default(cls, func, rule, default)
+        run = (
+            _unlisted(cls, func, default)
+            if rule is None
+            else _with_default(cls, func, rule, default)
+        )
         if is_view(func) and cls._wrapper_has_metadata and func not in _IDENTITIES:
             run = _with_strides(func, run)
         run = put_right(func, run)
@@ -215,17 +236,25 @@ def _unlisted(cls: type[Any], func: Any, default: Run) -> Run:
     serves = default
     if family is not None:
         of_inner = family.rule is None
-        serves = per_inner(cls, func, family.inner) if of_inner else _with_default(cls, func, family.rule, default)
+        serves = (
+            per_inner(cls, func, family.inner)
+            if of_inner
+            else _with_default(cls, func, family.rule, default)
+        )
     if func is aten.copy_.default and (family is None or family.rule is None):
         exact = family is not None or not _shares_parts(cls)
-        return copy_into(cls, func, default if cls._wrapper_default in DENSE_DEFAULTS else serves, exact)
+        return copy_into(
+            cls, func, default if cls._wrapper_default in DENSE_DEFAULTS else serves, exact
+        )
     return same_geometry(cls, func, serves) if func is aten.as_strided.default else serves
 
 
 def _decomposed(func: Any, default: Run) -> Run:
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = _authors.decomposed(func, args, kwargs)
-        return default(args, kwargs) if out is NotImplemented else out  # torch.export keeps some composites whole
+        return (
+            default(args, kwargs) if out is NotImplemented else out
+        )  # torch.export keeps some composites whole
 
     return run
 
@@ -259,8 +288,9 @@ def _with_default(cls: type, func: Any, rule: Any, default: Run) -> Run:
 
 
 def _with_strides(func: Any, run: Run) -> Run:
-    """The view of a class that derives its outer size and says nothing of strides is made as a contiguous tensor: give it
-    the strides that the view of a dense tensor has, which is what compilers compute on their own.
+    """The view of a class that derives its outer size and says nothing of strides is made as a
+    contiguous tensor: give it the strides that the view of a dense tensor has, which is what
+    compilers compute on their own.
     """
 
     def strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -271,7 +301,9 @@ def _with_strides(func: Any, run: Run) -> Run:
         if outer.size is None or outer.stride is not None:
             return out  # these are those of the first inner tensor, or were derived
         with torch_api.no_modes():  # a tracer should not see this
-            dense = func(torch.empty_strided(x.shape, x.stride(), device="meta"), *args[1:], **kwargs)
+            dense = func(
+                torch.empty_strided(x.shape, x.stride(), device="meta"), *args[1:], **kwargs
+            )
         if dense.shape != out.shape or dense.stride() == out.stride():
             return out
         return out.replace(outer_size=out.shape, outer_stride=dense.stride())

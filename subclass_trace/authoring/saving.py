@@ -1,7 +1,8 @@
 """Pickle, ``torch.load(weights_only=True)``, and the key of torch's caches, for declared wrappers.
 
-A wrapper is saved as its class and the values of its fields, by name: after loading it is built again, so that it fits
-inner tensors on another device (``map_location``), and a field that was added since then gets its default.
+A wrapper is saved as its class and the values of its fields, by name: after loading it is built
+again, so that it fits inner tensors on another device (``map_location``), and a field that was
+added since then gets its default.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .fields import DECLARED, Declaration, build
 
 
 def allow_loading(cls: type, declared: Declaration) -> None:
-    """Let ``torch.load(weights_only=True)`` make instances of the class, and of the enums and dataclasses it names.
+    """Let ``torch.load(weights_only=True)`` make instances of the class, and of the enums and
+    dataclasses it names.
 
     A class inside of a function cannot be found when loading, so it is left out.
     """
@@ -29,7 +31,12 @@ def allow_loading(cls: type, declared: Declaration) -> None:
 
 
 def rebuild(
-    cls: Any, values: dict[str, Any], size: Any, stride: Any, requires_grad: bool, extra: dict[str, Any]
+    cls: Any,
+    values: dict[str, Any],
+    size: Any,
+    stride: Any,
+    requires_grad: bool,
+    extra: dict[str, Any],
 ) -> torch.Tensor:
     """An instance from what ``__reduce_ex__`` gave.
 
@@ -40,7 +47,9 @@ def rebuild(
         ProtocolError: the class is not a declared wrapper, or its fields do not fit any more.
     """
     if not (isinstance(cls, type) and issubclass(cls, torch.Tensor) and hasattr(cls, DECLARED)):
-        raise ProtocolError("the file asks for a wrapper of a class that is none", got=repr(cls)[:100])
+        raise ProtocolError(
+            "the file asks for a wrapper of a class that is none", got=repr(cls)[:100]
+        )
     fields = dataclasses.fields(getattr(cls, DECLARED).values)
     complete = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING} | values
     if complete.keys() != {f.name for f in fields}:
@@ -49,7 +58,8 @@ def rebuild(
             path=cls.__name__,
             expected=f"{sorted(f.name for f in fields)}",
             got=f"{sorted(values)}",
-            fix="give a new field a default; keep a field that is gone until the files are converted",
+            fix="give a new field a default; keep a field that is gone until the files are "
+            "converted",
         )
     new: torch.Tensor = build(cls, complete, torch.Size(size), tuple(stride))
     new.__dict__.update({k: v for k, v in extra.items() if k not in complete})
@@ -60,19 +70,33 @@ torch.serialization.add_safe_globals([rebuild])
 
 
 def stable_hash(x: torch.Tensor) -> str:
-    """A hash of all metadata, to any depth: classes, names, contexts, sizes, strides, dtypes, devices, requires_grad.
+    """A hash of all metadata, to any depth: classes, names, contexts, sizes, strides, dtypes,
+    devices, requires_grad.
 
-    The string that AOTAutograd's cache takes for a wrapper among the inputs: equal in every process.
+    The string that AOTAutograd's cache takes for a wrapper among the inputs: equal in every
+    process.
     """
-    facts = visit(x, leaf=lambda t, _: _common(t), wrapper=_wrapper, opaque=lambda v, _: type(v).__qualname__)
+    facts = visit(
+        x, leaf=lambda t, _: _common(t), wrapper=_wrapper, opaque=lambda v, _: type(v).__qualname__
+    )
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
-def _wrapper(t: torch.Tensor, names: tuple[str, ...], inners: list[Any], context: Any, _: Path) -> Any:
+def _wrapper(
+    t: torch.Tensor, names: tuple[str, ...], inners: list[Any], context: Any, _: Path
+) -> Any:
     name = f"{type(t).__module__}.{type(t).__qualname__}"
     return name, names, tuple(inners), pickle.dumps(context, protocol=4), _common(t)
 
 
 def _common(t: torch.Tensor) -> tuple[str, ...]:
-    facts = (tuple(t.shape), t.stride(), t.storage_offset(), t.dtype, t.device, t.layout, t.requires_grad)
+    facts = (
+        tuple(t.shape),
+        t.stride(),
+        t.storage_offset(),
+        t.dtype,
+        t.device,
+        t.layout,
+        t.requires_grad,
+    )
     return tuple(map(str, facts))

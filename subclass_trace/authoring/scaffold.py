@@ -16,7 +16,9 @@ from pathlib import Path
 from ..errors import OptionError
 
 
-def write_scaffold(name: str, directory: str | os.PathLike[str], *, use: str = "activation") -> list[Path]:
+def write_scaffold(
+    name: str, directory: str | os.PathLike[str], *, use: str = "activation"
+) -> list[Path]:
     """Write a wrapper class and its test.
 
     Args:
@@ -38,10 +40,14 @@ def write_scaffold(name: str, directory: str | os.PathLike[str], *, use: str = "
     paths = {folder / f"{module}.py": body, folder / f"test_{module}.py": test}
     there = [path for path in paths if path.exists()]
     if there:
-        raise OptionError(f"{there[0]} exists", path=there[0], fix="choose another name or directory")
+        raise OptionError(
+            f"{there[0]} exists", path=there[0], fix="choose another name or directory"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in paths.items():
-        path.write_text(text.replace("MyTensor", name).replace("my_tensor", module), encoding="utf-8")
+        path.write_text(
+            text.replace("MyTensor", name).replace("my_tensor", module), encoding="utf-8"
+        )
     return list(paths)
 
 

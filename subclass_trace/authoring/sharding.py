@@ -1,8 +1,8 @@
 """FSDP2's two hooks, where they follow from the declaration.
 
-FSDP2 cuts a parameter into rows, one piece for each rank, and gathers the pieces before use. That can be derived when
-each inner tensor has the rows of the wrapper: piece by piece, and inner tensor by inner tensor. A scale of a whole tensor
-has no rows; what becomes of it is for the author to say.
+FSDP2 cuts a parameter into rows, one piece for each rank, and gathers the pieces before use. That
+can be derived when each inner tensor has the rows of the wrapper: piece by piece, and inner tensor
+by inner tensor. A scale of a whole tensor has no rows; what becomes of it is for the author to say.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ def pre_all_gather(x: Any, ranks: int, outer_size: Any) -> tuple[tuple[torch.Ten
         if t.dim() == 0 or x.dim() == 0 or t.shape[0] != x.shape[0]:
             cls = type(x).__name__
             raise UnsupportedError(
-                f"the all-gather of {cls} cannot be derived: {name} does not have one row for each row of the wrapper",
+                f"the all-gather of {cls} cannot be derived: {name} does not have one row for "
+                "each row of the wrapper",
                 path=f"{cls}.{name}",
                 expected=f"{x.shape[0] if x.dim() else 'no'} rows",
                 got=f"shape {tuple(t.shape)}",
-                fix=f"define fsdp_pre_all_gather and fsdp_post_all_gather in {cls}; see docs/authoring.md",
+                fix=f"define fsdp_pre_all_gather and fsdp_post_all_gather in {cls}; see "
+                "docs/authoring.md",
             )
     own = {n: getattr(x, n) for n in names}
     rows = -(-outer_size[0] // ranks)
@@ -52,9 +54,11 @@ def _padded(t: torch.Tensor, rows: int) -> torch.Tensor:
 def post_all_gather(
     x: Any, gathered: tuple[torch.Tensor, ...], metadata: Any, out: Any
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
-    """The whole parameter, and the tensors that FSDP may free between uses; nothing when ``out`` is given.
+    """The whole parameter, and the tensors that FSDP may free between uses; nothing when ``out`` is
+    given.
 
-    ``out`` already holds the gathered tensors as its inner ones: FSDP gathers into the memory of the first time.
+    ``out`` already holds the gathered tensors as its inner ones: FSDP gathers into the memory of
+    the first time.
     """
     names, size, alone = metadata
     if out is None:

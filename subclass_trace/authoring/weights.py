@@ -1,4 +1,5 @@
-"""``default="weight"``: what models, optimizers and FSDP2 ask of a weight, from one declared ``dequantize``.
+"""``default="weight"``: what models, optimizers and FSDP2 ask of a weight, from one declared
+``dequantize``.
 
 >>> import torch
 >>> from torch import Tensor
@@ -14,10 +15,11 @@ tensor([[4., 4., 4.]])
 >>> w[1:].shape
 torch.Size([2, 2])
 
-Products and layers compute on the dense value, above autograd, so that a weight needs no transpose of its own. Its rows are
-those of the inner tensors, if each of them has as many: cut together, they are a view (FSDP2 asks for it). A transpose is
-derived where each inner tensor has the sizes of the weight, or 1. So ``dequantize`` must treat rows and columns alike,
-as ``codes * scale`` does; for packed columns transposes are refused, and rows are right.
+Products and layers compute on the dense value, above autograd, so that a weight needs no transpose
+of its own. Its rows are those of the inner tensors, if each of them has as many: cut together, they
+are a view (FSDP2 asks for it). A transpose is derived where each inner tensor has the sizes of the
+weight, or 1. So ``dequantize`` must treat rows and columns alike, as ``codes * scale`` does; for
+packed columns transposes are refused, and rows are right.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from .defaults import dequantized
 from .effects import Run, aten, substitute
 from .fields import like
 
-#: functions that are computed on the dense value above autograd, where they would be taken apart into views
+#: functions that are computed on the dense value above autograd, where they would be taken apart
+# into views
 FUNCTIONS = (
     torch.nn.functional.linear, torch.nn.functional.bilinear, torch.matmul, torch.Tensor.matmul,
     torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.einsum, torch.tensordot,
 )  # fmt: skip
-#: class methods that quantise a dense tensor, by convention; `requantize_` is derived from the first that a class has
+#: class methods that quantise a dense tensor, by convention; `requantize_` is derived from the
+# first that a class has
 CONSTRUCTORS = ("quantize", "from_dense", "from_hp", "from_float")
 
 
@@ -57,7 +61,8 @@ def weight(cls: type[Any], func: Any) -> Run:
 
 
 def function_rules(cls: type[Any]) -> dict[Any, Callable[..., Any]]:
-    """Rules of torch functions: the dense value in place of each weight, whose gradient is that of the dense value."""
+    """Rules of torch functions: the dense value in place of each weight, whose gradient is that of
+    the dense value."""
 
     def rule(func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(*substitute(cls, _dense, args), **substitute(cls, _dense, kwargs))
@@ -71,8 +76,11 @@ def _dense(x: Any) -> torch.Tensor:
 
 
 def requantizer(cls: type[Any]) -> Callable[[Any, torch.Tensor], None] | None:
-    """``requantize_`` of a class that can quantise: quantise anew, and copy each inner tensor. None if it cannot."""
-    name = next((n for n in CONSTRUCTORS if isinstance(vars(cls).get(n), (classmethod, staticmethod))), None)
+    """``requantize_`` of a class that can quantise: quantise anew, and copy each inner tensor. None
+    if it cannot."""
+    name = next(
+        (n for n in CONSTRUCTORS if isinstance(vars(cls).get(n), (classmethod, staticmethod))), None
+    )
     if name is None:
         return None
 
@@ -82,11 +90,13 @@ def requantizer(cls: type[Any]) -> Callable[[Any, torch.Tensor], None] | None:
         sizes = [[tuple(getattr(x, n).shape) for n in names] for x in (self, new)]
         if sizes[0] != sizes[1]:
             raise UnsupportedError(
-                f"{type(self).__name__}.{name}() gives other inner tensors than those that would be written",
+                f"{type(self).__name__}.{name}() gives other inner tensors than those that would "
+                "be written",
                 path=type(self).__name__,
                 expected=dict(zip(names, sizes[0], strict=True)),
                 got=dict(zip(names, sizes[1], strict=True)),
-                fix=f"write requantize_(self, value) in {type(self).__name__}, or write to the weight, not to its transpose",
+                fix=f"write requantize_(self, value) in {type(self).__name__}, or write to the "
+                "weight, not to its transpose",
             )
         for n in names:
             getattr(self, n).copy_(getattr(new, n))
@@ -94,7 +104,7 @@ def requantizer(cls: type[Any]) -> Callable[[Any, torch.Tensor], None] | None:
     return requantize_
 
 
-# ------------------------------------------------------------------------------------------------------------- rules
+# ---- rules
 def _inner(x: Any) -> dict[str, torch.Tensor]:
     return {n: getattr(x, n) for n in x.__tensor_flatten__()[0]}
 
@@ -118,7 +128,10 @@ def _cut(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(first, torch.Tensor):
         return like(x, cut, (first.shape[0], *x.shape[1:]), x.stride())
     pieces = [{n: parts[k] for n, parts in cut.items()} for k in range(len(first))]
-    return [like(x, piece, (p.shape[0], *x.shape[1:]), x.stride()) for piece, p in zip(pieces, first, strict=True)]
+    return [
+        like(x, piece, (p.shape[0], *x.shape[1:]), x.stride())
+        for piece, p in zip(pieces, first, strict=True)
+    ]
 
 
 def _transpose(func: Any, x: Any, *dims: int) -> Any:
@@ -127,11 +140,14 @@ def _transpose(func: Any, x: Any, *dims: int) -> Any:
     for t in _inner(x).values():
         if t.dim() != 2 or any(n not in (1, m) for n, m in zip(t.shape, x.shape, strict=True)):
             return NotImplemented
-    return like(x, {n: func(t, *dims) for n, t in _inner(x).items()}, x.shape[::-1], x.stride()[::-1])
+    return like(
+        x, {n: func(t, *dims) for n, t in _inner(x).items()}, x.shape[::-1], x.stride()[::-1]
+    )
 
 
 def _view(func: Any, x: Any, size: Any) -> Any:
-    """Its own sizes; and flat for FSDP2, which keeps that of a shard and does not read it: its value could not be told."""
+    """Its own sizes; and flat for FSDP2, which keeps that of a shard and does not read it: its
+    value could not be told."""
     flat = len(size) == 1 and _rowed(x) and x.is_contiguous()
     if tuple(size) != tuple(x.shape) and not (flat and _of_fsdp()):
         return NotImplemented
@@ -141,7 +157,10 @@ def _view(func: Any, x: Any, size: Any) -> Any:
 
 def _of_fsdp() -> bool:
     """Is it FSDP2 that asks?"""
-    name, frame = "torch.distributed.fsdp", sys._getframe() if "torch.distributed.fsdp" in sys.modules else None
+    name, frame = (
+        "torch.distributed.fsdp",
+        sys._getframe() if "torch.distributed.fsdp" in sys.modules else None,
+    )
     while frame is not None and not frame.f_globals.get("__name__", "").startswith(name):
         frame = frame.f_back
     return frame is not None

@@ -17,8 +17,9 @@
     >>> x.__tensor_flatten__()
     (['codes', 'scale'], None)
 
-The class that comes out speaks PyTorch's protocol and nothing else: `__tensor_flatten__`, `__tensor_unflatten__`,
-``__torch_dispatch__``. The author's guide, docs/authoring.md, goes from here to a trainable FP8 wrapper.
+The class that comes out speaks PyTorch's protocol and nothing else: `__tensor_flatten__`,
+`__tensor_unflatten__`, ``__torch_dispatch__``. The author's guide, docs/authoring.md, goes from
+here to a trainable FP8 wrapper.
 """
 
 from __future__ import annotations
@@ -39,7 +40,16 @@ from ..torch_api import authors as _authors
 from ..torch_api.dynamo import never_compiled
 from . import sharding
 from .defaults import DENSE, DENSE_DEFAULTS
-from .fields import DECLARED, Outer, build, construct, declaration, flatten_for, unflatten_for, values_of
+from .fields import (
+    DECLARED,
+    Outer,
+    build,
+    construct,
+    declaration,
+    flatten_for,
+    unflatten_for,
+    values_of,
+)
 from .rules import (
     DEFAULTS,
     RULES,
@@ -64,25 +74,29 @@ _COERCE = "__coerce_same_metadata_as_tangent__"
 
 @dataclass_transform(eq_default=False)
 class WrapperTensor(torch.Tensor):
-    """Base of declared wrappers. Annotate inner tensors as ``Tensor`` or ``Tensor | None``, context as anything else.
+    """Base of declared wrappers. Annotate inner tensors as ``Tensor`` or ``Tensor | None``, context
+    as anything else.
 
     Class arguments:
-        default: what operations without a rule do: ``"refuse"`` (UnsupportedError; the default of the default),
-            ``"dequantize"`` (compute on ``self.dequantize()``, the result is dense), ``"weight"`` (the same, and what a
-            weight must do: `weights`), or ``"per_inner"`` (run on each inner tensor, the result is wrapped again).
-            Inherited.
+        default: what operations without a rule do: ``"refuse"`` (UnsupportedError; the default of
+        the default),
+            ``"dequantize"`` (compute on ``self.dequantize()``, the result is dense), ``"weight"``
+            (the same, and what a weight must do: `weights`), or ``"per_inner"`` (run on each inner
+            tensor, the result is wrapped again). Inherited.
         advice: what users are told to do instead where an operation is refused. Inherited.
 
-    What the class gets: constructor, `__tensor_flatten__`, `__tensor_unflatten__`, ``__torch_dispatch__``, repr,
-    pickle, ``torch.save`` and ``torch.load(weights_only=True)``, deepcopy, the hooks of torch.compile's caches and
-    guards, and those of FSDP2. Whatever the class defines itself stays.
+    What the class gets: constructor, `__tensor_flatten__`, `__tensor_unflatten__`,
+    ``__torch_dispatch__``, repr, pickle, ``torch.save`` and ``torch.load(weights_only=True)``,
+    deepcopy, the hooks of torch.compile's caches and guards, and those of FSDP2. Whatever the class
+    defines itself stays.
 
-    What an author may add: ``outer_metadata`` (if the outside does not look like the first inner tensor),
-    ``__post_init__`` (checks; runs for constructor calls, not for unflatten), ``dequantize``, ``requantize_``, and
-    rules by `implements` and the families.
+    What an author may add: ``outer_metadata`` (if the outside does not look like the first inner
+    tensor), ``__post_init__`` (checks; runs for constructor calls, not for unflatten),
+    ``dequantize``, ``requantize_``, and rules by `implements` and the families.
 
     Raises:
-        ProtocolError: at class creation, for a declaration that cannot work; the message has the fix.
+        ProtocolError: at class creation, for a declaration that cannot work; the message has the
+        fix.
     """
 
     __torch_function__ = torch_api.disabled_torch_function
@@ -90,8 +104,10 @@ class WrapperTensor(torch.Tensor):
     _wrapper_has_metadata: ClassVar[bool] = False
     _wrapper_advice: ClassVar[str | None] = None
 
-    # -------------------------------------------------------------------------------------------- making the class
-    def __init_subclass__(cls, *, default: str | None = None, advice: str | None = None, **kwargs: Any) -> None:
+    # ---- making the class
+    def __init_subclass__(
+        cls, *, default: str | None = None, advice: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
         cls._wrapper_advice = cls._wrapper_advice if advice is None else advice
         declared = declaration(cls, _reserved())
@@ -100,12 +116,15 @@ class WrapperTensor(torch.Tensor):
         setattr(cls, VERSION, 0)
         cls._wrapper_has_metadata = "outer_metadata" in vars(cls) or cls._wrapper_has_metadata
         _set_default(cls, default)
-        if not cls._wrapper_has_metadata and (not declared.inner or declared.inner[0] in declared.optional):
+        if not cls._wrapper_has_metadata and (
+            not declared.inner or declared.inner[0] in declared.optional
+        ):
             raise ProtocolError(
                 f"{cls.__name__} has no first inner tensor to take its size and dtype from",
                 path=cls.__name__,
                 expected="a first inner tensor annotated as Tensor, or outer_metadata",
-                fix="@classmethod\n            def outer_metadata(cls, fields): return Outer(size=..., dtype=...)",
+                fix="@classmethod\n            def outer_metadata(cls, fields): return "
+                "Outer(size=..., dtype=...)",
             )
         made = {
             "__signature__": inspect.signature(declared.values),
@@ -123,11 +142,13 @@ class WrapperTensor(torch.Tensor):
         return made
 
     def __post_init__(self) -> None:
-        """Called at the end of the constructor: the place for checks. Unflatten does not call it."""
+        """Called at the end of the constructor: the place for checks. Unflatten does not call
+        it."""
 
     @classmethod
     def outer_metadata(cls, fields: Any) -> Outer:
-        """What the outer tensor looks like. Override it where that is not what the first inner tensor looks like.
+        """What the outer tensor looks like. Override it where that is not what the first inner
+        tensor looks like.
 
         Args:
             fields: the fields of the tensor that is about to be made, as attributes.
@@ -137,18 +158,20 @@ class WrapperTensor(torch.Tensor):
         """
         return Outer()
 
-    # ------------------------------------------------------------------------------------------------------- rules
+    # ---- rules
     @classmethod
     def implements(cls, *operations: Any) -> Callable[[F], F]:
-        """Decorator: ``rule(func, *args, **kwargs)`` serves these ATen operations, for this class and its subclasses.
+        """Decorator: ``rule(func, *args, **kwargs)`` serves these ATen operations, for this class
+        and its subclasses.
 
-        Give overloads (``aten.mm.default``), packets (``aten.add``: all overloads) or groups (`authoring.views`, ...; a
-        rule for one operation has precedence). A rule may return NotImplemented to leave a call to the default. What it
-        returns is put right: in-place and out= operations return the written argument, and views share the storage of
-        their base.
+        Give overloads (``aten.mm.default``), packets (``aten.add``: all overloads) or groups
+        (`authoring.views`, ...; a rule for one operation has precedence). A rule may return
+        NotImplemented to leave a call to the default. What it returns is put right: in-place and
+        out= operations return the written argument, and views share the storage of their base.
 
         Raises:
-            ProtocolError: no ATen operation, or a composite one, which never arrives (see the guide).
+            ProtocolError: no ATen operation, or a composite one, which never arrives (see the
+            guide).
         """
 
         def register(rule: F) -> F:
@@ -161,8 +184,8 @@ class WrapperTensor(torch.Tensor):
     def implements_torch_function(cls, *functions: Any) -> Callable[[F], F]:
         """Decorator: ``rule(func, *args, **kwargs)`` serves these torch functions, above autograd.
 
-        This is where a ``torch.autograd.Function`` is attached. For functions without a rule nothing changes. A rule
-        may return NotImplemented to let the function run as usual.
+        This is where a ``torch.autograd.Function`` is attached. For functions without a rule
+        nothing changes. A rule may return NotImplemented to let the function run as usual.
         """
         if cls.__torch_function__ is torch_api.disabled_torch_function:
             cls.__torch_function__ = classmethod(_dispatch_function)
@@ -176,23 +199,31 @@ class WrapperTensor(torch.Tensor):
 
     @classmethod
     def implements_per_inner(cls, *operations: Any, inner: Sequence[str] | None = None) -> None:
-        """Run these ATen operations, or groups of them, on each inner tensor and wrap the results again.
+        """Run these ATen operations, or groups of them, on each inner tensor and wrap the results
+        again.
 
         Args:
-            inner: the inner tensors that take part, if not all; a view shares the others with its base, a new tensor
+            inner: the inner tensors that take part, if not all; a view shares the others with its
+            base, a new tensor
                 has copies of them, an in-place operation leaves them alone.
         """
         _add_families(cls, operations, inner)
 
     @classmethod
     def implements_views(cls, *operations: Any, inner: Sequence[str] | None = None) -> None:
-        """`implements_per_inner` for these views, or for all views of values. Needs inner tensors shaped like self."""
+        """`implements_per_inner` for these views, or for all views of values. Needs inner tensors
+        shaped like self."""
         _add_families(cls, operations or (views,), inner)
 
     @classmethod
-    @never_compiled  # with all that it calls: after a graph break it runs while Dynamo looks for frames to compile
+    # with all that it calls: after a graph break it runs while Dynamo looks for frames to compile
+    @never_compiled
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         rules: Rules = cls.__dict__[RULES]
         _note_rules(cls)
@@ -203,11 +234,16 @@ class WrapperTensor(torch.Tensor):
                 rules.friends[t] = True
         return (rules.resolved.get(func) or resolve(cls, func))(args, kwargs or {})
 
-    # ------------------------------------------------------------------------------------------------------ values
+    # ---- values
     def replace(
-        self, *, outer_size: Sequence[Any] | None = None, outer_stride: Sequence[Any] | None = None, **changes: Any
+        self,
+        *,
+        outer_size: Sequence[Any] | None = None,
+        outer_stride: Sequence[Any] | None = None,
+        **changes: Any,
     ) -> Self:
-        """The same wrapper with some fields changed. Not differentiable; the result does not require grad.
+        """The same wrapper with some fields changed. Not differentiable; the result does not
+        require grad.
 
         Args:
             outer_size, outer_stride: of the result, where ``outer_metadata`` cannot know them.
@@ -216,7 +252,8 @@ class WrapperTensor(torch.Tensor):
         values = values_of(self)
         if not changes.keys() <= values.keys():
             raise ProtocolError(
-                f"{type(self).__name__} has no field {', '.join(sorted(changes.keys() - values.keys()))}",
+                f"{type(self).__name__} has no field "
+                f"{', '.join(sorted(changes.keys() - values.keys()))}",
                 path=type(self).__name__,
                 expected=f"some of {list(values)}",
                 fix="replace() takes fields, outer_size and outer_stride",
@@ -228,7 +265,9 @@ class WrapperTensor(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         with torch_api.no_modes():  # printing is not part of a traced program
             parts = []
-            for name, value in values_of(self).items():  # no comprehension: the caller asks for the text
+            for name, value in values_of(
+                self
+            ).items():  # no comprehension: the caller asks for the text
                 parts.append(f"{name}={value!r}")
             if self.grad_fn is not None:
                 parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
@@ -249,7 +288,9 @@ class WrapperTensor(torch.Tensor):
         values = values_of(self)
         values |= {n: copy.deepcopy(values[n], memo) for n in getattr(self, DECLARED).inner}
         new: Self = build(type(self), values, self.shape, self.stride())
-        new.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in values})
+        new.__dict__.update(
+            {k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in values}
+        )
         new.requires_grad_(self.requires_grad)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
@@ -259,9 +300,16 @@ class WrapperTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         values = values_of(self)
         extra = {k: v for k, v in vars(self).items() if k not in values}
-        return rebuild, (type(self), values, tuple(self.shape), tuple(self.stride()), self.requires_grad, extra)
+        return rebuild, (
+            type(self),
+            values,
+            tuple(self.shape),
+            tuple(self.stride()),
+            self.requires_grad,
+            extra,
+        )
 
-    # ------------------------------------------------------------------------------------------------ torch's hooks
+    # ---- torch's hooks
     @classmethod
     def __metadata_guard__(cls, a: Any, b: Any) -> bool:
         """Are two contexts the same, for guards? NaN is NaN here, and 1 is neither 1.0 nor True."""
@@ -274,19 +322,32 @@ class WrapperTensor(torch.Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor, ...], Any]:
-        """FSDP2: what each rank sends. Derived where rows of the wrapper are rows of each inner tensor."""
+        """FSDP2: what each rank sends. Derived where rows of the wrapper are rows of each inner
+        tensor."""
         return sharding.pre_all_gather(self, mesh.size(), outer_size)
 
     def fsdp_post_all_gather(
-        self, all_gather_outputs: tuple[torch.Tensor, ...], metadata: Any, param_dtype: Any, *, out: Any = None
+        self,
+        all_gather_outputs: tuple[torch.Tensor, ...],
+        metadata: Any,
+        param_dtype: Any,
+        *,
+        out: Any = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
         """FSDP2: the whole parameter from what all ranks sent."""
         return sharding.post_all_gather(self, all_gather_outputs, metadata, out)
 
 
-# ------------------------------------------------------------------------------------------------- making the class
+# ---- making the class
 def _reserved() -> frozenset[str]:
-    names = {"self", "cls", "outer_size", "outer_stride", "requantize_", "names"}  # torch 2.11 has Tensor.names
+    names = {
+        "self",
+        "cls",
+        "outer_size",
+        "outer_stride",
+        "requantize_",
+        "names",
+    }  # torch 2.11 has Tensor.names
     return frozenset(names) | frozenset(dir(torch.Tensor)) | frozenset(dir(WrapperTensor))
 
 
@@ -322,7 +383,8 @@ def _set_default(cls: type[WrapperTensor], default: str | None) -> None:
 
 
 def _differentiable(dense: Callable[..., Any]) -> Callable[..., Any]:
-    """``dequantize`` for callers: the gradient of the dense value is the gradient of the wrapper."""
+    """``dequantize`` for callers: the gradient of the dense value is the gradient of the
+    wrapper."""
 
     def dequantize(self: WrapperTensor) -> torch.Tensor:
         if self.requires_grad and torch.is_grad_enabled() and not _authors.below_autograd():
@@ -337,11 +399,13 @@ def _differentiable(dense: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Dequantize(torch.autograd.Function):
-    """wrapper -> dense value, with the identity as its derivative: a wrapper stands for its dense value."""
+    """wrapper -> dense value, with the identity as its derivative: a wrapper stands for its dense
+    value."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> torch.Tensor:
-        """The author's ``dequantize``; an inner tensor itself must not get the history that the result gets."""
+        """The author's ``dequantize``; an inner tensor itself must not get the history that the
+        result gets."""
         value: torch.Tensor = call_method(x, DENSE)
         return value.detach() if any(value is v for v in values_of(x).values()) else value
 
@@ -351,14 +415,17 @@ class Dequantize(torch.autograd.Function):
         return grad
 
 
-def _as_tangent(self: WrapperTensor, metadata: Any, expected_type: type | None = None) -> torch.Tensor | None:
+def _as_tangent(
+    self: WrapperTensor, metadata: Any, expected_type: type | None = None
+) -> torch.Tensor | None:
     """torch.compile expected another tangent: a dense one can be given."""
     dense: torch.Tensor | None = call_method(self, DENSE) if expected_type is torch.Tensor else None
     return dense
 
 
 def _note_rules(cls: type) -> None:
-    """A region that is traced depends on the rules of a class, and on what else decides which one serves an operation."""
+    """A region that is traced depends on the rules of a class, and on what else decides which one
+    serves an operation."""
     rec = current()
     if rec is not None:
         for name in ("_wrapper_default", "_wrapper_has_metadata", VERSION):
@@ -367,7 +434,11 @@ def _note_rules(cls: type) -> None:
 
 @never_compiled
 def _dispatch_function(
-    cls: type, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    cls: type,
+    func: Any,
+    types: Sequence[type],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
 ) -> Any:
     kwargs = kwargs or {}
     _note_rules(cls)
@@ -382,12 +453,18 @@ def _dispatch_function(
     return _authors.below_torch_function(func, args, kwargs)
 
 
-def _add_families(cls: type, operations: tuple[Any, ...], inner: str | Sequence[str] | None) -> None:
+def _add_families(
+    cls: type, operations: tuple[Any, ...], inner: str | Sequence[str] | None
+) -> None:
     known = getattr(cls, DECLARED).inner
     chosen = (inner,) if isinstance(inner, str) else None if inner is None else tuple(inner)
     if not set(chosen or ()) <= set(known):
         raise ProtocolError(
-            f"{cls.__name__} has no inner tensors {chosen}", path=cls.__name__, expected=f"inner= some of {known}"
+            f"{cls.__name__} has no inner tensors {chosen}",
+            path=cls.__name__,
+            expected=f"inner= some of {known}",
         )
     for o in operations:
-        add_family(cls, Family(o if isinstance(o, Group) else frozenset(overloads(cls, o)), inner=chosen))
+        add_family(
+            cls, Family(o if isinstance(o, Group) else frozenset(overloads(cls, o)), inner=chosen)
+        )

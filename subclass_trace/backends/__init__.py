@@ -1,11 +1,13 @@
 """Back ends: what turns a dense graph into a callable.
 
-A back end is three compilers, ``(graph module, example inputs) -> callable``: for the forward of training, for the
-backward, and for inference. Graphs are dense aten graphs; wrappers have been taken apart before, and are put together
-after.
+A back end is three compilers, ``(graph module, example inputs) -> callable``: for the forward of
+training, for the backward, and for inference. Graphs are dense aten graphs; wrappers have been
+taken apart before, and are put together after.
 
-- ``registry.py``: the `Backend` type, names for back ends, and the one place where a compiler is called.
-- ``eager.py``: straight-line Python over C bindings. Needs nothing, compiles in milliseconds, keeps eager numerics.
+- ``registry.py``: the `Backend` type, names for back ends, and the one place where a compiler is
+  called.
+- ``eager.py``: straight-line Python over C bindings. Needs nothing, compiles in milliseconds, keeps
+  eager numerics.
 - ``inductor.py``: PyTorch's compiler.
 
     >>> resolve_backend("eager").name

@@ -4,11 +4,15 @@ What this file adds to inductor's own entry point:
 
 - the graph that the caller passes stays as it is: inductor rewrites a copy;
 - random numbers are those of eager mode (``fallback_random``);
-- operations that are called for what they do are chained by effect tokens, without which inductor would drop them;
-- what Python computes of floats from inside of tensors is called step by step: inductor's formulas have ``v - v == 0``;
-- sizes may be symbols. Inductor may then add guards to their ShapeEnv, so the caller reads guards after compiling.
+- operations that are called for what they do are chained by effect tokens, without which inductor
+  would drop them;
+- what Python computes of floats from inside of tensors is called step by step: inductor's formulas
+  have ``v - v == 0``;
+- sizes may be symbols. Inductor may then add guards to their ShapeEnv, so the caller reads guards
+  after compiling.
 
-All outputs keep the strides they were traced with: a backward is compiled for saved activations of these.
+All outputs keep the strides they were traced with: a backward is compiled for saved activations of
+these.
 """
 
 from __future__ import annotations
@@ -27,21 +31,31 @@ from ..errors import UnsupportedError
 from .python_numbers import steps_on_tensors
 
 
-def compile_with_inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **role: bool) -> Callable[..., Any]:
-    """Compile a graph; ``role``: ``is_backward`` for (saved activations, tangents) to gradients, ``is_inference``.
+def compile_with_inductor(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], **role: bool
+) -> Callable[..., Any]:
+    """Compile a graph; ``role``: ``is_backward`` for (saved activations, tangents) to gradients,
+    ``is_inference``.
 
     Raises:
         UnsupportedError: a node draws from a generator of its own.
     """
     for node in gm.graph.nodes:
         if any(isinstance(x, torch.Generator) for x in (*node.args, *node.kwargs.values())):
-            what, fix = f"inductor has no place for a generator of random numbers ({node.target})", "draw outside"
+            what, fix = (
+                f"inductor has no place for a generator of random numbers ({node.target})",
+                "draw outside",
+            )
             raise UnsupportedError(what, path=line_text(node.meta.get("frames")), fix=fix)
     own = _copy(gm)
     output = own.graph.output_node()
     if not isinstance(output.args[0], (tuple, list)):  # inductor wants several results
         output.args = ((output.args[0],),)
-    loud = [n for n in own.graph.nodes if n.op == "call_function" and has_effects(n.target) and n.target not in CHECKS]
+    loud = [
+        n
+        for n in own.graph.nodes
+        if n.op == "call_function" and has_effects(n.target) and n.target not in CHECKS
+    ]
     with torch_api.with_effect_tokens(own.graph, loud):
         return torch_api.inductor_compile(own, list(example_inputs), **role)
 
@@ -65,7 +79,8 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _note_input_values(graph: fx.Graph) -> None:
-    """Inductor may choose other strides for intermediates; operations that need those of eager (``_scaled_mm``) say so.
+    """Inductor may choose other strides for intermediates; operations that need those of eager
+    (``_scaled_mm``) say so.
 
     PyTorch's own tracers leave the same note on such nodes (``eager_input_vals``).
     """

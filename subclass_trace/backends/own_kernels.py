@@ -1,8 +1,9 @@
-"""Functions of ``torch.compile`` inside of a region: what they compute is a call of their own back end.
+"""Functions of ``torch.compile`` inside of a region: what they compute is a call of their own back
+end.
 
-A trace marks the nodes that such a call has written (``meta["compiled_by"]``). Where the region has no backward left, and runs
-operation by operation, each run of them becomes one node: its back end gets it as a graph module, with the tensors of the first
-call, as Dynamo would call it.
+A trace marks the nodes that such a call has written (``meta["compiled_by"]``). Where the region has
+no backward left, and runs operation by operation, each run of them becomes one node: its back end
+gets it as a graph module, with the tensors of the first call, as Dynamo would call it.
 """
 
 from __future__ import annotations
@@ -37,16 +38,26 @@ class Piece:
             with torch_api.dynamo_lock():
                 if self._call is None:
                     backend, name = self._by.backend, self._by.name
-                    self._call = compile_with(backend, self._graph, list(inputs), is_backward=False, name=name)
+                    self._call = compile_with(
+                        backend, self._graph, list(inputs), is_backward=False, name=name
+                    )
         return self._call([*inputs])
 
 
 def pieces(half: Half) -> dict[torch_api.CompiledBy, list[fx.Node]]:
     """The calls that can be one node each, with their nodes."""
     order = [n for n in half.body if n.op != "get_attr"]
-    runs = [(by, list(run)) for by, run in itertools.groupby(order, lambda n: n.meta.get("compiled_by")) if by]
+    runs = [
+        (by, list(run))
+        for by, run in itertools.groupby(order, lambda n: n.meta.get("compiled_by"))
+        if by
+    ]
     counts = collections.Counter(by for by, _ in runs)
-    return {by: run for by, run in runs if counts[by] == 1 and _is_alone(run) and all(map(_is_plain, run))}
+    return {
+        by: run
+        for by, run in runs
+        if counts[by] == 1 and _is_alone(run) and all(map(_is_plain, run))
+    }
 
 
 def names_of_pieces(half: Half) -> frozenset[str]:
@@ -60,15 +71,29 @@ def _is_alone(run: Sequence[fx.Node]) -> bool:
     """Is nothing of it, but tensors, read outside, and none by a backward in the region?"""
     inside = set(run)
     read = [(n, u) for n in run for u in n.users if u not in inside]
-    return all(isinstance(n.meta.get("val"), torch.Tensor) and u.meta.get("phase") != "backward" for n, u in read)
+    return all(
+        isinstance(n.meta.get("val"), torch.Tensor) and u.meta.get("phase") != "backward"
+        for n, u in read
+    )
 
 
 def _is_plain(node: fx.Node) -> bool:
     """Are all values tensors of known sizes? Numbers would be those of the first call."""
-    values = [v for n in (node, *node.all_input_nodes) for v in torch_api.pytree.tree_leaves(n.meta.get("val"))]
+    values = [
+        v
+        for n in (node, *node.all_input_nodes)
+        for v in torch_api.pytree.tree_leaves(n.meta.get("val"))
+    ]
     sizes = (n for v in values if isinstance(v, torch.Tensor) for n in (*v.shape, *v.stride()))
-    known = all(type(n) is int for n in sizes) and not any(isinstance(v, torch_api.SYM_TYPES) for v in values)
-    return known and node.op == "call_function" and not has_effects(node.target) and "left_out" not in node.meta
+    known = all(type(n) is int for n in sizes) and not any(
+        isinstance(v, torch_api.SYM_TYPES) for v in values
+    )
+    return (
+        known
+        and node.op == "call_function"
+        and not has_effects(node.target)
+        and "left_out" not in node.meta
+    )
 
 
 def with_own_kernels(half: Half) -> Half:

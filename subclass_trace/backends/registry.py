@@ -64,19 +64,25 @@ def register_backend(name: str, backend: Compiler | Backend, *, replace: bool = 
         OptionError: the name is taken, or a compiler is not callable.
     """
     if name in _BUILT_IN or (name in _registered and not replace):
-        raise OptionError(f"there is a back end {name!r} already", path="name", fix="choose another name")
+        raise OptionError(
+            f"there is a back end {name!r} already", path="name", fix="choose another name"
+        )
     _registered[name] = dataclasses.replace(resolve_backend(backend), name=name)
     return _registered[name]
 
 
 def resolve_backend(
-    backend: str | Compiler | Backend, *, fw_compiler: Compiler | None = None, bw_compiler: Compiler | None = None
+    backend: str | Compiler | Backend,
+    *,
+    fw_compiler: Compiler | None = None,
+    bw_compiler: Compiler | None = None,
 ) -> Backend:
     """The back end that a user means.
 
     Args:
-        backend: a name, a back end, or a callable ``(graph_module, example_inputs) -> callable`` for every graph.
-        fw_compiler: replaces the compiler of forward and inference graphs and, without ``bw_compiler``, that of
+        backend: a name, a back end, or a callable ``(graph_module, example_inputs) -> callable``
+        for every graph. fw_compiler: replaces the compiler of forward and inference graphs and,
+        without ``bw_compiler``, that of
             backward graphs (as in ``functorch.compile.aot_function``).
         bw_compiler: replaces the compiler of backward graphs.
 
@@ -93,14 +99,17 @@ def resolve_backend(
                 f"there is no back end {backend!r}",
                 path="backend",
                 expected=f"one of {names}, or {_COMPILER}",
-                fix=f"pass one of these, or name one: subclass_trace.backends.register_backend({backend!r}, compiler)",
+                fix="pass one of these, or name one: "
+                f"subclass_trace.backends.register_backend({backend!r}, compiler)",
             )
         base = found
     else:
         base = Backend(_name(backend, "backend"), backend, backend, backend)
     if fw_compiler is not None:
         name = _name(fw_compiler, "fw_compiler")
-        base = dataclasses.replace(base, name=name, forward=fw_compiler, backward=fw_compiler, inference=fw_compiler)
+        base = dataclasses.replace(
+            base, name=name, forward=fw_compiler, backward=fw_compiler, inference=fw_compiler
+        )
     if bw_compiler is not None:
         name = f"{base.name}+{_name(bw_compiler, 'bw_compiler')}"
         base = dataclasses.replace(base, name=name, backward=bw_compiler)
@@ -110,18 +119,26 @@ def resolve_backend(
 def _name(compiler: Any, path: str) -> str:
     if not callable(compiler):
         got = f"{torch_api.text_of(compiler)} of type {type(compiler).__name__}"
-        raise OptionError("a back end's compiler must be callable", path=path, expected=_COMPILER, got=got)
+        raise OptionError(
+            "a back end's compiler must be callable", path=path, expected=_COMPILER, got=got
+        )
     return str(getattr(compiler, "__name__", None) or type(compiler).__name__)
 
 
-# ---------------------------------------------------------------------------------------------- calling a compiler
+# ---- calling a compiler
 def compile_with(
-    compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any], *, is_backward: bool, name: str
+    compiler: Compiler,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    is_backward: bool,
+    name: str,
 ) -> Compiled:
     """Compile a graph with a back end's compiler, and bring the result into the boxed convention.
 
-    The compiler may return a boxed function (attribute ``_boxed_call`` is true: it takes one list) or a plain one,
-    which may return a single tensor for a graph with one output. ``gm.meta["is_backward"]`` tells it which it is.
+    The compiler may return a boxed function (attribute ``_boxed_call`` is true: it takes one list)
+    or a plain one, which may return a single tensor for a graph with one output.
+    ``gm.meta["is_backward"]`` tells it which it is.
 
     Args:
         compiler: of the role that fits the graph.
@@ -148,7 +165,8 @@ def compile_with(
             f"the back end {name!r} failed on the {which} graph",
             expected="a compiler that returns a callable",
             got=f"{type(error).__name__}: {error}",
-            fix='look at the exception above; backend="eager" shows whether the graph itself is right',
+            fix='look at the exception above; backend="eager" shows whether the graph itself is '
+            "right",
         ) from error
     if isinstance(compiled, BoxedGraph):
         return compiled.function
@@ -159,7 +177,9 @@ def compile_with(
             got=f"{torch_api.text_of(compiled)} of type {type(compiled).__name__}",
             fix="return graph_module.forward to run the graph as it is",
         )
-    return _boxed(compiled, count, f"the callable that the back end {name!r} made for the {which} graph")
+    return _boxed(
+        compiled, count, f"the callable that the back end {name!r} made for the {which} graph"
+    )
 
 
 def _boxed(compiled: Callable[..., Any], count: int, what: str) -> Compiled:
@@ -179,7 +199,9 @@ def _boxed(compiled: Callable[..., Any], count: int, what: str) -> Compiled:
             raise BackendError(
                 f"{what} returned something else than the outputs of the graph",
                 expected=f"a tuple or list of {count} values",
-                got=f"{len(results)} values" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}",
+                got=f"{len(results)} values"
+                if isinstance(results, (tuple, list))
+                else f"a {type(results).__name__}",
             )
         return results
 

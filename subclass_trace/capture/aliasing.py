@@ -1,7 +1,7 @@
 """Which dense leaves can touch the same memory.
 
-Everything here works on leaves, where a storage is a storage; see docs/notes/flatten_first.md. Ranges are in bytes, so
-that a ``uint8`` view and a ``float32`` view of one storage compare.
+Everything here works on leaves, where a storage is a storage; see docs/notes/flatten_first.md.
+Ranges are in bytes, so that a ``uint8`` view and a ``float32`` view of one storage compare.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ class ByteRange(NamedTuple):
     def overlaps(self, other: ByteRange) -> bool:
         """Do the two ranges share a byte?
 
-        An over-approximation for interleaved strided views (PyTorch PR 106461), and where a place depends on values
-        inside tensors.
+        An over-approximation for interleaved strided views (PyTorch PR 106461), and where a place
+        depends on values inside tensors.
         """
         return torch_api.maybe(self.start < other.stop) and torch_api.maybe(other.start < self.stop)
 
 
 def byte_range(t: torch.Tensor) -> ByteRange:
-    """The range of its storage that ``t`` can touch; empty for a tensor without elements, [0, 1) without strides."""
+    """The range of its storage that ``t`` can touch; empty for a tensor without elements, [0, 1)
+    without strides."""
     if t.layout is not torch.strided:
         return ByteRange(0, 1)
     start, width = t.storage_offset(), t.element_size()
@@ -51,7 +52,8 @@ def one_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """May an element of one lie in an element of the other? (Two columns of a matrix do not meet.)"""
+    """May an element of one lie in an element of the other? (Two columns of a matrix do not
+    meet.)"""
     if not one_storage(a, b) or not byte_range(a).overlaps(byte_range(b)):
         return False
     distance: Any = b.storage_offset() - a.storage_offset()
@@ -59,7 +61,9 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         isinstance(n, int) for n in (distance, *a.stride(), *b.stride())
     ):
         return True
-    reach: dict[int, list[int]] = {}  # stride -> how far two elements may be apart along it, either way
+    reach: dict[
+        int, list[int]
+    ] = {}  # stride -> how far two elements may be apart along it, either way
     for way, t in enumerate((a, b)):
         for size, stride in zip(t.shape, t.stride(), strict=True):
             reach.setdefault(stride, [0, 0])[way] += size - 1 if isinstance(size, int) else 1 << 62
@@ -67,17 +71,21 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _is_sum(distance: int, rows: Sequence[tuple[int, int, int]]) -> bool:
-    """May ``distance`` be a sum of strides, each of them so many times as its row of (stride, least, most) says?"""
+    """May ``distance`` be a sum of strides, each of them so many times as its row of (stride,
+    least, most) says?"""
     if not rows:
         return distance == 0
     (stride, least, most), *rest = rows
     low, high = (sum(s * ends[k] for s, *ends in rest) for k in (0, 1))
     first, last = max(least, -((high - distance) // stride)), min(most, (distance - low) // stride)
-    return last - first > 3 or any(_is_sum(distance - k * stride, rest) for k in range(first, last + 1))
+    return last - first > 3 or any(
+        _is_sum(distance - k * stride, rest) for k in range(first, last + 1)
+    )
 
 
 def repeats(t: torch.Tensor) -> bool:
-    """Has a tensor a dimension along which its elements are the same again? Kernels look for no other overlap in one."""
+    """Has a tensor a dimension along which its elements are the same again? Kernels look for no
+    other overlap in one."""
     if t.layout is not torch.strided or torch_api.surely(t.numel() == 0):
         return False
     rows = zip(t.shape, t.stride(), strict=True)
@@ -100,11 +108,13 @@ def family(t: torch.Tensor) -> torch.Tensor:
     return t if base is None else base
 
 
-def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+def alias_pattern(
+    inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
+) -> tuple[Any, ...]:
     """What of the memory layout decides a trace, comparable between calls.
 
-    Which inputs are one autograd family, and for each storage with two or more leaves where in it they lie.
-    ``leaves`` are distinct tensors (duplicates by identity are guarded elsewhere).
+    Which inputs are one autograd family, and for each storage with two or more leaves where in it
+    they lie. ``leaves`` are distinct tensors (duplicates by identity are guarded elsewhere).
     """
     families: dict[int, int] = {}
     pattern: list[Any] = [tuple(families.setdefault(id(family(t)), len(families)) for t in inputs)]
@@ -122,8 +132,11 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
 _number = operator.attrgetter("_cdata")
 
 
-def alias_check(known: tuple[Any, ...]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], bool]:
-    """A test whether `alias_pattern` of a call equals ``known``, quick for the usual pattern: nothing is related."""
+def alias_check(
+    known: tuple[Any, ...],
+) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], bool]:
+    """A test whether `alias_pattern` of a call equals ``known``, quick for the usual pattern:
+    nothing is related."""
     if known != (tuple(range(len(known[0]))),):
         return lambda inputs, leaves: alias_pattern(inputs, leaves) == known
 

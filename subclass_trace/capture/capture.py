@@ -1,8 +1,10 @@
-"""Capture of a region: the function runs once, and everything the run time needs is read off the live tensors.
+"""Capture of a region: the function runs once, and everything the run time needs is read off the
+live tensors.
 
-Steps, each from what the one before gives: make the inputs and run the function (`_run`); read what it changed
-(`read_mutations`) and what its results are (`OutputClassifier`); freeze the forward outputs (`_freeze`); keep the fake autograd
-graph as a `Tape`, from which joint graphs are traced. See docs/architecture.md.
+Steps, each from what the one before gives: make the inputs and run the function (`_run`); read what
+it changed (`read_mutations`) and what its results are (`OutputClassifier`); freeze the forward
+outputs (`_freeze`); keep the fake autograd graph as a `Tape`, from which joint graphs are traced.
+See docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ _OTHER_DTYPE = torch.ops.aten.view.dtype
 
 
 class Ran(NamedTuple):
-    """What a run gave: recipes with the flat outputs (tensors and symbols), and what stands for each flat argument."""
+    """What a run gave: recipes with the flat outputs (tensors and symbols), and what stands for
+    each flat argument."""
 
     recipes: Recipes
     handed: Sequence[Any]
@@ -69,7 +72,8 @@ class CapturedResults:
     Attributes:
         values: specs of the live tensors that the forward graph returns.
         views: numbers of the values that are views when the region runs eagerly.
-        outputs, shared, unbacked, described, paths: see `plan`; ``size_outputs``: how many symbolic numbers the forward
+        outputs, shared, unbacked, described, paths: see `plan`; ``size_outputs``: how many symbolic
+        numbers the forward
             graph returns.
     """
 
@@ -89,10 +93,10 @@ class Captured:
 
     Attributes:
         described: what each graph input is.
-        mutations: see `plan`; ``recipes``: how the result is made of the flat outputs, and what they are put into.
-        differentiable: numbers of the values that get tangents; ``differentiated``: of the inputs that get gradients.
-        forward: what the forward graph returns.
-        tape: the retained autograd graph; None when nothing is differentiable.
+        mutations: see `plan`; ``recipes``: how the result is made of the flat outputs, and what
+        they are put into. differentiable: numbers of the values that get tangents;
+        ``differentiated``: of the inputs that get gradients. forward: what the forward graph
+        returns. tape: the retained autograd graph; None when nothing is differentiable.
         reads: what the region read of the inputs besides their values.
     """
 
@@ -109,27 +113,37 @@ class Captured:
     reads: MetadataReads
 
     def served(self, graph: fx.GraphModule) -> frozenset[str]:
-        """The nodes of a finished graph, by name, that eager autograd would keep, and what nodes may keep that do not tell."""
+        """The nodes of a finished graph, by name, that eager autograd would keep, and what nodes
+        may keep that do not tell."""
         known, tape = {*graph.meta["served"]}, self.tape
         if tape is None:
             return frozenset()
         found = frozenset(n.name for n in graph.graph.nodes if n.meta.get("trace_name") in known)
-        return found | read_by_backward(graph.graph) if saves_out_of_sight(tape.outputs, tape.edges) else found
+        return (
+            found | read_by_backward(graph.graph)
+            if saves_out_of_sight(tape.outputs, tape.edges)
+            else found
+        )
 
     def forward_graph(self, in_place: bool) -> tuple[fx.GraphModule, bool]:
-        """The forward graph of a region without a backward, and whether its writes are in place, as they were recorded.
+        """The forward graph of a region without a backward, and whether its writes are in place, as
+        they were recorded.
 
-        That is right for a back end that runs operation by operation (``in_place``), which does what eager mode does then, if
-        data alone is written. (But in inference mode a view of another dtype is an inference tensor: a write to it moves no
-        version counter.)
+        That is right for a back end that runs operation by operation (``in_place``), which does
+        what eager mode does then, if data alone is written. (But in inference mode a view of
+        another dtype is an inference tensor: a write to it moves no version counter.)
         """
         recorder = self.session.recorder
         in_place = in_place and recorder.mutable and self.session.passes is None
         in_place = in_place and not any(m.differentiable for m in self.mutations.rows)
         in_place = in_place and not recorder.looks_after_writes
-        if torch.is_inference_mode_enabled() and recorder.graph.find_nodes(op="call_function", target=_OTHER_DTYPE):
+        if torch.is_inference_mode_enabled() and recorder.graph.find_nodes(
+            op="call_function", target=_OTHER_DTYPE
+        ):
             in_place = False
-        return finish(recorder, self.forward, functional=not in_place, passes=self.session.passes), in_place
+        return finish(
+            recorder, self.forward, functional=not in_place, passes=self.session.passes
+        ), in_place
 
 
 class Capture:
@@ -148,7 +162,8 @@ class Capture:
         """See the module's docstring.
 
         Raises:
-            SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
+            SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors
+            are unchanged.
         """
         grad_mode, recorder = torch.is_grad_enabled(), self.recorder
         with self.session.modes():
@@ -164,14 +179,23 @@ class Capture:
                 changed = list(self.functions.gradients.changed())
                 if torch.is_grad_enabled() != grad_mode:
                     torch.set_grad_enabled(grad_mode)
-                    raise NeedsEager("the region leaves gradients on or off", fix="use torch.no_grad() as a context")
+                    raise NeedsEager(
+                        "the region leaves gradients on or off",
+                        fix="use torch.no_grad() as a context",
+                    )
                 recorder.sealed = True
-                gradients = tuple((number, len(recipes.outputs) + k) for k, (number, _) in enumerate(changed))
-                mutations = PlanMutations(tuple(read_mutations(self.inputs, recorder, self._emit)), gradients)
+                gradients = tuple(
+                    (number, len(recipes.outputs) + k) for k, (number, _) in enumerate(changed)
+                )
+                mutations = PlanMutations(
+                    tuple(read_mutations(self.inputs, recorder, self._emit)), gradients
+                )
                 for m in mutations.rows:
                     if m.differentiable:
                         self.reads.fact(m.input, "is_leaf")
-                flat = [self.stand_ins.known(o) for o in (*recipes.outputs, *(g for _, g in changed))]
+                flat = [
+                    self.stand_ins.known(o) for o in (*recipes.outputs, *(g for _, g in changed))
+                ]
                 results, nodes = self._freeze(flat, ran, mutations)
             finally:
                 self.inputs.forget()
@@ -197,7 +221,9 @@ class Capture:
         self.values.append(t)
         return len(self.values) - 1
 
-    def _freeze(self, flat: Sequence[Any], ran: Ran, mutations: PlanMutations) -> tuple[CapturedResults, list[Any]]:
+    def _freeze(
+        self, flat: Sequence[Any], ran: Ran, mutations: PlanMutations
+    ) -> tuple[CapturedResults, list[Any]]:
         """The results, and the nodes of the graph that are the forward outputs."""
         inputs, recorder, contents = self.inputs, self.recorder, {m.value for m in mutations.rows}
         classifier = OutputClassifier(inputs, ran.handed, recorder, self._emit)
@@ -224,7 +250,9 @@ class Capture:
         described = self._described(paths, outputs, mutations)
         return CapturedResults(tuple(specs), views, outputs, shared, *rest, described, paths), nodes
 
-    def _paths(self, recipes: Recipes, mutations: PlanMutations, count: int) -> tuple[Descriptor, ...]:
+    def _paths(
+        self, recipes: Recipes, mutations: PlanMutations, count: int
+    ) -> tuple[Descriptor, ...]:
         """What each flat output is."""
         paths = result_descriptors(recipes.result, _assigned(recipes.effects), count)
         for number, output in mutations.gradients:
@@ -234,7 +262,8 @@ class Capture:
     def _described(
         self, paths: Sequence[Descriptor], outputs: Sequence[OutputPlan], mutations: PlanMutations
     ) -> tuple[AnyDescriptor, ...]:
-        """What each value is: a result, new contents of an input, or an intermediate that views are made of."""
+        """What each value is: a result, new contents of an input, or an intermediate that views are
+        made of."""
         found: dict[int, AnyDescriptor] = {}
         for path, output in zip(paths, outputs, strict=True):
             if isinstance(output, ValueOutput):
@@ -249,18 +278,26 @@ class Capture:
         inputs, recorder = self.inputs, self.recorder
         boundary = next(iter(reversed(recorder.graph.nodes)), None)
         forward = TracedForward(
-            nodes, tuple(forward_descriptors(results.described, results.values, results.size_outputs)), boundary
+            nodes,
+            tuple(forward_descriptors(results.described, results.values, results.size_outputs)),
+            boundary,
         )
         written = {m.value for m in mutations.rows if not m.differentiable}
         live = {
-            k: t for k, t in enumerate(self.values) if t.requires_grad and t.grad_fn is not None and k not in written
+            k: t
+            for k, t in enumerate(self.values)
+            if t.requires_grad and t.grad_fn is not None and k not in written
         }
         ends = [(n, row.edge) for n, row in enumerate(inputs.rows) if row.edge is not None]
         rows = connected([*live.values()], ends)
         _refuse_overlapping(inputs, recorder)
-        _check_leaves(leaves_behind([*live.values()], [e for _, e in rows]), self.functions.gradients.own)
+        _check_leaves(
+            leaves_behind([*live.values()], [e for _, e in rows]), self.functions.gradients.own
+        )
         if live and not rows:
-            raise UnsupportedError("a result requires grad by a leaf of the region's own making alone", fix="detach it")
+            raise UnsupportedError(
+                "a result requires grad by a leaf of the region's own making alone", fix="detach it"
+            )
         described = inputs.describe()
         tape = self._tape(live, results.described, rows, forward) if live else None
         numbers = tuple(n for n, _ in rows) if live else ()
@@ -278,11 +315,17 @@ class Capture:
         recorder, edges, outputs = self.recorder, tuple(e for _, e in rows), tuple(live.values())
         with self.session.modes():  # an output that its own node saves is unpacked by `detach`
             kept = saved_by_autograd(outputs, edges)
-        served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
+        served = {
+            n: None
+            for t in kept
+            if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)
+        }
         inputs = [self.inputs.rows[n] for n, _ in rows]
         traced, of = tuple(i.traced for i in inputs), tuple(i.descriptor for i in inputs)
         forward = replace(forward, served=tuple(served))
-        return Tape(self.session, outputs, tuple(described[k] for k in live), edges, traced, of, forward)
+        return Tape(
+            self.session, outputs, tuple(described[k] for k in live), edges, traced, of, forward
+        )
 
 
 def _assigned(effects: Iterable[SideEffect]) -> Iterator[tuple[str, Recipe]]:
@@ -294,19 +337,24 @@ def _assigned(effects: Iterable[SideEffect]) -> Iterator[tuple[str, Recipe]]:
 
 
 def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> None:
-    """Refuse an input that some code took past the trace and differentiated: that gradient would be lost. And a leaf of the
-    region's own, whose ``.grad`` a backward of the region has set: a later one would add to that very tensor."""
+    """Refuse an input that some code took past the trace and differentiated: that gradient would be
+    lost. And a leaf of the region's own, whose ``.grad`` a backward of the region has set: a later
+    one would add to that very tensor."""
     for leaf in leaves:
         if id(leaf) in added_to:
             raise UnsupportedError(
-                "a result leads to a leaf that the region makes, and whose gradient a backward of the region has set",
+                "a result leads to a leaf that the region makes, and whose gradient a backward "
+                "of the region has set",
                 fix="detach the result, or use torch.autograd.grad",
             )
         if not any(map(torch_api.is_fake, leaves_of(leaf))):
             raise UnsupportedError(
-                "code inside the region takes a tensor of the caller's, which requires grad, in a way that cannot be traced",
-                expected="tensors that Python code of the region reads; or that require no grad, or under torch.no_grad()",
-                got=f"operations on a tensor of shape {tuple(leaf.shape)} itself, as under torch._C.DisableTorchFunction",
+                "code inside the region takes a tensor of the caller's, which requires grad, in "
+                "a way that cannot be traced",
+                expected="tensors that Python code of the region reads; or that require no grad, "
+                "or under torch.no_grad()",
+                got=f"operations on a tensor of shape {tuple(leaf.shape)} itself, as under "
+                "torch._C.DisableTorchFunction",
                 fix="pass the tensor as an argument, or move this part out of the region",
             )
 
@@ -314,7 +362,9 @@ def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> N
 def _note_random(recorder: Recorder) -> None:
     """The state of random numbers, where some are drawn and a call may be made again eagerly."""
     nodes = [n for n in recorder.graph.nodes if n.op == "call_function"]
-    checks = [n for n in nodes if n.target is torch_api.check and len(n.args) == 2]  # others come first
+    checks = [
+        n for n in nodes if n.target is torch_api.check and len(n.args) == 2
+    ]  # others come first
     if checks and any(map(is_random, nodes)):
         for check in checks:
             check.args = (*check.args, True)
@@ -328,32 +378,46 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
     """The wrapper of a call is built of tensors without a history.
 
     Raises:
-        NeedsEager: an inner tensor requires grad: the constructor did not detach it; or its gradient is wanted.
+        NeedsEager: an inner tensor requires grad: the constructor did not detach it; or its
+        gradient is wanted.
     """
-    values, known = (*(row.traced for row in inputs.rows), *outputs), {*map(id, inputs.with_gradients)}
+    values, known = (
+        (*(row.traced for row in inputs.rows), *outputs),
+        {*map(id, inputs.with_gradients)},
+    )
     inside = {id(v): tensors_inside(v) for v in values if is_traceable(v) and not v.is_nested}
     if known:
         taken = leaves_behind([v for v in values if isinstance(v, Tensor)], [])
         kept = {id(t) for rows in inside.values() for _, t in rows}
         if not known.isdisjoint(map(id, taken)) or not known <= kept:
-            raise NeedsEager("the region takes an inner tensor that requires grad out of its wrapper", fix="detach it")
-    for value in values:
-        if any(id(t) not in known and torch_api.is_reached(t) for _, t in inside.get(id(value), ())):
             raise NeedsEager(
-                f"the region makes a {type(value).__qualname__} that keeps a tensor which requires grad inside",
+                "the region takes an inner tensor that requires grad out of its wrapper",
+                fix="detach it",
+            )
+    for value in values:
+        if any(
+            id(t) not in known and torch_api.is_reached(t) for _, t in inside.get(id(value), ())
+        ):
+            raise NeedsEager(
+                f"the region makes a {type(value).__qualname__} that keeps a tensor which "
+                "requires grad inside",
                 fix="detach it in the constructor, or make the constructor an autograd.Function",
             )
 
 
 def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-    """Results are made in the caller's inference mode, or outside of it; but for leaves of inputs (``known``).
+    """Results are made in the caller's inference mode, or outside of it; but for leaves of inputs
+    (``known``).
 
     Raises:
         NeedsEager: the region has entered or left that.
     """
     mode = torch.is_inference_mode_enabled()
     for value in values:
-        if any(t.is_inference() != mode and all(t is not k for k in known) for t in (value, *leaves_of(value))):
+        if any(
+            t.is_inference() != mode and all(t is not k for k in known)
+            for t in (value, *leaves_of(value))
+        ):
             what = "the region makes a result in another inference mode than the caller's"
             raise NeedsEager(what, fix="enter or leave inference mode around the region")
 
@@ -366,9 +430,13 @@ def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
     """
     places: dict[Any, list[int]] = {}
     for k, t in enumerate(inputs.originals if recorder.mutable else ()):
-        places.setdefault(torch_api.storage_ref(t) if t.layout is torch.strided else None, []).append(k)
+        places.setdefault(
+            torch_api.storage_ref(t) if t.layout is torch.strided else None, []
+        ).append(k)
     for storage, written in recorder.writes:
-        seen = [k for k in places.get(storage, ()) if byte_range(inputs.originals[k]).overlaps(written)]
+        seen = [
+            k for k in places.get(storage, ()) if byte_range(inputs.originals[k]).overlaps(written)
+        ]
         if len(seen) > 1:
             raise NeedsEager(
                 "arguments share memory that the region writes",

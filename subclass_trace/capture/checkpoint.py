@@ -1,8 +1,9 @@
-"""``torch.utils.checkpoint`` inside a region only tags the recorded nodes; the partitioner then does the recomputing.
+"""``torch.utils.checkpoint`` inside a region only tags the recorded nodes; the partitioner then
+does the recomputing.
 
-No saved-tensor hooks and no second run. A selective policy is asked for each operation, and further backwards can be
-traced (PyTorch's generator would refuse a second one). Random numbers are saved, or the state that they come from
-(docs/notes/partitioner.md).
+No saved-tensor hooks and no second run. A selective policy is asked for each operation, and further
+backwards can be traced (PyTorch's generator would refuse a second one). Random numbers are saved,
+or the state that they come from (docs/notes/partitioner.md).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .recorder import CheckpointTag, Recorder
 
 @contextlib.contextmanager
 def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
-    """While inside, on this thread, checkpoint tags nodes of ``recorder``. Captures are serialised."""
+    """While inside, on this thread, checkpoint tags nodes of ``recorder``. Captures are
+    serialised."""
     numbers = itertools.count()
 
     def tagging(context_fn: Any) -> Iterator[None]:
@@ -61,6 +63,8 @@ def _policy(context_fn: Any) -> Any:
         found = policy(context, func, *args, **kwargs)
         if isinstance(found, checkpoint.CheckpointPolicy):
             return found
-        return checkpoint.CheckpointPolicy.MUST_SAVE if found is True else prefer  # as torch understands it
+        return (
+            checkpoint.CheckpointPolicy.MUST_SAVE if found is True else prefer
+        )  # as torch understands it
 
     return asked

@@ -1,9 +1,11 @@
-"""Branches on values that a region finds in small tensors of its state: ``if self.n_averaged == 0``, a count of steps.
+"""Branches on values that a region finds in small tensors of its state:
+``if self.n_averaged == 0``, a count of steps.
 
-The trace takes the branch that its call takes. At the front of the program, before anything is written, the condition is
-computed again, of the state as the call finds it, and checked: where it is another one, that program is left, and another
-specialization serves the call. So the operations that lead from the state to the condition run twice, on clones where they
-write. They must be few, and on tensors with one element.
+The trace takes the branch that its call takes. At the front of the program, before anything is
+written, the condition is computed again, of the state as the call finds it, and checked: where it
+is another one, that program is left, and another specialization serves the call. So the operations
+that lead from the state to the condition run twice, on clones where they write. They must be few,
+and on tensors with one element.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class StateBranches:
         self._own: set[fx.Node] = set()  # all nodes of the front
 
     def of_tensor(self, t: Tensor) -> bool | None:
-        """The truth of a traced tensor, which every call checks from now on; None where state does not tell it."""
+        """The truth of a traced tensor, which every call checks from now on; None where state does
+        not tell it."""
         node = self.recorder.node_of(t) if self.recorder.knows(t) else None
         if not isinstance(node, fx.Node) or (found := self._values([node])) is None:
             return None
@@ -53,7 +56,8 @@ class StateBranches:
         return truth
 
     def of_numbers(self, compare: Callable[..., int], numbers: Sequence[Any]) -> bool | None:
-        """The truth of ``compare(*numbers)``, of numbers from inside of tensors; see `of_tensor`."""
+        """The truth of ``compare(*numbers)``, of numbers from inside of tensors; see
+        `of_tensor`."""
         given = [self.recorder.node_of(n) for n in numbers]
         nodes = [n for n in given if isinstance(n, fx.Node)]
         if (found := self._values(nodes)) is None:
@@ -69,7 +73,7 @@ class StateBranches:
         self._write(check)
         return truth
 
-    # ------------------------------------------------------------------ what leads to it
+    # ---- what leads to it
     def _values(self, nodes: list[fx.Node]) -> list[Any] | None:
         """What these nodes are in the call that is traced, tensors as truths."""
         if self.recorder.sealed or torch_api.innermost_tracer() is not self.recorder:
@@ -80,16 +84,24 @@ class StateBranches:
             steps = self._leading_to(nodes, state)
         except _Unknown:
             return None
-        with torch_api.no_modes(), torch_api.no_overrides(), torch_api.disable_autocast(), torch.no_grad():
+        with (
+            torch_api.no_modes(),
+            torch_api.no_overrides(),
+            torch_api.disable_autocast(),
+            torch.no_grad(),
+        ):
             for node in steps:
                 known[node] = self._computed(node, known, state)
             return [bool(t) if isinstance(t := known[n], Tensor) else t for n in nodes]
 
     def _state(self) -> _State:
-        """The graph inputs that are small tensors of the state: traced, and the tensors themselves."""
+        """The graph inputs that are small tensors of the state: traced, and the tensors
+        themselves."""
         inputs = self.inputs
         leaves = {k for row in inputs.rows if row.descriptor.is_static for k in row.leaves}
-        taken = collections.Counter(map(torch_api.storage_ref, filter(_is_strided, inputs.originals)))
+        taken = collections.Counter(
+            map(torch_api.storage_ref, filter(_is_strided, inputs.originals))
+        )
         found = {}
         for k in leaves:
             fake = inputs.leaf_values[k]
@@ -98,7 +110,8 @@ class StateBranches:
         return found
 
     def _leading_to(self, nodes: list[fx.Node], state: Container[fx.Node]) -> list[fx.Node]:
-        """The nodes that these are computed of, with what writes to the memory that they read, in order.
+        """The nodes that these are computed of, with what writes to the memory that they read, in
+        order.
 
         Raises:
             _Unknown: there is other than small state among them.
@@ -130,9 +143,10 @@ class StateBranches:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    # ------------------------------------------------------------------ the front of the program
+    # ---- the front of the program
     def _at_front(self, nodes: list[fx.Node]) -> list[Any]:
-        """The same values at the front of the graph, of the state as a call finds it: in the order in which they were made."""
+        """The same values at the front of the graph, of the state as a call finds it: in the order
+        in which they were made."""
         graph, state = self.recorder.graph, self._state()
         order = {node: k for k, node in enumerate(n for n in graph.nodes if n not in self._own)}
         if self._end is None:
@@ -181,7 +195,9 @@ def _is_step(node: fx.Node) -> bool:
         return isinstance(value, Tensor) and _is_small(value)
     if node.op != "call_function" or has_effects(node.target) or is_random(node):
         return False
-    if isinstance(value, torch_api.SYM_TYPES):  # what the call tells without tensors is computed where it is needed
+    if isinstance(
+        value, torch_api.SYM_TYPES
+    ):  # what the call tells without tensors is computed where it is needed
         return not torch_api.is_known(value) and all(map(_is_small, _tensors_of(node)))
     known = isinstance(node.target, torch_api.OpOverload) or node.target is operator.getitem
     return known and all(map(_is_small, (*_tensors(value), *_tensors_of(node))))

@@ -17,17 +17,31 @@ Tensor = torch.Tensor
 _OUTSIDE = "move this part out of the region"
 
 
-# ---------------------------------------------------------------------------------------------- calls that need memory
+# ---- calls that need memory
 _READS = (DataDependentError, "the region reads the values inside a tensor (.{}())", _OUTSIDE)
-_LENDS = (UnsupportedError, "the region hands the memory of a tensor to other code (.{}())", _OUTSIDE)
-_EACH = (UnsupportedError, "the region calls a Python function for each element of a tensor (.{}())", _OUTSIDE)
-_PADDED = "nn.TransformerEncoder looks into its padding mask, and leaves out what is padded at the end"
+_LENDS = (
+    UnsupportedError,
+    "the region hands the memory of a tensor to other code (.{}())",
+    _OUTSIDE,
+)
+_EACH = (
+    UnsupportedError,
+    "the region calls a Python function for each element of a tensor (.{}())",
+    _OUTSIDE,
+)
+_PADDED = (
+    "nn.TransformerEncoder looks into its padding mask, and leaves out what is padded at the end"
+)
 #: method -> the error, what it does, and what helps
 MEMORY: dict[str, tuple[type[UnsupportedError], str, str]] = {
     **dict.fromkeys(("numpy", "__array__"), _READS),
-    "data_ptr": (*_READS[:2], "make a kernel of your own (Triton's, say) an operation by torch.library.custom_op"),
+    "data_ptr": (
+        *_READS[:2],
+        "make a kernel of your own (Triton's, say) an operation by torch.library.custom_op",
+    ),
     **dict.fromkeys(
-        ("__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__", "__deepcopy__"), _LENDS
+        ("__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__", "__deepcopy__"),
+        _LENDS,
     ),
     **dict.fromkeys(("apply_", "map_", "map2_"), _EACH),
     # Dynamo, too, would not leave out what is padded
@@ -41,7 +55,10 @@ def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
     """Refuse a method ``name`` (of `MEMORY`) of a traced tensor; ``line()`` says where."""
     if args and torch_api.is_fake(args[0]):
         cls, what, fix = MEMORY[name]
-        expected, got = "operations on whole tensors", f"{name} on a tensor of shape {tuple(args[0].shape)}"
+        expected, got = (
+            "operations on whole tensors",
+            f"{name} on a tensor of shape {tuple(args[0].shape)}",
+        )
         raise cls(what.format(name), path=line(), expected=expected, got=got, fix=fix)
 
 
@@ -55,10 +72,11 @@ def refuse_text(t: Tensor, line: str) -> DataDependentError:
     )
 
 
-# ---------------------------------------------------------------------------------------------- errors
+# ---- errors
 @contextlib.contextmanager
 def typed_errors() -> Iterator[None]:
-    """What torch raises for code that no trace can follow becomes a typed error with the user's line, by its class."""
+    """What torch raises for code that no trace can follow becomes a typed error with the user's
+    line, by its class."""
     try:
         yield
     except SubclassTraceError:
@@ -68,7 +86,9 @@ def typed_errors() -> Iterator[None]:
     except torch_api.NO_FAKE_KERNEL as error:
         raise _has_no_fake_kernel(error) from error
     except (RuntimeError, AssertionError) as error:
-        if isinstance(error.__cause__, torch_api.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
+        if isinstance(
+            error.__cause__, torch_api.DATA_DEPENDENT_ERRORS
+        ):  # DTensor raises another error from it
             raise refusal_of_data(error) from error
         # Of fake tensors, of operators of the user's, and of collectives that cannot be traced.
         if _raised_by_torch(error, "_subclasses", "_library", os.path.join("distributed", "nn")):
@@ -88,30 +108,40 @@ def _told(error: BaseException) -> str:
 
 
 def _has_no_fake_kernel(error: BaseException) -> UnsupportedError:
-    # of what Dynamo refuses, too: an operator; efficient zeros under vmap, whose fakes get the device "meta"
-    cls = NeedsEager if _raised_by_torch(error, "_library") or "same device" in str(error) else UnsupportedError
+    # of what Dynamo refuses, too: an operator; efficient zeros under vmap, whose fakes get the
+    # device "meta"
+    cls = (
+        NeedsEager
+        if _raised_by_torch(error, "_library") or "same device" in str(error)
+        else UnsupportedError
+    )
     return cls(
         f"the region uses what has no kernel for fake tensors: {_told(error)}",
         path=user_line(error),
         expected="operations that can be traced without data, on tensors of this trace",
         got=type(error).__name__,
-        fix="register a fake kernel (torch.library.register_fake, or .register_fake of a custom_op), keep no tensors of "
+        fix="register a fake kernel (torch.library.register_fake, or .register_fake of a "
+        "custom_op), keep no tensors of "
         "another trace in Python state, or move this part out of the region",
     )
 
 
 def refusal_of_data(error: BaseException, line: str | None = None) -> UnsupportedError:
-    """The refusal for an error of torch's that says that code needs to know what is inside of a tensor.
+    """The refusal for an error of torch's that says that code needs to know what is inside of a
+    tensor.
 
     ``line``: of the user's code, where the error has not come through it yet.
     """
     line = user_line(error) or line
     if getattr(error, "func", None) is torch.ops.aten.linalg_lstsq.default:
-        return NeedsEager("the sizes of what linalg_lstsq returns depend on the values inside a tensor", path=line)
+        return NeedsEager(
+            "the sizes of what linalg_lstsq returns depend on the values inside a tensor", path=line
+        )
     return DataDependentError(
         "the region's control flow or sizes depend on the values inside a tensor",
         path=line,
-        expected="sizes and branches that follow from the inputs' metadata; such a number may be computed with, compared, "
+        expected="sizes and branches that follow from the inputs' metadata; such a number may be "
+        "computed with, compared, "
         "returned, and be a size, but not be branched on, sorted by, or be an index of a list",
         got="a number from inside a tensor (.item(), int(x)) where Python needs its value"
         if "data-dependent expression" in str(error)
@@ -123,10 +153,13 @@ def refusal_of_data(error: BaseException, line: str | None = None) -> Unsupporte
 def refuse_branch(t: Tensor, line: str | None) -> DataDependentError:
     """Control flow that hangs on a value inside a tensor."""
     return DataDependentError(
-        "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or bool() of a tensor)",
+        "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or "
+        "bool() of a tensor)",
         path=line,
-        expected="branches that follow from Python values and sizes: the graph is made once, for all values",
+        expected="branches that follow from Python values and sizes: the graph is made once, for "
+        "all values",
         got=f"a tensor of shape {tuple(t.shape)}",
-        fix="choose with torch.where(condition, a, b), branch with torch.cond, or compute the condition outside "
+        fix="choose with torch.where(condition, a, b), branch with torch.cond, or compute the "
+        "condition outside "
         "of the region and pass it as a Python bool, which is guarded",
     )

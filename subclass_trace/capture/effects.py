@@ -1,7 +1,9 @@
-"""Operations that are called for what they do: they are kept though nobody reads a result, in order, and run once.
+"""Operations that are called for what they do: they are kept though nobody reads a result, in
+order, and run once.
 
-An operation is known to be pure when it has a tensor result, a schema that writes nothing, and no registered effect.
-What it writes is a result once the graph is functional, so a mutable schema is no effect here.
+An operation is known to be pure when it has a tensor result, a schema that writes nothing, and no
+registered effect. What it writes is a result once the graph is functional, so a mutable schema is
+no effect here.
 """
 
 from __future__ import annotations
@@ -28,13 +30,20 @@ _MARKS = ("profiler", "record_function")
 
 
 def has_effects(target: Any) -> bool:
-    """Must a call of ``target`` run once, in order, though nobody reads its result? Random draws are not counted."""
+    """Must a call of ``target`` run once, in order, though nobody reads its result? Random draws
+    are not counted."""
     if isinstance(target, torch_api.HigherOrderOperator):
         return torch_api.is_effectful(target)
-    if not isinstance(target, torch_api.OpOverload) or target in _TELL or target.namespace in _MARKS:
+    if (
+        not isinstance(target, torch_api.OpOverload)
+        or target in _TELL
+        or target.namespace in _MARKS
+    ):
         return False
     schema, of_torch = torch_api.op_schema(target), target.namespace in ("aten", "prims")
-    return not schema.is_mutable and (not schema.returns or (not of_torch and torch_api.is_effectful(target)))
+    return not schema.is_mutable and (
+        not schema.returns or (not of_torch and torch_api.is_effectful(target))
+    )
 
 
 def is_kept(node: fx.Node) -> bool:

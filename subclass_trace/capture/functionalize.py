@@ -1,7 +1,8 @@
 """Graph to graph: the recorded graph with in-place operations becomes functional by one replay.
 
-Only a graph that holds a mutable operation comes here. What touches memory that is written runs once more, under torch's
-functional tensors; all else is copied. Neither the user function nor autograd runs again.
+Only a graph that holds a mutable operation comes here. What touches memory that is written runs
+once more, under torch's functional tensors; all else is copied. Neither the user function nor
+autograd runs again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from .writes import written_arguments
 Tensor = torch.Tensor
 aten = torch.ops.aten
 #: their functional forms lay the result out as the tensor was, as those of pointwise operations do
-_KEEP_LAYOUT = frozenset({aten.copy_.default, aten.index_put_.default, aten._index_put_impl_.default})
+_KEEP_LAYOUT = frozenset(
+    {aten.copy_.default, aten.index_put_.default, aten._index_put_impl_.default}
+)
 
 
 def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
@@ -36,7 +39,9 @@ def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
         made: Any = node.args[0] if node.target is operator.getitem else node
         target = made.target
-        if not isinstance(target, torch_api.OpOverload) or not (target.is_view or _writes_first(target)):
+        if not isinstance(target, torch_api.OpOverload) or not (
+            target.is_view or _writes_first(target)
+        ):
             break
         if target.is_view:
             chain.append(node)
@@ -51,32 +56,43 @@ def _writes_first(target: Any) -> bool:
 
 
 def _refuse_views(recorder: Any) -> None:
-    """Refuse writes through views with several elements in one place (``unfold``, ``expand``), whose inverse would add them up;
-    and places that count from the start of a storage (``as_strided``), which a functional tensor has none of.
+    """Refuse writes through views with several elements in one place (``unfold``, ``expand``),
+    whose inverse would add them up; and places that count from the start of a storage
+    (``as_strided``), which a functional tensor has none of.
 
     Raises:
         NeedsEager: there is one.
     """
     for node in recorder.graph.nodes:
         single = isinstance(node.target, torch_api.OpOverload)
-        for target in written_arguments(node.target, node.args, node.kwargs, fx.Node) if single else ():
+        for target in (
+            written_arguments(node.target, node.args, node.kwargs, fx.Node) if single else ()
+        ):
             if any(
-                v.target is aten.unfold.default or repeats(v.meta["val"]) for v in (target, *_view_chain(target)[1])
+                v.target is aten.unfold.default or repeats(v.meta["val"])
+                for v in (target, *_view_chain(target)[1])
             ):
-                raise _not_functional(node, "it writes through a view with several elements in one place")
+                raise _not_functional(
+                    node, "it writes through a view with several elements in one place"
+                )
     written = {storage for storage, _ in recorder.writes}
     for node in recorder.graph.nodes:
-        if node.target is aten.as_strided.default and torch_api.storage_ref(node.meta["val"]) in written:
+        if (
+            node.target is aten.as_strided.default
+            and torch_api.storage_ref(node.meta["val"]) in written
+        ):
             root, chain = _view_chain(node)
             if root.op == "placeholder" or len(chain) > 1:
                 raise _not_functional(node, "it counts from the start of memory that is written")
 
 
 def _in_memory_order(t: Any) -> Any:
-    """``t`` with its dimensions in the order in which its elements lie, where that makes it contiguous.
+    """``t`` with its dimensions in the order in which its elements lie, where that makes it
+    contiguous.
 
-    The functional ``bernoulli.p`` gives a contiguous result and draws in its order; ``bernoulli_`` draws in the order of
-    the memory, which is another mask for a transposed or channels-last tensor.
+    The functional ``bernoulli.p`` gives a contiguous result and draws in its order; ``bernoulli_``
+    draws in the order of the memory, which is another mask for a transposed or channels-last
+    tensor.
     """
     strides = t.stride()
     if t.is_contiguous():
@@ -86,12 +102,21 @@ def _in_memory_order(t: Any) -> Any:
 
 
 def _loses_layout(node: fx.Node) -> bool:
-    """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous one?"""
+    """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous
+    one?"""
     target, written = node.target, node.args[0] if node.args else None
-    if not (isinstance(target, torch_api.OpOverload) and _writes_first(target) and target.namespace == "aten"):
+    if not (
+        isinstance(target, torch_api.OpOverload)
+        and _writes_first(target)
+        and target.namespace == "aten"
+    ):
         return False
     kept = {torch.Tag.pointwise, torch.Tag.nondeterministic_seeded}
-    if target in _KEEP_LAYOUT or not kept.isdisjoint(target.tags) or not isinstance(written, fx.Node):
+    if (
+        target in _KEEP_LAYOUT
+        or not kept.isdisjoint(target.tags)
+        or not isinstance(written, fx.Node)
+    ):
         return False
     t = written.meta["val"]
     static = all(type(n) is int for n in (*t.shape, *t.stride()))
@@ -101,14 +126,19 @@ def _loses_layout(node: fx.Node) -> bool:
 def _out_arguments(target: Any) -> list[str]:
     """The names of what an operation writes its results into, ``out=``."""
     arguments = target._schema.arguments if isinstance(target, torch_api.OpOverload) else ()
-    return [a.name for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write]
+    return [
+        a.name
+        for a in arguments
+        if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write
+    ]
 
 
 def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
     # Dynamo leaves the step of an optimizer out of its graphs.
     cls = UnsupportedError if "_fused_" in str(node.target) else NeedsEager
     return cls(
-        f"torch cannot make {node.target} functional in this place: {' '.join(str(why).split())[:300]}",
+        f"torch cannot make {node.target} functional in this place: "
+        f"{' '.join(str(why).split())[:300]}",
         path=line_text(node.meta.get("frames")),
         fix="use the out-of-place operation, or write to a clone",
     )
@@ -117,8 +147,8 @@ def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
 def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
     """Nodes that touch no memory that an operation writes.
 
-    ``known``: those of an earlier replay; all, if an earlier graph was made without one. The nodes of the forward stay among
-    them: what it has saved is found by their names.
+    ``known``: those of an earlier replay; all, if an earlier graph was made without one. The nodes
+    of the forward stay among them: what it has saved is found by their names.
 
     Raises:
         NeedsEager: a later backward writes what a node of the forward made, or reads.
@@ -126,10 +156,15 @@ def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
     beside = _untouched(graph)
     if known is None:
         return beside
-    of_forward = {n for n in graph.nodes if n.op == "placeholder" or n.meta.get("partitioner_tag") == "is_forward"}
+    of_forward = {
+        n
+        for n in graph.nodes
+        if n.op == "placeholder" or n.meta.get("partitioner_tag") == "is_forward"
+    }
     if touched := (known & of_forward) - beside:
         raise NeedsEager(
-            "a later backward writes memory of the forward", path=line_text(touched.pop().meta.get("frames"))
+            "a later backward writes memory of the forward",
+            path=line_text(touched.pop().meta.get("frames")),
         )
     return (beside - of_forward) | (known & of_forward)
 
@@ -147,7 +182,12 @@ def _untouched(graph: fx.Graph) -> set[fx.Node]:
     for node in graph.nodes:
         memory[node] = _memory(node.meta.get("val"))
         if isinstance(node.target, torch_api.OpOverload):
-            written.update(*(memory[t] for t in written_arguments(node.target, node.args, node.kwargs, fx.Node)))
+            written.update(
+                *(
+                    memory[t]
+                    for t in written_arguments(node.target, node.args, node.kwargs, fx.Node)
+                )
+            )
     beside: set[fx.Node] = set()
     for node in graph.nodes:
         part = node.target is operator.getitem  # of what an operation gives
@@ -158,7 +198,8 @@ def _untouched(graph: fx.Graph) -> set[fx.Node]:
 
 
 class _Writer(TracedGraph):
-    """Below functional tensors: writes what they issue, which changes nothing in place, into a graph."""
+    """Below functional tensors: writes what they issue, which changes nothing in place, into a
+    graph."""
 
     meta: Mapping[str, Any] = MappingProxyType({})  # of the nodes that are written
 
@@ -171,7 +212,8 @@ class _Writer(TracedGraph):
         args, kwargs = torch_api.symbols_back(args, kwargs or {})
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
+        # What is functional only now is decomposed here: the recorder leaves mutable operations
+        # alone.
         if func in self.decompositions:
             with self:
                 out = self.decompositions[func](*args, **kwargs)
@@ -191,16 +233,23 @@ class Functionalization:
     def __init__(self, recorder: Any) -> None:
         self.recorder, self.mode = recorder, recorder.mode
         self.writer = _Writer(recorder.mode, recorder.decompositions, recorder.results)
-        self.writer.root, self.writer.numbers = recorder.root, recorder.numbers  # names of constants
+        self.writer.root, self.writer.numbers = (
+            recorder.root,
+            recorder.numbers,
+        )  # names of constants
         self.env: dict[fx.Node, Any] = {}
-        self.copies: dict[fx.Node, fx.Node] = {}  # of nodes that are no operation on memory that is written
+        self.copies: dict[
+            fx.Node, fx.Node
+        ] = {}  # of nodes that are no operation on memory that is written
         self.kernels = torch_api.fake_kernels()
 
     def run(self, forward: Any, gradients: Sequence[Any]) -> tuple[fx.GraphModule, list[str]]:
-        """The graph with outputs ``[*forward.outputs, *gradients]``, and which of its nodes (by name) are ``forward.served``.
+        """The graph with outputs ``[*forward.outputs, *gradients]``, and which of its nodes (by
+        name) are ``forward.served``.
 
         Args:
-            forward: see `TracedForward`; its outputs are read at its boundary, before the backward may write anything.
+            forward: see `TracedForward`; its outputs are read at its boundary, before the backward
+            may write anything.
 
         Raises:
             NeedsEager, UnsupportedError: torch has no functional form of a write.
@@ -212,7 +261,9 @@ class Functionalization:
             value = node.meta["val"]
             value = self.writer.bare(value) if isinstance(value, Tensor) else value
             is_input = not str(node.target).startswith("tangents")
-            self.copies[node] = copy = self.writer.placeholder(str(node.target), value, is_untouched=is_input)
+            self.copies[node] = copy = self.writer.placeholder(
+                str(node.target), value, is_untouched=is_input
+            )
             copy.meta["descriptor"] = node.meta.get("descriptor")
         forward_nodes: list[Any] = []
         served: list[Any] = []
@@ -222,7 +273,11 @@ class Functionalization:
                     if node in beside or self._stays(node):
                         self._copy(node)
                     else:
-                        self.writer.meta = {k: v for k, v in node.meta.items() if k not in ("val", "unbacked_bindings")}
+                        self.writer.meta = {
+                            k: v
+                            for k, v in node.meta.items()
+                            if k not in ("val", "unbacked_bindings")
+                        }
                         self.writer.tag = node.meta["partitioner_tag"]
                         self.env[node] = self._call(node)
                 if node is forward.boundary:
@@ -233,8 +288,9 @@ class Functionalization:
         return torch_api.graph_module(self.recorder.root, self.writer.graph, "joint"), served
 
     def _stays(self, node: fx.Node) -> bool:
-        """A constant, a number, or what makes a size; an operation with effects, for which torch would ask for a token,
-        or without a fake kernel; a higher order operator, whose branches are functional."""
+        """A constant, a number, or what makes a size; an operation with effects, for which torch
+        would ask for a token, or without a fake kernel; a higher order operator, whose branches are
+        functional."""
         target, value = node.target, node.meta.get("val")
         sizes = "unbacked_bindings" in node.meta and not getattr(target, "is_view", False)
         if node.op == "get_attr" or isinstance(value, torch_api.SYM_TYPES) or sizes:
@@ -244,7 +300,11 @@ class Functionalization:
 
     def _copy(self, node: fx.Node) -> None:
         # a size is that of the input, whatever was written to it since
-        look_up = (lambda n: self.copies.get(n) or self._node(n)) if node.target in READERS.values() else self._node
+        look_up = (
+            (lambda n: self.copies.get(n) or self._node(n))
+            if node.target in READERS.values()
+            else self._node
+        )
         args, kwargs = fx.map_arg(node.args, look_up), fx.map_arg(node.kwargs, look_up)
         copy = self.writer.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         copy.meta.update(node.meta)
@@ -259,7 +319,7 @@ class Functionalization:
             self.env[node] = self._adopt(self.copies[node], value)
         return self.env[node]
 
-    # ---------------------------------------------------------------- operations
+    # ---- operations
     def _call(self, node: fx.Node) -> Any:
         target: Any = node.target
         args: Any = fx.node.map_arg(node.args, self._value)
@@ -269,7 +329,9 @@ class Functionalization:
             if target is aten.bernoulli_.float:
                 torch_api.with_symbols(target, _in_memory_order(args[0]), *args[1:], **kwargs)
                 return args[0]
-            if _loses_layout(node):  # the new value is copied to where the old one was, as that is laid out
+            if _loses_layout(
+                node
+            ):  # the new value is copied to where the old one was, as that is laid out
                 new = args[0].clone()
                 call(new, *args[1:], **kwargs)
                 return args[0].copy_(new)
@@ -286,7 +348,8 @@ class Functionalization:
             raise _not_functional(node, error) from error
 
     def _on_copies(self, op: Any, args: Any, kwargs: Any) -> Any:
-        """A custom operation that writes to arguments: as torch's ``auto_functionalized_v2``, for copies of what is written."""
+        """A custom operation that writes to arguments: as torch's ``auto_functionalized_v2``, for
+        copies of what is written."""
         given = {a.name: v for a, v in zip(op._schema.arguments, args, strict=False)} | kwargs
         bases: list[Any] = []
 
@@ -311,7 +374,9 @@ class Functionalization:
             found = torch_api.auto_functionalized(op, **inner)
         for t, new in zip(bases, found[len(found) - len(bases) :], strict=True):
             torch_api.replace_contents(t, new)
-        results = torch_api.tree_map_only(Tensor, torch_api.to_functional, found[: len(found) - len(bases)])
+        results = torch_api.tree_map_only(
+            Tensor, torch_api.to_functional, found[: len(found) - len(bases)]
+        )
         return results[0] if len(results) == 1 else results
 
     def _adopt(self, node: fx.Node, value: Any) -> Any:
@@ -337,4 +402,6 @@ class Functionalization:
         if x not in self.env:
             return self.copies[x]
         value = self.env[x]  # of a copy that was taken up since, and perhaps written
-        return self.writer.node_of(torch_api.contents(value) if isinstance(value, Tensor) else value)
+        return self.writer.node_of(
+            torch_api.contents(value) if isinstance(value, Tensor) else value
+        )

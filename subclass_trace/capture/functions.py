@@ -1,8 +1,9 @@
 """What user code does to a tensor without an operation that the recorder could see.
 
-A ``__torch_function__`` mode is active while the user function runs: it hands every call on unchanged, except those
-that read memory (refused by name), and ``x.data = y``, which gives ``x`` the value of ``y``. It also
-notes how views are made (`views`), and hands traced stand-ins to calls on closed-over tensors (`closed_over`).
+A ``__torch_function__`` mode is active while the user function runs: it hands every call on
+unchanged, except those that read memory (refused by name), and ``x.data = y``, which gives ``x``
+the value of ``y``. It also notes how views are made (`views`), and hands traced stand-ins to calls
+on closed-over tensors (`closed_over`).
 """
 
 from __future__ import annotations
@@ -65,16 +66,27 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             if answer is not ASIDE:
                 return answer
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
-        if name == "requires_grad_" or (name == "__set__" and func.__self__ is Tensor.requires_grad):
+        if name == "requires_grad_" or (
+            name == "__set__" and func.__self__ is Tensor.requires_grad
+        ):
             self.gradients.check_flag(args[0], *args[1:], **kwargs)
-        if name == "__set__" and getattr(func, "__self__", None) is Tensor.data and torch_api.is_fake(args[0]):
-            raise NeedsEager("the region gives a tensor other memory (x.data = y)", path=self.recorder.user_line())
+        if (
+            name == "__set__"
+            and getattr(func, "__self__", None) is Tensor.data
+            and torch_api.is_fake(args[0])
+        ):
+            raise NeedsEager(
+                "the region gives a tensor other memory (x.data = y)",
+                path=self.recorder.user_line(),
+            )
         if name in TEXTS and args:
             self._refuse_text(args[0], caller)
         truth = name == "__bool__" or (name == "item" and args[0].dtype is torch.bool)
         if truth and torch_api.is_fake(args[0]) and self.recorder.may_look():
             if (expected := torch_api.branch_without_error(caller)) is not None:
-                self.recorder.looks_after_writes |= any(map(self.recorder.was_written, self.reads.inputs.leaf_values))
+                self.recorder.looks_after_writes |= any(
+                    map(self.recorder.was_written, self.reads.inputs.leaf_values)
+                )
                 torch_api.check(args[0], expected)
                 return expected
         if truth and torch_api.is_fake(args[0]) and self.recorder.branches is not None:
@@ -85,10 +97,14 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             refuse_memory(name, args, self.recorder.user_line)
         if name in _HOOK_METHODS:
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
-        if name == "_nested_tensor_from_mask_left_aligned":  # what it would be for is refused, if it comes to that
+        if (
+            name == "_nested_tensor_from_mask_left_aligned"
+        ):  # what it would be for is refused, if it comes to that
             return True
         func, args = with_places(self.recorder, func, args)
-        if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
+        if (
+            name in _POWERS
+        ):  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._by_class(func, types, args, kwargs)
@@ -97,7 +113,8 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         return torch_api.as_numbers(out)
 
     def _by_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """By the ``__torch_function__`` of a class of the user's, which runs as a clone; or by torch."""
+        """By the ``__torch_function__`` of a class of the user's, which runs as a clone; or by
+        torch."""
         state = self.recorder.state
         if state is not None and state.is_live:
             for cls in types:
@@ -161,13 +178,16 @@ def _numbered(hook: Any, recorder: Recorder) -> Any:
     return numbered
 
 
-# ---------------------------------------------------------------------------------------------- rules
+# ---- rules
 def _one_hot(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """With eager's check of the values, which torch leaves out for tensors without data."""
     index, classes = (*args, *kwargs.values(), -1)[:2]
     if torch_api.is_fake(index):
         if index.dtype is not torch.int64 or classes <= 0:
-            raise NeedsEager("one_hot whose values tell the number of classes, or that eager refuses", got=classes)
+            raise NeedsEager(
+                "one_hot whose values tell the number of classes, or that eager refuses",
+                got=classes,
+            )
         if index.device.type != "cuda":  # there the kernel asserts
             torch_api.assert_async(
                 ((index >= 0) & (index < classes)).all(),
@@ -177,14 +197,19 @@ def _one_hot(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """With symbolic sizes torch takes it apart in Python, where its result may be a view, which eager's never is."""
+    """With symbolic sizes torch takes it apart in Python, where its result may be a view, which
+    eager's never is."""
     out = func(*args, **kwargs)
     if kwargs.get("out") is not None or not torch_api.is_fake(out) or not out._is_view():
         return out
     bias = kwargs.get("bias", (*args, None, None, None)[2])
     if getattr(func, "__name__", "") == "linear" and bias is not None and out.dim() == 1:
         return out  # of a vector, eager's is one, too
-    if any(out._base is a or is_traceable(a) for a in (*args, *kwargs.values()) if isinstance(a, Tensor)):
+    if any(
+        out._base is a or is_traceable(a)
+        for a in (*args, *kwargs.values())
+        if isinstance(a, Tensor)
+    ):
         return out  # a view of an argument, or a wrapper's own answer
     return _aten._unsafe_view.default(out._base, out.shape)
 
@@ -206,7 +231,8 @@ def _collective(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return torch_api.collective_in_place(func, args, kwargs) if known else func(*args, **kwargs)
 
 
-#: rules for functions that read values, or hide what they are made of, by the names that user code calls: with eager's checks
+#: rules for functions that read values, or hide what they are made of, by the names that user code
+# calls: with eager's checks
 _RULES: dict[str, Callable[[Recorder, Any, Any, Any], Any]] = {
     "one_hot": _one_hot,
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attends),

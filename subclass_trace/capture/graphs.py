@@ -1,7 +1,9 @@
-"""Graph surgery on the recorder's graph: finish a joint graph, find what a backward needs, extract a part.
+"""Graph surgery on the recorder's graph: finish a joint graph, find what a backward needs, extract
+a part.
 
-`trace_name` is the link between copies: finishing is deterministic, so a value of the forward has the same one in the joint
-graph of every backward that is traced later, whatever a pass calls its node.
+`trace_name` is the link between copies: finishing is deterministic, so a value of the forward has
+the same one in the joint graph of every backward that is traced later, whatever a pass calls its
+node.
 """
 
 from __future__ import annotations
@@ -56,15 +58,16 @@ def finish(
     functional: bool = True,
     passes: Callable[[fx.GraphModule], None] | None = None,
 ) -> fx.GraphModule:
-    """The graph module of a trace, with outputs ``[*forward.outputs, *gradients]``: live nodes only, each with its origin and
-    the outputs with descriptors. First and later joint graphs come from here, and a forward that has no backward.
+    """The graph module of a trace, with outputs ``[*forward.outputs, *gradients]``: live nodes
+    only, each with its origin and the outputs with descriptors. First and later joint graphs come
+    from here, and a forward that has no backward.
 
-    ``meta["draws"]`` says how many outputs at the end of the forward's are there only so that they are computed.
-    ``meta["served"]``: the `trace_name` of each node in ``forward.served``.
+    ``meta["draws"]`` says how many outputs at the end of the forward's are there only so that they
+    are computed. ``meta["served"]``: the `trace_name` of each node in ``forward.served``.
 
     Args:
-        gradients: what a backward gives, and ``descriptors`` of these; none: the graph is a forward alone.
-        functional: else operations in place stay as they were recorded.
+        gradients: what a backward gives, and ``descriptors`` of these; none: the graph is a forward
+        alone. functional: else operations in place stay as they were recorded.
         passes: the graph goes through these.
     """
     if recorder.mutable and functional:
@@ -72,7 +75,10 @@ def finish(
         _drop_dead(module.graph, served)
     else:
         nodes = _live_copy(recorder.graph, [*forward.outputs, *gradients], forward.served)
-        module, served = torch_api.graph_module(recorder.root, nodes, "joint"), [n.name for n in forward.served]
+        module, served = (
+            torch_api.graph_module(recorder.root, nodes, "joint"),
+            [n.name for n in forward.served],
+        )
         recorder.beside = None if recorder.mutable else set(recorder.graph.nodes)
     draws = _keep_draws(module.graph, len(forward.outputs)) if gradients else 0
     described = (*forward.descriptors, *[Effect()] * draws, *descriptors)
@@ -87,25 +93,32 @@ def finish(
 
 
 def trace_name(node: fx.Node) -> str:
-    """What a value is called in every graph of its trace. One that only its own graph knows (of a backward, or made by a pass)
-    has a name that is no name of the trace."""
+    """What a value is called in every graph of its trace. One that only its own graph knows (of a
+    backward, or made by a pass) has a name that is no name of the trace."""
     name: str = node.meta.get("trace_name") or f"{node.name}'"
     return name
 
 
 def _keep_draws(graph: fx.Graph, num_forward: int) -> int:
-    """Make random numbers that nothing reads outputs of the forward, so that a partitioner keeps drawing them."""
+    """Make random numbers that nothing reads outputs of the forward, so that a partitioner keeps
+    drawing them."""
     outputs = output_args(graph)
     dead = [_first_tensor(graph, n) for n in list(graph.nodes) if is_draw(n) and not n.users]
     if dead:
-        next(iter(reversed(graph.nodes))).args = ([*outputs[:num_forward], *dead, *outputs[num_forward:]],)
+        next(iter(reversed(graph.nodes))).args = (
+            [*outputs[:num_forward], *dead, *outputs[num_forward:]],
+        )
     return len(dead)
 
 
 def _first_tensor(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """A tuple cannot be an output."""
     value: Any = node.meta.get("val")
-    places = [k for k, v in enumerate(value) if isinstance(v, torch.Tensor)] if type(value) in (tuple, list) else []
+    places = (
+        [k for k, v in enumerate(value) if isinstance(v, torch.Tensor)]
+        if type(value) in (tuple, list)
+        else []
+    )
     if not places:
         return node
     with graph.inserting_after(node):
@@ -118,8 +131,9 @@ LATE = ("is_backward", "must_be_in_backward")
 
 
 def is_draw(node: fx.Node) -> bool:
-    """A forward node that runs for what it does: it moves the random generator, or it has effects (`effects`; the check
-    behind ``linalg.inv`` raises). It is never dropped, and never run twice."""
+    """A forward node that runs for what it does: it moves the random generator, or it has effects
+    (`effects`; the check behind ``linalg.inv`` raises). It is never dropped, and never run
+    twice."""
     return node.meta.get("partitioner_tag") not in LATE and (is_random(node) or is_kept(node))
 
 
@@ -129,13 +143,18 @@ def _runs(node: fx.Node) -> bool:
 
 def is_write(node: fx.Node) -> bool:
     """Does the operation write to an argument? In graphs as they were recorded."""
-    return isinstance(node.target, torch_api.OpOverload) and bool(torch_api.op_schema(node.target).is_mutable)
+    return isinstance(node.target, torch_api.OpOverload) and bool(
+        torch_api.op_schema(node.target).is_mutable
+    )
 
 
 def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) -> fx.Graph:
-    """A copy with what ``outputs`` need, and random draws. Primals stay, used or not: they are bound by position."""
+    """A copy with what ``outputs`` need, and random draws. Primals stay, used or not: they are
+    bound by position."""
     live: set[fx.Node] = set()
-    todo = [n for n in [*outputs, *also] if isinstance(n, fx.Node)] + [n for n in graph.nodes if _runs(n)]
+    todo = [n for n in [*outputs, *also] if isinstance(n, fx.Node)] + [
+        n for n in graph.nodes if _runs(n)
+    ]
     while todo:
         node = todo.pop()
         if node not in live:
@@ -146,7 +165,9 @@ def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) ->
     for node in graph.nodes:
         primal = node.op == "placeholder" and not str(node.target).startswith("tangents")
         if node in live or primal:
-            env[node] = copy = new.create_node(node.op, node.target, name=node.name)  # quicker than node_copy
+            env[node] = copy = new.create_node(
+                node.op, node.target, name=node.name
+            )  # quicker than node_copy
             copy.args = fx.map_arg(node.args, env.__getitem__)
             if node.kwargs:
                 copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)
@@ -156,10 +177,13 @@ def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) ->
 
 
 def _drop_dead(graph: fx.Graph, keep: Collection[str]) -> None:
-    """Erase what nothing reads. Tangents may be left over from a backward that could not be traced."""
+    """Erase what nothing reads. Tangents may be left over from a backward that could not be
+    traced."""
     for node in reversed(list(graph.nodes)):
         dead_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-        dead = node.name not in keep and not _runs(node) and node.op in ("call_function", "get_attr")
+        dead = (
+            node.name not in keep and not _runs(node) and node.op in ("call_function", "get_attr")
+        )
         if not node.users and (dead or dead_tangent):
             graph.erase_node(node)
 
@@ -169,7 +193,8 @@ _ORIGIN = ("stack_trace", "nn_module_stack", "custom")
 
 
 def _tell_origins(graph: fx.Graph) -> None:
-    """Turn recorded frames into text; a backward node is told the origin of its forward node (by ``seq_nr``)."""
+    """Turn recorded frames into text; a backward node is told the origin of its forward node (by
+    ``seq_nr``)."""
     cache: dict[Any, str] = {}
     of_sequence: dict[int, dict[str, Any]] = {}
     for node in graph.nodes:
@@ -181,7 +206,9 @@ def _tell_origins(graph: fx.Graph) -> None:
         if meta.get("phase") == "backward":
             meta.update(of_sequence.get(meta["seq_nr"], ()))
         elif "seq_nr" in meta:  # a branch of a higher order operator has none
-            of_sequence.setdefault(meta["seq_nr"], {name: meta[name] for name in _ORIGIN if name in meta})
+            of_sequence.setdefault(
+                meta["seq_nr"], {name: meta[name] for name in _ORIGIN if name in meta}
+            )
 
 
 def _frame_text(code: Any, line: int) -> str:
@@ -205,25 +232,37 @@ def primal_number(node: fx.Node) -> int:
 
 
 def module_path(node: fx.Node) -> str | None:
-    """The innermost module whose code a node comes from, as the user reaches it: ``self.layers[0]``."""
+    """The innermost module whose code a node comes from, as the user reaches it:
+    ``self.layers[0]``."""
     return next(reversed(node.meta.get("nn_module_stack") or {}), None)
 
 
 def is_random(node: fx.Node) -> bool:
     """Does the node draw random numbers from a global generator?"""
-    return isinstance(node.target, torch_api.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return (
+        isinstance(node.target, torch_api.OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
 
 
 def is_drawn(node: fx.Node) -> bool:
-    """A draw, or one of its results: an operation with several results is saved by result, since a tuple is no tensor."""
+    """A draw, or one of its results: an operation with several results is saved by result, since a
+    tuple is no tensor."""
     part = node.target is operator.getitem and isinstance(node.args[0], fx.Node)
     return is_draw(node.args[0]) if part else is_draw(node)  # type: ignore[arg-type]
 
 
 def read_by_backward(graph: fx.Graph) -> frozenset[str]:
-    """The forward's tensors that operations of the backward read: what the autograd nodes that issued them hold."""
-    late = [n for n in graph.nodes if n.meta.get("partitioner_tag") == "is_backward" and n.op == "call_function"]
-    read = {i for n in late for i in n.all_input_nodes if i.meta.get("partitioner_tag") != "is_backward"}
+    """The forward's tensors that operations of the backward read: what the autograd nodes that
+    issued them hold."""
+    late = [
+        n
+        for n in graph.nodes
+        if n.meta.get("partitioner_tag") == "is_backward" and n.op == "call_function"
+    ]
+    read = {
+        i for n in late for i in n.all_input_nodes if i.meta.get("partitioner_tag") != "is_backward"
+    }
     rest = (n for n in read if not str(n.target).startswith("tangents"))
     return frozenset(n.name for n in rest if isinstance(n.meta.get("val"), torch.Tensor))
 
@@ -233,8 +272,8 @@ def needed(
 ) -> tuple[set[fx.Node], set[str]]:
     """The nodes to compute for ``outputs`` when the nodes named in ``have`` are given.
 
-    Returns them and the names of what is missing: graph inputs that are not given, and forward nodes that draw random
-    numbers (drawing again would give others), unless ``allow_random``.
+    Returns them and the names of what is missing: graph inputs that are not given, and forward
+    nodes that draw random numbers (drawing again would give others), unless ``allow_random``.
     """
     todo = [n for n in outputs if isinstance(n, fx.Node)]
     nodes: set[fx.Node] = set()
@@ -255,7 +294,8 @@ def needed(
 
 
 def extract(joint: fx.GraphModule, outputs: Sequence[Any], inputs: Sequence[str]) -> fx.GraphModule:
-    """The part of ``joint`` that computes ``outputs`` from the nodes named in ``inputs``, which become its inputs in order.
+    """The part of ``joint`` that computes ``outputs`` from the nodes named in ``inputs``, which
+    become its inputs in order.
 
     Every name must be a node of ``joint``; `needed` must have found nothing missing.
     """

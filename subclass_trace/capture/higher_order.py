@@ -1,8 +1,9 @@
 """Higher order operators (cond, while_loop, scan, flex_attention, ...): one rule for all.
 
-An operator arrives below its own autograd rule, which has already split it into a forward and a backward operator. Its
-callables are replaced by closures that record, the operator runs under the fake mode alone (its fake rule calls the
-closures with the right operands), and becomes one node whose branches are graph modules.
+An operator arrives below its own autograd rule, which has already split it into a forward and a
+backward operator. Its callables are replaced by closures that record, the operator runs under the
+fake mode alone (its fake rule calls the closures with the right operands), and becomes one node
+whose branches are graph modules.
 """
 
 from __future__ import annotations
@@ -46,18 +47,30 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
 
     def branch(function: Any) -> Callable[..., Any]:
         def traced(*operands: Any) -> Any:
-            if any(isinstance(x, Tensor) and not torch_api.is_fake(x) for x in pytree.tree_leaves(operands)):
+            if any(
+                isinstance(x, Tensor) and not torch_api.is_fake(x)
+                for x in pytree.tree_leaves(operands)
+            ):
                 what = f"{func.name()} over wrappers"
                 raise NeedsEager(what, path=recorder.user_line(), fix="give it dense tensors")
             with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
                 try:
-                    module = torch_api.make_fx(function, {**recorder.decompositions, **_DETACH})(*operands)
+                    module = torch_api.make_fx(function, {**recorder.decompositions, **_DETACH})(
+                        *operands
+                    )
                 except AssertionError as error:  # of the fake mode
-                    what, fix = f"a branch of {func.name()} uses a tensor from outside", "pass it as an operand"
-                    raise UnsupportedError(what, path=recorder.user_line(), got=str(error)[:200], fix=fix) from error
+                    what, fix = (
+                        f"a branch of {func.name()} uses a tensor from outside",
+                        "pass it as an operand",
+                    )
+                    raise UnsupportedError(
+                        what, path=recorder.user_line(), got=str(error)[:200], fix=fix
+                    ) from error
                 if any(map(is_write, module.graph.nodes)):
                     what = f"a branch of {func.name()} writes in place"
-                    raise UnsupportedError(what, path=recorder.user_line(), fix="write out of place")
+                    raise UnsupportedError(
+                        what, path=recorder.user_line(), fix="write out of place"
+                    )
                 modules[id(function)] = module
                 met.append(operands)
                 return function(*operands)
@@ -97,13 +110,19 @@ def _of_operators(recorder: Any, module: fx.GraphModule) -> fx.GraphModule:
     if any(x is None for x in inputs):  # torch's own trace made it
         return module
     with recorder.mode:
-        examples = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
-    with torch_api.indexing_by_tensors(), torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
+        examples = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs
+        ]
+    with (
+        torch_api.indexing_by_tensors(),
+        torch_api.unbound_symbols_set_aside(recorder.mode.shape_env),
+    ):
         return torch_api.make_fx(module, {**recorder.decompositions, **_DETACH})(*examples)
 
 
 def _result(recorder: Any, value: Any) -> Any:
-    """What the operator has made is no view of something inside it (in torch 2.11, that of flex attention is)."""
+    """What the operator has made is no view of something inside it (in torch 2.11, that of flex
+    attention is)."""
     if isinstance(value, Tensor) and value._base is not None and not recorder.knows(value._base):
         return torch_api.detached(recorder.mode, value)
     return value

@@ -1,6 +1,8 @@
-"""Places that are symbols: ``x[i]`` of a number from inside a tensor, or of one that differs between calls, is a ``select``.
+"""Places that are symbols: ``x[i]`` of a number from inside a tensor, or of one that differs
+between calls, is a ``select``.
 
-Torch's indexing reads a tensor that stands for a number, and takes a symbol (``cache[:, pos]``) for a number of this trace.
+Torch's indexing reads a tensor that stands for a number, and takes a symbol (``cache[:, pos]``) for
+a number of this trace.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
     items = list(args[1]) if type(args[1]) is tuple else [args[1]]
     if func is Tensor.__setitem__ and len(items) == 1 and _is_choice(args[0], items[0], args[2]):
         return _write_if, (args[0], items[0], args[2])
-    known = all(i is None or i is ... or isinstance(i, (int, slice, torch.SymInt, Tensor)) for i in items)  # no lists
+    known = all(
+        i is None or i is ... or isinstance(i, (int, slice, torch.SymInt, Tensor)) for i in items
+    )  # no lists
     sized = type(args[1]) is tuple and _has_symbolic_sizes(args[0])
     if not (sized or any(map(_is_place, items))) or not known or sum(i is ... for i in items) > 1:
         return func, args
     x = args[0]
-    for k in reversed(range(len(items))):  # torch, too, takes numbers and slices before the tensors of an index
+    for k in reversed(
+        range(len(items))
+    ):  # torch, too, takes numbers and slices before the tensors of an index
         if _is_place(items[k]):
             dim = _dim_of(x, items, k)
             x = _select(recorder, x, dim, items.pop(k))
@@ -63,7 +69,9 @@ def _is_choice(x: Tensor, mask: Any, value: Any) -> bool:
     if not (isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.dim() == 0):
         return False
     plain = all(kind_of(type(t)) is Kind.LEAF for t in (x, mask))
-    return plain and (isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.dtype is x.dtype))
+    return plain and (
+        isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.dtype is x.dtype)
+    )
 
 
 def _write_if(x: Tensor, mask: Tensor, value: Any) -> None:
@@ -71,12 +79,15 @@ def _write_if(x: Tensor, mask: Tensor, value: Any) -> None:
 
 
 def _whole(x: Tensor, items: list[Any], k: int) -> Any:
-    """An item of an index; a slice of all there is as one that torch leaves out as eager does, which a class would see."""
+    """An item of an index; a slice of all there is as one that torch leaves out as eager does,
+    which a class would see."""
     item = items[k]
     if not isinstance(item, slice) or item.step not in (None, 1) or item.start:
         return item
     size = x.shape[_dim_of(x, items, k)]
-    return slice(0, size, 1) if item.stop is None or (item.stop >= 0 and item.stop >= size) else item
+    return (
+        slice(0, size, 1) if item.stop is None or (item.stop >= 0 and item.stop >= size) else item
+    )
 
 
 def _has_symbolic_sizes(x: Tensor) -> bool:
@@ -94,7 +105,11 @@ def _is_place(item: Any) -> bool:
     """A symbol, or a traced tensor that torch takes for a number; booleans and bytes are masks."""
     if not isinstance(item, Tensor):
         return isinstance(item, torch.SymInt)
-    whole = not (item.dtype.is_floating_point or item.dtype.is_complex or item.dtype in (torch.bool, torch.uint8))
+    whole = not (
+        item.dtype.is_floating_point
+        or item.dtype.is_complex
+        or item.dtype in (torch.bool, torch.uint8)
+    )
     return whole and item.dim() == 0 and kind_of(type(item)) is Kind.LEAF
 
 
@@ -107,4 +122,7 @@ def _dims_of(item: Any) -> int:
 def _sees_functions(cls: Any) -> bool:
     """Does a class of tensors see which functions are called with them?"""
     own = cls.__torch_function__
-    return own is not torch_api.disabled_torch_function and getattr(own, "__func__", None) is not _PLAIN_FUNCTION
+    return (
+        own is not torch_api.disabled_torch_function
+        and getattr(own, "__func__", None) is not _PLAIN_FUNCTION
+    )

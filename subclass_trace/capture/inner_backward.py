@@ -1,12 +1,13 @@
-"""``.grad`` while a region runs: what it reads, what it sets, and what ``.backward()`` inside of it adds. What
-`torch.autograd.grad` inside of it would do to tensors from outside.
+"""``.grad`` while a region runs: what it reads, what it sets, and what ``.backward()`` inside of it
+adds. What `torch.autograd.grad` inside of it would do to tensors from outside.
 
-The ``.grad`` of an input is one more input, found through its owner in each call: an optimizer drops gradients and gets new
-ones, so that which tensor it is tells nothing. What the region leaves there is assigned to the owner at the end of a call; an
-addition to a gradient that is there is a write in place, as in eager.
+The ``.grad`` of an input is one more input, found through its owner in each call: an optimizer
+drops gradients and gets new ones, so that which tensor it is tells nothing. What the region leaves
+there is assigned to the owner at the end of a call; an addition to a gradient that is there is a
+write in place, as in eager.
 
-``loss.backward()`` is `torch.autograd.grad` for all leaves behind it, and then what the nodes that accumulate gradients do
-(``AccumulateGrad`` in torch/csrc/autograd).
+``loss.backward()`` is `torch.autograd.grad` for all leaves behind it, and then what the nodes that
+accumulate gradients do (``AccumulateGrad`` in torch/csrc/autograd).
 """
 
 from __future__ import annotations
@@ -40,19 +41,32 @@ class InnerBackward:
     """The gradients of one run of a region's function."""
 
     def __init__(
-        self, recorder: Recorder, stand_ins: StandIns, reads: MetadataReads, functions: AbstractContextManager[Any]
+        self,
+        recorder: Recorder,
+        stand_ins: StandIns,
+        reads: MetadataReads,
+        functions: AbstractContextManager[Any],
     ) -> None:
         """``functions``: inside of it, calls of functions of torch's are seen."""
         self.functions = functions
-        self.recorder, self.stand_ins, self.reads, self.inputs = recorder, stand_ins, reads, reads.inputs
-        self._before: dict[int, Any] = {}  # number of an input -> the (traced) gradient that it came with, or `_UNREAD`
+        self.recorder, self.stand_ins, self.reads, self.inputs = (
+            recorder,
+            stand_ins,
+            reads,
+            reads.inputs,
+        )
+        self._before: dict[
+            int, Any
+        ] = {}  # number of an input -> the (traced) gradient that it came with, or `_UNREAD`
         self._now: dict[int, Tensor | None] = {}  # and the one that it has
         self.own: dict[
             int, Tensor
         ] = {}  # leaves that the region makes, by their ids, to whose gradients backwards added
-        self._hooked: frozenset[int] = frozenset()  # numbers of the leaves whose hooks the backward that runs calls
+        self._hooked: frozenset[int] = (
+            frozenset()
+        )  # numbers of the leaves whose hooks the backward that runs calls
 
-    # ---------------------------------------------------------------- the attribute
+    # ---- the attribute
     def access(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
         """``x.grad``, ``x.grad = g``, ``del x.grad``."""
         number = self.inputs.number_of(self.stand_ins.known(args[0]))
@@ -82,18 +96,23 @@ class InnerBackward:
             return
         if real.layout is not torch.strided or self.inputs.of_real(real) is not None:
             raise UnsupportedError(
-                "the region asks for the gradient of a tensor, and that is sparse, or is also another of its inputs",
+                "the region asks for the gradient of a tensor, and that is sparse, or is also "
+                "another of its inputs",
                 path=row.path,
                 got=f"a gradient of layout {real.layout}",
                 fix="pass the gradient as an argument alone",
             )
         place = row.descriptor.place
-        argument = Argument(real, row.path.attr("grad"), row.position, place, "gradient", gradient_of=number)
+        argument = Argument(
+            real, row.path.attr("grad"), row.position, place, "gradient", gradient_of=number
+        )
         (self._before[number],) = self.inputs.add([argument], DynamicDims())
         self._now[number] = self._before[number]
 
-    # ---------------------------------------------------------------- backward
-    def backward(self, roots: Any, tangents: Any, retain: bool, create: bool, inputs: Sequence[Any]) -> bool:
+    # ---- backward
+    def backward(
+        self, roots: Any, tangents: Any, retain: bool, create: bool, inputs: Sequence[Any]
+    ) -> bool:
         """Run a backward that adds to ``.grad``; False where nothing of it is the trace's.
 
         Raises:
@@ -102,22 +121,32 @@ class InnerBackward:
         if not any(isinstance(t, Tensor) and self._is_traced(t) for t in roots):
             return False
         roots = list(map(self.stand_ins.known, roots))
-        outside = {number: row for number, row in enumerate(self.inputs.rows) if row.edge is not None}
+        outside = {
+            number: row for number, row in enumerate(self.inputs.rows) if row.edge is not None
+        }
         edges: list[Any] = [row.edge for row in outside.values()]
         roots_alone = [t for t in roots if t.is_leaf and t.requires_grad]
         made = {id(t): t for t in (*leaves_behind(roots, edges), *roots_alone)}
         own = list(made.values())
-        hooked = any(getattr(t, torch_api.ACCUMULATION_HOOKS) or self.inputs.number_of(t) is not None for t in own)
+        hooked = any(
+            getattr(t, torch_api.ACCUMULATION_HOOKS) or self.inputs.number_of(t) is not None
+            for t in own
+        )
         if create or inputs or hooked:
             raise UnsupportedError(
-                "the region calls .backward() with create_graph=True or inputs=, or to a leaf with a hook, or of an input",
+                "the region calls .backward() with create_graph=True or inputs=, or to a leaf "
+                "with a hook, or of an input",
                 path=self.recorder.user_line(),
                 fix="use torch.autograd.grad",
             )
         edges += own
         self.own |= made
         with self._hooks_on(outside) as done:
-            found = torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True) if edges else ()
+            found = (
+                torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True)
+                if edges
+                else ()
+            )
         held = [id(t) for t in (*found, *tangents) if t is not None]
         for leaf, gradient in zip(own, found[len(outside) :], strict=True):
             if gradient is not None:
@@ -134,12 +163,18 @@ class InnerBackward:
         """As a GAN's step does with its discriminator.
 
         Raises:
-            NeedsEager: after a backward a tensor from outside gets another ``requires_grad``. Dynamo has one graph for what is
+            NeedsEager: after a backward a tensor from outside gets another ``requires_grad``.
+            Dynamo has one graph for what is
                 before and after, and with that one backward.
         """
-        if self._now and t.requires_grad is not requires_grad and self.inputs.number_of(t) is not None:
+        if (
+            self._now
+            and t.requires_grad is not requires_grad
+            and self.inputs.number_of(t) is not None
+        ):
             raise NeedsEager(
-                "the region calls .backward(), and changes requires_grad of a tensor from outside afterwards",
+                "the region calls .backward(), and changes requires_grad of a tensor from "
+                "outside afterwards",
                 path=self.recorder.user_line(),
                 fix="make a region of what comes before, and one of what comes after",
             )
@@ -152,21 +187,27 @@ class InnerBackward:
         self.reads.fact(number, "is_leaf")
         if not row.is_leaf:
             raise UnsupportedError(
-                "the region calls .backward(), and that leads to a tensor with a history from outside",
+                "the region calls .backward(), and that leads to a tensor with a history from "
+                "outside",
                 path=row.path,
                 fix="detach it, or call .backward() on the result outside of the region",
             )
         if self.reads.fact(number, torch_api.ACCUMULATION_HOOKS) is True:
             raise self._has_hooks(row)
 
-    # ---------------------------------------------------------------- hooks of leaves
+    # ---- hooks of leaves
     @contextlib.contextmanager
     def _hooks_on(self, outside: Mapping[int, TracedInput]) -> Iterator[set[int]]:
-        """Inside, a backward adds to the ``.grad`` of a leaf with hooks as soon as its gradient is there, and calls them, as
-        eager mode does. Yields the numbers of the leaves for which that is done."""
+        """Inside, a backward adds to the ``.grad`` of a leaf with hooks as soon as its gradient is
+        there, and calls them, as eager mode does. Yields the numbers of the leaves for which that
+        is done."""
         done, handles, before = set[int](), list[Any](), self._hooked
         for number, row in outside.items():
-            if row.is_leaf and row.traced.grad_fn is row.edge.node and any(self.reads.fact(number, n) for n in _HOOKS):
+            if (
+                row.is_leaf
+                and row.traced.grad_fn is row.edge.node
+                and any(self.reads.fact(number, n) for n in _HOOKS)
+            ):
                 torch_api.run_when_ready(row.edge.node)
                 register: Any = row.traced.register_hook
                 handles.append(register(functools.partial(self._ready, number, done)))
@@ -207,20 +248,29 @@ class InnerBackward:
             fix="differentiate outside of the region, or register the hook inside of it on x * 1",
         )
 
-    # ---------------------------------------------------------------- torch.autograd.grad
+    # ---- torch.autograd.grad
     def check(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """In eager, gradients go on through the graphs that tensors from outside came with, and to the hooks that they have,
-        which may be the caller's code.
+        """In eager, gradients go on through the graphs that tensors from outside came with, and to
+        the hooks that they have, which may be the caller's code.
 
         Raises:
-            UnsupportedError: that may lead to another tensor whose gradient is wanted; or to a hook.
+            UnsupportedError: that may lead to another tensor whose gradient is wanted; or to a
+            hook.
         """
-        outside = {row.edge.node: number for number, row in enumerate(self.inputs.rows) if row.edge is not None}
+        outside = {
+            row.edge.node: number
+            for number, row in enumerate(self.inputs.rows)
+            if row.edge is not None
+        }
         wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
         for k in wanted:
             self.reads.fact(k, "is_leaf")
             row = self.inputs.rows[k]
-            names = (torch_api.GRADIENT_HOOKS,) if row.is_leaf else (torch_api.GRADIENT_HOOKS, "retains_grad")
+            names = (
+                (torch_api.GRADIENT_HOOKS,)
+                if row.is_leaf
+                else (torch_api.GRADIENT_HOOKS, "retains_grad")
+            )
             if k not in self._hooked and any(self.reads.fact(k, name) is True for name in names):
                 raise self._has_hooks(row)
         if not wanted or len(outside) < 2:
@@ -232,24 +282,32 @@ class InnerBackward:
         above = [k for k in reached if not self.inputs.rows[k].is_leaf]
         if above:
             raise UnsupportedError(
-                "the region differentiates, and may lead through the graph of a tensor from outside to another one",
+                "the region differentiates, and may lead through the graph of a tensor from "
+                "outside to another one",
                 path=self.recorder.user_line(),
                 got=", ".join(str(self.inputs.rows[k].path) for k in (*above, *wanted)),
                 fix="detach it, or differentiate outside",
             )
 
-    # ---------------------------------------------------------------- afterwards
+    # ---- afterwards
     def changed(self) -> Iterator[tuple[int, Tensor | None]]:
         """(number of the input, ``.grad``) where that is something else than it came with."""
-        yield from ((number, now) for number, now in self._now.items() if now is not self._before[number])
+        yield from (
+            (number, now) for number, now in self._now.items() if now is not self._before[number]
+        )
 
 
 def _changed_by(hooks: dict[int, Any], gradient: Tensor) -> Tensor:
-    """What the hooks of `Tensor.register_hook` make of a gradient. (Of an error, eager mode has the right text.)"""
+    """What the hooks of `Tensor.register_hook` make of a gradient. (Of an error, eager mode has the
+    right text.)"""
     for hook in hooks.values():
         other = hook(gradient)
         if other is not None:
-            if not isinstance(other, Tensor) or other.shape != gradient.shape or other.dtype is not gradient.dtype:
+            if (
+                not isinstance(other, Tensor)
+                or other.shape != gradient.shape
+                or other.dtype is not gradient.dtype
+            ):
                 raise RuntimeError("hook has changed the type or the size of value")
             gradient = other
     return gradient

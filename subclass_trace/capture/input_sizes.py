@@ -1,4 +1,5 @@
-"""Sizes of inputs as symbols, and the traced value of an input: a fake leaf, or a wrapper over such leaves."""
+"""Sizes of inputs as symbols, and the traced value of an input: a fake leaf, or a wrapper over such
+leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from .. import torch_api
 from ..errors import ProtocolError
 from ..subclass.context import same_context, with_outer, without_outer
 from ..subclass.paths import Path
-from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, sizes_in, spec_leaves
+from ..subclass.spec import (
+    LeafSpec,
+    OpaqueSpec,
+    Spec,
+    WrapperSpec,
+    is_ragged,
+    sizes_in,
+    spec_leaves,
+)
 from ..subclass.visit import inner_values, rebuild
 from .session import Dim, Session
 
@@ -21,7 +30,8 @@ Tensor = torch.Tensor
 
 
 class DynamicDims:
-    """What the sizes of the values of a call become, value by value (the outer ones of a wrapper, or those of a leaf).
+    """What the sizes of the values of a call become, value by value (the outer ones of a wrapper,
+    or those of a leaf).
 
     Here all are static; `frontends/dynamic.py` has the choice.
     """
@@ -44,9 +54,12 @@ class SizeSymbols:
         if isinstance(spec, LeafSpec):
             fake = next(fakes)
             place = fake.storage_offset()
-            return replace(spec, size=tuple(fake.shape), stride=tuple(fake.stride()), storage_offset=place)
+            return replace(
+                spec, size=tuple(fake.shape), stride=tuple(fake.stride()), storage_offset=place
+            )
         inners = tuple(
-            self.spec(getattr(value, n), s, path.attr(n), fakes) for n, s in zip(spec.names, spec.inners, strict=True)
+            self.spec(getattr(value, n), s, path.attr(n), fakes)
+            for n, s in zip(spec.names, spec.inners, strict=True)
         )
         size, stride = spec.size, spec.stride
         if spec.layout is torch.jagged:
@@ -58,21 +71,25 @@ class SizeSymbols:
         return replace(spec, inners=inners, size=size, stride=stride)
 
     def _jagged(self, spec: WrapperSpec) -> Spec:
-        """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from its offsets."""
+        """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from
+        its offsets."""
         size = self.session.recorder.symbols.ragged_sizes(spec.size)
         with self.session.mode, torch_api.without_tracing():
             made = rebuild(replace(spec, size=size), map(_like, spec_leaves(spec)))
         return replace(spec, size=tuple(made.shape), stride=tuple(made.stride()))
 
     def unbound(self, specs: Sequence[Spec], originals: Sequence[Tensor]) -> list[Any]:
-        """Sizes, and arguments that are sizes, whose symbol is the size, stride or offset of no dense leaf.
+        """Sizes, and arguments that are sizes, whose symbol is the size, stride or offset of no
+        dense leaf.
 
         Leaves of one storage may become one graph input, which does not tell their sizes.
         """
         overlapping = _of_one_storage(originals) if self.session.dynamic else set()
         inside = (n for k in sorted(overlapping) for n in _numbers_of(originals[k]))
         found = {
-            torch_api.size_symbol(n): n for n in itertools.chain(inside, *map(sizes_in, specs)) if type(n) is not int
+            torch_api.size_symbol(n): n
+            for n in itertools.chain(inside, *map(sizes_in, specs))
+            if type(n) is not int
         }
         if not found:
             return []
@@ -84,17 +101,23 @@ class SizeSymbols:
 
 
 def traced_value(
-    session: Session, spec: Spec, leaves: list[Tensor], path: Path, inference: bool, grad_dtype: torch.dtype | None
+    session: Session,
+    spec: Spec,
+    leaves: list[Tensor],
+    path: Path,
+    inference: bool,
+    grad_dtype: torch.dtype | None,
 ) -> Tensor:
-    """An input as the user function sees it: made of traced leaves, and no autograd leaf, unless it asks for gradients of
-    another dtype, as leaves alone do.
+    """An input as the user function sees it: made of traced leaves, and no autograd leaf, unless it
+    asks for gradients of another dtype, as leaves alone do.
 
     Raises:
         ProtocolError: the class builds something else than an instance of itself.
     """
     if isinstance(spec, LeafSpec):
-        # Two inputs never are one leaf (duplicates are removed before), but an inner leaf can be an input as well:
-        # then autograd relates them no more than in eager, so each gets an alias of its own.
+        # Two inputs never are one leaf (duplicates are removed before), but an inner leaf can be an
+        # input as well: then autograd relates them no more than in eager, so each gets an alias of
+        # its own.
         traced = leaves[0] if not spec.requires_grad else session.tracked(leaves[0])
     else:
         grad = torch.is_grad_enabled()
@@ -119,17 +142,24 @@ def traced_value(
 
 
 def _sized_by_context(spec: Spec, traced: Any) -> Spec:
-    """With the symbols of the outer size in a context that repeats it: there, the class would find the numbers of this call.
+    """With the symbols of the outer size in a context that repeats it: there, the class would find
+    the numbers of this call.
 
     (But where it rebuilds its context from the outer size that it is given, as DTensor does.)
     """
     if not isinstance(spec, WrapperSpec) or not isinstance(traced, Tensor):
         return spec
-    pairs = [(s, _sized_by_context(s, getattr(traced, n, None))) for n, s in zip(spec.names, spec.inners, strict=True)]
+    pairs = [
+        (s, _sized_by_context(s, getattr(traced, n, None)))
+        for n, s in zip(spec.names, spec.inners, strict=True)
+    ]
     context = spec.context
     if any(isinstance(n, torch.SymInt) and not is_ragged(n) for n in spec.size):
         now = inner_values(traced, Path("value"))[2]
-        size, stride = (tuple(n if type(n) is int else n.node.hint for n in ns) for ns in (spec.size, spec.stride))
+        size, stride = (
+            tuple(n if type(n) is int else n.node.hint for n in ns)
+            for ns in (spec.size, spec.stride)
+        )
         if not same_context(now, without_outer(now, size, stride)):
             context = with_outer(without_outer(context, size, stride), spec.size, spec.stride)
     if context is spec.context and all(new is old for old, new in pairs):
@@ -141,7 +171,12 @@ def _of_one_storage(leaves: Sequence[Tensor]) -> set[int]:
     storages: dict[int | None, list[int]] = {}
     for k, t in enumerate(leaves):
         storages.setdefault(torch_api.storage_key(t), []).append(k)
-    return {k for key, members in storages.items() if key is not None and len(members) > 1 for k in members}
+    return {
+        k
+        for key, members in storages.items()
+        if key is not None and len(members) > 1
+        for k in members
+    }
 
 
 def _numbers_of(fake: Tensor) -> tuple[Any, ...]:
@@ -153,8 +188,11 @@ def _like(spec: LeafSpec) -> Tensor:
     return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
 
 
-def symbolic_strides(size: Sequence[int], stride: Sequence[int], symbolic: Sequence[Any]) -> tuple[Any, ...]:
-    """Strides as products of symbolic sizes, where the numbers say so; other strides stay numbers."""
+def symbolic_strides(
+    size: Sequence[int], stride: Sequence[int], symbolic: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Strides as products of symbolic sizes, where the numbers say so; other strides stay
+    numbers."""
     out: list[Any] = list(stride)
     order = sorted(range(len(size)), key=lambda d: (stride[d], size[d] != 1, -d))
     expected, symbol = 1, 1

@@ -1,8 +1,8 @@
 """Inputs of a capture: real tensors become traced ones, over fake leaves that are graph inputs.
 
-In: the distinct tensors of a call with their paths, and which sizes are dynamic. Out: `Inputs`. Leaves are
-deduplicated by identity over all inputs, so ``TwoTensor(a, a)``, and a wrapper together with its own inner tensor, need nothing
-else; leaves of one storage become fakes of one storage.
+In: the distinct tensors of a call with their paths, and which sizes are dynamic. Out: `Inputs`.
+Leaves are deduplicated by identity over all inputs, so ``TwoTensor(a, a)``, and a wrapper together
+with its own inner tensor, need nothing else; leaves of one storage become fakes of one storage.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ class Argument:
 
 @dataclass(frozen=True, eq=False)
 class TracedInput:
-    """One input: the real tensor's spec (with symbolic sizes), its leaves' graph inputs, and the traced value.
+    """One input: the real tensor's spec (with symbolic sizes), its leaves' graph inputs, and the
+    traced value.
 
-    ``own``: the Python attributes that its class sets by itself. ``grad_dtype``: see `InputPlan`. The rest: see `Argument`.
+    ``own``: the Python attributes that its class sets by itself. ``grad_dtype``: see `InputPlan`.
+    The rest: see `Argument`.
     """
 
     path: Path
@@ -73,14 +75,16 @@ class TracedInput:
 
 
 class Inputs:
-    """The inputs of a capture, which grow while the function runs: its arguments first, then what its names lead to.
+    """The inputs of a capture, which grow while the function runs: its arguments first, then what
+    its names lead to.
 
     Attributes:
         rows: one for each distinct tensor; ``before``: its state then, as ``remember`` tells it.
-        leaf_values: the live fake of each dense leaf; ``originals``: the same as it came in, and stays so.
-        leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph inputs.
-        sizes: number of a graph input -> the symbol that it is, for sizes that no dense leaf carries.
-        inference_leaves: numbers of the leaves that are inference tensors; ``with_gradients``: inner ones that require grad.
+        leaf_values: the live fake of each dense leaf; ``originals``: the same as it came in, and
+        stays so. leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph
+        inputs. sizes: number of a graph input -> the symbol that it is, for sizes that no dense
+        leaf carries. inference_leaves: numbers of the leaves that are inference tensors;
+        ``with_gradients``: inner ones that require grad.
     """
 
     def __init__(self, session: Session, remember: Callable[[Tensor], Any]) -> None:
@@ -99,10 +103,13 @@ class Inputs:
         self._number_of_real: dict[int, int] = {}
         self._reals: list[Callable[[], Tensor | None]] = []
         self._number_of_traced: dict[int, int] = {}
-        self._inside: dict[int, tuple[Tensor, Path]] = {}  # wrappers inside of inputs, with where they are
+        self._inside: dict[
+            int, tuple[Tensor, Path]
+        ] = {}  # wrappers inside of inputs, with where they are
 
     def add(self, arguments: Sequence[Argument], dynamic: DynamicDims) -> list[Tensor]:
-        """Make graph inputs and traced values for tensors that are new: inside of ``session.modes()``, at any moment.
+        """Make graph inputs and traced values for tensors that are new: inside of
+        ``session.modes()``, at any moment.
 
         Raises:
             ProtocolError: a class breaks the protocol.
@@ -130,8 +137,12 @@ class Inputs:
                 self.sizes[self.session.recorder.primal(size)] = size
 
     def _leaves(self, argument: Argument, dynamic: DynamicDims) -> tuple[Spec, tuple[int, ...]]:
-        """The spec of a real tensor, and the numbers of its dense leaves, each of which is a graph input."""
-        with torch.no_grad(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
+        """The spec of a real tensor, and the numbers of its dense leaves, each of which is a graph
+        input."""
+        with (
+            torch.no_grad(),
+            torch_api.no_modes(),
+        ):  # real tensors: nothing here is part of the trace
             leaves, spec = flatten(argument.value, argument.path)
             guarded_spec(spec, argument.path)  # refuses contexts that no guard could compare
             paths = map(Path, leaf_paths(spec, str(argument.path)))
@@ -140,7 +151,9 @@ class Inputs:
         for leaf, alias, path in zip(leaves, aliases, paths, strict=True):
             if torch_api.is_fake(leaf):
                 raise UnsupportedError(
-                    "a region was called with a FakeTensor", path=path, fix="call it with real tensors"
+                    "a region was called with a FakeTensor",
+                    path=path,
+                    fix="call it with real tensors",
                 )
             if id(leaf) not in self._leaf_of:
                 self._leaf_of[id(leaf)] = len(self.originals)
@@ -176,11 +189,14 @@ class Inputs:
         if isinstance(spec, WrapperSpec):
             self.session.wrappers.append((argument.path, traced))
         self.before.append(self.remember(traced))
-        self._reals.append(weakref.ref(real))  # torch swaps no tensor (``module.to``) that a capture holds
+        self._reals.append(
+            weakref.ref(real)
+        )  # torch swaps no tensor (``module.to``) that a capture holds
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
     def _refuse_joined(self, real: Tensor) -> None:
-        """An input that is inside of another one would be two tensors of the trace; but where autograd tracks it, it is."""
+        """An input that is inside of another one would be two tensors of the trace; but where
+        autograd tracks it, it is."""
         row = self.rows[-1]
         for names, inner in wrappers_inside(real) if isinstance(row.spec, WrapperSpec) else ():
             self._inside[id(inner)] = inner, row.path.attr(".".join(names))
@@ -201,13 +217,14 @@ class Inputs:
             node.meta["descriptor"] = described[number]
         return tuple(described[n] for n in sorted(described))
 
-    # ------------------------------------------------------------------------------------------ looking up
+    # ---- looking up
     def number_of(self, traced: Any) -> int | None:
         """The number of the input that this tensor stands for, if it is one."""
         return self._number_of_traced.get(id(traced))
 
     def real(self, number: int) -> Tensor | None:
-        """The tensor of the call that is captured, while it is alive and the capture is not done."""
+        """The tensor of the call that is captured, while it is alive and the capture is not
+        done."""
         return self._reals[number]()
 
     def real_leaf(self, number: int) -> Tensor:
@@ -240,18 +257,28 @@ def _refuse_joined(inner: Tensor, path: Path) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------- stand-ins
+# ---- stand-ins
 #: what is asked of a real tensor itself
 _OWN = frozenset(
-    {"__get__", "__set__", "__delete__", "__hash__", "__repr__", "__format__", "__deepcopy__", "__reduce_ex__"}
+    {
+        "__get__",
+        "__set__",
+        "__delete__",
+        "__hash__",
+        "__repr__",
+        "__format__",
+        "__deepcopy__",
+        "__reduce_ex__",
+    }
 )
 
 
 class StandIns:
     """The traced tensors for real ones, in one capture.
 
-    They are put where names lead (`state`), but a real tensor may be met otherwise: an object of C, the constructor of a
-    class. It is known by identity. One that no source holds is refused, by the recorder: the graph would have it for ever.
+    They are put where names lead (`state`), but a real tensor may be met otherwise: an object of C,
+    the constructor of a class. It is known by identity. One that no source holds is refused, by the
+    recorder: the graph would have it for ever.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -267,7 +294,11 @@ class StandIns:
         """The stand-in for a real tensor, also inside of lists and tuples; anything else itself."""
         if isinstance(value, Tensor):
             traced = self.known(value)
-            return self._constant(value) if traced is value and torch_api.is_jagged_example(value) else traced
+            return (
+                self._constant(value)
+                if traced is value and torch_api.is_jagged_example(value)
+                else traced
+            )
         return type(value)(map(self.swapped, value)) if type(value) in (list, tuple) else value
 
     def known(self, value: Any) -> Any:

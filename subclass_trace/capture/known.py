@@ -1,4 +1,5 @@
-"""Numbers inside tensors that follow from constants (``torch.tensor(3).item()``, DTensor's offsets): not a matter of a call."""
+"""Numbers inside tensors that follow from constants (``torch.tensor(3).item()``, DTensor's
+offsets): not a matter of a call."""
 
 from __future__ import annotations
 
@@ -31,19 +32,32 @@ def known_value(recorder: Any, t: Tensor) -> Tensor | None:
 def _value(recorder: Any, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     if node not in known:
         held = node.meta.get("val")
-        tensors = [v for v in (held if isinstance(held, (list, tuple)) else [held]) if isinstance(v, Tensor)]
-        fixed = node.op == "get_attr" or (node.op == "call_function" and not is_random(node) and not is_write(node))
+        tensors = [
+            v
+            for v in (held if isinstance(held, (list, tuple)) else [held])
+            if isinstance(v, Tensor)
+        ]
+        fixed = node.op == "get_attr" or (
+            node.op == "call_function" and not is_random(node) and not is_write(node)
+        )
         small = all(_is_small(v) and not recorder.was_written(v) for v in tensors)
         if len(known) > _MOST_NODES or not (fixed and small and tensors):
             raise _Unknown
         if node.op == "get_attr":
             known[node] = getattr(recorder.root, str(node.target))
         else:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _value(recorder, n, known))
+            args, kwargs = fx.node.map_arg(
+                (node.args, node.kwargs), lambda n: _value(recorder, n, known)
+            )
             known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     return known[node]
 
 
 def _is_small(t: Tensor) -> bool:
     static = all(type(n) is int for n in t.shape)
-    return static and t.layout is torch.strided and t.numel() <= _MOST_ELEMENTS and t.device.type != "meta"
+    return (
+        static
+        and t.layout is torch.strided
+        and t.numel() <= _MOST_ELEMENTS
+        and t.device.type != "meta"
+    )

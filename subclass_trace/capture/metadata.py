@@ -1,8 +1,9 @@
-"""What a region asks of its inputs besides their values: is it a leaf, has it a gradient, where does it start.
+"""What a region asks of its inputs besides their values: is it a leaf, has it a gradient, where
+does it start.
 
-A traced stand-in would answer for itself. So `MetadataReads` answers for the input that it stands for, and notes what was
-read: that is guarded, and only that. It sees calls through `CapturedFunctions`. What differs in each call is refused; all else
-the stand-in answers.
+A traced stand-in would answer for itself. So `MetadataReads` answers for the input that it stands
+for, and notes what was read: that is guarded, and only that. It sees calls through
+`CapturedFunctions`. What differs in each call is refused; all else the stand-in answers.
 """
 
 from __future__ import annotations
@@ -35,13 +36,21 @@ _OTHERWISE = frozenset(
 #: of these Dynamo takes what the first call tells for constant
 _DYNAMO_IS_WRONG = ("output_nr", "_base")
 #: names of the calls that ask
-ASKING = _OTHERWISE | {"__get__", "__set__", "__delete__", "retain_grad", "storage_offset", "is_inference"}
+ASKING = _OTHERWISE | {
+    "__get__",
+    "__set__",
+    "__delete__",
+    "retain_grad",
+    "storage_offset",
+    "is_inference",
+}
 #: the answer of a call that is none of ours
 ASIDE = object()
 
 
 def fact_code(name: str, x: str) -> str:
-    """How a call asks for a fact: an attribute that a stand-in does not share with the tensor that it stands for."""
+    """How a call asks for a fact: an attribute that a stand-in does not share with the tensor that
+    it stands for."""
     codes = {"grad": f"gradient_of({x}) is not None", "is_inference": f"{x}.is_inference()"}
     return codes.get(name, f"{x}.{name}")
 
@@ -68,12 +77,13 @@ class MetadataReads:
             self._facts[number, name] = bool(answer() if name == "is_inference" else answer)
         return self._facts[number, name]
 
-    # ---------------------------------------------------------------- answers
+    # ---- answers
     def answer(self, func: Any, traced: Any, recorder: Recorder, caller: Any) -> Any:
         """The answer to a call on a stand-in, by the frame ``caller``, or `ASIDE`.
 
         Raises:
-            UnsupportedError: the region lets an input that is no leaf retain its gradient, or asks for what neither an
+            UnsupportedError: the region lets an input that is no leaf retain its gradient, or asks
+            for what neither an
                 answer nor a guard can be given.
         """
         owner, get = getattr(func, "__self__", None), func.__name__ == "__get__"
@@ -83,7 +93,11 @@ class MetadataReads:
             self.offsets = self.offsets or self._lies_in_input(traced)
             return ASIDE
         if owner is Tensor.nbytes:  # torch's own asks for numbers, where sizes are symbols
-            return traced.numel() * traced.element_size() if get and traced.layout is torch.strided else ASIDE
+            return (
+                traced.numel() * traced.element_size()
+                if get and traced.layout is torch.strided
+                else ASIDE
+            )
         if name in _OTHERWISE and torch_api.is_user_code(caller.f_code):
             self._refuse(name, traced, recorder)
         if row is None:
@@ -107,7 +121,9 @@ class MetadataReads:
         if not torch_api.is_fake(t) or t.layout is not torch.strided:
             return self.inputs.row_of(t) is not None
         mine, leaves = torch_api.storage_ref(t), self.inputs.leaf_values
-        return any(leaf.layout is torch.strided and torch_api.storage_ref(leaf) == mine for leaf in leaves)
+        return any(
+            leaf.layout is torch.strided and torch_api.storage_ref(leaf) == mine for leaf in leaves
+        )
 
     def _refuse(self, name: str, traced: Any, recorder: Recorder) -> None:
         """What an input, or a view of one, would answer otherwise in another call."""

@@ -1,4 +1,5 @@
-"""Mutations, read off the live inputs after the run: data is written back, what changes more than data runs eagerly."""
+"""Mutations, read off the live inputs after the run: data is written back, what changes more than
+data runs eagerly."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ Tensor = torch.Tensor
 class Before:
     """State of one traced input before the run.
 
-    ``leaves``: what its inner tensors are; some classes keep ``inner.detach()``, or a copy, instead of what they are given.
+    ``leaves``: what its inner tensors are; some classes keep ``inner.detach()``, or a copy, instead
+    of what they are given.
     """
 
     spec: Spec
@@ -40,34 +42,55 @@ class Before:
 def state_of(traced: Tensor) -> Before:
     """The state of one traced tensor."""
     leaves, spec = flatten(traced)
-    attributes, version = attributes_of_wrapper(traced, spec), None if traced.is_inference() else traced._version
-    return Before(guarded_spec(spec), tuple(leaves), tuple(map(_memory, leaves)), attributes, version)
+    attributes, version = (
+        attributes_of_wrapper(traced, spec),
+        None if traced.is_inference() else traced._version,
+    )
+    return Before(
+        guarded_spec(spec), tuple(leaves), tuple(map(_memory, leaves)), attributes, version
+    )
 
 
 def _memory(t: Tensor) -> Any:
     return torch_api.storage_ref(t) if t.layout is torch.strided else None
 
 
-def read_mutations(inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], int]) -> list[MutationPlan]:
-    """One plan per input that the region wrote to. ``emit`` adds a live tensor to the forward values.
+def read_mutations(
+    inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], int]
+) -> list[MutationPlan]:
+    """One plan per input that the region wrote to. ``emit`` adds a live tensor to the forward
+    values.
 
     Raises:
         NeedsEager: the region changes an input otherwise.
     """
     reals = [inputs.real(number) for number in range(len(inputs.rows))]
-    bases = [None if real is None else family(real) for real in reals]  # kept, so that their ids stay theirs
+    bases = [
+        None if real is None else family(real) for real in reals
+    ]  # kept, so that their ids stay theirs
     memory = Counter(map(_memory, inputs.originals))  # inputs in one memory may share a counter
     writes = Counter(storage for storage, _ in recorder.writes)
     plans = []
     for number, (row, was) in enumerate(zip(inputs.rows, inputs.before, strict=True)):
         written, t = _written(row, was, inputs, recorder), row.traced
-        new_history = t.requires_grad and t.grad_fn is not None and (row.edge is None or t.grad_fn is not row.edge.node)
-        if new_history and (sum(base is bases[number] for base in bases) > 1 or _forbidden(row, reals[number])):
+        new_history = (
+            t.requires_grad
+            and t.grad_fn is not None
+            and (row.edge is None or t.grad_fn is not row.edge.node)
+        )
+        if new_history and (
+            sum(base is bases[number] for base in bases) > 1 or _forbidden(row, reals[number])
+        ):
             raise _changes(
-                row.path, "under autograd, where it is a leaf, or a view that autograd protects or knows others of"
+                row.path,
+                "under autograd, where it is a leaf, or a view that autograd protects or knows "
+                "others of",
             )
         if written or new_history:
-            alone = isinstance(row.spec, WrapperSpec) or memory[_memory(inputs.originals[row.leaves[0]])] == 1
+            alone = (
+                isinstance(row.spec, WrapperSpec)
+                or memory[_memory(inputs.originals[row.leaves[0]])] == 1
+            )
             moved = t._version - was.version if alone and was.version is not None else None
             count = writes[_memory(inputs.originals[row.leaves[0]])]
             plans.append(MutationPlan(number, emit(t), written, new_history, moved, count))
@@ -99,7 +122,9 @@ def _written(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder) 
         written = recorder.was_written(now) or recorder.was_written(inputs.leaf_values[place])
         moved = _memory(now) != was.memory[k] or (wrapper and now is not was.leaves[k])
         if moved or (written and was.memory[k] != _memory(inputs.originals[place])):
-            raise _changes(row.path, "to have other memory (x.data = y), or another inner tensor (x.inner = y)")
+            raise _changes(
+                row.path, "to have other memory (x.data = y), or another inner tensor (x.inner = y)"
+            )
         odd = place in inputs.inference_leaves and not torch.is_inference_mode_enabled()
         if written and (odd or repeats(now) or now.is_neg()):
             raise _changes(row.path, "that is expanded, an inference tensor, or has a negative bit")
@@ -109,20 +134,29 @@ def _written(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder) 
     if any(was.attributes.get(k, was) is not v for k, v in state.items() if k in row.own):
         raise _changes(row.path, "in attributes that its class sets")
     made_leaf = t.grad_fn is None and not hasattr(getattr(row.edge, "node", None), "variable")
-    if (made_leaf or not t.requires_grad) if row.edge is not None else t.requires_grad and t.grad_fn is None:
+    if (
+        (made_leaf or not t.requires_grad)
+        if row.edge is not None
+        else t.requires_grad and t.grad_fn is None
+    ):
         raise _changes(row.path, "by detach_() or requires_grad_()")
     return tuple(data)
 
 
 def _forbidden(row: TracedInput, real: Any) -> bool:
     """Would eager refuse a write to it that autograd sees, or a backward through that?"""
-    if real is None or (real.requires_grad and real.is_leaf) or torch_api.creation_forbids_inplace(real):
+    if (
+        real is None
+        or (real.requires_grad and real.is_leaf)
+        or torch_api.creation_forbids_inplace(real)
+    ):
         return True
     return row.traced.grad_fn is not None and row.traced.grad_fn.name().endswith("NotImplemented")
 
 
 def same_but_for_grad(a: Spec, b: Spec) -> bool:
-    """Have two specs inner tensors of the same names, and the same contexts but for what these say of ``requires_grad``?"""
+    """Have two specs inner tensors of the same names, and the same contexts but for what these say
+    of ``requires_grad``?"""
     return _names(a) == _names(b) and same_contexts(_without_grad(a), _without_grad(b))
 
 
@@ -131,7 +165,8 @@ def _names(spec: Spec) -> Any:
 
 
 def _without_grad(spec: Spec) -> Spec:
-    """The spec, whose contexts do not repeat whether a wrapper requires grad (as DTensor's does)."""
+    """The spec, whose contexts do not repeat whether a wrapper requires grad (as DTensor's
+    does)."""
     if not isinstance(spec, WrapperSpec):
         return spec
     context = spec.context

@@ -1,7 +1,7 @@
 """Rules for single operations that a graph has otherwise than they are called.
 
-`RULES` maps an operation to ``(recorder, operation, args, kwargs) -> result``, or NotImplemented where this call of it is
-recorded as it is. The arguments are fake tensors.
+`RULES` maps an operation to ``(recorder, operation, args, kwargs) -> result``, or NotImplemented
+where this call of it is recorded as it is. The arguments are fake tensors.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Masks of bytes are deprecated, and fake kernels do not know them."""
     if any(isinstance(i, Tensor) and i.dtype is torch.uint8 for i in args[1]):
-        raise NeedsEager("the region indexes by a mask of bytes", path=recorder.user_line(), fix="mask.bool()")
+        raise NeedsEager(
+            "the region indexes by a mask of bytes", path=recorder.user_line(), fix="mask.bool()"
+        )
     return NotImplemented
 
 
 def _contiguous(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The functional form of the operation has strides of its own."""
     if not args[0].is_contiguous():
-        raise NeedsEager(f"the region calls {func} on a tensor that is not contiguous", path=recorder.user_line())
+        raise NeedsEager(
+            f"the region calls {func} on a tensor that is not contiguous", path=recorder.user_line()
+        )
     return NotImplemented
 
 
@@ -64,5 +68,7 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(_INDEXED, _indexed),
     aten.rrelu_with_noise.default: _contiguous,
     aten.equal.default: _equal,
-    aten.detach_.default: lambda recorder, func, args, kwargs: func(*args),  # the very value: no node
+    aten.detach_.default: lambda recorder, func, args, kwargs: func(
+        *args
+    ),  # the very value: no node
 }

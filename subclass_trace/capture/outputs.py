@@ -1,4 +1,5 @@
-"""What each output of the user function is, read off the live tensors: docs/notes/views.md explains the kinds."""
+"""What each output of the user function is, read off the live tensors: docs/notes/views.md explains
+the kinds."""
 
 from __future__ import annotations
 
@@ -39,15 +40,22 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 class OutputClassifier:
-    """Classifies outputs one by one; ``emit`` adds a live tensor to the forward values and returns its number."""
+    """Classifies outputs one by one; ``emit`` adds a live tensor to the forward values and returns
+    its number."""
 
     def __init__(
-        self, inputs: Inputs, handed: Sequence[Any], recorder: Recorder, emit: Callable[[Tensor], int]
+        self,
+        inputs: Inputs,
+        handed: Sequence[Any],
+        recorder: Recorder,
+        emit: Callable[[Tensor], int],
     ) -> None:
         self.inputs, self.recorder, self.emit = inputs, recorder, emit
         self.sizes: list[Any] = []
         self.unbacked: dict[Any, int] = {}
-        self._position_of = {id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)}
+        self._position_of = {
+            id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)
+        }
         self._edges = {id(i.traced): i.edge.node for i in inputs.rows if i.edge is not None}
         self._emitted: dict[int, int] = {}
         self._result_of: dict[int, int] = {}
@@ -63,7 +71,10 @@ class OutputClassifier:
 
     def _classify(self, o: Any) -> OutputPlan:
         if is_ragged(o):
-            raise NeedsEager("a result is the ragged size of a jagged tensor", fix="return the tensor, or its offsets")
+            raise NeedsEager(
+                "a result is the ragged size of a jagged tensor",
+                fix="return the tensor, or its offsets",
+            )
         if isinstance(o, torch_api.SYM_TYPES):
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
@@ -76,7 +87,9 @@ class OutputClassifier:
             return InputOutput(self._position_of[id(o)])
         if number is not None:
             raise NeedsEager(
-                "a result is the .grad of a tensor from outside", path=self._path, fix="return a clone of it"
+                "a result is the .grad of a tensor from outside",
+                path=self._path,
+                fix="return a clone of it",
             )
         if id(o) in self._result_of:
             return SameOutput(self._result_of[id(o)])
@@ -84,25 +97,31 @@ class OutputClassifier:
         own = any(id(t) in self.recorder.graded for t in (o, o._base))
         if o.retains_grad or own or gradient_of(o) is not None:
             raise UnsupportedError(
-                "the region calls retain_grad() on a result, or sets its .grad: its gradient inside of the region",
+                "the region calls retain_grad() on a result, or sets its .grad: its gradient "
+                "inside of the region",
                 path=self._path,
-                fix="do so with the result, outside of the region, and compute the rest from that result",
+                fix="do so with the result, outside of the region, and compute the rest from "
+                "that result",
             )
         base = o._base
         self._refuse_own_leaf(o)
         leaves, spec = flatten(o)
-        # (What a wrapper shares with another one moves their version counters alike: so such a Parameter runs eagerly.)
+        # (What a wrapper shares with another one moves their version counters alike: so such a
+        # Parameter runs eagerly.)
         dense = base is None and not is_traceable(o)
         parameter = dense and not o.requires_grad and vars(o).get("_is_param") is True
         self._check_attributes(o, leaves, spec, "_is_param" if parameter else "")
         if parameter:
             return ValueOutput(self._emit_once(o), spec, parameter=True)
         if base is None or not self._is_made_of(o, base, leaves):
-            return ValueOutput(self._emit_once(o), spec, protected=base is not None and o.grad_fn is not None)
+            return ValueOutput(
+                self._emit_once(o), spec, protected=base is not None and o.grad_fn is not None
+            )
         return self._view(o, base, spec)
 
     def _check_usable(self, o: Tensor) -> None:
-        """Raise where autograd lets nobody use a result: a member of a split whose base was written since."""
+        """Raise where autograd lets nobody use a result: a member of a split whose base was written
+        since."""
         try:
             o.grad_fn  # noqa: B018
         except RuntimeError as error:
@@ -123,25 +142,33 @@ class OutputClassifier:
     def _path(self) -> Path:
         return Path("result").item(self._count)
 
-    # ---------------------------------------------------------------- views
+    # ---- views
     def _is_made_of(self, o: Tensor, base: Tensor, leaves: Sequence[Tensor]) -> bool:
-        """Can ``o`` be replayed on its base, with the history that it has? Else what the graph computes is handed out."""
+        """Can ``o`` be replayed on its base, with the history that it has? Else what the graph
+        computes is handed out."""
         storages = {torch_api.storage_ref(t) for t in leaves_of(base) if t.layout is torch.strided}
-        if any(t.layout is torch.strided and torch_api.storage_ref(t) not in storages for t in leaves):
+        if any(
+            t.layout is torch.strided and torch_api.storage_ref(t) not in storages for t in leaves
+        ):
             return False  # its data was set, or the class has gathered what it shows
-        if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
+        if (
+            o.is_nested and not base.is_nested
+        ):  # autograd's function of such a view holds the traced offsets
             return False
         if o.grad_fn is None:
             return True
         if is_traceable(o) and torch_api.is_multi_output_view(o):
-            return False  # each made by itself has a node that fills in zeros for the others, which some classes do not take
+            # each made by itself has a node that fills in zeros for the others, which some classes
+            # do not take
+            return False
         return self._leads_to(o, base)
 
     def _leads_to(self, o: Tensor, base: Tensor) -> bool:
         """Does the history of ``o`` lead to its base, past no ``autograd.Function`` of the user's?
 
         Raises:
-            NeedsEager: it leads elsewhere, as where a view of a view was made under no_grad, or past hooks.
+            NeedsEager: it leads elsewhere, as where a view of a view was made under no_grad, or
+            past hooks.
         """
         ends = {base.grad_fn, self._edges.get(id(base))} - {None}
         todo, seen, found = [o.grad_fn], set(), False
@@ -150,7 +177,9 @@ class OutputClassifier:
             if node in ends or getattr(node, "variable", None) is base:
                 found = True
             elif node in self.recorder.hooked:
-                raise NeedsEager("a result is a view of a view with hooks, which would not run", path=self._path)
+                raise NeedsEager(
+                    "a result is a view of a view with hooks, which would not run", path=self._path
+                )
             elif torch_api.is_custom_node(node):
                 return False
             elif node not in seen:
@@ -163,7 +192,9 @@ class OutputClassifier:
     def _view(self, o: Tensor, base: Tensor, spec: Spec) -> OutputPlan:
         number, way, sizes = self.inputs.number_of(base), torch_api.view_function(o), list[Any]()
         if o._backward_hooks:
-            raise NeedsEager("a result is a view with hooks, which would not see its gradient", path=self._path)
+            raise NeedsEager(
+                "a result is a view with hooks, which would not see its gradient", path=self._path
+            )
         moved = o.grad_fn is None and base.requires_grad and torch_api.is_tracked_view(o)
         gives = not moved and self._gives(way, base, spec, sizes)
         if not gives or any(map(_is_unknown, sizes)):
@@ -171,14 +202,19 @@ class OutputClassifier:
         if number is None:
             self._check_attributes(base, *flatten(base))
         place = self._emit_once(base) if number is None else number
-        steps = (ViewStep(way),)  # as a whole, until the plan is made: its symbols may become numbers
+        steps = (
+            ViewStep(way),
+        )  # as a whole, until the plan is made: its symbols may become numbers
         return ViewOutput(place, number is not None, steps, o.grad_fn is not None, spec)
 
-    def _gives(self, way: Callable[..., Tensor], base: Tensor, spec: Spec, sizes: list[Any]) -> bool:
-        """Does ``way`` make such a view of ``base`` as that is now? Shapes and contexts may have changed since.
+    def _gives(
+        self, way: Callable[..., Tensor], base: Tensor, spec: Spec, sizes: list[Any]
+    ) -> bool:
+        """Does ``way`` make such a view of ``base`` as that is now? Shapes and contexts may have
+        changed since.
 
-        It is tried on fresh aliases, of which the graph has nothing. ``sizes`` gets what it asks for, if numbers from inside
-        tensors may be among that.
+        It is tried on fresh aliases, of which the graph has nothing. ``sizes`` gets what it asks
+        for, if numbers from inside tensors may be among that.
         """
 
         def note(n: Any) -> Any:
@@ -191,12 +227,26 @@ class OutputClassifier:
             leaves, base_spec = flatten(base)
             fresh = rebuild(base_spec, iter([self.recorder.bare(leaf) for leaf in leaves]))
             try:
-                made = flatten(way(fresh.requires_grad_(False) if fresh.requires_grad else fresh, **asks))[1]
-            except (RuntimeError, IndexError, ValueError, NotImplementedError, *torch_api.DATA_DEPENDENT_ERRORS):
+                made = flatten(
+                    way(fresh.requires_grad_(False) if fresh.requires_grad else fresh, **asks)
+                )[1]
+            except (
+                RuntimeError,
+                IndexError,
+                ValueError,
+                NotImplementedError,
+                *torch_api.DATA_DEPENDENT_ERRORS,
+            ):
                 return False
-        if base.is_nested or any(map(_is_unknown, sizes)):  # fresh offsets have a ragged size of their own
+        if base.is_nested or any(
+            map(_is_unknown, sizes)
+        ):  # fresh offsets have a ragged size of their own
             return True
-        return type(made) is type(spec) and places(made) == places(spec) and same_but_for_grad(made, spec)
+        return (
+            type(made) is type(spec)
+            and places(made) == places(spec)
+            and same_but_for_grad(made, spec)
+        )
 
     def _refused_view(self, view: Tensor) -> NeedsEager:
         return NeedsEager(
@@ -206,7 +256,7 @@ class OutputClassifier:
             fix="return a clone of it",
         )
 
-    # ---------------------------------------------------------------- values
+    # ---- values
     def _emit_once(self, t: Tensor) -> int:
         if id(t) not in self._emitted:
             self._refuse_own_leaf(t)
@@ -214,17 +264,22 @@ class OutputClassifier:
         return self._emitted[id(t)]
 
     def _refuse_own_leaf(self, t: Tensor) -> None:
-        # A view that was made under no_grad may say so as its base does. (No operation is issued on a wrapper.)
+        # A view that was made under no_grad may say so as its base does. (No operation is issued on
+        # a wrapper.)
         as_base = t._base is not None and t._base.requires_grad
         own = t.requires_grad and t.grad_fn is None
         if own and (not as_base if is_traceable(t) else torch_api.is_reached(t)):
-            raise (UnsupportedError if t._base is None else NeedsEager)(  # Dynamo's graph has the leaf of a view, too
+            raise (
+                UnsupportedError if t._base is None else NeedsEager
+            )(  # Dynamo's graph has the leaf of a view, too
                 "the region makes an autograd leaf, and returns it",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
                 fix="call requires_grad_() on the result",
             )
 
-    def _check_attributes(self, o: Tensor, leaves: Sequence[Tensor], spec: Spec, known_as: str = "") -> None:
+    def _check_attributes(
+        self, o: Tensor, leaves: Sequence[Tensor], spec: Spec, known_as: str = ""
+    ) -> None:
         """A call makes a value of its inner tensors and its context, but for one attribute.
 
         Raises:
@@ -233,7 +288,11 @@ class OutputClassifier:
 
         def fresh() -> dict[str, Any]:
             with torch_api.without_tracing(), torch.no_grad():
-                made = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else self.recorder.bare(o)
+                made = (
+                    rebuild(spec, iter(leaves))
+                    if isinstance(spec, WrapperSpec)
+                    else self.recorder.bare(o)
+                )
             return attributes_of_wrapper(made, spec)
 
         known = fresh()
@@ -241,7 +300,8 @@ class OutputClassifier:
             differs = name != known_as and (name not in known or _is_another(value, known[name]))
             if differs and (name not in known or not _is_another(known[name], fresh()[name])):
                 raise NeedsEager(
-                    "the region sets an attribute of a result, or makes an nn.Parameter of what is shown elsewhere",
+                    "the region sets an attribute of a result, or makes an nn.Parameter of what "
+                    "is shown elsewhere",
                     path=self._path.attr(name),
                     fix="set it on the result, outside of the region",
                 )
@@ -260,8 +320,11 @@ def _is_unknown(n: Any) -> bool:
 
 
 def _is_another(value: Any, known: Any) -> bool:
-    """Do two attributes differ, one of which is a number or a string? Other objects a class may rebuild each time."""
-    if isinstance(known, (Tensor, *torch_api.SYM_TYPES)) or not (type(value) in _SIMPLE or type(known) in _SIMPLE):
+    """Do two attributes differ, one of which is a number or a string? Other objects a class may
+    rebuild each time."""
+    if isinstance(known, (Tensor, *torch_api.SYM_TYPES)) or not (
+        type(value) in _SIMPLE or type(known) in _SIMPLE
+    ):
         return isinstance(value, Tensor) and not isinstance(known, Tensor)
     return not same_context(value, known)
 
@@ -269,10 +332,12 @@ def _is_another(value: Any, known: Any) -> bool:
 def shared_leaves(
     values: Sequence[Tensor], contents: Collection[int], inputs: Inputs, recorder: Recorder
 ) -> dict[int, SharedLeaf]:
-    """Place among the leaves of the forward values -> the tensor of the call that it is, or shares its memory with.
+    """Place among the leaves of the forward values -> the tensor of the call that it is, or shares
+    its memory with.
 
-    Autograd knows nothing of memory that is shared through ``detach()``, an inner tensor, or a wrapper that the region makes of
-    tensors that it has. Where nothing is written, what the graph returns lies in that memory already.
+    Autograd knows nothing of memory that is shared through ``detach()``, an inner tensor, or a
+    wrapper that the region makes of tensors that it has. Where nothing is written, what the graph
+    returns lies in that memory already.
 
     Args:
         contents: numbers of the values that are new contents of inputs.
@@ -282,14 +347,19 @@ def shared_leaves(
     """
     inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
-    written = {storage for storage, _ in recorder.writes}  # in any part: the graph recomputes all of it
+    written = {
+        storage for storage, _ in recorder.writes
+    }  # in any part: the graph recomputes all of it
     found: dict[int, SharedLeaf] = {}
     first: dict[int, int] = {}
     place = 0
     for number, value in enumerate(values):
         leaves, spec = flatten(value)
         if number not in contents and id(value) in inside:
-            raise NeedsEager("a result is a wrapper that is inside of an input", fix="take it out of the input outside")
+            raise NeedsEager(
+                "a result is a wrapper that is inside of an input",
+                fix="take it out of the input outside",
+            )
         for k, t in enumerate(leaves, place):
             if number in contents:
                 continue
@@ -305,7 +375,8 @@ def shared_leaves(
                     found[k] = SharedLeaf("detach()" if together else "data", whole[0])
                 elif others:
                     raise NeedsEager(
-                        "a result shares memory with an input that the region writes, and autograd does not know",
+                        "a result shares memory with an input that the region writes, and "
+                        "autograd does not know",
                         path=Path("result").item(number),
                         fix="return a clone",
                     )
@@ -322,17 +393,20 @@ def _same_elements(a: Tensor, b: Tensor) -> bool:
 
 
 def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs: Inputs) -> None:
-    """A class may hand what its context holds on to its results (``cls(out, x.config)``): what changes one changes the other.
+    """A class may hand what its context holds on to its results (``cls(out, x.config)``): what
+    changes one changes the other.
 
     Raises:
-        NeedsEager: a result has a list, dict, array or dataclass that is in the context of an input.
+        NeedsEager: a result has a list, dict, array or dataclass that is in the context of an
+        input.
     """
     specs = [flatten(row.traced)[1] for row in inputs.rows]  # kept, so that ids stay theirs
     held = {id(o) for spec in specs for o in _objects(spec)}
     for number, value in enumerate(values if held else ()):
         if number not in contents and any(id(o) in held for o in _objects(flatten(value)[1])):
             raise NeedsEager(
-                "the context of a result holds an object of that of an input, which can be changed in place",
+                "the context of a result holds an object of that of an input, which can be "
+                "changed in place",
                 path=Path("result").item(number),
                 fix="make it immutable (@dataclass(frozen=True)), or let the class copy it",
             )
@@ -345,4 +419,6 @@ def _objects(spec: Spec) -> list[Any]:
     found: list[Any] = [] if torch_api.context_shortcut(spec.cls) is not None else [spec.context]
     for value in found:
         found += parts_of(value)
-    return [o for o in found if is_copied(o)] + [o for inner in spec.inners for o in _objects(inner)]
+    return [o for o in found if is_copied(o)] + [
+        o for inner in spec.inners for o in _objects(inner)
+    ]

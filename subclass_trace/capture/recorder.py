@@ -1,18 +1,20 @@
-"""The recorder: one dispatch mode directly above FakeTensorMode that writes dense operations into an fx graph.
+"""The recorder: one dispatch mode directly above FakeTensorMode that writes dense operations into
+an fx graph.
 
-In goes every dense operation that the user function, its wrappers' ``__torch_dispatch__`` and the autograd engine
-issue; out comes a graph node for it, with these keys in ``node.meta``:
+In goes every dense operation that the user function, its wrappers' ``__torch_dispatch__`` and the
+autograd engine issue; out comes a graph node for it, with these keys in ``node.meta``:
 
     val                a FakeTensor (or a list of them) without history
     partitioner_tag    "is_forward" or "is_backward"
-    seq_nr             number of the autograd node; a backward node carries its forward node's (PyTorch PR 103129)
-    phase              "forward", or "backward": of the region's own backward, too
-    frames             the user's frames, turned into ``stack_trace`` text when the graph is finished
-    nn_module_stack    the modules that were being called, as torch.export has them: place -> (path, class), outermost first
-    custom             what `torch.fx.traceback.annotate` says
+    seq_nr             number of the autograd node; a backward node carries its forward node's
+    (PyTorch PR 103129) phase              "forward", or "backward": of the region's own backward,
+    too frames             the user's frames, turned into ``stack_trace`` text when the graph is
+    finished nn_module_stack    the modules that were being called, as torch.export has them: place
+    -> (path, class), outermost first custom             what `torch.fx.traceback.annotate` says
     recompute, ac_graph_id   tags of selective activation checkpointing
 
-In-place operations are recorded as they run; `functionalize` replays the finished graph when there were any.
+In-place operations are recorded as they run; `functionalize` replays the finished graph when there
+were any.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class CheckpointTag:
 
 
 class Recorder(TracedGraph):
-    """Writes the graph. One instance per capture; it is entered again to trace further backwards into the same graph."""
+    """Writes the graph. One instance per capture; it is entered again to trace further backwards
+    into the same graph."""
 
     #: does Python state around the traces count? (Another tracer has looked into it itself.)
     follows_state = True
@@ -78,24 +81,34 @@ class Recorder(TracedGraph):
         self.beside: set[fx.Node] | None = None  # see `functionalize`
         self.has_hooks = False  # on values of the region
         self.hooked: set[Any] = set()  # the autograd nodes of values with hooks
-        self.graded: dict[int, Tensor] = {}  # values of the region whose ``.grad`` the region has set, by id
+        self.graded: dict[
+            int, Tensor
+        ] = {}  # values of the region whose ``.grad`` the region has set, by id
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.around = torch_api.running_node()  # a backward may call a region
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
         self.forward_state: Any = None  # that of the forward, while a backward is traced with it
-        self.looks_after_writes = False  # at a value, to see whether a branch is taken that the graph does not have
+        self.looks_after_writes = (
+            False  # at a value, to see whether a branch is taken that the graph does not have
+        )
         self.branches: Any = None  # `decided.StateBranches`
-        self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
+        self.asks_for_numbers = (
+            False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
+        )
         self.writes: list[tuple[Any, ByteRange]] = []
-        self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
-        self.perhaps_shared: set[Any] = set()  # storages of copies that may be none in a call, and of what is copied
+        self.outliving: frozenset[Any] = (
+            frozenset()
+        )  # while a backward is traced: storages that are not its own
+        self.perhaps_shared: set[Any] = (
+            set()
+        )  # storages of copies that may be none in a call, and of what is copied
         self.sealed = False  # the user function has run: its inputs are known
         self.met: set[str] = set()  # "attention", whose kernels a caller may choose
         self.classes: set[type] = set()  # of wrappers that operations ran on
         self.stop_frame: Any = None  # it, and those above, do not belong to the user function
 
-    # ------------------------------------------------------------------ values and their nodes
+    # ---- values and their nodes
     def node_of_real(self, value: Tensor) -> fx.Node:
         """The node of a tensor that no operation of the trace has given.
 
@@ -111,26 +124,34 @@ class Recorder(TracedGraph):
         )
 
     def may_look(self) -> bool:
-        """May the call be made eagerly instead, where a value is another one than the trace takes it for?
+        """May the call be made eagerly instead, where a value is another one than the trace takes
+        it for?
 
-        Not once the function has run (in a later backward), nor where it has drawn from a generator of its own.
+        Not once the function has run (in a later backward), nor where it has drawn from a generator
+        of its own.
         """
         if self.sealed:
             return False
         given = (a for n in self.graph.nodes for a in (*n.args, *n.kwargs.values()))
         return not any(isinstance(a, torch.Generator) for a in given)
 
-    # ------------------------------------------------------------------ real tensors
+    # ---- real tensors
     def lift(self, real: Tensor) -> Tensor:
-        """The fake that stands for a real dense tensor: of an input, or of a plain tensor in the context of one.
+        """The fake that stands for a real dense tensor: of an input, or of a plain tensor in the
+        context of one.
 
-        One that is first met in a backward, or later, is read from where it is when the backward runs, as in eager.
+        One that is first met in a backward, or later, is read from where it is when the backward
+        runs, as in eager.
 
         Raises:
             UnsupportedError: the function comes upon it by a path that has no name.
         """
-        if torch_api.is_zeros(real):  # a batching rule in C++ has made a view of them past this mode
-            raise NeedsEager("the region takes forward-mode derivatives under vmap", path=self.user_line())
+        if torch_api.is_zeros(
+            real
+        ):  # a batching rule in C++ has made a view of them past this mode
+            raise NeedsEager(
+                "the region takes forward-mode derivatives under vmap", path=self.user_line()
+            )
         unknown = id(real) not in self._lifted and self.state is not None and self.state.follows
         if unknown and self.tag == "is_forward" and not self.sealed:
             raise UnsupportedError(
@@ -143,10 +164,11 @@ class Recorder(TracedGraph):
             self.outliving |= {torch_api.storage_ref(made)}
         return made
 
-    # ------------------------------------------------------------------ the dispatch
+    # ---- the dispatch
     @contextlib.contextmanager
     def below(self) -> Iterator[None]:
-        """What runs inside is not the user's; no ``except Exception`` of the user's can swallow a refusal of it."""
+        """What runs inside is not the user's; no ``except Exception`` of the user's can swallow a
+        refusal of it."""
         state = self.state
         if state is None or not state.is_live:
             yield
@@ -166,18 +188,24 @@ class Recorder(TracedGraph):
             return out
         with self.below():
             out = self._dispatch(func, types, given, named)
-        if out is NotImplemented and given is not args:  # for code that is not looked into they are numbers
+        if (
+            out is NotImplemented and given is not args
+        ):  # for code that is not looked into they are numbers
             with self:
                 return func(*given, **named)
         return out
 
     def _by_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """By the ``__torch_dispatch__`` of a class of the user's, which C++ would call: it runs as a clone."""
+        """By the ``__torch_dispatch__`` of a class of the user's, which C++ would call: it runs as
+        a clone."""
         state = self.state
         if state is None or not state.is_live or func in _LAYOUT or func is _DEVICE:
             return NotImplemented
         for cls in types:
-            if cls not in _DENSE and (method := overriding(state, cls, "__torch_dispatch__")) is not None:
+            if (
+                cls not in _DENSE
+                and (method := overriding(state, cls, "__torch_dispatch__")) is not None
+            ):
                 self.classes.add(cls)
                 with self:
                     out = state.call(method, func, types, args, kwargs)
@@ -199,21 +227,27 @@ class Recorder(TracedGraph):
                     return _LAYOUT[func](args[0])
                 self.classes.add(t)
                 return NotImplemented
-        if torch_api.function_stack_length():  # what looks at the calls of Python code is not asked about ours
+        if (
+            torch_api.function_stack_length()
+        ):  # what looks at the calls of Python code is not asked about ours
             with torch_api.no_overrides():
                 return self._run_dense(func, types, args, kwargs or {})
         return self._run_dense(func, types, args, kwargs or {})
 
     def _run_dense(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An operation on dense tensors."""
-        if func.namespace == "prim" or func in _LAYOUT:  # an error message of autograd asks for numbers, of symbols too
+        if (
+            func.namespace == "prim" or func in _LAYOUT
+        ):  # an error message of autograd asks for numbers, of symbols too
             return func(*args, **kwargs)
         if func.namespace == "c10d":
             raise collective(func, self.user_line())
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])
         given = (*args, *kwargs.values())
-        real = [t for a in given for t in (a if type(a) in (list, tuple) else (a,)) if type(t) in REAL]
+        real = [
+            t for a in given for t in (a if type(a) in (list, tuple) else (a,)) if type(t) in REAL
+        ]
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
         rule = RULES.get(func)
@@ -234,7 +268,8 @@ class Recorder(TracedGraph):
         return self._record(func, args, kwargs)
 
     def _local_scalar(self, func: Any, t: Tensor) -> Any:
-        """``t.item()``: a number that only the call knows, as a symbol of the graph, unless it follows from constants.
+        """``t.item()``: a number that only the call knows, as a symbol of the graph, unless it
+        follows from constants.
 
         Raises:
             DataDependentError: its use is control flow.
@@ -253,7 +288,8 @@ class Recorder(TracedGraph):
         return number != 0 if truth else number
 
     def step(self, function: Callable[..., Any], numbers: tuple[Any, ...], whole: bool) -> Any:
-        """What Python computes of a float from inside of a tensor; see `torch_api.steps_written_by`."""
+        """What Python computes of a float from inside of a tensor; see
+        `torch_api.steps_written_by`."""
         if torch_api.innermost_tracer() not in (None, self):
             return None
         node = self.symbols.computed(function, numbers, whole, self.tag)
@@ -261,7 +297,8 @@ class Recorder(TracedGraph):
         return node.meta["val"]
 
     def _decide(self, compare: Callable[..., int], numbers: tuple[Any, ...]) -> bool | None:
-        """The truth of a comparison of numbers from inside of tensors, where the state of the region tells it."""
+        """The truth of a comparison of numbers from inside of tensors, where the state of the
+        region tells it."""
         if self.branches is None:
             return None
         with self.below():
@@ -279,18 +316,29 @@ class Recorder(TracedGraph):
         ):
             yield
 
-    def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
-        """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
+    def _with_lifted(
+        self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]
+    ) -> Any:
+        """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it
+        returns its argument."""
         stand_in = self.constant if func in _CONSTANT_OPS else self.lift
         back = {}
         for t in real:
             back[id(stand_in(t))] = t
 
         def swap(a: Any) -> Any:
-            return stand_in(a) if type(a) in REAL else type(a)(map(swap, a)) if type(a) in (list, tuple) else a
+            return (
+                stand_in(a)
+                if type(a) in REAL
+                else type(a)(map(swap, a))
+                if type(a) in (list, tuple)
+                else a
+            )
 
         fakes = tuple(torch_api.FAKE_TYPES[0] if t in REAL else t for t in types)
-        out = self.__torch_dispatch__(func, fakes, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
+        out = self.__torch_dispatch__(
+            func, fakes, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()}
+        )
         return back.get(id(out), out)
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -308,14 +356,17 @@ class Recorder(TracedGraph):
         out = self.results.run(func, args, kwargs)
         for t, (size, _) in zip(written, before, strict=True):
             if t.shape != size:
-                raise refused_write(func, t, self.user_line(), "a tensor that gets another size by that")
+                raise refused_write(
+                    func, t, self.user_line(), "a tensor that gets another size by that"
+                )
         # the fake kernels do not move the counters, the real ones do
         if func._schema.name.startswith("aten::_foreach"):
             still = zip(written, before, strict=True)
             torch.autograd.graph.increment_version(
                 [t for t, (_, n) in still if not t.is_inference() and t._version == n]
             )
-        # lift_fresh's result would alias the constant: a region that writes to it must not change the constant.
+        # lift_fresh's result would alias the constant: a region that writes to it must not change
+        # the constant.
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         node = self.call(target, args, kwargs)
         self.annotate(node, func, args, kwargs)
@@ -326,24 +377,35 @@ class Recorder(TracedGraph):
                 fix="set the default dtype outside of the region, or name dtypes",
             )
         if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
-            node.kwargs = {**node.kwargs, "dtype": out.dtype}  # a backward may run under another default dtype
+            node.kwargs = {
+                **node.kwargs,
+                "dtype": out.dtype,
+            }  # a backward may run under another default dtype
         self.note_results(node, out, args)
         return out
 
     def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
-        """Give a node its tag, sequence number, phase, frames, modules, annotations and checkpoint tags."""
+        """Give a node its tag, sequence number, phase, frames, modules, annotations and checkpoint
+        tags."""
         meta = node.meta
         meta["partitioner_tag"] = self.tag
         node_of_engine, number = torch_api.running_node(), torch_api.autograd_sequence_number
         if node_of_engine is None or node_of_engine is self.around:
             meta["phase"], meta["seq_nr"] = "forward", number()
         else:
-            meta["phase"], meta["seq_nr"] = "backward", torch_api.node_sequence_number(node_of_engine)
+            meta["phase"], meta["seq_nr"] = (
+                "backward",
+                torch_api.node_sequence_number(node_of_engine),
+            )
         if annotations := torch_api.user_annotations():
             meta["custom"] = annotations
         if self.state is not None and self.state.modules:
             meta["nn_module_stack"] = self.state.modules
-        if self.state is not None and self.state.compiled_by is not None and self.tag == "is_forward":
+        if (
+            self.state is not None
+            and self.state.compiled_by is not None
+            and self.tag == "is_forward"
+        ):
             meta["compiled_by"] = self.state.compiled_by
         if self.tag == "is_forward":
             meta["frames"] = self.user_frames()
@@ -371,7 +433,9 @@ class Recorder(TracedGraph):
     def _is_from_outside(self, t: Tensor) -> bool:
         """Is its memory that of an input, or of a constant?"""
         storage = torch_api.storage_ref(t)
-        outside = (n.meta.get("val") for n in self.graph.nodes if n.op in ("placeholder", "get_attr"))
+        outside = (
+            n.meta.get("val") for n in self.graph.nodes if n.op in ("placeholder", "get_attr")
+        )
         return any(isinstance(v, Tensor) and torch_api.storage_ref(v) == storage for v in outside)
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
@@ -386,12 +450,16 @@ class Recorder(TracedGraph):
                 raise late_write(func, t, self.user_line())
             if storage in self.perhaps_shared:
                 raise refused_write(
-                    func, t, self.user_line(), "memory that is shared or not, by values inside a tensor"
+                    func,
+                    t,
+                    self.user_line(),
+                    "memory that is shared or not, by values inside a tensor",
                 )
         return written
 
     def note_copy(self, source: Any, made: Any) -> None:
-        """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it can, the trace a copy."""
+        """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it
+        can, the trace a copy."""
         if not (torch_api.is_fake(source) and torch_api.is_fake(made)):
             return
         storages = torch_api.storage_ref(source), torch_api.storage_ref(made)
@@ -407,9 +475,10 @@ class Recorder(TracedGraph):
         mine = byte_range(leaf)
         return any(s == storage and mine.overlaps(r) for s, r in self.writes)
 
-    # ------------------------------------------------------------------ where the user is
+    # ---- where the user is
     def user_frames(self) -> tuple[tuple[Any, int], ...]:
-        """(code object, line) of the frames of the user function that are running, innermost first."""
+        """(code object, line) of the frames of the user function that are running, innermost
+        first."""
         return user_frames(sys._getframe(1), self.stop_frame)
 
     def user_line(self) -> str | None:
@@ -418,7 +487,8 @@ class Recorder(TracedGraph):
 
 
 def overriding(state: Any, cls: type, name: str) -> Any:
-    """The method of this name of a class of the user's, bound to it; None where torch's own, or none, is called."""
+    """The method of this name of a class of the user's, bound to it; None where torch's own, or
+    none, is called."""
     found = state.lookup(cls, name)
     if type(found) is not classmethod or type(found.__func__) is not FunctionType:
         return None

@@ -1,8 +1,9 @@
 """`GradScaler.step`, which leaves an optimizer's step out where a gradient is not finite.
 
-The graph has the step in each call, and then puts back what it wrote if it was to be left out. So all that the step does must
-be writes to tensors that were there before. Nodes say which part they are (``meta["left_out"]``), so that a back end that runs
-operation by operation runs none of them instead (`backends/eager/branches.py`).
+The graph has the step in each call, and then puts back what it wrote if it was to be left out. So
+all that the step does must be writes to tensors that were there before. Nodes say which part they
+are (``meta["left_out"]``), so that a back end that runs operation by operation runs none of them
+instead (`backends/eager/branches.py`).
 """
 
 from __future__ import annotations
@@ -36,16 +37,28 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
         if _python_state(recorder) != before:
             if sum(map(len, optimizer.state.values())) == rows:
                 raise _refused(recorder, "changes Python state")
-            raise NotYet("the first step of an optimizer, which makes its state", path=recorder.user_line())
+            raise NotYet(
+                "the first step of an optimizer, which makes its state", path=recorder.user_line()
+            )
         nodes = list(itertools.takewhile(lambda n: n is not last, reversed(recorder.graph.nodes)))
-        if any(is_kept(n) or torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in nodes):
+        if any(
+            is_kept(n) or torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
+            for n in nodes
+        ):
             raise _refused(recorder, "draws random numbers, or has other effects")
         writes = _writes(recorder, set(nodes))
         _tag([recorder.node_of(found)], number := next(recorder.numbers), "condition")
         _tag(nodes, number, "step")
         tensors = [t for t in _tensors_of(optimizer) if torch_api.storage_ref(t) in writes]
-        if not all(any(same_elements(t, w) for t in tensors) for written in writes.values() for _, w in written):
-            raise _refused(recorder, "writes to tensors besides parameters, gradients and the optimizer's state")
+        if not all(
+            any(same_elements(t, w) for t in tensors)
+            for written in writes.values()
+            for _, w in written
+        ):
+            raise _refused(
+                recorder,
+                "writes to tensors besides parameters, gradients and the optimizer's state",
+            )
         with torch.no_grad():
             for t in tensors:
                 with recorder.graph.inserting_before(writes[torch_api.storage_ref(t)][0][0]):
@@ -78,17 +91,26 @@ def _writes(recorder: Any, nodes: set[Any]) -> dict[Any, list[tuple[Any, Tensor]
         if node.op != "call_function" or node not in nodes:
             values = torch_api.pytree.tree_leaves(node.meta.get("val"))
             there |= {torch_api.storage_ref(t) for t in values if torch_api.is_fake(t)}
-        elif isinstance(node.target, torch_api.OpOverload) and torch_api.op_schema(node.target).is_mutable:
+        elif (
+            isinstance(node.target, torch_api.OpOverload)
+            and torch_api.op_schema(node.target).is_mutable
+        ):
             for t in written_arguments(node.target, node.args, node.kwargs, torch.fx.Node):
-                writes.setdefault(torch_api.storage_ref(t.meta["val"]), []).append((node, t.meta["val"]))
+                writes.setdefault(torch_api.storage_ref(t.meta["val"]), []).append(
+                    (node, t.meta["val"])
+                )
     return {storage: written for storage, written in writes.items() if storage in there}
 
 
 def _python_state(recorder: Any) -> Any:
     """What the region has written by now, and what is there."""
     state = recorder.state
-    return len(state.printed), {id(row.thing): [(k, id(v)) for k, v in row.now.items()] for row in state.changed()}
+    return len(state.printed), {
+        id(row.thing): [(k, id(v)) for k, v in row.now.items()] for row in state.changed()
+    }
 
 
 def _refused(recorder: Any, what: str) -> UnsupportedError:
-    return UnsupportedError(f"an optimizer's step, which a GradScaler may leave out, {what}", path=recorder.user_line())
+    return UnsupportedError(
+        f"an optimizer's step, which a GradScaler may leave out, {what}", path=recorder.user_line()
+    )

@@ -1,8 +1,9 @@
-"""Symbolic numbers of a capture: which node of the graph holds each symbol, and what is taken for true of them.
+"""Symbolic numbers of a capture: which node of the graph holds each symbol, and what is taken for
+true of them.
 
-A symbol comes from an input (one of its sizes, its strides, its offset, or the input itself), or from an operation
-whose result depends on values inside tensors (``nonzero``, ``.item()``). Expressions over them become nodes when an
-operation, or the run time, asks for them.
+A symbol comes from an input (one of its sizes, its strides, its offset, or the input itself), or
+from an operation whose result depends on values inside tensors (``nonzero``, ``.item()``).
+Expressions over them become nodes when an operation, or the run time, asks for them.
 """
 
 from __future__ import annotations
@@ -20,31 +21,44 @@ from ..subclass.spec import is_ragged
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-READERS = {"size": aten.sym_size.int, "stride": aten.sym_stride.int, "storage_offset": aten.sym_storage_offset.default}
+READERS = {
+    "size": aten.sym_size.int,
+    "stride": aten.sym_stride.int,
+    "storage_offset": aten.sym_storage_offset.default,
+}
 
 
 class Symbols:
-    """The symbols of one graph. ``tag`` in its methods is the ``partitioner_tag`` of the nodes that they add."""
+    """The symbols of one graph. ``tag`` in its methods is the ``partitioner_tag`` of the nodes that
+    they add."""
 
     def __init__(self, graph: fx.Graph, mode: Any) -> None:
         self.graph, self.mode = graph, mode
         self.tracer = fx.proxy.GraphAppendingTracer(graph)
-        self.data_dependent = False  # has the capture met a number that depends on values inside tensors?
+        self.data_dependent = (
+            False  # has the capture met a number that depends on values inside tensors?
+        )
         self.floats: set[Any] = set()  # symbols of floats that the call brings
         self._nodes: dict[Any, fx.Node] = {}  # expression -> what computes it
-        self._sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> input, what of it, dimension
+        self._sources: dict[
+            Any, tuple[fx.Node, str, int]
+        ] = {}  # symbol -> input, what of it, dimension
         self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
 
-    # ------------------------------------------------------------------ where symbols come from
+    # ---- where symbols come from
     def bind(self, node: fx.Node, value: Any) -> None:
-        """Symbols among the sizes of an input, or an input that is a symbol: read from there where they are needed."""
+        """Symbols among the sizes of an input, or an input that is a symbol: read from there where
+        they are needed."""
         if not isinstance(value, Tensor):
             if isinstance(value, torch_api.SYM_TYPES):
                 self._sources.setdefault(value.node.expr, (node, "self", 0))
             return
         strided = value.layout is torch.strided
         rows = [("size", value.shape), ("stride", value.stride() if strided else ())]
-        for kind, sizes in [*rows, ("storage_offset", (value.storage_offset(),) if strided else ())]:
+        for kind, sizes in [
+            *rows,
+            ("storage_offset", (value.storage_offset(),) if strided else ()),
+        ]:
             for dim, size in enumerate(sizes):
                 symbol = torch_api.size_symbol(size)
                 if symbol is not None:
@@ -65,7 +79,8 @@ class Symbols:
                 made.meta["val"] = symint(self.mode.shape_env, symbol)
 
     def _at(self, node: fx.Node, keypath: Sequence[Any]) -> fx.Node:
-        """The number at a pytree path of torch's into the result of ``node``, such as ``[1].size()[0]``."""
+        """The number at a pytree path of torch's into the result of ``node``, such as
+        ``[1].size()[0]``."""
         made, pending = node, None
         for key in keypath:
             name = type(key).__name__
@@ -78,24 +93,28 @@ class Symbols:
             elif name == "SequenceKey":
                 val = made.meta["val"][key.idx]
                 made = self.graph.call_function(operator.getitem, (made, key.idx))
-                made.meta.update({k: v for k, v in node.meta.items() if k != "unbacked_bindings"} | {"val": val})
+                made.meta.update(
+                    {k: v for k, v in node.meta.items() if k != "unbacked_bindings"} | {"val": val}
+                )
         return made
 
     def ragged_sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """Sizes with a symbol for each nested int of a real jagged tensor: one for all tensors of the same offsets."""
+        """Sizes with a symbol for each nested int of a real jagged tensor: one for all tensors of
+        the same offsets."""
         for number in map(torch_api.nested_int_id, filter(is_ragged, sizes)):
             if number not in self._ragged:
                 self._ragged[number] = torch_api.new_ragged_size(self.mode)
         return tuple(self._ragged[torch_api.nested_int_id(n)] if is_ragged(n) else n for n in sizes)
 
-    # ------------------------------------------------------------------ their nodes
+    # ---- their nodes
     def adopt(self, value: Any, node: fx.Node) -> None:
         """If ``value`` is a symbolic number: ``node`` computes it."""
         if isinstance(value, torch_api.SYM_TYPES) and not is_ragged(value):
             self._nodes.setdefault(value.node.expr, node)
 
     def node_of(self, value: Any, tag: str) -> Any:
-        """The node of a SymInt (SymFloat, SymBool), built on demand; a number if its expression is one.
+        """The node of a SymInt (SymFloat, SymBool), built on demand; a number if its expression is
+        one.
 
         Raises:
             UnsupportedError: a ragged size is used as a number, or a symbol belongs to no input.
@@ -104,10 +123,20 @@ class Symbols:
             raise UnsupportedError("a ragged size (nested int) is used as a number", got=value)
         expr = value.node.expr
         if expr.is_number or (expr.is_Boolean and not expr.free_symbols):
-            return int(expr) if isinstance(value, torch.SymInt) else bool(expr) if expr.is_Boolean else float(expr)
+            return (
+                int(expr)
+                if isinstance(value, torch.SymInt)
+                else bool(expr)
+                if expr.is_Boolean
+                else float(expr)
+            )
         hit = self._nodes.get(expr)
         if hit is None:
-            hit = self._source_node(expr, value) if expr.is_Symbol else self._expression_node(expr, tag)
+            hit = (
+                self._source_node(expr, value)
+                if expr.is_Symbol
+                else self._expression_node(expr, tag)
+            )
             self._keep(expr, hit, value, tag)
         return hit
 
@@ -119,11 +148,15 @@ class Symbols:
     def _source_node(self, symbol: Any, value: Any) -> fx.Node:
         found = self._sources.get(symbol)
         if found is None:
-            raise UnsupportedError(f"the size symbol {symbol} belongs to no input of the region", got=value)
+            raise UnsupportedError(
+                f"the size symbol {symbol} belongs to no input of the region", got=value
+            )
         node, kind, dim = found
         if kind == "self":
             return node
-        return self.graph.call_function(READERS[kind], (node,) if kind == "storage_offset" else (node, dim))
+        return self.graph.call_function(
+            READERS[kind], (node,) if kind == "storage_offset" else (node, dim)
+        )
 
     def _expression_node(self, expr: Any, tag: str) -> fx.Node:
         for symbol in sorted(expr.free_symbols, key=str):
@@ -140,7 +173,9 @@ class Symbols:
             node.meta["partitioner_tag"] = tag
         return made
 
-    def computed(self, function: Callable[..., Any], numbers: Sequence[Any], whole: bool, tag: str) -> fx.Node:
+    def computed(
+        self, function: Callable[..., Any], numbers: Sequence[Any], whole: bool, tag: str
+    ) -> fx.Node:
         """The node of a number that ``function`` makes of numbers; its value is a new symbol."""
         nodes = [self.node_of(n, tag) if isinstance(n, torch_api.SYM_TYPES) else n for n in numbers]
         node = self.graph.call_function(function, tuple(nodes))
@@ -149,23 +184,32 @@ class Symbols:
         self._keep(value.node.expr, node, value, tag)
         return node
 
-    # ------------------------------------------------------------------ numbers that depend on values inside tensors
+    # ---- numbers that depend on values inside tensors
     def data_dependent_parts(self, n: Any) -> list[tuple[Any, Any]]:
-        """(symbol, its SymInt) for each symbol in a number that depends on values inside tensors."""
+        """(symbol, its SymInt) for each symbol in a number that depends on values inside
+        tensors."""
         if not isinstance(n, torch.SymInt) or is_ragged(n):
             return []
         env = self.mode.shape_env
-        return [(s, symint(env, s)) for s in sorted(n.node.expr.free_symbols, key=str) if env.is_unbacked_symint(s)]
+        return [
+            (s, symint(env, s))
+            for s in sorted(n.node.expr.free_symbols, key=str)
+            if env.is_unbacked_symint(s)
+        ]
 
     def assertions(self, tag: str) -> Iterator[fx.Node]:
-        """Nodes that check in each call what the trace took for true of such numbers (``torch._check``, bounds)."""
+        """Nodes that check in each call what the trace took for true of such numbers
+        (``torch._check``, bounds)."""
         if not self.data_dependent:
             return
         known = {*self._nodes, *self._sources}
-        for row in (row for rows in self.mode.shape_env.deferred_runtime_asserts.values() for row in rows):
+        for row in (
+            row for rows in self.mode.shape_env.deferred_runtime_asserts.values() for row in rows
+        ):
             if not row.expr.free_symbols <= known:
                 raise UnsupportedError(
-                    "a condition on values inside tensors cannot be checked in each call", got=row.expr
+                    "a condition on values inside tensors cannot be checked in each call",
+                    got=row.expr,
                 )
             text = f"a condition on values inside tensors does not hold: {row.expr}"
             condition = self._expression_node(row.expr, tag)

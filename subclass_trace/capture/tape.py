@@ -1,7 +1,9 @@
-"""The retained fake autograd graph: traces a backward for any set of tangents without running the user function again.
+"""The retained fake autograd graph: traces a backward for any set of tangents without running the
+user function again.
 
-`Tape.trace` appends the backward's operations to the recorder's graph and returns a finished joint graph whose outputs
-are ``[*forward outputs, *leaves of the gradients]``. See docs/notes/tangents.md.
+`Tape.trace` appends the backward's operations to the recorder's graph and returns a finished joint
+graph whose outputs are ``[*forward outputs, *leaves of the gradients]``. See
+docs/notes/tangents.md.
 """
 
 from __future__ import annotations
@@ -34,15 +36,18 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class TracedBackward:
-    """One backward: the joint graph it is part of, the names of its tangents, the specs of its gradients.
+    """One backward: the joint graph it is part of, the names of its tangents, the specs of its
+    gradients.
 
-    The first ``num_forward`` outputs of ``joint`` are the forward's; the last ``draws`` of them are random numbers that
-    nothing reads, kept because drawing them moves the generator, or of operations with effects.
+    The first ``num_forward`` outputs of ``joint`` are the forward's; the last ``draws`` of them are
+    random numbers that nothing reads, kept because drawing them moves the generator, or of
+    operations with effects.
 
-    ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
-    with ``create_graph``), and ``differentiable`` tells which gradients are its outputs: those with a history of their own.
-    ``passed[k]``: gradient k is the very object that is ("tangent", number of the output) or ("gradient", k), or None.
-    ``guards``: on the Python state that its code read.
+    ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself
+    (only when traced with ``create_graph``), and ``differentiable`` tells which gradients are its
+    outputs: those with a history of their own. ``passed[k]``: gradient k is the very object that is
+    ("tangent", number of the output) or ("gradient", k), or None. ``guards``: on the Python state
+    that its code read.
     """
 
     joint: fx.GraphModule
@@ -58,7 +63,8 @@ class TracedBackward:
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """Differentiable outputs, the gradient edges of the inputs, and the session that they were traced in.
+    """Differentiable outputs, the gradient edges of the inputs, and the session that they were
+    traced in.
 
     Attributes:
         described: what each output is.
@@ -74,7 +80,8 @@ class Tape:
     forward: TracedForward
 
     def guess(self) -> list[Spec]:
-        """The tangents that the live outputs suggest, one per output; the author hook is honoured."""
+        """The tangents that the live outputs suggest, one per output; the author hook is
+        honoured."""
         specs = []
         with self.session.modes(), torch_api.without_tracing(), torch.no_grad():
             for out in self.outputs:
@@ -87,18 +94,27 @@ class Tape:
         return specs
 
     def trace(
-        self, tangents: Sequence[Spec | None], *, create_graph: bool = False, autocast: Sequence[Any] = ()
+        self,
+        tangents: Sequence[Spec | None],
+        *,
+        create_graph: bool = False,
+        autocast: Sequence[Any] = (),
     ) -> TracedBackward:
         """Trace the backward for these tangents (None: this output has none).
 
-        With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape, after the region's own.
-        ``autocast``: the state under which the engine runs the backward, see `torch_api.autocast_state`.
+        With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape,
+        after the region's own. ``autocast``: the state under which the engine runs the backward,
+        see `torch_api.autocast_state`.
         """
         recorder = self.session.recorder
         present = [k for k, spec in enumerate(tangents) if spec is not None]
         values, names, tracked = list[Tensor](), list[str](), list[Tensor]()
         known = set(recorder.graph.nodes)
-        with self.session.modes(), torch.set_grad_enabled(create_graph), torch_api.autocast_as(autocast):
+        with (
+            self.session.modes(),
+            torch.set_grad_enabled(create_graph),
+            torch_api.autocast_as(autocast),
+        ):
             for k in present:
                 spec = tangents[k]
                 assert spec is not None
@@ -129,12 +145,18 @@ class Tape:
             described = gradients_of(self.of, [None if row is None else row[1] for row in flat])
             joint = finish(recorder, self.forward, nodes, described, passes=self.session.passes)
         untouched = {
-            k: t for k, t in zip(present, values, strict=True) if not any(map(recorder.was_written, leaves_of(t)))
+            k: t
+            for k, t in zip(present, values, strict=True)
+            if not any(map(recorder.was_written, leaves_of(t)))
         }
         passed = _passed(grads, untouched)
         live, following = list[int](), None
         if create_graph:  # what is passed on has a history of its own
-            live = [k for k, g in enumerate(grads) if g is not None and g.requires_grad and passed[k] is None]
+            live = [
+                k
+                for k, g in enumerate(grads)
+                if g is not None and g.requires_grad and passed[k] is None
+            ]
             outputs = tuple(g for k in live if (g := grads[k]) is not None)
             new = [
                 TangentOf(self.described[k])
@@ -152,17 +174,22 @@ class Tape:
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)
         counts = (len(self.forward.outputs) + hidden, hidden)
-        return TracedBackward(joint, *counts, tuple(names), specs, following, tuple(live), passed, state.guards)
+        return TracedBackward(
+            joint, *counts, tuple(names), specs, following, tuple(live), passed, state.guards
+        )
 
     def _contexts(self) -> list[tuple[Path, Spec]]:
         with torch_api.plain_dispatch():
             return [(path, flatten(wrapper)[1]) for path, wrapper in self.session.wrappers]
 
     def _check_contexts(self, before: Sequence[Spec]) -> None:
-        """Traced wrappers have copies of what can be changed in contexts: what a backward changes would be changed in those."""
+        """Traced wrappers have copies of what can be changed in contexts: what a backward changes
+        would be changed in those."""
         for known, (path, now) in zip(before, self._contexts(), strict=True):
             if not same_but_for_grad(known, now):
-                raise UnsupportedError("a custom backward or a hook changes the flatten context of an input", path=path)
+                raise UnsupportedError(
+                    "a custom backward or a hook changes the flatten context of an input", path=path
+                )
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
@@ -177,7 +204,10 @@ class Tape:
     def _tangent(self, number: int, spec: Spec) -> tuple[Tensor, list[str]]:
         recorder, out = self.session.recorder, self.outputs[number]
         with torch_api.without_tracing(), torch.no_grad():
-            leaves = [torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in spec_leaves(spec)]
+            leaves = [
+                torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device)
+                for s in spec_leaves(spec)
+            ]
         described = tangents_of([self.described[number]], [spec])
         names = [recorder.tangent(leaf, d) for leaf, d in zip(leaves, described, strict=True)]
         if out.is_nested:  # a jagged tangent has the very offsets of its output
@@ -190,8 +220,14 @@ class Tape:
 
     def _outliving(self) -> frozenset[Any]:
         """The storages of inputs and results: what a backward writes there, others would see."""
-        inputs = [n for n in placeholders(self.session.recorder.graph) if not str(n.target).startswith("tangents")]
-        values = [n.meta.get("val") for n in (*inputs, *self.forward.outputs) if isinstance(n, fx.Node)]
+        inputs = [
+            n
+            for n in placeholders(self.session.recorder.graph)
+            if not str(n.target).startswith("tangents")
+        ]
+        values = [
+            n.meta.get("val") for n in (*inputs, *self.forward.outputs) if isinstance(n, fx.Node)
+        ]
         strided = [v for v in values if isinstance(v, Tensor) and v.layout is torch.strided]
         return frozenset(map(torch_api.storage_ref, strided))
 
@@ -202,7 +238,12 @@ class Tape:
             return [None] * len(self.edges)
         try:
             return torch.autograd.grad(
-                outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
+                outs,
+                self.edges,
+                tangents,
+                allow_unused=True,
+                retain_graph=True,
+                create_graph=create,
             )
         except torch_api.DATA_DEPENDENT_ERRORS as error:
             raise refusal_of_data(error) from error
@@ -216,11 +257,13 @@ class Tape:
             ) from error
 
 
-def _passed(grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]) -> tuple[tuple[str, int] | None, ...]:
+def _passed(
+    grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]
+) -> tuple[tuple[str, int] | None, ...]:
     """Gradients that are a tangent itself, or an earlier gradient.
 
-    Autograd accumulates by reference what nobody else holds. Two objects made of the same leaves would end as two
-    ``.grad`` in one memory.
+    Autograd accumulates by reference what nobody else holds. Two objects made of the same leaves
+    would end as two ``.grad`` in one memory.
     """
     known = {id(t): ("tangent", k) for k, t in tangents.items()}
     rows = []
@@ -231,24 +274,34 @@ def _passed(grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]) -> t
 
 
 def _refuse_effects(nodes: Sequence[fx.Node]) -> None:
-    """Refuse what a backward calls for what it does; a check of the values that were checked in the forward is left out."""
+    """Refuse what a backward calls for what it does; a check of the values that were checked in the
+    forward is left out."""
     for node in nodes:
         if is_kept(node) and node.target not in CHECKS:
             raise NeedsEager(
-                "the backward calls an operation that has effects", got=node.target, fix="call it in the forward"
+                "the backward calls an operation that has effects",
+                got=node.target,
+                fix="call it in the forward",
             )
 
 
 def _fresh_like(t: Tensor) -> Tensor:
-    # Dense strides are kept; anything else becomes contiguous, and the run time brings real tangents to it.
+    # Dense strides are kept; anything else becomes contiguous, and the run time brings real
+    # tangents to it.
     if torch_api.is_dense(t):
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     return torch.empty(t.shape, dtype=t.dtype, device=t.device)
 
 
 def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
-    """The dense tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve a tangent from."""
-    return [leaf for node in nodes_behind(outputs, edges) for t in _saved_of(node) for leaf in leaves_of(t)]
+    """The dense tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve
+    a tangent from."""
+    return [
+        leaf
+        for node in nodes_behind(outputs, edges)
+        for t in _saved_of(node)
+        for leaf in leaves_of(t)
+    ]
 
 
 def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
@@ -260,20 +313,22 @@ def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tenso
 def connected(outputs: Sequence[Tensor], rows: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
     """Those of the rows (input number, gradient edge) that the histories of ``outputs`` lead to.
 
-    An input that the region only overwrites (a module's ``self.aux = loss``) brings the graph of the last step along,
-    which is freed by now: as in eager, no backward may lead there.
+    An input that the region only overwrites (a module's ``self.aux = loss``) brings the graph of
+    the last step along, which is freed by now: as in eager, no backward may lead there.
     """
     reached = set(nodes_behind(outputs, []))
     return [row for row in rows if row[1].node in reached]
 
 
 def saves_out_of_sight(outputs: Sequence[Tensor], edges: Sequence[Any]) -> bool:
-    """Is there a node that does not tell what it holds? That of an in-place operation on a view holds another node."""
+    """Is there a node that does not tell what it holds? That of an in-place operation on a view
+    holds another node."""
     return any(node.name().endswith("CopySlices") for node in nodes_behind(outputs, edges))
 
 
 def nodes_behind(nodes: Iterable[Any], edges: Sequence[Any]) -> Iterator[Any]:
-    """These nodes of the autograd graph, or those of tensors, and all behind them, as far as the edges."""
+    """These nodes of the autograd graph, or those of tensors, and all behind them, as far as the
+    edges."""
     seen: set[Any] = {None, *(e.node for e in edges)}
     todo: list[Any] = [n.grad_fn if isinstance(n, Tensor) else n for n in nodes]
     while todo:
@@ -301,5 +356,7 @@ def _saved_names(cls: type) -> tuple[str, ...]:
     """Where a node holds tensors. To read a number that it holds would make one of a symbol."""
     if cls not in _SAVED_NAMES:
         names = dir(cls)
-        _SAVED_NAMES[cls] = tuple(n for n in names if n.startswith("_saved_") and f"_raw{n}" in names)
+        _SAVED_NAMES[cls] = tuple(
+            n for n in names if n.startswith("_saved_") and f"_raw{n}" in names
+        )
     return _SAVED_NAMES[cls]

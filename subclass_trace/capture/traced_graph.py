@@ -19,7 +19,8 @@ _VALUES = (Tensor, *torch_api.SYM_TYPES)
 
 
 class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
-    """Inputs, constants and results of one graph, by the tensors that stand for them, and the mode that writes it.
+    """Inputs, constants and results of one graph, by the tensors that stand for them, and the mode
+    that writes it.
 
     Attributes:
         mode: the FakeTensorMode of the trace.
@@ -42,10 +43,14 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         return True
 
     def __init__(
-        self, mode: Any, decompositions: dict[Any, Callable[..., Any]], results: torch_api.FakeResults
+        self,
+        mode: Any,
+        decompositions: dict[Any, Callable[..., Any]],
+        results: torch_api.FakeResults,
     ) -> None:
         super().__init__()
-        # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.
+        # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the
+        # user.
         self._mode_key = torch_api.PROXY_MODE_KEY
         self.mode, self.decompositions, self.results = mode, decompositions, results
         self.graph, self.root = fx.Graph(), torch.nn.Module()
@@ -54,7 +59,9 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
         self.tag = "is_forward"
         self._last_placeholder: fx.Node | None = None
-        self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
+        self._nodes: dict[
+            int, tuple[fx.Node, Tensor]
+        ] = {}  # holds the tensors, so that ids stay unique
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
         self.numbers = itertools.count()  # of constants and branches, of all traces into this graph
         self._adopted: list[int] = []
@@ -95,11 +102,16 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         return node
 
     def placeholder(self, name: str, value: Any, *, is_untouched: bool = False) -> fx.Node:
-        """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node.
+        """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its
+        node.
 
         ``is_untouched``: no operation will run on ``value`` itself, so that it needs no snapshot.
         """
-        with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
+        with (
+            self.graph.inserting_after(self._last_placeholder)
+            if self._last_placeholder
+            else self._at_start()
+        ):
             node = self.graph.placeholder(name)
         self._last_placeholder = node
         if isinstance(value, Tensor):
@@ -116,7 +128,8 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         return node
 
     def primal(self, value: Any) -> int:
-        """Add the next dense graph input, ``primals_N``: a leaf of an input as it came in, or a number; returns N - 1."""
+        """Add the next dense graph input, ``primals_N``: a leaf of an input as it came in, or a
+        number; returns N - 1."""
         self.primals += 1
         self.placeholder(f"primals_{self.primals}", value, is_untouched=True)
         return self.primals - 1
@@ -136,7 +149,9 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         """``value`` is what ``node`` computes."""
         self._nodes[id(value)] = (node, value)
         # Without grad mode nothing will give the value a history: it is its own snapshot.
-        snapshot = torch_api.is_fake(value) and (torch.is_grad_enabled() or node.op == "placeholder")
+        snapshot = torch_api.is_fake(value) and (
+            torch.is_grad_enabled() or node.op == "placeholder"
+        )
         node.meta["val"] = torch_api.detached(self.mode, value) if snapshot else value
 
     def alias(self, value: Tensor, like: Tensor) -> None:
@@ -186,7 +201,9 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
 
     def erase(self, nodes: Sequence[fx.Node]) -> None:
         """Take nodes of a trace that failed out again, else the forward would run them."""
-        self._lifted = {k: row for k, row in self._lifted.items() if self._nodes[id(row[0])][0] not in nodes}
+        self._lifted = {
+            k: row for k, row in self._lifted.items() if self._nodes[id(row[0])][0] not in nodes
+        }
         for node in nodes:
             self.graph.erase_node(node)
 
@@ -204,9 +221,13 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
             else:
                 self.track(out, node)
         elif isinstance(out, (list, tuple)):
-            node.meta["val"] = type(out)(torch_api.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out)
+            node.meta["val"] = type(out)(
+                torch_api.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out
+            )
             for i, o in enumerate(out):
-                if isinstance(o, (Tensor, list, tuple)):  # flex attention's backward has a tuple of gradients
+                if isinstance(
+                    o, (Tensor, list, tuple)
+                ):  # flex attention's backward has a tuple of gradients
                     item = self.graph.call_function(operator.getitem, (node, i))
                     item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
                     self.track_result(item, o)

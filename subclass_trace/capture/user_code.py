@@ -1,4 +1,5 @@
-"""Where the user's code is: the frames that issue an operation, and where a recorded node comes from."""
+"""Where the user's code is: the frames that issue an operation, and where a recorded node comes
+from."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ _ON_BEHALF = frozenset({"__repr__", "__str__", "__format__", "handle_torch_funct
 
 
 def asking_frame(frame: Any) -> Any:
-    """The frame of user code that asks for the text of an object in ``frame``; None where torch or this package asks."""
+    """The frame of user code that asks for the text of an object in ``frame``; None where torch or
+    this package asks."""
     frame = asking(frame)
-    while frame is not None and not is_user_code(frame.f_code) and frame.f_code.co_name in _ON_BEHALF:
+    while (
+        frame is not None and not is_user_code(frame.f_code) and frame.f_code.co_name in _ON_BEHALF
+    ):
         frame = asking(frame.f_back)
     return frame if frame is not None and is_user_code(frame.f_code) else None
 
@@ -36,7 +40,9 @@ _here = threading.local()  # ``text``: frames of the code on whose behalf this t
 
 def frames_of_text(text: str | None) -> tuple[tuple[Any, int], ...]:
     """The frames of a stack trace, innermost first, as `user_frames` has them."""
-    return tuple((_Code(file, name), int(line)) for file, line, name in reversed(_FRAME.findall(text or "")))
+    return tuple(
+        (_Code(file, name), int(line)) for file, line, name in reversed(_FRAME.findall(text or ""))
+    )
 
 
 @contextlib.contextmanager
@@ -50,7 +56,8 @@ def runs_for(text: str | None) -> Iterator[None]:
 
 
 def user_frames(frame: Any, stop: Any) -> tuple[tuple[Any, int], ...]:
-    """(code object, line) of the user's frames from ``frame`` outwards, innermost first, up to ``stop`` exclusive."""
+    """(code object, line) of the user's frames from ``frame`` outwards, innermost first, up to
+    ``stop`` exclusive."""
     if text := getattr(_here, "text", None):
         return frames_of_text(text)
     found = []

@@ -15,12 +15,16 @@ Tensor = torch.Tensor
 _OPERANDS = (Tensor, int, float, complex)
 
 
-def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any], kind: type = Tensor) -> Iterator[Any]:
+def written_arguments(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], kind: type = Tensor
+) -> Iterator[Any]:
     """The tensors that an operation writes, by its schema; or nodes."""
     return (t for t, written in _tensors(func, args, kwargs, kind) if written)
 
 
-def _tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any], kind: type = Tensor) -> Iterator[tuple[Any, bool]]:
+def _tensors(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], kind: type = Tensor
+) -> Iterator[tuple[Any, bool]]:
     """The tensors among the arguments of an operation, and whether it writes them."""
     for i, a in enumerate(func._schema.arguments):
         value = kwargs[a.name] if a.name in kwargs else args[i] if i < len(args) else None
@@ -29,20 +33,31 @@ def _tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any], kind: type 
                 yield t, a.alias_info is not None and a.alias_info.is_write
 
 
-def check_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line: Callable[[], str | None]) -> None:
-    """Fake kernels let pass what real ones refuse, or what they do in the order of their reads and writes.
+def check_write(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], line: Callable[[], str | None]
+) -> None:
+    """Fake kernels let pass what real ones refuse, or what they do in the order of their reads and
+    writes.
 
     Raises:
-        RuntimeError: the result has no place in the dtype of what is written, as that of ``x.mul_(1j)`` for a real ``x``.
-        NeedsEager: eager mode is asked.
+        RuntimeError: the result has no place in the dtype of what is written, as that of
+        ``x.mul_(1j)`` for a real ``x``. NeedsEager: eager mode is asked.
     """
-    if torch.Tag.pointwise in func.tags and len(args) > 1 and all(isinstance(a, _OPERANDS) for a in args[:2]):
+    if (
+        torch.Tag.pointwise in func.tags
+        and len(args) > 1
+        and all(isinstance(a, _OPERANDS) for a in args[:2])
+    ):
         kind = torch.result_type(args[0], args[1])
         if not torch.can_cast(kind, args[0].dtype):
-            raise RuntimeError(f"result type {kind} can't be cast to the desired output type {args[0].dtype}")
+            raise RuntimeError(
+                f"result type {kind} can't be cast to the desired output type {args[0].dtype}"
+            )
     name = func._schema.name.removeprefix("aten::")
     rows = list(_tensors(func, args, kwargs))
-    each = torch.Tag.pointwise in func.tags or name == "copy_"  # one element of each for one that is written
+    each = (
+        torch.Tag.pointwise in func.tags or name == "copy_"
+    )  # one element of each for one that is written
     lists = name.startswith("_foreach")
     if lists and _meet([t for t, writes in rows if writes]):
         raise refused_write(func, rows[0][0], line(), "one element by several tensors of a list")
@@ -60,7 +75,9 @@ def _meet(tensors: Sequence[Tensor]) -> bool:
     """Do two of these share an element?"""
     seen: dict[Any, list[Tensor]] = {}
     for t in tensors:
-        others = seen.setdefault(torch_api.storage_ref(t) if t.layout is torch.strided else id(t), [])
+        others = seen.setdefault(
+            torch_api.storage_ref(t) if t.layout is torch.strided else id(t), []
+        )
         if any(may_overlap(t, other) for other in others):
             return True
         others.append(t)
@@ -83,17 +100,20 @@ def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError
         "the backward of the region writes to an input or a result of the region",
         path=line,
         got=f"{func} on a tensor of shape {tuple(written.shape)}",
-        fix="hand the new contents out as the gradient of that input (zoo.DelayedFP8Linear does), or call "
+        fix="hand the new contents out as the gradient of that input (zoo.DelayedFP8Linear "
+        "does), or call "
         "torch.autograd.grad inside the region, so that the backward is a part of it",
     )
 
 
 def collective(func: Any, line: str | None) -> UnsupportedError:
-    """The schemas of ``c10d`` say nothing of what is written, and a handle comes out, which no graph can hold."""
+    """The schemas of ``c10d`` say nothing of what is written, and a handle comes out, which no
+    graph can hold."""
     return UnsupportedError(
         "the region calls a collective in place",
         path=line,
         got=str(func),
-        fix="wait for it at once (async_op=False), on dense contiguous tensors, or call the functional form "
+        fix="wait for it at once (async_op=False), on dense contiguous tensors, or call the "
+        "functional form "
         "(torch.distributed._functional_collectives)",
     )

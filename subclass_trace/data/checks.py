@@ -1,7 +1,8 @@
-"""What a record that was read may hold: fields of the types that its class declares, and texts that are names.
+"""What a record that was read may hold: fields of the types that its class declares, and texts that
+are names.
 
-Entries are written as source, in which numbers and names of a plan stand as they are. So a description that somebody has
-tampered with is refused here, before any text is made of it.
+Entries are written as source, in which numbers and names of a plan stand as they are. So a
+description that somebody has tampered with is refused here, before any text is made of it.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ def check(record: Any) -> Any:
     """The record itself.
 
     Raises:
-        DescriptionError: a field is of another type, or what no plan of ours has; the path names it.
+        DescriptionError: a field is of another type, or what no plan of ours has; the path names
+        it.
     """
     cls: Any = type(record)
     for name, fits in _checks(cls):
         if not fits(getattr(record, name)):
             got = short(getattr(record, name))
-            raise DescriptionError("a field of another type", path=f"{cls.__name__}.{name}", got=got)
+            raise DescriptionError(
+                "a field of another type", path=f"{cls.__name__}.{name}", got=got
+            )
     holds = _RULES.get(cls)
     if holds is not None and not holds(record):
         raise DescriptionError("a record that no plan has", path=cls.__name__)
@@ -74,7 +78,9 @@ def check_of(hint: Any) -> Callable[[Any], bool]:
     if origin is tuple and args[1:] != (...,):
         each = [*map(check_of, args)]
         return lambda v: (
-            isinstance(v, tuple) and len(v) == len(each) and all(f(x) for f, x in zip(each, v, strict=True))
+            isinstance(v, tuple)
+            and len(v) == len(each)
+            and all(f(x) for f, x in zip(each, v, strict=True))
         )
     parts = [check_of(arg) for arg in args if arg is not ...]
     if origin in (typing.Union, types.UnionType):
@@ -124,7 +130,9 @@ _RULES: dict[type, Callable[[Any], bool]] = {
         and is_name(getattr(row.symbol, "name", None))
     ),
     SharedLeaf: lambda leaf: leaf.kind in _SHARED,
-    ViewStep: lambda step: isinstance(step.operation, torch_api.OpOverload) and all(is_name(k) for k, _ in step.kwargs),
+    ViewStep: lambda step: (
+        isinstance(step.operation, torch_api.OpOverload) and all(is_name(k) for k, _ in step.kwargs)
+    ),
     SideEffect: _is_effect,
     WrapperSpec: _is_wrapper,
     Template: lambda template: all(is_name(name) for name, _ in template.constants),

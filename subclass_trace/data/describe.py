@@ -69,7 +69,8 @@ class BackwardParts:
 
 @dataclass(frozen=True, eq=False)
 class BackwardsParts:
-    """The backwards of a description; see `Backwards`. ``trace``: what the forward's trace was like."""
+    """The backwards of a description; see `Backwards`. ``trace``: what the forward's trace was
+    like."""
 
     inputs: int
     takes_batches: bool
@@ -81,7 +82,8 @@ class BackwardsParts:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What `read` gives: the records of a specialization, for the roots of a call. ``alone``: its forward saves nothing."""
+    """What `read` gives: the records of a specialization, for the roots of a call. ``alone``: its
+    forward saves nothing."""
 
     ambient: Ambient
     guards: StateGuards
@@ -93,20 +95,32 @@ class Parts:
 
 
 def versions() -> list[str]:
-    """What a description holds for besides what it says: torch, Python, this package's vocabulary."""
+    """What a description holds for besides what it says: torch, Python, this package's
+    vocabulary."""
     git = getattr(torch.version, "git_version", None) or ""
-    return [str(torch.__version__), git[:12], ".".join(map(str, sys.version_info[:3])), str(VERSION)]
+    return [
+        str(torch.__version__),
+        git[:12],
+        ".".join(map(str, sys.version_info[:3])),
+        str(VERSION),
+    ]
 
 
-# ---------------------------------------------------------------------------------------------- writing
+# ---- writing
 def describe(
-    ambient: Ambient, guards: StateGuards, program: Program, graphs: Graphs, options: list[str], call: Call
+    ambient: Ambient,
+    guards: StateGuards,
+    program: Program,
+    graphs: Graphs,
+    options: list[str],
+    call: Call,
 ) -> Description:
     """The description of a specialization.
 
     Args:
         options: what of a region's options decides a trace.
-        call: the roots: the function, and the arguments where something among them is found by its place.
+        call: the roots: the function, and the arguments where something among them is found by its
+        place.
     """
     w = _Writer(call, program.plan)
     state = w.guards(guards)
@@ -147,7 +161,9 @@ class _Writer(GraphWriter):
     def __init__(self, call: Call, plan: Plan) -> None:
         super().__init__(call)
         self._classes: dict[type, None] = {}
-        self._parts: dict[int, list[Any]] = {}  # id of a part of the context of an input -> where it is
+        self._parts: dict[
+            int, list[Any]
+        ] = {}  # id of a part of the context of an input -> where it is
         for row in plan.inputs.rows:
             self._find_parts(row.spec, row.position, [])
 
@@ -179,7 +195,8 @@ class _Writer(GraphWriter):
         return super().other(value, path)
 
     def classes(self) -> Any:
-        """The wrapper classes, with fingerprints of their methods: some run where nothing is recorded."""
+        """The wrapper classes, with fingerprints of their methods: some run where nothing is
+        recorded."""
         found = []
         for cls in self._classes:
             name = name_of(cls)
@@ -215,7 +232,8 @@ class _Writer(GraphWriter):
 
 
 def trace_of(nodes: Iterable[fx.Node]) -> str:
-    """What the trace of a forward was like, so that another one is known to be the same: its operations, by name."""
+    """What the trace of a forward was like, so that another one is known to be the same: its
+    operations, by name."""
     rows = []
     for node in nodes:
         named = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.name)
@@ -223,7 +241,7 @@ def trace_of(nodes: Iterable[fx.Node]) -> str:
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:24]
 
 
-# ---------------------------------------------------------------------------------------------- reading
+# ---- reading
 def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts:
     """The parts of a description, for the roots of a call. Nothing of it is run.
 
@@ -232,8 +250,8 @@ def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts
         fakes: see `GraphReader`.
 
     Raises:
-        DescriptionError: it is broken, of another version, or names something that is not loaded; the path names the field.
-        Unlike: what is here is something else than what it was made of.
+        DescriptionError: it is broken, of another version, or names something that is not loaded;
+        the path names the field. Unlike: what is here is something else than what it was made of.
     """
     with _typed():
         _check(data, options)
@@ -241,7 +259,8 @@ def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts
 
 
 def differs(data: Any, function: Any, options: list[str]) -> None:
-    """Compare all that can be told without the arguments of a call: what is read of the function, its code, its parameters.
+    """Compare all that can be told without the arguments of a call: what is read of the function,
+    its code, its parameters.
 
     Raises:
         DescriptionError: as `read`.
@@ -260,7 +279,9 @@ def _typed() -> Iterator[None]:
     except SubclassTraceError:
         raise
     except Exception as error:
-        raise DescriptionError("a broken description", got=f"{type(error).__name__}: {error}") from error
+        raise DescriptionError(
+            "a broken description", got=f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _check(data: Any, options: list[str]) -> None:
@@ -274,7 +295,9 @@ def _check(data: Any, options: list[str]) -> None:
         raise DescriptionError("a broken description", path="gaps", got=type(gaps).__name__)
     if gaps:
         raise DescriptionError(
-            "the description has gaps: it is not portable", path="gaps", got="; ".join(map(str, gaps))[:400]
+            "the description has gaps: it is not portable",
+            path="gaps",
+            got="; ".join(map(str, gaps))[:400],
         )
     if data.get("options") != options:
         raise Unlike(Reason(f"options: expected {data.get('options')}, got {options}"))
@@ -365,7 +388,9 @@ class _Apart(_Reader):
     """Reads what does not hang on the arguments of a call."""
 
     def __init__(self, data: dict[str, Any], function: Any) -> None:
-        super().__init__(data["places"], Call((), {}, function), fakes=False, constants=data["constants"])
+        super().__init__(
+            data["places"], Call((), {}, function), fakes=False, constants=data["constants"]
+        )
 
     def read(self, place: Place) -> Any:
         """As any.
@@ -395,14 +420,23 @@ class _Apart(_Reader):
             with contextlib.suppress(_OfACall):
                 read = self.row(*row)
                 places = (read.place, *others_of(read))
-                if not any(place.moves or place.late or self._comes_later(place) for place in places):
+                if not any(
+                    place.moves or place.late or self._comes_later(place) for place in places
+                ):
                     self._compare_row(read)
         flat = [*map(self.at, data["guards"]["flat"])]
-        self._flat = [None if place.moves or self._comes_later(place) else self._read_or_none(place) for place in flat]
+        self._flat = [
+            None if place.moves or self._comes_later(place) else self._read_or_none(place)
+            for place in flat
+        ]
         with contextlib.suppress(_OfACall):  # parts of a plan may be those of arguments
             plan = self.value(data["plan"])
             for row in plan.inputs.rows:
-                if (place := flat[row.position]).moves or row.of_gradient or self._comes_later(place):
+                if (
+                    (place := flat[row.position]).moves
+                    or row.of_gradient
+                    or self._comes_later(place)
+                ):
                     continue
                 if (why := other_input(row, self.read(place))) is not None:
                     raise Unlike(why)

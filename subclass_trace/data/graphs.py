@@ -1,8 +1,10 @@
-"""Programs as data: lists of nodes in their order, each with its operation by name, its arguments, and what its value is like.
+"""Programs as data: lists of nodes in their order, each with its operation by name, its arguments,
+and what its value is like.
 
-An argument is named by how many nodes before it stands, so that equal layers are equal text; an output by its number. Values
-are written as layouts: sizes, strides, dtype, device, with expressions over symbols where they have some; `GraphReader` makes
-fake tensors of them, so that a back end compiles what it would have compiled after a trace.
+An argument is named by how many nodes before it stands, so that equal layers are equal text; an
+output by its number. Values are written as layouts: sizes, strides, dtype, device, with expressions
+over symbols where they have some; `GraphReader` makes fake tensors of them, so that a back end
+compiles what it would have compiled after a trace.
 """
 
 from __future__ import annotations
@@ -42,7 +44,16 @@ _PYTHON = {
             operator.floordiv,
             operator.mod,
         ),
-        *(operator.pow, operator.neg, operator.pos, operator.abs, operator.eq, operator.ne, operator.lt, operator.le),
+        *(
+            operator.pow,
+            operator.neg,
+            operator.pos,
+            operator.abs,
+            operator.eq,
+            operator.ne,
+            operator.lt,
+            operator.le,
+        ),
         *(
             operator.gt,
             operator.ge,
@@ -55,14 +66,17 @@ _PYTHON = {
         ),
     )
 }
-_OF_TORCH = {name: getattr(torch, name) for name in dir(torch) if name.startswith(("sym_", "_sym_"))}
+_OF_TORCH = {
+    name: getattr(torch, name) for name in dir(torch) if name.startswith(("sym_", "_sym_"))
+}
 _BUILT_IN = {"round": round, "float": float, "int": int, "bool": bool, "pow": pow, "divmod": divmod}
 _MATH = {name: f for name, f in vars(math).items() if callable(f)}
 _TABLES = {"python": _PYTHON, "torch": _OF_TORCH, "built-in": _BUILT_IN, "math": _MATH}
 
 
 class GraphWriter(PlaceWriter):
-    """Writes halves of a partition. ``symbols``: those that stand in values, with what is known of them."""
+    """Writes halves of a partition. ``symbols``: those that stand in values, with what is known of
+    them."""
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
@@ -93,21 +107,40 @@ class GraphWriter(PlaceWriter):
 
     def proofs(self, halves: Iterable[tuple[Half, bool]]) -> Any:
         """What was proved of the calls of programs (with: is it run by autograd?)."""
-        found = {row: None for half, by_autograd in halves for row in proofs_of(half, by_autograd=by_autograd)}
+        found = {
+            row: None
+            for half, by_autograd in halves
+            for row in proofs_of(half, by_autograd=by_autograd)
+        }
         return [[name_of(op), pattern, where] for op, pattern, where in found]
 
     def _node(self, node: fx.Node, half: Half, number: Callable[[fx.Node], int], path: str) -> Any:
-        kept = {name: node.meta[name] for name in _KEPT if type(node.meta.get(name)) in (int, str, bool)}
+        kept = {
+            name: node.meta[name] for name in _KEPT if type(node.meta.get(name)) in (int, str, bool)
+        }
         if lines := str(node.meta.get("stack_trace") or "").splitlines():
-            last = max((k for k, line in enumerate(lines) if line.startswith("  File ")), default=None)
+            last = max(
+                (k for k, line in enumerate(lines) if line.startswith("  File ")), default=None
+            )
             kept |= {} if last is None else {"stack_trace": "\n".join(lines[last:])}
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(half.owner)
-            known = self._nested(held, path) if isinstance(held, fx.GraphModule) else self.value(held, path)
+            known = (
+                self._nested(held, path)
+                if isinstance(held, fx.GraphModule)
+                else self.value(held, path)
+            )
             return ["constant", node.name, known, kept]
         args = [self.argument(a, number, path) for a in node.args]
         named = {k: self.argument(v, number, path) for k, v in node.kwargs.items()}
-        return [self._target(node.target, path), node.name, args, named, self.example(node.meta.get("val")), kept]
+        return [
+            self._target(node.target, path),
+            node.name,
+            args,
+            named,
+            self.example(node.meta.get("val")),
+            kept,
+        ]
 
     def _nested(self, module: fx.GraphModule, path: str) -> Any:
         """The graph of a branch: its result has a structure of its own."""
@@ -133,9 +166,15 @@ class GraphWriter(PlaceWriter):
         if isinstance(arg, fx.Node):
             return ["node", number(arg)]
         if isinstance(arg, (list, tuple)):
-            return ["list" if isinstance(arg, list) else "tuple", *(self.argument(a, number, path) for a in arg)]
+            return [
+                "list" if isinstance(arg, list) else "tuple",
+                *(self.argument(a, number, path) for a in arg),
+            ]
         if isinstance(arg, slice):
-            return ["slice", *(self.argument(a, number, path) for a in (arg.start, arg.stop, arg.step))]
+            return [
+                "slice",
+                *(self.argument(a, number, path) for a in (arg.start, arg.stop, arg.step)),
+            ]
         if isinstance(arg, dict):
             return ["dict", *([k, self.argument(v, number, path)] for k, v in arg.items())]
         return self.value(arg, path)
@@ -147,7 +186,10 @@ class GraphWriter(PlaceWriter):
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or not torch_api.is_fake(value):
                 return None
-            numbers = [[self._size(n) for n in ns] for ns in (value.shape, value.stride(), (value.storage_offset(),))]
+            numbers = [
+                [self._size(n) for n in ns]
+                for ns in (value.shape, value.stride(), (value.storage_offset(),))
+            ]
             kind = [str(value.dtype).removeprefix("torch."), str(value.device), *numbers]
             return ["tensor", *kind, [value.is_conj(), value.is_neg()]]
         if isinstance(value, (list, tuple)):
@@ -179,7 +221,8 @@ class GraphReader(PlaceReader):
     """Reads programs; all of one description share a fake mode.
 
     Args:
-        fakes: values are fake tensors, as a compiler wants them, also where sizes are plain numbers: stand-ins do for the
+        fakes: values are fake tensors, as a compiler wants them, also where sizes are plain
+        numbers: stand-ins do for the
             eager back end, and a fake mode imports Dynamo.
     """
 
@@ -217,7 +260,9 @@ class GraphReader(PlaceReader):
         for entry in data["body"]:
             nodes.append(self._node(graph, owner, nodes, *entry))
         outputs = [self._argument(o, nodes) for o in data["outputs"]]
-        return Half(torch_api.graph_module(owner, graph), nodes[:count], nodes[count:], outputs, {}), nodes
+        return Half(
+            torch_api.graph_module(owner, graph), nodes[:count], nodes[count:], outputs, {}
+        ), nodes
 
     def _nested(self, data: Any, result: Any) -> fx.GraphModule:
         half, nodes = self._graph(data)
@@ -226,11 +271,21 @@ class GraphReader(PlaceReader):
         return torch_api.graph_module(half.owner, graph)
 
     def _node(
-        self, graph: fx.Graph, owner: torch.nn.Module, nodes: list[fx.Node], target: Any, name: str, *rest: Any
+        self,
+        graph: fx.Graph,
+        owner: torch.nn.Module,
+        nodes: list[fx.Node],
+        target: Any,
+        name: str,
+        *rest: Any,
     ) -> fx.Node:
         if target == "constant":
             data, kept = rest
-            held = self._nested(*data[1:]) if type(data) is list and data[:1] == ["graph"] else self.value(data)
+            held = (
+                self._nested(*data[1:])
+                if type(data) is list and data[:1] == ["graph"]
+                else self.value(data)
+            )
             attribute = f"_constant{len(nodes)}"
             setattr(owner, attribute, held)
             node = graph.create_node("get_attr", attribute, (), {}, name)
@@ -275,7 +330,7 @@ class GraphReader(PlaceReader):
             return {k: self._argument(v, nodes) for k, v in rest}
         return self.value(data)
 
-    # ------------------------------------------------------------------------------------------ values
+    # ---- values
     def example(self, data: Any) -> Any:
         """A fake value that is like this."""
         if type(data) is not list:
@@ -286,7 +341,10 @@ class GraphReader(PlaceReader):
         if tag == "number":
             return self._number(*rest)
         dtype, device, size, stride, offset, lazy = rest
-        rows = [[self._number(*n) if type(n) is list else n for n in numbers] for numbers in (size, stride, offset)]
+        rows = [
+            [self._number(*n) if type(n) is list else n for n in numbers]
+            for numbers in (size, stride, offset)
+        ]
         return self._like(rows, getattr(torch, dtype), torch.device(device), lazy)
 
     def _like(self, rows: Any, dtype: torch.dtype, device: torch.device, lazy: Any) -> Any:
@@ -295,7 +353,9 @@ class GraphReader(PlaceReader):
             return torch_api.fake_like(self.mode, size, stride, offset[0], dtype, device, lazy)
         if True in lazy:
             return None
-        return torch_api.StandIn.make(tuple(size), tuple(stride), dtype, device, torch.strided, False, offset[0])
+        return torch_api.StandIn.make(
+            tuple(size), tuple(stride), dtype, device, torch.strided, False, offset[0]
+        )
 
     def _number(self, kind: str, expr: Any, hint: Any) -> Any:
         return torch_api.symbolic_number(self.mode.shape_env, kind, self.value(expr), hint)
@@ -305,7 +365,9 @@ class GraphReader(PlaceReader):
         if not isinstance(held, torch.Tensor):
             return None
         lazy = (held.is_conj(), held.is_neg())
-        return self._like((held.shape, held.stride(), [held.storage_offset()]), held.dtype, held.device, lazy)
+        return self._like(
+            (held.shape, held.stride(), [held.storage_offset()]), held.dtype, held.device, lazy
+        )
 
     @property
     def mode(self) -> Any:

@@ -53,7 +53,9 @@ _TYPES: dict[str, type] = {
 }
 #: how the things that a region writes are written; torch's flags
 _TABLES: dict[str, Any] = {
-    name: getattr(writes, name) for name in dir(writes) if isinstance(getattr(writes, name), writes.Table)
+    name: getattr(writes, name)
+    for name in dir(writes)
+    if isinstance(getattr(writes, name), writes.Table)
 }
 _TABLES["FLAGS"] = FLAGS
 
@@ -132,12 +134,13 @@ def _of_module(thing: Any) -> Iterator[Name]:
 
 
 def _class_name(cls: type) -> Any:
-    """By name; of a class that is not torch's or Python's with a fingerprint of what no row of a guard says."""
+    """By name; of a class that is not torch's or Python's with a fingerprint of what no row of a
+    guard says."""
     own = cls.__module__.partition(".")[0] not in ("torch", "builtins", *sys.stdlib_module_names)
     return ["class", cls.__module__, cls.__qualname__, *([shape_of_class(cls)] if own else [])]
 
 
-# ---------------------------------------------------------------------------------------------- finding
+# ---- finding
 def find(name: Name) -> Any:
     """The thing of this name.
 
@@ -179,7 +182,9 @@ def _member(owner: Name, name: str) -> Any:
 def _attribute(module: str, name: str) -> Any:
     """Of a module: a function of C, another module, a table of hooks."""
     found = vars(sys.modules[module])[name]
-    return found if isinstance(found, (*C_CALLABLES, types.ModuleType, type(torch.ops))) else MISSING
+    return (
+        found if isinstance(found, (*C_CALLABLES, types.ModuleType, type(torch.ops))) else MISSING
+    )
 
 
 def _built_in_of(owner: Name, name: str) -> Any:
@@ -232,9 +237,10 @@ _FINDERS: dict[str, Callable[..., Any]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------- fingerprints
+# ---- fingerprints
 def fingerprint(code: types.CodeType) -> str:
-    """A hash of what a code object does: its instructions, names and constants, those of nested code, no lines or comments."""
+    """A hash of what a code object does: its instructions, names and constants, those of nested
+    code, no lines or comments."""
     return _fingerprint(code)
 
 
@@ -258,15 +264,21 @@ def _constant(value: Any) -> str:
 
 
 def shape_of_class(cls: type) -> str:
-    """A hash of what C code asks of a class: its bases and metaclass, the values of an enumeration, the fields of a tuple."""
-    bases = [f"{type(base).__qualname__} {base.__module__}.{base.__qualname__}" for base in cls.__mro__]
-    held = [repr(getattr(cls, name, None)) for name in ("_fields", "_field_defaults", "__match_args__")]
+    """A hash of what C code asks of a class: its bases and metaclass, the values of an enumeration,
+    the fields of a tuple."""
+    bases = [
+        f"{type(base).__qualname__} {base.__module__}.{base.__qualname__}" for base in cls.__mro__
+    ]
+    held = [
+        repr(getattr(cls, name, None)) for name in ("_fields", "_field_defaults", "__match_args__")
+    ]
     members = [f"{m._name_} {m._value_!r}" for m in cls] if issubclass(cls, enum.Enum) else []
     return hashlib.sha256("\n".join((*bases, *held, *members)).encode()).hexdigest()[:16]
 
 
 def fingerprint_of_class(cls: type) -> str:
-    """A hash of the shape of a class and of the code of its methods; of those of torch and Python the versions tell."""
+    """A hash of the shape of a class and of the code of its methods; of those of torch and Python
+    the versions tell."""
     parts = [shape_of_class(cls)]
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] in ("torch", "builtins"):

@@ -1,14 +1,15 @@
 """Places, rows and guards as data.
 
-A place is written once, as (place before, kind of step, key), and named by its number. A key or a known thing that has no name
-is written as "what stands at that place", so that a Parameter that is a key of an optimizer's state is found again.
+A place is written once, as (place before, kind of step, key), and named by its number. A key or a
+known thing that has no name is written as "what stands at that place", so that a Parameter that is
+a key of an optimizer's state is found again.
 
-The id of a hook is a key in the tables of its module, and another number in each process: it is written as the n-th key of such
-a table.
+The id of a hook is a key in the tables of its module, and another number in each process: it is
+written as the n-th key of such a table.
 
-A row that tells an identity names the thing, or says what stood there: its class, and the code of the functions that it is made
-of. What stands there when the description is bound is that thing from then on: with what else it was compared, and what was
-looked up by it, is said by rows of their own.
+A row that tells an identity names the thing, or says what stood there: its class, and the code of
+the functions that it is made of. What stands there when the description is bound is that thing from
+then on: with what else it was compared, and what was looked up by it, is said by rows of their own.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def may_be_called(function: Any) -> bool:
 
 
 class PlaceWriter(Writer):
-    """Writes places, and all that names one. ``call``: the roots, for what is found by its place alone."""
+    """Writes places, and all that names one. ``call``: the roots, for what is found by its place
+    alone."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class PlaceWriter(Writer):
         self._hooks: dict[int, tuple[Place, int]] = {}
         self._found: dict[int, tuple[Any, Place]] | None = None
 
-    # ------------------------------------------------------------------------------------------ places
+    # ---- places
     def place(self, place: Place) -> int:
         """The number of a place."""
         known = self._numbers.get(place)
@@ -94,7 +96,12 @@ class PlaceWriter(Writer):
     def _hook(self, place: Place, key: Any) -> Any:
         """The id of a hook that stands in a table of hooks."""
         table = None if place.parent is None else place.parent.key
-        if place.kind != "item" or type(key) is not int or type(table) is not str or not table.startswith(HOOKS):
+        if (
+            place.kind != "item"
+            or type(key) is not int
+            or type(table) is not str
+            or not table.startswith(HOOKS)
+        ):
             return None
         found = self._hooks.get(key)
         return None if found is None else ["hook", self.place(found[0]), found[1]]
@@ -147,12 +154,14 @@ class PlaceWriter(Writer):
     #: places that are not written yet, at which things may stand
     _waiting: tuple[Place, ...] = ()
 
-    # ------------------------------------------------------------------------------------------ rows
+    # ---- rows
     def guards(self, guards: StateGuards) -> Any:
         """The guards of a specialization, or of a backward."""
         for row in guards.rows:
             if row.kind == "keys" and row.place.kind == "attr" and row.place.key in HOOKS:
-                self._hooks.update((key, (row.place, k)) for k, key in enumerate(row.known) if type(key) is int)
+                self._hooks.update(
+                    (key, (row.place, k)) for k, key in enumerate(row.known) if type(key) is int
+                )
         fixed = (p for row in guards.rows for p in (row.place, *others_of(row)) if not p.late)
         self._waiting, self._found = (*self._waiting, *guards.tensors, *fixed), None
         rows = [self.row(row) for row in guards.rows]
@@ -182,7 +191,9 @@ class PlaceWriter(Writer):
         elif row.kind == "set":
             data = self.members(row, path)
         elif row.kind == "keys":
-            data = [self._hook(row.place.step("item", key), key) or self.key(key, path) for key in known]
+            data = [
+                self._hook(row.place.step("item", key), key) or self.key(key, path) for key in known
+            ]
         else:
             self._by_value = True  # what stands there would be equal to itself
             data = self.value(known, path)
@@ -220,7 +231,11 @@ class PlaceWriter(Writer):
         if data == ["gap"] and (place := self._place_of(value)) is not None:
             del self.gaps[made:]
             return ["at", place]
-        if data == ["gap"] and isinstance(value, type) and (of := self._part_of_thing(value)) is not None:
+        if (
+            data == ["gap"]
+            and isinstance(value, type)
+            and (of := self._part_of_thing(value)) is not None
+        ):
             del self.gaps[made:]
             return of
         return data
@@ -250,7 +265,9 @@ class PlaceReader(Reader):
         if (kind == "cell" and type(told) is not int) or (kind == "inner" and not is_name(told)):
             raise DescriptionError("no such step", path="places", got=repr(told)[:40])
         if kind == "call" and not (parent is not None and may_be_called(self.read(parent))):
-            raise DescriptionError("a guard calls what may do something", path="places", got=str(parent))
+            raise DescriptionError(
+                "a guard calls what may do something", path="places", got=str(parent)
+            )
         return Place(parent, kind, told, name)
 
     def at(self, number: Any) -> Place:
@@ -293,11 +310,15 @@ class PlaceReader(Reader):
 
     def guards(self, data: Any) -> StateGuards:
         """The guards."""
-        if type(data["positional"]) is not int or not all(type(name) is str for name in data["keywords"]):
+        if type(data["positional"]) is not int or not all(
+            type(name) is str for name in data["keywords"]
+        ):
             raise DescriptionError("no arguments of a call", path="guards.positional")
         rows = tuple(self.row(*row) for row in data["rows"])
         flat, tensors = (tuple(map(self.at, data[name])) for name in ("flat", "tensors"))
-        return StateGuards.of(rows, flat, tensors, data["positional"], tuple(data["keywords"]), self.call.function)
+        return StateGuards.of(
+            rows, flat, tensors, data["positional"], tuple(data["keywords"]), self.call.function
+        )
 
     def row(self, kind: str, number: int, data: Any) -> Row:
         """One row."""

@@ -18,11 +18,14 @@ from ..runtime.state_code import state_holds
 from .describe import BackwardParts, Parts
 
 
-def program_of(parts: Parts, backend: Backend, again: Callable[[Any], Tape]) -> tuple[Program, Graphs]:
+def program_of(
+    parts: Parts, backend: Backend, again: Callable[[Any], Tape]
+) -> tuple[Program, Graphs]:
     """A program whose graphs a back end compiles: the forward now, a backward when it first runs.
 
     Args:
-        again: traces a call once more, for a backward of other tangents than those that are described.
+        again: traces a call once more, for a backward of other tangents than those that are
+        described.
     """
     plan, half, known = parts.plan, parts.first, parts.backwards
     second = known.compiled[0].half if known is not None and known.compiled else None
@@ -37,7 +40,11 @@ def program_of(parts: Parts, backend: Backend, again: Callable[[Any], Tape]) -> 
         saved = {row.name: row for row in plan.gradients.saved}
         rest = (backward_compiler(backend), known.output_paths, known.symbols, again)
         backwards = Backwards(None, saved, *rest)
-        backwards.inputs, backwards.takes_batches, backwards.trace = known.inputs, known.takes_batches, known.trace
+        backwards.inputs, backwards.takes_batches, backwards.trace = (
+            known.inputs,
+            known.takes_batches,
+            known.trace,
+        )
         for backward in known.compiled:
             _describe_backward(backward, plan)
             backwards.add(_compiled(backward, backend))
@@ -60,4 +67,6 @@ def _compiled(b: BackwardParts, backend: Backend) -> CompiledBackward:
     state = None if b.reads is None else state_holds(b.reads)
     when = Circumstances(False, b.conditions, state, b.autocast, b.dtensor)
     call = OnFirstUse(lambda: compile_half(backend, backend.backward, b.half, is_backward=True))
-    return CompiledBackward(b.tangents, b.tangent_names, b.inputs, call, b.grads, b.passed, when, None, b.reads, b.half)
+    return CompiledBackward(
+        b.tangents, b.tangent_names, b.inputs, call, b.grads, b.passed, when, None, b.reads, b.half
+    )

@@ -1,10 +1,12 @@
-"""Values as data: literals, containers, records of this package, expressions over symbols, and things that have names.
+"""Values as data: literals, containers, records of this package, expressions over symbols, and
+things that have names.
 
-What JSON has stands for itself; all else is a list that begins with a tag. One line of `_CODECS` says of each kind how it is
-written and read. A float is written in hexadecimal: every bit of it.
+What JSON has stands for itself; all else is a list that begins with a tag. One line of `_CODECS`
+says of each kind how it is written and read. A float is written in hexadecimal: every bit of it.
 
 >>> Writer().value((1, 0.5, float("nan"), {"k": torch.float32}))
-['tuple', 1, ['float', '0x1.0000000000000p-1'], ['float', 'nan'], ['dict', ['k', ['dtype', 'float32']]]]
+['tuple', 1, ['float', '0x1.0000000000000p-1'], ['float', 'nan'], ['dict', ['k', ['dtype',
+'float32']]]]
 >>> Reader().value(Writer().value((1, [2], slice(3))))
 (1, [2], slice(None, 3, None))
 >>> writer = Writer()
@@ -46,9 +48,14 @@ RECORDS: dict[str, Any] = {
     for cls in vars(module).values()
     if dataclasses.is_dataclass(cls) and isinstance(cls, type)
 }
-RECORDS |= {cls.__name__: cls for cls in (Path, Template, torch_api.DTensorModes, torch_api.AttentionKernels)}
+RECORDS |= {
+    cls.__name__: cls
+    for cls in (Path, Template, torch_api.DTensorModes, torch_api.AttentionKernels)
+}
 _FIELDS: dict[type, tuple[str, ...]] = {
-    cls: tuple(cls._fields) if hasattr(cls, "_fields") else tuple(f.name for f in dataclasses.fields(cls))
+    cls: tuple(cls._fields)
+    if hasattr(cls, "_fields")
+    else tuple(f.name for f in dataclasses.fields(cls))
     for cls in RECORDS.values()
 }
 _PLAIN = (bool, int, str, type(None))
@@ -69,7 +76,8 @@ class Writer:
 
     Attributes:
         gaps: what could not be.
-        constants: the bytes of tensors, in base64, by the name under which the tensors ask for them.
+        constants: the bytes of tensors, in base64, by the name under which the tensors ask for
+        them.
     """
 
     def __init__(self) -> None:
@@ -96,7 +104,11 @@ class Writer:
             return ["missing"]
         if (name := name_of(value)) is not None:
             return ["named", *name]
-        if isinstance(value, tuple) and hasattr(value, "_fields") and (name := name_of(type(value))) is not None:
+        if (
+            isinstance(value, tuple)
+            and hasattr(value, "_fields")
+            and (name := name_of(type(value))) is not None
+        ):
             return [
                 "named tuple",
                 name,
@@ -114,7 +126,11 @@ class Writer:
             return ["of text", type(value).__name__, *_BY_TEXT[type(value)][0](value)]
         if torch_api.is_numpy_scalar(value):
             return ["number of numpy", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
-        if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and not value.dtype.hasobject:
+        if (
+            type(value).__module__ == "numpy"
+            and type(value).__name__ == "ndarray"
+            and not value.dtype.hasobject
+        ):
             text = base64.b64encode(value.tobytes()).decode()
             return ["array", value.dtype.str, [*value.shape], text]
         if torch_api.is_expression(value):
@@ -125,14 +141,24 @@ class Writer:
 
     def tensor(self, value: torch.Tensor, path: str) -> Any:
         """A constant of the trace, whole."""
-        plain = torch_api.is_dense(value) and not torch_api.is_lazy(value) and value.device.type == "cpu"
+        plain = (
+            torch_api.is_dense(value)
+            and not torch_api.is_lazy(value)
+            and value.device.type == "cpu"
+        )
         if not plain or value.requires_grad or value.storage_offset():
             return self.gap(path, "a tensor that is no plain constant")
         held = torch_api.bytes_of(value)
         name = hashlib.sha256(held).hexdigest()[:24]
         if name not in self.constants:
             self.constants[name] = base64.b64encode(held).decode()
-        return ["tensor", str(value.dtype).removeprefix("torch."), [*value.shape], [*value.stride()], name]
+        return [
+            "tensor",
+            str(value.dtype).removeprefix("torch."),
+            [*value.shape],
+            [*value.stride()],
+            name,
+        ]
 
 
 class Reader:
@@ -163,8 +189,17 @@ class Reader:
             return read(self, *data[1:])
         except (DescriptionError, Unlike):
             raise
-        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise DescriptionError("a broken value", path=data[0], got=f"{type(error).__name__}: {error}") from error
+        except (
+            ArithmeticError,
+            AttributeError,
+            IndexError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise DescriptionError(
+                "a broken value", path=data[0], got=f"{type(error).__name__}: {error}"
+            ) from error
 
 
 class _Codec(NamedTuple):
@@ -180,7 +215,10 @@ def _items(w: Writer, value: Any, path: str) -> list[Any]:
 
 
 def _pairs(w: Writer, value: dict[Any, Any], path: str) -> list[Any]:
-    return [[w.value(k, f"a key of {path}"), w.value(v, f"{path}[{short(k)}]")] for k, v in value.items()]
+    return [
+        [w.value(k, f"a key of {path}"), w.value(v, f"{path}[{short(k)}]")]
+        for k, v in value.items()
+    ]
 
 
 def _set(w: Writer, value: Any, path: str) -> list[Any]:
@@ -189,7 +227,10 @@ def _set(w: Writer, value: Any, path: str) -> list[Any]:
 
 def _record(w: Writer, value: Any, path: str) -> list[Any]:
     cls = type(value)
-    return [cls.__name__, *(w.value(getattr(value, name), f"{path}.{name}") for name in _FIELDS[cls])]
+    return [
+        cls.__name__,
+        *(w.value(getattr(value, name), f"{path}.{name}") for name in _FIELDS[cls]),
+    ]
 
 
 def _read_record(r: Reader, name: str, *fields: Any) -> Any:
@@ -259,9 +300,13 @@ def _hex(value: float) -> str:
 _BY_CLASS: dict[type, _Codec] = {
     float: _Codec("float", lambda w, v, p: [_hex(v)], lambda r, t: _floats(t)),
     complex: _Codec(
-        "complex", lambda w, v, p: [_hex(v.real), _hex(v.imag)], lambda r, a, b: complex(_floats(a), _floats(b))
+        "complex",
+        lambda w, v, p: [_hex(v.real), _hex(v.imag)],
+        lambda r, a, b: complex(_floats(a), _floats(b)),
     ),
-    bytes: _Codec("bytes", lambda w, v, p: [base64.b64encode(v).decode()], lambda r, t: base64.b64decode(t)),
+    bytes: _Codec(
+        "bytes", lambda w, v, p: [base64.b64encode(v).decode()], lambda r, t: base64.b64decode(t)
+    ),
     tuple: _Codec("tuple", _items, lambda r, *items: tuple(map(r.value, items))),
     list: _Codec("list", _items, lambda r, *items: [*map(r.value, items)]),
     set: _Codec("set", _set, lambda r, *items: {*map(r.value, items)}),
@@ -270,7 +315,9 @@ _BY_CLASS: dict[type, _Codec] = {
     torch.Size: _Codec("Size", _items, lambda r, *items: torch.Size(map(r.value, items))),
     context.Sizes: _Codec("Sizes", _items, lambda r, *items: context.Sizes(map(r.value, items))),
     slice: _Codec(
-        "slice", lambda w, v, p: _items(w, (v.start, v.stop, v.step), p), lambda r, *items: slice(*map(r.value, items))
+        "slice",
+        lambda w, v, p: _items(w, (v.start, v.stop, v.step), p),
+        lambda r, *items: slice(*map(r.value, items)),
     ),
     range: _Codec("range", lambda w, v, p: [v.start, v.stop, v.step], lambda r, *n: range(*n)),
     type(...): _Codec("...", lambda w, v, p: [], lambda r: ...),

@@ -1,4 +1,5 @@
-"""Export: a module over wrapper tensors becomes a `torch.export.ExportedProgram` over the dense tensors inside of them.
+"""Export: a module over wrapper tensors becomes a `torch.export.ExportedProgram` over the dense
+tensors inside of them.
 
 >>> import torch, subclass_trace as st
 >>> from subclass_trace.zoo import TwoTensor
@@ -12,8 +13,9 @@
 >>> torch.equal(exported.unflatten_outputs(flat).a, model(x).a)
 True
 
-The graph is the one that a region would run: there is no second trace. The program needs nothing of this package:
-`torch.export.save`, AOTInductor and ``torch.onnx.export(dynamo=True)`` take it. See docs/deploying.md.
+The graph is the one that a region would run: there is no second trace. The program needs nothing of
+this package: `torch.export.save`, AOTInductor and ``torch.onnx.export(dynamo=True)`` take it. See
+docs/deploying.md.
 """
 
 from __future__ import annotations
@@ -55,18 +57,26 @@ def export(
 
     Args:
         args, kwargs: of an example call.
-        dynamic_shapes: as of `torch.export.export`: argument -> dimension -> `torch.export.Dim`, or one of its hints.
-        joint: the program gives gradients, too: of the loss, or for tangents that follow the arguments.
-        strict: what a call would change besides tensors (an attribute, a list) is an error; else it is left out.
+        dynamic_shapes: as of `torch.export.export`: argument -> dimension -> `torch.export.Dim`, or
+        one of its hints. joint: the program gives gradients, too: of the loss, or for tangents that
+        follow the arguments. strict: what a call would change besides tensors (an attribute, a
+        list) is an error; else it is left out.
 
     Raises:
         ExportError: it cannot be exported; the path says what, the fix how it can.
     """
     if not isinstance(args, tuple):
-        raise ExportError("args is no tuple", path="args", expected="a tuple of arguments", got=type(args).__name__)
+        raise ExportError(
+            "args is no tuple",
+            path="args",
+            expected="a tuple of arguments",
+            got=type(args).__name__,
+        )
     named, state = (
         dict(kwargs or {}),
-        FlatState.of(function) if isinstance(function, torch.nn.Module) else FlatState({}, {}, {}, {}),
+        FlatState.of(function)
+        if isinstance(function, torch.nn.Module)
+        else FlatState({}, {}, {}, {}),
     )
     called = function.forward if isinstance(function, torch.nn.Module) else function
     wanted = wanted_dims(called, args, named, dynamic_shapes)
@@ -77,10 +87,18 @@ def export(
     history = history_of(wanted, values)
     options = Options(frontend="trace")
     try:
-        with torch_api.dynamo_lock(), TRACE_LOCK, torch.set_grad_enabled(joint or torch.is_grad_enabled()):
-            captured, state_read, maker = traced_call(function, (args, named), options, history, session, True)
+        with (
+            torch_api.dynamo_lock(),
+            TRACE_LOCK,
+            torch.set_grad_enabled(joint or torch.is_grad_enabled()),
+        ):
+            captured, state_read, maker = traced_call(
+                function, (args, named), options, history, session, True
+            )
             backward = _backward(captured) if joint else None
-            graph = captured.forward_graph(in_place=False)[0] if backward is None else backward.joint
+            graph = (
+                captured.forward_graph(in_place=False)[0] if backward is None else backward.joint
+            )
     except ExportError:
         raise
     except SubclassTraceError as error:
@@ -99,20 +117,28 @@ def _backward(captured: Captured) -> TracedBackward:
     """
     if captured.tape is None:
         raise ExportError(
-            "no result is differentiable", path="joint", fix="let something require grad, or say joint=False"
+            "no result is differentiable",
+            path="joint",
+            fix="let something require grad, or say joint=False",
         )
     return captured.tape.trace(captured.tape.guess())
 
 
-def export_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any = None, **options: Any) -> Exported:
-    """`export` under the name that users of AOTAutograd look for (``aot_export_module``); ``trace_joint=`` is ``joint=``."""
+def export_module(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any = None, **options: Any
+) -> Exported:
+    """`export` under the name that users of AOTAutograd look for (``aot_export_module``);
+    ``trace_joint=`` is ``joint=``."""
     if "trace_joint" in options:
         options["joint"] = options.pop("trace_joint")
     return export(module, args, kwargs, **options)
 
 
-def export_joint(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any) -> Exported:
-    """`export` with ``joint=True``: forward and backward in one program (``aot_export_joint_simple``)."""
+def export_joint(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any
+) -> Exported:
+    """`export` with ``joint=True``: forward and backward in one program
+    (``aot_export_joint_simple``)."""
     return export(function, args, kwargs, joint=True, **options)
 
 

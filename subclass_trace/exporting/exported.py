@@ -30,7 +30,8 @@ pytree = torch_api.pytree
 
 @dataclass(frozen=True, eq=False)
 class Argument:
-    """A tensor among the arguments: its place among the leaves of (args, kwargs), its spec, the names of its dense tensors."""
+    """A tensor among the arguments: its place among the leaves of (args, kwargs), its spec, the
+    names of its dense tensors."""
 
     position: int
     spec: Spec
@@ -45,9 +46,11 @@ class Exported:
         program: the `torch.export.ExportedProgram`.
         state: the state of the module as dense tensors.
         arguments: the tensors that a call passes.
-        gradients: of the joint form: the dense tensors that the gradients are of, in the order in which they follow the
+        gradients: of the joint form: the dense tensors that the gradients are of, in the order in
+        which they follow the
             results;
-        tangents: what such a program takes after the arguments (nothing, where the one result is a loss).
+        tangents: what such a program takes after the arguments (nothing, where the one result is a
+        loss).
     """
 
     program: ExportedProgram
@@ -64,11 +67,14 @@ class Exported:
         """The dense tensors of a call, in the order in which the program takes them.
 
         Raises:
-            ExportError: the arguments have another structure, or a tensor is another kind of wrapper.
+            ExportError: the arguments have another structure, or a tensor is another kind of
+            wrapper.
         """
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if tree != self._tree:
-            raise ExportError("the arguments have another structure", path="args", expected=self._tree, got=tree)
+            raise ExportError(
+                "the arguments have another structure", path="args", expected=self._tree, got=tree
+            )
         for row in self._read:  # numbers, texts: they are in the program
             try:
                 holds = row.holds(Call(args, kwargs))
@@ -77,7 +83,10 @@ class Exported:
             if not holds:
                 fix = "export once more for it"
                 raise ExportError(
-                    "an argument is not what it was exported with", path=row.place, expected=row.code, fix=fix
+                    "an argument is not what it was exported with",
+                    path=row.place,
+                    expected=row.code,
+                    fix=fix,
                 )
         found: list[Tensor] = []
         for a in self.arguments:
@@ -85,7 +94,9 @@ class Exported:
             dense, spec = flatten(leaves[a.position], Path(name))
             if [*_kinds(spec)] != [*_kinds(a.spec)]:
                 expected, got = (", ".join(_kinds(s)) for s in (a.spec, spec))
-                raise ExportError("an argument is of another kind", path=name, expected=expected, got=got)
+                raise ExportError(
+                    "an argument is of another kind", path=name, expected=expected, got=got
+                )
             found += dense
         return tuple(found)
 
@@ -104,23 +115,34 @@ class Exported:
         return made(self._recipe, [values.get(k) for k in range(max(values, default=-1) + 1)])
 
     def run(self, *args: Any, tangents: Sequence[Tensor] = ()) -> Any:
-        """Run the program for positional arguments, without compiling: its result, and of a joint program (result, gradients by
-        name), for ``tangents`` where it takes some.
+        """Run the program for positional arguments, without compiling: its result, and of a joint
+        program (result, gradients by name), for ``tangents`` where it takes some.
 
         Raises:
             ExportError: see `flatten_inputs`; or another number of tangents.
         """
         if len(tangents) != len(self.tangents):
             raise ExportError(
-                "another number of tangents", path="tangents", expected=len(self.tangents), got=len(tangents)
+                "another number of tangents",
+                path="tangents",
+                expected=len(self.tangents),
+                got=len(tangents),
             )
         state = {**self.program.state_dict, **self.program.constants}
-        given = [state[s.target] for s in self.program.graph_signature.input_specs if s.target is not None]
+        given = [
+            state[s.target]
+            for s in self.program.graph_signature.input_specs
+            if s.target is not None
+        ]
         with torch.no_grad():
             flat = self.program.graph_module(*given, *self.flatten_inputs(*args), *tangents)
         flat = list(flat)[len(flat) - self._shown - len(self.gradients) :]
         result = self.unflatten_outputs(flat[: self._shown])
-        return (result, dict(zip(self.gradients, flat[self._shown :], strict=True))) if self.gradients else result
+        return (
+            (result, dict(zip(self.gradients, flat[self._shown :], strict=True)))
+            if self.gradients
+            else result
+        )
 
     @property
     def _shown(self) -> int:
@@ -146,7 +168,9 @@ class Exported:
             "tied": self.state.tied,
             "shared": self.state.shared,
             "arguments": [[[*a.names], writer.value(a.spec, str(a.names))] for a in self.arguments],
-            "results": [[k, writer.value(spec, f"result {k}")] for k, (spec, _) in self._outputs.items()],
+            "results": [
+                [k, writer.value(spec, f"result {k}")] for k, (spec, _) in self._outputs.items()
+            ],
         }
         for gap in writer.gaps:
             raise ExportError("a context cannot be described", path=gap.path, got=gap.what)

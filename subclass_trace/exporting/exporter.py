@@ -85,9 +85,11 @@ class Exporter:
         limits |= unbacked_ranges(captured.session.shape_env, self.graph.graph)
         is_tuple = backward is not None or not isinstance(recipe, Output) or len(shown) != 1
         program = build(self.graph, [*self.inputs.values()], outputs, limits, is_tuple=is_tuple)
-        return Exported(program, self.state, arguments, gradients, tangents, tree, recipe, places, self.read)
+        return Exported(
+            program, self.state, arguments, gradients, tangents, tree, recipe, places, self.read
+        )
 
-    # ---------------------------------------------------------------- what cannot be
+    # ---- what cannot be
     def _check_effects(self) -> None:
         captured = self.captured
         if captured.inputs.sizes:
@@ -98,12 +100,20 @@ class Exporter:
             )
         if captured.mutations.gradients:
             row = captured.inputs.rows[captured.mutations.gradients[0][0]]
-            raise ExportError("a call sets .grad", path=f"{row.path}.grad", fix="say joint=True, which gives gradients")
+            raise ExportError(
+                "a call sets .grad",
+                path=f"{row.path}.grad",
+                fix="say joint=True, which gives gradients",
+            )
         for effect in captured.recipes.effects if self.strict else ():
             fix = "take it out of the function, or say strict=False: the program leaves it out"
-            raise ExportError("a call changes Python state, which a program does not", path=str(effect.place), fix=fix)
+            raise ExportError(
+                "a call changes Python state, which a program does not",
+                path=str(effect.place),
+                fix=fix,
+            )
 
-    # ---------------------------------------------------------------- inputs
+    # ---- inputs
     def _reals(self, flat: Sequence[Any]) -> list[int]:
         """For each dense leaf of the trace, the id of the tensor that it stands for."""
         found: dict[int, int] = {}
@@ -117,31 +127,51 @@ class Exporter:
     def _nodes(self) -> dict[int, fx.Node]:
         """Number of a leaf -> its placeholder."""
         by_name = {str(n.target): n for n in self.graph.graph.find_nodes(op="placeholder")}
-        return {k: by_name[f"primals_{n + 1}"] for k, n in enumerate(self.captured.inputs.leaf_primals)}
+        return {
+            k: by_name[f"primals_{n + 1}"] for k, n in enumerate(self.captured.inputs.leaf_primals)
+        }
 
     def _add(
-        self, name: str, kind: InputKind, value: Tensor, nodes: Mapping[int, fx.Node], persistent: Any = None
+        self,
+        name: str,
+        kind: InputKind,
+        value: Tensor,
+        nodes: Mapping[int, fx.Node],
+        persistent: Any = None,
     ) -> None:
         number = next((k for k, real in enumerate(self._numbers) if real == id(value)), None)
         node = None if number is None else nodes[number]
         mode = self.captured.session.mode
-        fake = mode.from_tensor(value.detach(), static_shapes=True) if node is None else node.meta["val"]
+        fake = (
+            mode.from_tensor(value.detach(), static_shapes=True)
+            if node is None
+            else node.meta["val"]
+        )
         self.target[id(value)] = name
         self.inputs[name] = ProgramInput(name, kind, node, fake, value, persistent)
 
-    def _name_state(self, reals: list[int], nodes: Mapping[int, fx.Node], changed: set[int]) -> None:
+    def _name_state(
+        self, reals: list[int], nodes: Mapping[int, fx.Node], changed: set[int]
+    ) -> None:
         self._numbers = reals
         owner = {name: e for e in self.state.entries.values() for name in e.leaves}
         for name, tensor in self.state.tensors.items():
             entry = owner[name]
-            trains = entry.value.requires_grad and tensor.is_floating_point() and id(tensor) not in changed
+            trains = (
+                entry.value.requires_grad
+                and tensor.is_floating_point()
+                and id(tensor) not in changed
+            )
             if entry.kind == "parameter" and trains:
                 self._add(name, InputKind.PARAMETER, tensor, nodes)
             else:
                 self._add(name, InputKind.BUFFER, tensor, nodes, entry.kind != "non-persistent")
 
     def _name_arguments(
-        self, values: Mapping[str, Tensor], positions: Mapping[str, int], nodes: Mapping[int, fx.Node]
+        self,
+        values: Mapping[str, Tensor],
+        positions: Mapping[str, int],
+        nodes: Mapping[int, fx.Node],
     ) -> tuple[Argument, ...]:
         found = []
         names = self._argument_names()
@@ -150,13 +180,16 @@ class Exporter:
             known = [self.target[id(t)] for t in leaves if id(t) in self.target]
             if known or len({*map(id, leaves)}) < len(leaves):
                 raise ExportError(
-                    "two dense tensors of the arguments, or of an argument and the module, are one object",
+                    "two dense tensors of the arguments, or of an argument and the module, are "
+                    "one object",
                     path=path,
                     got=known[0] if known else "two of its own",
                     fix="give the example different ones: a program takes each by itself",
                 )
             for (name, kind), leaf in zip(
-                ((n, InputKind.USER_INPUT) for n in leaf_paths(spec, names(path))), leaves, strict=True
+                ((n, InputKind.USER_INPUT) for n in leaf_paths(spec, names(path))),
+                leaves,
+                strict=True,
             ):
                 self._add(name, kind, leaf, nodes)
             found.append(Argument(positions[path], spec, tuple(leaf_paths(spec, names(path)))))
@@ -166,15 +199,25 @@ class Exporter:
         """``args[0]`` -> the name of the parameter."""
         try:
             known = [
-                p.name for p in inspect.signature(self.called).parameters.values() if p.kind is not p.VAR_POSITIONAL
+                p.name
+                for p in inspect.signature(self.called).parameters.values()
+                if p.kind is not p.VAR_POSITIONAL
             ]
         except (TypeError, ValueError):
             known = []
 
         def name(path: str) -> str:
             for k, known_name in enumerate(known):
-                path = path.replace(f"args[{k}]", known_name, 1) if path.startswith(f"args[{k}]") else path
-            return path.replace("kwargs['", "").replace("']", "") if path.startswith("kwargs['") else path
+                path = (
+                    path.replace(f"args[{k}]", known_name, 1)
+                    if path.startswith(f"args[{k}]")
+                    else path
+                )
+            return (
+                path.replace("kwargs['", "").replace("']", "")
+                if path.startswith("kwargs['")
+                else path
+            )
 
         return name
 
@@ -182,20 +225,24 @@ class Exporter:
         """Tensors that the function comes upon otherwise: constants."""
         tensors = {id(t): t for t in self._held}
         inside = {
-            k for row in self.captured.inputs.rows for k in row.leaves if getattr(row.descriptor.place, "moves", False)
+            k
+            for row in self.captured.inputs.rows
+            for k in row.leaves
+            if getattr(row.descriptor.place, "moves", False)
         }
         for number, real in enumerate(reals):
             if real not in self.target:
                 if number in inside:
                     raise ExportError(
-                        "a tensor among the arguments is in an object that torch's pytrees do not take apart",
+                        "a tensor among the arguments is in an object that torch's pytrees do "
+                        "not take apart",
                         path=self.captured.inputs.leaf_paths[number],
                         fix="torch.export.register_dataclass, or pass it as an argument of its own",
                     )
                 path = str(self.captured.inputs.leaf_paths[number])
                 self._add(path, InputKind.CONSTANT_TENSOR, tensors[real], nodes)
 
-    # ---------------------------------------------------------------- outputs
+    # ---- outputs
     def _changed(self) -> list[tuple[int, Any]]:
         """(number of a leaf, its new value), for what a call writes."""
         rows = self.captured.inputs.rows
@@ -209,36 +256,61 @@ class Exporter:
         given = self.inputs[self.target[real]]
         if given.kind is InputKind.CONSTANT_TENSOR:
             raise ExportError(
-                "a call writes a tensor that is no state of the module", path=given.name, fix="register a buffer"
+                "a call writes a tensor that is no state of the module",
+                path=given.name,
+                fix="register a buffer",
             )
-        kind = OutputKind.BUFFER_MUTATION if given.kind is InputKind.BUFFER else OutputKind.USER_INPUT_MUTATION
+        kind = (
+            OutputKind.BUFFER_MUTATION
+            if given.kind is InputKind.BUFFER
+            else OutputKind.USER_INPUT_MUTATION
+        )
         return ProgramOutput(node, kind, given.name)
 
-    def _shown(self, recipe: Recipe, is_loss: bool) -> tuple[list[ProgramOutput], dict[int, tuple[Spec | None, slice]]]:
-        """The results, and number of a flat output -> (how it is made, where its dense tensors are among them)."""
+    def _shown(
+        self, recipe: Recipe, is_loss: bool
+    ) -> tuple[list[ProgramOutput], dict[int, tuple[Spec | None, slice]]]:
+        """The results, and number of a flat output -> (how it is made, where its dense tensors are
+        among them)."""
         outputs: list[ProgramOutput] = []
         places: dict[int, tuple[Spec | None, slice]] = {}
         numbers = sorted({*numbers_in(recipe)})
         for number in numbers:
             plan, start = self.captured.results.outputs[number], len(outputs)
             if isinstance(plan, ValueOutput):
-                kind = OutputKind.LOSS_OUTPUT if is_loss and leaf_count(plan.spec) == 1 else OutputKind.USER_OUTPUT
+                kind = (
+                    OutputKind.LOSS_OUTPUT
+                    if is_loss and leaf_count(plan.spec) == 1
+                    else OutputKind.USER_OUTPUT
+                )
                 outputs += [ProgramOutput(n, kind) for n in self.results[self.spans[plan.value]]]
                 places[number] = freeze(plan.spec), slice(start, len(outputs))
             elif isinstance(plan, SizeOutput):
                 first = self.spans[-1].stop if self.spans else 0
-                outputs.append(ProgramOutput(self.results[first + plan.index], OutputKind.USER_OUTPUT))
+                outputs.append(
+                    ProgramOutput(self.results[first + plan.index], OutputKind.USER_OUTPUT)
+                )
                 places[number] = None, slice(start, start + 1)
             else:
-                raise ExportError("a result is no value of the graph", path=str(self.captured.results.paths[number]))
+                raise ExportError(
+                    "a result is no value of the graph",
+                    path=str(self.captured.results.paths[number]),
+                )
         return outputs, places
 
     def _is_loss(self, recipe: Recipe) -> bool:
         """Is the result one dense number that can be differentiated?"""
         numbers = {*numbers_in(recipe)}
         plans = [self.captured.results.outputs[k] for k in numbers]
-        found = [p for p in plans if isinstance(p, ValueOutput) and p.value in self.captured.differentiable]
-        return len(found) == len(self.captured.differentiable) == 1 and getattr(found[0].spec, "size", None) == ()
+        found = [
+            p
+            for p in plans
+            if isinstance(p, ValueOutput) and p.value in self.captured.differentiable
+        ]
+        return (
+            len(found) == len(self.captured.differentiable) == 1
+            and getattr(found[0].spec, "size", None) == ()
+        )
 
     def _tangents(self, backward: TracedBackward, is_loss: bool) -> tuple[str, ...]:
         """Tangents are arguments; of a loss it is 1."""
@@ -252,17 +324,25 @@ class Exporter:
             if is_loss:
                 with self.graph.graph.inserting_after(node):
                     one = self.graph.graph.call_function(
-                        torch.ops.aten.full.default, ([*value.shape], 1), {"dtype": value.dtype, "device": value.device}
+                        torch.ops.aten.full.default,
+                        ([*value.shape], 1),
+                        {"dtype": value.dtype, "device": value.device},
                     )
                 one.meta["val"] = value
                 node.replace_all_uses_with(one)
             else:
-                real = torch.ones([int(n) for n in value.shape], dtype=value.dtype, device=value.device)
+                real = torch.ones(
+                    [int(n) for n in value.shape], dtype=value.dtype, device=value.device
+                )
                 names.append(f"tangent_{number}")
-                self.inputs[names[-1]] = ProgramInput(names[-1], InputKind.USER_INPUT, node, value, real)
+                self.inputs[names[-1]] = ProgramInput(
+                    names[-1], InputKind.USER_INPUT, node, value, real
+                )
         return tuple(names)
 
-    def _gradients(self, backward: TracedBackward, reals: Sequence[int]) -> list[tuple[ProgramOutput, str]]:
+    def _gradients(
+        self, backward: TracedBackward, reals: Sequence[int]
+    ) -> list[tuple[ProgramOutput, str]]:
         """The gradients, with the names of what they are of."""
         nodes, found = iter(self.results[backward.num_forward :]), list[tuple[ProgramOutput, str]]()
         for number, spec in zip(self.captured.differentiated, backward.grads, strict=True):
@@ -272,11 +352,19 @@ class Exporter:
             if spec is None or len(own) != len(names):  # of a dense bias under wrappers, a wrapper
                 found += [
                     (ProgramOutput(node, OutputKind.USER_OUTPUT), ".".join((names[0], *way)))
-                    for node, way in zip(own, leaf_ways(spec) if spec is not None else (), strict=True)
+                    for node, way in zip(
+                        own, leaf_ways(spec) if spec is not None else (), strict=True
+                    )
                 ]
                 continue
             for node, name in zip(own, names, strict=True):
                 of_user = self.inputs[name].kind is InputKind.USER_INPUT
-                kind = OutputKind.GRADIENT_TO_USER_INPUT if of_user else OutputKind.GRADIENT_TO_PARAMETER
+                kind = (
+                    OutputKind.GRADIENT_TO_USER_INPUT
+                    if of_user
+                    else OutputKind.GRADIENT_TO_PARAMETER
+                )
                 found.append((ProgramOutput(node, kind, name), name))
-        return sorted(found, key=lambda row: row[0].kind is not OutputKind.USER_OUTPUT)  # torch wants these first
+        return sorted(
+            found, key=lambda row: row[0].kind is not OutputKind.USER_OUTPUT
+        )  # torch wants these first

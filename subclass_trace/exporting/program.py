@@ -1,7 +1,7 @@
 """An `torch.export.ExportedProgram`, built of our graph: no second trace.
 
-Recipe and traps: parameters and buffers are placeholders under their flat names, constants are lifted, changed inputs come
-first among the outputs, then results, then gradients.
+Recipe and traps: parameters and buffers are placeholders under their flat names, constants are
+lifted, changed inputs come first among the outputs, then results, then gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from .. import torch_api
 from ..capture.graphs import output_args, placeholders
 
 Tensor = torch.Tensor
-_PREFIX = {InputKind.PARAMETER: "p_", InputKind.BUFFER: "b_", InputKind.CONSTANT_TENSOR: "c_", InputKind.USER_INPUT: ""}
+_PREFIX = {
+    InputKind.PARAMETER: "p_",
+    InputKind.BUFFER: "b_",
+    InputKind.CONSTANT_TENSOR: "c_",
+    InputKind.USER_INPUT: "",
+}
 _KEPT = ("val", "stack_trace", "nn_module_stack", "custom", "unbacked_bindings")
 
 
@@ -55,7 +60,8 @@ class ProgramInput:
 
 @dataclass(frozen=True, eq=False)
 class ProgramOutput:
-    """An output: a node of our graph, or a constant; ``target``: the input that it changes, or whose gradient it is."""
+    """An output: a node of our graph, or a constant; ``target``: the input that it changes, or
+    whose gradient it is."""
 
     node: Any
     kind: OutputKind
@@ -115,7 +121,9 @@ def _lifted(module: fx.GraphModule) -> list[ProgramInput]:
         held = operator.attrgetter(str(node.target))(module)
         if isinstance(held, Tensor):
             name = f"lifted_tensor_{len(found)}"
-            found.append(ProgramInput(name, InputKind.CONSTANT_TENSOR, node, node.meta["val"], held))
+            found.append(
+                ProgramInput(name, InputKind.CONSTANT_TENSOR, node, node.meta["val"], held)
+            )
     return found
 
 
@@ -157,7 +165,9 @@ def _output_spec(o: ProgramOutput, result: Any, places: Mapping[str, str]) -> Ou
     is_number = isinstance(result.meta.get("val"), torch.SymInt)
     arg = SymIntArgument(name=result.name) if is_number else TensorArgument(name=result.name)
     of_user = o.kind in (OutputKind.USER_INPUT_MUTATION, OutputKind.GRADIENT_TO_USER_INPUT)
-    return OutputSpec(o.kind, arg, places[o.target] if of_user and o.target is not None else o.target)
+    return OutputSpec(
+        o.kind, arg, places[o.target] if of_user and o.target is not None else o.target
+    )
 
 
 def _is_constant(i: ProgramInput) -> bool:
@@ -178,7 +188,11 @@ def _call_signature(
     signature: ExportGraphSignature, order: Sequence[ProgramInput], is_tuple: bool
 ) -> ModuleCallSignature:
     user = tuple(i.value for i in order if i.kind is InputKind.USER_INPUT)
-    results = [o.arg for o in signature.output_specs if o.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
+    results = [
+        o.arg
+        for o in signature.output_specs
+        if o.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+    ]
     return ModuleCallSignature(
         inputs=[s.arg for s in signature.input_specs if s.kind is InputKind.USER_INPUT],
         outputs=results,

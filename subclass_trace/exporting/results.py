@@ -6,7 +6,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import ExportError
-from ..plan.values import BackReference, Constant, Make, New, Output, Recipe, dict_setter, empty, entries_in, make
+from ..plan.values import (
+    BackReference,
+    Constant,
+    Make,
+    New,
+    Output,
+    Recipe,
+    dict_setter,
+    empty,
+    entries_in,
+    make,
+)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -17,7 +28,9 @@ def check_recipe(recipe: Recipe) -> None:
     """
     for entry in entries_in(recipe):
         fix = "return what is in it"
-        raise ExportError("the result holds an object that stands in the call", path=entry.place, fix=fix)
+        raise ExportError(
+            "the result holds an object that stands in the call", path=entry.place, fix=fix
+        )
 
 
 def made(recipe: Recipe, outputs: Sequence[Any], known: dict[int, Any] | None = None) -> Any:

@@ -21,14 +21,17 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Wanted:
-    """A dimension of an argument that shall be a symbol: ``dim`` is a `torch.export.Dim`, or one of its hints, or True."""
+    """A dimension of an argument that shall be a symbol: ``dim`` is a `torch.export.Dim`, or one of
+    its hints, or True."""
 
     path: str
     dimension: int
     dim: Any
 
 
-def wanted_dims(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], shapes: Any) -> list[Wanted]:
+def wanted_dims(
+    function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], shapes: Any
+) -> list[Wanted]:
     """What ``dynamic_shapes`` asks for.
 
     Raises:
@@ -49,8 +52,13 @@ def wanted_dims(function: Callable[..., Any], args: Any, kwargs: Mapping[str, An
             )
         pairs = [(name, bound[name], shapes[name]) for name in shapes]
     else:
-        pairs = [(name, value, shape) for (name, value), shape in zip(bound.items(), shapes, strict=False)]
-    paths = {name: f"args[{k}]" if k < len(args) else f"kwargs[{name!r}]" for k, name in enumerate(bound)}
+        pairs = [
+            (name, value, shape)
+            for (name, value), shape in zip(bound.items(), shapes, strict=False)
+        ]
+    paths = {
+        name: f"args[{k}]" if k < len(args) else f"kwargs[{name!r}]" for k, name in enumerate(bound)
+    }
     return [w for name, value, shape in pairs for w in _wanted(value, shape, paths[name])]
 
 
@@ -63,7 +71,12 @@ def _wanted(value: Any, shape: Any, path: str) -> Iterator[Wanted]:
             if dim is not None and dim is not Dim.STATIC and type(dim) is not int:
                 if not 0 <= dimension < value.dim():
                     expected = f"a dimension of a tensor with {value.dim()}"
-                    raise ExportError("dynamic_shapes names no dimension", path=path, expected=expected, got=dimension)
+                    raise ExportError(
+                        "dynamic_shapes names no dimension",
+                        path=path,
+                        expected=expected,
+                        got=dimension,
+                    )
                 yield Wanted(path, dimension, dim)
         return
     if isinstance(value, Mapping) and isinstance(shape, Mapping):
@@ -72,20 +85,28 @@ def _wanted(value: Any, shape: Any, path: str) -> Iterator[Wanted]:
         items = [(k, v, s) for k, (v, s) in enumerate(zip(value, shape, strict=False))]
     else:
         raise ExportError(
-            "dynamic_shapes does not fit an argument", path=path, expected=type(value).__name__, got=repr(shape)
+            "dynamic_shapes does not fit an argument",
+            path=path,
+            expected=type(value).__name__,
+            got=repr(shape),
         )
     for key, inner, wanted in items:
         yield from _wanted(inner, wanted, f"{path}[{key!r}]")
 
 
 def history_of(wanted: Sequence[Wanted], values: Mapping[str, Tensor]) -> SizeHistory:
-    """A history in which these sizes have changed; of a wrapper, equal sizes of the tensors inside of it, too."""
+    """A history in which these sizes have changed; of a wrapper, equal sizes of the tensors inside
+    of it, too."""
     history = SizeHistory()
     for row in wanted:
         size = values[row.path].shape[row.dimension]
 
         def note(t: Tensor, path: Path, row: Wanted = row, size: int = size) -> None:
-            here = {row.dimension} if str(path) == row.path else {d for d, n in enumerate(t.shape) if n == size}
+            here = (
+                {row.dimension}
+                if str(path) == row.path
+                else {d for d, n in enumerate(t.shape) if n == size}
+            )
             known = history.varying.get(str(path), frozenset())
             history.varying[str(path)] = known | here
 
@@ -100,7 +121,8 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
         fakes: path -> the traced tensor.
 
     Raises:
-        ExportError: a size that was asked for is a number, or the trace has assumed more of it than a range.
+        ExportError: a size that was asked for is a number, or the trace has assumed more of it than
+        a range.
     """
     found: dict[Any, Any] = {}
     asked: dict[Any, Wanted] = {}
@@ -115,10 +137,15 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
                 path=f"{row.path}.shape[{row.dimension}]",
                 expected=f"a symbol ({row.dim})",
                 got=str(size),
-                fix="say Dim.AUTO, use an example with a size above 1, or remove what needs the number",
+                fix="say Dim.AUTO, use an example with a size above 1, or remove what needs the "
+                "number",
             )
         other = asked.setdefault(symbol, row)
-        if isinstance(row.dim, Dim) and isinstance(other.dim, Dim) and row.dim.__name__ != other.dim.__name__:
+        if (
+            isinstance(row.dim, Dim)
+            and isinstance(other.dim, Dim)
+            and row.dim.__name__ != other.dim.__name__
+        ):
             raise ExportError(
                 "two dynamic sizes are one in the trace",
                 path=f"{row.path}.shape[{row.dimension}]",
@@ -133,10 +160,13 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
             raise ExportError(
                 "the trace takes a dynamic size to be more than in a range",
                 path=", ".join(
-                    f"{asked[s].path}.shape[{asked[s].dimension}]" for s in condition.free_symbols if s in asked
+                    f"{asked[s].path}.shape[{asked[s].dimension}]"
+                    for s in condition.free_symbols
+                    if s in asked
                 ),
                 got=str(condition),
-                fix="export for the sizes that there are, one program each, or change what needs this",
+                fix="export for the sizes that there are, one program each, or change what needs "
+                "this",
             )
         symbol, least, most = narrowed
         found[symbol] = torch_api.narrowed(found[symbol], least, most)

@@ -1,4 +1,5 @@
-"""The state of a module as dense tensors: names that a person knows, tied weights and shared inner tensors once."""
+"""The state of a module as dense tensors: names that a person knows, tied weights and shared inner
+tensors once."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class FlatState:
     Attributes:
         entries: name -> entry, of each distinct parameter and buffer.
         tied: other names of these -> the first one.
-        shared: name of a dense tensor -> an earlier one that is the same object (one scale of two weights).
-        tensors: name -> the dense tensor, each once.
+        shared: name of a dense tensor -> an earlier one that is the same object (one scale of two
+        weights). tensors: name -> the dense tensor, each once.
     """
 
     entries: dict[str, StateEntry]
@@ -77,13 +78,25 @@ class FlatState:
         found: dict[str, Tensor] = {}
         for entry in self._persistent():
             if entry.name not in state_dict:
-                raise ExportError("the state dict lacks a name", path=entry.name, expected=f"{len(self.entries)} names")
+                raise ExportError(
+                    "the state dict lacks a name",
+                    path=entry.name,
+                    expected=f"{len(self.entries)} names",
+                )
             leaves, _ = flatten(state_dict[entry.name], Path(entry.name))
             if len(leaves) != len(entry.leaves):
-                got = f"{type(state_dict[entry.name]).__qualname__} with {len(leaves)} dense tensors"
+                got = (
+                    f"{type(state_dict[entry.name]).__qualname__} with {len(leaves)} dense tensors"
+                )
                 expected = f"one with {', '.join(entry.leaves)}"
-                raise ExportError("a value is of another kind", path=entry.name, expected=expected, got=got)
-            found |= {n: t.detach() for n, t in zip(entry.leaves, leaves, strict=True) if n not in self.shared}
+                raise ExportError(
+                    "a value is of another kind", path=entry.name, expected=expected, got=got
+                )
+            found |= {
+                n: t.detach()
+                for n, t in zip(entry.leaves, leaves, strict=True)
+                if n not in self.shared
+            }
         return found
 
     def unflatten(self, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -106,11 +119,12 @@ class FlatState:
 
 
 def load_flat_state(module: torch.nn.Module, flat: Mapping[str, Tensor]) -> None:
-    """Write a flat state (`Exported.flatten_state_dict`, a file of safetensors) into the dense tensors of a module, in place:
-    tied weights stay tied, shared inner tensors shared.
+    """Write a flat state (`Exported.flatten_state_dict`, a file of safetensors) into the dense
+    tensors of a module, in place: tied weights stay tied, shared inner tensors shared.
 
     Raises:
-        ExportError: a name is missing or unknown, or a tensor has another shape or dtype; nothing is written then.
+        ExportError: a name is missing or unknown, or a tensor has another shape or dtype; nothing
+        is written then.
     """
     state = FlatState.of(module)
     _check(state, flat)
@@ -121,17 +135,33 @@ def load_flat_state(module: torch.nn.Module, flat: Mapping[str, Tensor]) -> None
 
 
 def _check(state: FlatState, flat: Mapping[str, Tensor]) -> None:
-    needed = {n: t for e in state._persistent() for n in e.leaves if (t := state.tensors.get(n)) is not None}
+    needed = {
+        n: t
+        for e in state._persistent()
+        for n in e.leaves
+        if (t := state.tensors.get(n)) is not None
+    }
     if missing := [name for name in needed if name not in flat]:
-        raise ExportError("the flat state lacks names", path=missing[0], got=f"{len(missing)} missing: {missing[:5]}")
+        raise ExportError(
+            "the flat state lacks names",
+            path=missing[0],
+            got=f"{len(missing)} missing: {missing[:5]}",
+        )
     if unknown := [name for name in flat if name not in needed]:
-        raise ExportError("the flat state has unknown names", path=unknown[0], got=f"{len(unknown)}: {unknown[:5]}")
+        raise ExportError(
+            "the flat state has unknown names",
+            path=unknown[0],
+            got=f"{len(unknown)}: {unknown[:5]}",
+        )
     for name, known in needed.items():
         given = flat[name]
         if (given.shape, given.dtype) != (known.shape, known.dtype):
             expected = f"{known.dtype} {[*known.shape]}"
             raise ExportError(
-                "a tensor is another one", path=name, expected=expected, got=f"{given.dtype} {[*given.shape]}"
+                "a tensor is another one",
+                path=name,
+                expected=expected,
+                got=f"{given.dtype} {[*given.shape]}",
             )
 
 

@@ -1,4 +1,5 @@
-"""`compile`: a function or module becomes a region that is traced through its wrapper tensors and compiled.
+"""`compile`: a function or module becomes a region that is traced through its wrapper tensors and
+compiled.
 
 >>> import torch, subclass_trace as st
 >>> from subclass_trace.zoo import TwoTensor
@@ -44,15 +45,19 @@ def compile(**options: Any) -> Callable[[Callable[..., Any]], Region]: ...
 def compile(function: Any = _DECORATOR, **options: Any) -> Any:
     """Compile a function or module, tracing through the wrapper tensors that it works on.
 
-    The function runs once per specialization on traced values. What it reads of Python state is guarded, what it changes is
-    changed in each call. Where our trace refuses it, ``torch.compile(backend="subclass_trace")`` serves the region from then
-    on, with a `HandOverWarning`; ``frontend="trace"`` raises the refusal instead.
+    The function runs once per specialization on traced values. What it reads of Python state is
+    guarded, what it changes is changed in each call. Where our trace refuses it,
+    ``torch.compile(backend="subclass_trace")`` serves the region from then on, with a
+    `HandOverWarning`; ``frontend="trace"`` raises the refusal instead.
 
     Args:
-        function: a function, a method or an ``nn.Module``, whose region is that module to everybody else; without it,
+        function: a function, a method or an ``nn.Module``, whose region is that module to everybody
+        else; without it,
             a decorator is returned.
-        **options: see `Options`: those of ``torch.compile`` (``backend``, ``fullgraph``, ``dynamic``, ``mode``, ``options``,
-            ``disable``), ``frontend``, ``partitioner``, ``activation_memory_budget``, ``decompositions``, ...
+        **options: see `Options`: those of ``torch.compile`` (``backend``, ``fullgraph``,
+        ``dynamic``, ``mode``, ``options``,
+            ``disable``), ``frontend``, ``partitioner``, ``activation_memory_budget``,
+            ``decompositions``, ...
 
     Raises:
         OptionError: an unknown option or value.
@@ -70,19 +75,23 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
     return function if made.disable else _region(function, made)
 
 
-def load(path: str | os.PathLike[str], function: Any, *, strict: bool = True, **options: Any) -> Any:
-    """The region of a function or module, with what `Region.save` has written: nothing is traced for calls that it serves.
+def load(
+    path: str | os.PathLike[str], function: Any, *, strict: bool = True, **options: Any
+) -> Any:
+    """The region of a function or module, with what `Region.save` has written: nothing is traced
+    for calls that it serves.
 
-    The first call of each kind is compared with what was saved, in full, and bound to it; other calls are traced as usual.
-    Nothing of the file is run, and nothing is imported for it.
+    The first call of each kind is compared with what was saved, in full, and bound to it; other
+    calls are traced as usual. Nothing of the file is run, and nothing is imported for it.
 
     Args:
-        function: what was saved, in this process: the same code, modules of the same classes and sizes.
-        strict: what differs from when it was saved is raised; False: it is left out, and traced.
-        **options: those of `compile`; the ones that decide a trace as they were.
+        function: what was saved, in this process: the same code, modules of the same classes and
+        sizes. strict: what differs from when it was saved is raised; False: it is left out, and
+        traced. **options: those of `compile`; the ones that decide a trace as they were.
 
     Raises:
-        ArtifactError: the file is damaged, or of another version or rank; or (``strict``) nothing in it serves this function:
+        ArtifactError: the file is damaged, or of another version or rank; or (``strict``) nothing
+        in it serves this function:
             ``path`` says where it differs, ``expected`` what was saved, ``got`` what is here.
         OSError: the file cannot be read.
         OptionError: as `compile`.
@@ -98,8 +107,14 @@ def load(path: str | os.PathLike[str], function: Any, *, strict: bool = True, **
 
 
 def _region(function: Any, options: Options, source: Artifact | None = None) -> Any:
-    is_module = isinstance(function, torch.nn.Module) and not isinstance(function, torch.jit.ScriptModule)
-    return region_of_module(function, options, source) if is_module else Region(function, options, source=source)
+    is_module = isinstance(function, torch.nn.Module) and not isinstance(
+        function, torch.jit.ScriptModule
+    )
+    return (
+        region_of_module(function, options, source)
+        if is_module
+        else Region(function, options, source=source)
+    )
 
 
 def make_options(options: dict[str, Any]) -> Options:
@@ -113,5 +128,7 @@ def make_options(options: dict[str, Any]) -> Options:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             fix = f"did you mean {close[0]!r}?" if close else None
-            raise OptionError(f"unknown option {name!r}", expected=f"one of {known}", got=name, fix=fix)
+            raise OptionError(
+                f"unknown option {name!r}", expected=f"one of {known}", got=name, fix=fix
+            )
     return Options(**options)

@@ -1,4 +1,5 @@
-"""Which sizes are symbols: all of them on request, marked ones, and those that changed between calls.
+"""Which sizes are symbols: all of them on request, marked ones, and those that changed between
+calls.
 
 Strides follow from sizes, or are numbers.
 """
@@ -26,7 +27,8 @@ _LARGEST = 2**31
 
 
 def each_tensor(value: Tensor, path: Path, note: Callable[[Tensor, Path], None]) -> None:
-    """Call ``note`` for each dense tensor and wrapper in a value. (A jagged tensor's own size follows from those inside.)"""
+    """Call ``note`` for each dense tensor and wrapper in a value. (A jagged tensor's own size
+    follows from those inside.)"""
 
     def wrapper(t: Tensor, names: Any, inners: Any, context: Any, path: Path) -> None:
         if not t.is_nested:
@@ -36,7 +38,8 @@ def each_tensor(value: Tensor, path: Path, note: Callable[[Tensor, Path], None])
 
 
 class SizeHistory:
-    """Remembers the sizes that a region was specialised for, and which dimensions differed between them.
+    """Remembers the sizes that a region was specialised for, and which dimensions differed between
+    them.
 
     Attributes:
         all_numbers: numbers are symbols from the first call on.
@@ -67,17 +70,21 @@ class SizeHistory:
             seen = self.seen.setdefault(path, set())
             for before in seen:
                 if len(before) == len(size):
-                    changed = {d for d, (a, b) in enumerate(zip(before, size, strict=True)) if a != b}
+                    changed = {
+                        d for d, (a, b) in enumerate(zip(before, size, strict=True)) if a != b
+                    }
                     if changed:
                         self.varying[path] = self.varying.get(path, frozenset()) | changed
             seen.add(size)
 
     def fix_all(self) -> None:
-        """No symbols stand for the numbers that differ by now, nor for sizes: where the trace of a region fails with some."""
+        """No symbols stand for the numbers that differ by now, nor for sizes: where the trace of a
+        region fails with some."""
         self.fixed |= {*self.varying_numbers, SIZES}
 
     def is_symbol(self, path: str, value: float, *, floats: bool) -> bool:
-        """May a symbol stand for a number? Not for 0.0, infinities and nan, nor for what 64 bits could not square."""
+        """May a symbol stand for a number? Not for 0.0, infinities and nan, nor for what 64 bits
+        could not square."""
         fixed = path in self.fixed or (self.all_numbers and SIZES in self.fixed)
         if fixed or not (self.all_numbers or path in self.varying_numbers):
             return False
@@ -91,7 +98,8 @@ class _Choice(DynamicDims):
 
     def __init__(self, history: SizeHistory) -> None:
         self.history = history
-        #: by path, and number of dimensions: two keys of a dict may have one text, as Parameters have
+        #: by path, and number of dimensions: two keys of a dict may have one text, as Parameters
+        # have
         self.chosen: dict[tuple[str, int], list[int]] = {}
 
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
@@ -103,29 +111,40 @@ class _Choice(DynamicDims):
         return any(map(any, self.chosen.values()))
 
     def note(self, argument: Argument, everything: bool) -> None:
-        """An input. Where an outer size of a wrapper is marked, so are inner sizes of the same value (the outer shape may have
-        another rank than the inner one)."""
+        """An input. Where an outer size of a wrapper is marked, so are inner sizes of the same
+        value (the outer shape may have another rank than the inner one)."""
         value = argument.value
         whole = everything and not isinstance(value, torch.nn.Parameter)
-        alike = {value.shape[d] for d in marked_dims(value)} if is_traceable(value) and not value.is_nested else set()
+        alike = (
+            {value.shape[d] for d in marked_dims(value)}
+            if is_traceable(value) and not value.is_nested
+            else set()
+        )
 
         def note(t: Tensor, path: Path) -> None:
             name = str(path)
-            varying = self.history.varying.get(name, frozenset()) if not whole else frozenset(range(t.dim()))
+            varying = (
+                self.history.varying.get(name, frozenset())
+                if not whole
+                else frozenset(range(t.dim()))
+            )
             dims = varying - marked(t, "static") | marked_dims(t)
             if value.is_nested:
                 self.chosen[name, t.dim()] = self._inside_jagged(t, dims)
             else:
                 rows = enumerate(t.shape)
-                self.chosen[name, t.dim()] = [Dim.ALIKE if d in dims or n in alike else Dim.STATIC for d, n in rows]
+                self.chosen[name, t.dim()] = [
+                    Dim.ALIKE if d in dims or n in alike else Dim.STATIC for d, n in rows
+                ]
 
         each_tensor(value, argument.path, note)
 
     def _inside_jagged(self, t: Tensor, dims: frozenset[int]) -> list[int]:
-        """A dense tensor inside a jagged one. Its sizes (sum and number of lengths) are equal to others by chance only.
+        """A dense tensor inside a jagged one. Its sizes (sum and number of lengths) are equal to
+        others by chance only.
 
-        Jagged tensors mark the sizes that nearly always differ, and keep their longest and shortest length as the
-        size of a tensor without elements; these may well be 0 or 1.
+        Jagged tensors mark the sizes that nearly always differ, and keep their longest and shortest
+        length as the size of a tensor without elements; these may well be 0 or 1.
         """
         if self.history.seen:
             dims |= marked(t, "propagated_dynamic")
@@ -133,8 +152,11 @@ class _Choice(DynamicDims):
         return [(first if d == 0 else Dim.OWN) if d in dims else Dim.STATIC for d in range(t.dim())]
 
 
-def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool, sizes: bool = True) -> _Choice:
-    """The dynamic dimensions of some inputs (where ``sizes`` may be). Parameters are dynamic only where they changed."""
+def choose(
+    arguments: Sequence[Argument], history: SizeHistory, everything: bool, sizes: bool = True
+) -> _Choice:
+    """The dynamic dimensions of some inputs (where ``sizes`` may be). Parameters are dynamic only
+    where they changed."""
     choice = _Choice(history)
     if sizes and SIZES not in history.fixed:
         for a in arguments:

@@ -1,14 +1,17 @@
-"""``torch.compile(model, backend="subclass_trace")``: Dynamo's graphs and guards, our capture, partition and run time.
+"""``torch.compile(model, backend="subclass_trace")``: Dynamo's graphs and guards, our capture,
+partition and run time.
 
 >>> import torch
 >>> from subclass_trace.frontends.dynamo import register
 >>> register()  # not needed where the package is installed: torch finds its entry point
->>> f = torch.compile(lambda x: x.sin() * 2, backend="subclass_trace", options={"partitioner": "default"})
+>>> f = torch.compile(lambda x: x.sin() * 2, backend="subclass_trace", options={"partitioner":
+"default"})
 >>> f(torch.zeros(2))
 tensor([0., 0.])
 
-Dynamo hands over a graph and the tensors of a call. The graph becomes a region like any other: traced in its first call,
-guarded by what Dynamo cannot see (memory that inputs share, sizes on which a wrapper branches). See docs/dynamo.md.
+Dynamo hands over a graph and the tensors of a call. The graph becomes a region like any other:
+traced in its first call, guarded by what Dynamo cannot see (memory that inputs share, sizes on
+which a wrapper branches). See docs/dynamo.md.
 """
 
 from __future__ import annotations
@@ -52,8 +55,9 @@ def subclass_trace(
         options: those of `subclass_trace.compile`, without those that are ``torch.compile``'s own.
 
     Raises:
-        OptionError: an unknown option or value. (Dynamo shows it as the cause of a ``BackendCompilerFailed``.)
-        UnsupportedError: the graph holds an operator that cannot be traced; the message names it. What else is refused is so
+        OptionError: an unknown option or value. (Dynamo shows it as the cause of a
+        ``BackendCompilerFailed``.) UnsupportedError: the graph holds an operator that cannot be
+        traced; the message names it. What else is refused is so
             in the first call.
     """
     chosen = dataclasses.replace(dynamo_options(mode, options), frontend="trace")
@@ -78,7 +82,8 @@ def subclass_trace(
 
 
 def register() -> None:
-    """Make the name known to ``torch.compile``, where the package is on the path without being installed."""
+    """Make the name known to ``torch.compile``, where the package is on the path without being
+    installed."""
     _dynamo.register_our_backend()
 
 
@@ -90,21 +95,25 @@ def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Optio
     """
     if mode is not None and mode != "default":
         warn_user(
-            f"backend={NAME!r} ignores mode={mode!r}; instead choose by options={{'backend': 'inductor', "
+            f"backend={NAME!r} ignores mode={mode!r}; instead choose by options={{'backend': "
+            "'inductor', "
             "'partitioner': 'min_cut', 'activation_memory_budget': 0.5}"
         )
     given = dict(options or {})
     for name in given.keys() & OF_FRONT_ENDS:
         raise OptionError(
-            f"{name!r} is no option of this back end: what decides before a back end is asked is torch.compile's",
+            f"{name!r} is no option of this back end: what decides before a back end is asked is "
+            "torch.compile's",
             path=f"options[{name!r}]",
             got=text_of(given[name]),
-            fix=f"write torch.compile(..., {name}={given[name]!r})" if name != "frontend" else "use st.compile",
+            fix=f"write torch.compile(..., {name}={given[name]!r})"
+            if name != "frontend"
+            else "use st.compile",
         )
     return make_options(given)
 
 
-# ---------------------------------------------------------------------------------------------- operators of the graph
+# ---- operators of the graph
 #: their body is traced as if it stood in the graph
 _INLINED = frozenset(
     {
@@ -122,7 +131,15 @@ _INLINED = frozenset(
 )
 #: they stay nodes of the dense graph, with branches that are traced as well
 _KEPT = frozenset(
-    {"associative_scan", "cond", "flex_attention", "flex_attention_backward", "map_impl", "scan", "while_loop"}
+    {
+        "associative_scan",
+        "cond",
+        "flex_attention",
+        "flex_attention_backward",
+        "map_impl",
+        "scan",
+        "while_loop",
+    }
 )
 
 
@@ -142,12 +159,14 @@ def check_operators(graph: fx.GraphModule) -> None:
                     path=f"{lines[0][0].co_filename}:{lines[0][1]}" if lines else None,
                     expected=f"one of {', '.join(sorted(_INLINED | _KEPT))}",
                     got=name,
-                    fix="keep this part out of the compiled function with torch.compiler.disable, or write it without the "
-                    "operator (a Triton kernel: make it one with torch.library.custom_op and register_fake)",
+                    fix="keep this part out of the compiled function with "
+                    "torch.compiler.disable, or write it without the "
+                    "operator (a Triton kernel: make it one with torch.library.custom_op and "
+                    "register_fake)",
                 )
 
 
-# ---------------------------------------------------------------------------------------------- inputs of the graph
+# ---- inputs of the graph
 def _history(inputs: Sequence[fx.Node]) -> SizeHistory:
     """What Dynamo made symbols of is symbols in our first trace."""
     history = SizeHistory(all_numbers=True)
@@ -165,6 +184,9 @@ def _history(inputs: Sequence[fx.Node]) -> SizeHistory:
 
 
 def _is_float(node: fx.Node) -> bool:
-    """Is it an input without dimensions of which the graph reads nothing but the number, as it does of Python floats?"""
+    """Is it an input without dimensions of which the graph reads nothing but the number, as it does
+    of Python floats?"""
     number = _dynamo.placeholder_number(node)
-    return isinstance(number, torch.SymFloat) and all(u.op == "call_method" and u.target == "item" for u in node.users)
+    return isinstance(number, torch.SymFloat) and all(
+        u.op == "call_method" and u.target == "item" for u in node.users
+    )

@@ -1,4 +1,5 @@
-"""A graph of Dynamo's as a function that a capture runs, with the user's lines that Dynamo noted for its nodes."""
+"""A graph of Dynamo's as a function that a capture runs, with the user's lines that Dynamo noted
+for its nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Tensor = torch.Tensor
 
 
 class Interpreter(fx.Interpreter):
-    """Runs a graph of Dynamo's; the bodies of operators that only wrap a part of the graph are run in their place."""
+    """Runs a graph of Dynamo's; the bodies of operators that only wrap a part of the graph are run
+    in their place."""
 
     def __init__(self, graph: fx.GraphModule, known: Mapping[int, Tensor]) -> None:
         super().__init__(graph, garbage_collect_values=True)
@@ -32,7 +34,9 @@ class Interpreter(fx.Interpreter):
         """Run one node, on behalf of the user's code that Dynamo noted for it."""
         if n.target is Tensor.set_ and any(map(_ends_data_assignment, n.users)):
             args, _ = self.fetch_args_kwargs_from_env(n)
-            args[0].data = args[1]  # what the user wrote; a wrapper's own ``set_`` would change other tensors
+            args[0].data = args[
+                1
+            ]  # what the user wrote; a wrapper's own ``set_`` would change other tensors
             return args[0]
         if _ends_data_assignment(n):
             return None
@@ -40,7 +44,8 @@ class Interpreter(fx.Interpreter):
             return super().run_node(n)
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with lists as the user wrote them; a node has them as ``immutable_list``."""
+        """The arguments with lists as the user wrote them; a node has them as
+        ``immutable_list``."""
         found = super().fetch_args_kwargs_from_env(n)
         return _plain(found)  # type: ignore[no-any-return]
 
@@ -48,7 +53,9 @@ class Interpreter(fx.Interpreter):
         """Run a function, or the body of an operator."""
         name = _dynamo.higher_order_name(target)
         if name in ("wrap", "wrap_with_set_grad_enabled", "wrap_with_autocast"):
-            return super().call_function(target, tuple(map(self._body, args)), kwargs)  # which call their body
+            return super().call_function(
+                target, tuple(map(self._body, args)), kwargs
+            )  # which call their body
         if name in ("strict_mode", "hints_wrapper"):
             return self._body(args[0])(*args[1], **(args[2] if len(args) > 2 else {}))
         if name == "invoke_subgraph":
@@ -93,11 +100,15 @@ def _plain(value: Any) -> Any:
 
 def _ends_data_assignment(node: fx.Node) -> bool:
     """Dynamo writes ``x.data = y`` as ``x.set_(y)`` and a correction of the version counter."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "_lower_version_count_by_1"
+    return (
+        node.op == "call_function"
+        and getattr(node.target, "__name__", "") == "_lower_version_count_by_1"
+    )
 
 
 class GraphOfDynamo:
-    """A graph of Dynamo's as a function of its arguments, and after them of the tensors that it holds (``held``)."""
+    """A graph of Dynamo's as a function of its arguments, and after them of the tensors that it
+    holds (``held``)."""
 
     has_no_state = True  # what it reads is in the graph
 
@@ -108,9 +119,14 @@ class GraphOfDynamo:
         values = [operator.attrgetter(str(n.target))(m) for m, n in found]
         self.held: list[Tensor] = list({id(v): v for v in values if isinstance(v, Tensor)}.values())
         self.__name__ = "graph_of_dynamo"
-        for frames in filter(None, (frames_of_text(n.meta.get("stack_trace")) for n in graph.graph.nodes)):
+        for frames in filter(
+            None, (frames_of_text(n.meta.get("stack_trace")) for n in graph.graph.nodes)
+        ):
             code, line = frames[-1]  # of the function that Dynamo was given
-            self.__qualname__, self.traced_line = f"graph of {code.co_name}", (code.co_filename, line)
+            self.__qualname__, self.traced_line = (
+                f"graph of {code.co_name}",
+                (code.co_filename, line),
+            )
             break
 
     def __call__(self, *args: Any) -> Any:

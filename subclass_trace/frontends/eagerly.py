@@ -1,7 +1,8 @@
-"""Calls that run eagerly: because of what is active around them, or since they cannot be compiled and eager mode has a result.
+"""Calls that run eagerly: because of what is active around them, or since they cannot be compiled
+and eager mode has a result.
 
-Each is counted by its reason, for ``explain()``. Kinds of calls that cannot be compiled are remembered, so that only the
-first one is traced in vain; that one warns.
+Each is counted by its reason, for ``explain()``. Kinds of calls that cannot be compiled are
+remembered, so that only the first one is traced in vain; that one warns.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class EagerCalls:
 
     @property
     def may_wait(self) -> bool:
-        """May another call run eagerly, because it makes what later ones find? (Else each makes something new.)"""
+        """May another call run eagerly, because it makes what later ones find? (Else each makes
+        something new.)"""
         return self._waited < policy.POLICY.waits
 
     def run(self, reason: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -51,8 +53,9 @@ class EagerCalls:
         return self._all or (self._kinds.get(_kind(args, kwargs)) if self._kinds else None)
 
     def first_reason(self, function: Any) -> str | None:
-        """Why the first call of a region should run eagerly: it steps an optimizer that has no state yet, as it seems. (A trace
-        would find that out, but only behind forward and backward; where it is not so, one call ran eagerly.)"""
+        """Why the first call of a region should run eagerly: it steps an optimizer that has no
+        state yet, as it seems. (A trace would find that out, but only behind forward and backward;
+        where it is not so, one call ran eagerly.)"""
         if self.counts or not any(map(_is_fresh, _named_by(function))):
             return None
         self._waited += 1
@@ -75,7 +78,8 @@ class EagerCalls:
 
 
 def _named_by(function: Any) -> Iterator[Any]:
-    """What a function, or the method of an object, can name at once. No code of the user's runs for that."""
+    """What a function, or the method of an object, can name at once. No code of the user's runs for
+    that."""
     owner = function if is_a(function, torch.nn.Module) else None
     if type(function) is types.MethodType:
         owner, function = function.__self__, function.__func__
@@ -92,18 +96,26 @@ def _is_fresh(value: Any) -> bool:
     """Is it an optimizer of torch's that will make state when it steps?"""
     if not is_a(value, torch.optim.Optimizer) or module_root(type(value)) != "torch" or value.state:
         return False
-    return not is_a(value, torch.optim.SGD) or any(group["momentum"] for group in value.param_groups)
+    return not is_a(value, torch.optim.SGD) or any(
+        group["momentum"] for group in value.param_groups
+    )
 
 
 def _kind(args: Any, kwargs: Any) -> Any:
-    """What is alike in calls that are refused alike: nothing hangs on it but how often one is tried."""
+    """What is alike in calls that are refused alike: nothing hangs on it but how often one is
+    tried."""
     modes = torch_api.grad_enabled(), torch.is_inference_mode_enabled(), torch_api.any_autocast()
     return modes, torch.get_default_dtype(), _of_value(args), _of_value(kwargs)
 
 
 def _of_value(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return type(value), value.dim() if value.is_nested else value.shape, value.dtype, value.requires_grad
+        return (
+            type(value),
+            value.dim() if value.is_nested else value.shape,
+            value.dtype,
+            value.requires_grad,
+        )
     if isinstance(value, (list, tuple)):
         return type(value), *map(_of_value, value)
     if value is None or type(value) in (int, float, bool, str):
@@ -111,4 +123,8 @@ def _of_value(value: Any) -> Any:
     if type(value) is dict:
         return dict, *value, *map(_of_value, value.values())
     leaves, tree = torch_api.pytree.tree_flatten(value)
-    return type(value) if leaves and leaves[0] is value else (type(value), tree, *map(_of_value, leaves))
+    return (
+        type(value)
+        if leaves and leaves[0] is value
+        else (type(value), tree, *map(_of_value, leaves))
+    )

@@ -1,7 +1,8 @@
 """Dynamo in the front seat, where our trace refuses a function or its calls differ without end.
 
-``torch.compile(function, backend="subclass_trace")`` then finds out what Python does, and our back end does the rest.
-Specializations that exist keep serving the calls whose guards hold; `Region.reset` starts over.
+``torch.compile(function, backend="subclass_trace")`` then finds out what Python does, and our back
+end does the rest. Specializations that exist keep serving the calls whose guards hold;
+`Region.reset` starts over.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ graphs_run = [0, 0]
 
 
 class HandOverWarning(UserWarning):
-    """A region is served by Dynamo from now on, because our trace refuses it; or by eager mode, because Dynamo compiles
-    it in each call."""
+    """A region is served by Dynamo from now on, because our trace refuses it; or by eager mode,
+    because Dynamo compiles it in each call."""
 
 
 class Retraces:
@@ -73,35 +74,47 @@ class Retraces:
 
 
 def hands_over(error: SubclassTraceError) -> bool:
-    """Is it a refusal that Dynamo may know better? Errors of protocols, arguments, options, back ends, tangents and
-    the verifier are not."""
+    """Is it a refusal that Dynamo may know better? Errors of protocols, arguments, options, back
+    ends, tangents and the verifier are not."""
     return isinstance(error, (UnsupportedError, LimitError)) and not isinstance(error, NeedsEager)
 
 
 class HandOver:
     """The function, served by ``torch.compile``, and why."""
 
-    def __init__(self, function: Callable[..., Any], options: Options, why: SubclassTraceError | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: Options, why: SubclassTraceError | None
+    ) -> None:
         """``why``: the refusal; None where ``frontend="dynamo"`` asks for it."""
         self.why = why
         if why is not None:
             why.with_traceback(None)  # which would hold the fakes of the trace
             why.__cause__ = why.__context__ = None
         compiled = compile_alone(
-            function, fullgraph=options.fullgraph, dynamic=options.dynamic, options=options.changed() or None
+            function,
+            fullgraph=options.fullgraph,
+            dynamic=options.dynamic,
+            options=options.changed() or None,
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
-        self._served: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        self._served: Callable[..., Any] = (
+            compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        )
         self._methods, self._retraces = TracedMethods(), Retraces()
         self._function, self._row = function, 0
         self._worth = policy.POLICY.worth if options.backend == "eager" and why is not None else 0
         # Eager mode may need more memory than there is.
         scarce = options.activation_memory_budget is not None or torch.accelerator.is_available()
         self._timed = 0 if scarce or why is None else policy.POLICY.timed
-        self._seconds = [float("inf"), float("inf")]  # the fastest call by Dynamo's graphs, and the fastest eager one
+        self._seconds = [
+            float("inf"),
+            float("inf"),
+        ]  # the fastest call by Dynamo's graphs, and the fastest eager one
         self.call: Callable[..., Any] = self._first
         if why is not None:
-            warn_user(f"torch.compile serves {name_of(function)} from now on: {why}", HandOverWarning)
+            warn_user(
+                f"torch.compile serves {name_of(function)} from now on: {why}", HandOverWarning
+            )
         handed_over(function, why)
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,14 +124,23 @@ class HandOver:
             SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
         """
         graphs, calls = graphs_run
-        keep = saved_tensor_hooks_active()  # a checkpoint that runs this again shall meet the same one
-        eagerly = self._row >= policy.POLICY.warm and self._timed > 0 and self._retraces.compiled == 0 and not keep
+        keep = (
+            saved_tensor_hooks_active()
+        )  # a checkpoint that runs this again shall meet the same one
+        eagerly = (
+            self._row >= policy.POLICY.warm
+            and self._timed > 0
+            and self._retraces.compiled == 0
+            and not keep
+        )
         self._timed -= eagerly
         start = perf_counter()
         try:
             result = self._function(*args, **kwargs) if eagerly else self._compiled(*args, **kwargs)
         except Exception as error:
-            if self.why is None or not (is_of_dynamo(error) or isinstance(error, SubclassTraceError)):
+            if self.why is None or not (
+                is_of_dynamo(error) or isinstance(error, SubclassTraceError)
+            ):
                 raise
             raise self.why.with_traceback(None) from error
         self._seconds[eagerly] = min(self._seconds[eagerly], perf_counter() - start)
@@ -127,18 +149,32 @@ class HandOver:
         self._row = max(self._row, 0) + 1 if worth else min(self._row, 0) - 1
         idle = self._row <= -policy.POLICY.idle and self.why is not None
         if self._retraces.why is None and not keep:
-            self.call = self._compiled if self._row >= policy.POLICY.sure else self._eagerly if idle else self._first
+            self.call = (
+                self._compiled
+                if self._row >= policy.POLICY.sure
+                else self._eagerly
+                if idle
+                else self._first
+            )
         return result
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
         before, tried = self._methods.before_call(), frames_tried()
         try:
-            with autograd_operations_traced() if self._retraces.traces_autograd else contextlib.nullcontext():
+            with (
+                autograd_operations_traced()
+                if self._retraces.traces_autograd
+                else contextlib.nullcontext()
+            ):
                 return self._served(*args, **kwargs)
         finally:
             self._methods.after_call(before)
             self._retraces.called(tried, frames_tried())
-            if self._retraces.why is not None and self.why is not None and not saved_tensor_hooks_active():
+            if (
+                self._retraces.why is not None
+                and self.why is not None
+                and not saved_tensor_hooks_active()
+            ):
                 self._give_up(self._retraces.why)
 
     def _give_up(self, reason: str) -> None:
@@ -158,11 +194,23 @@ class HandOver:
 
     def explain(self) -> str:
         """Who serves, and why; both times, where eager mode is faster."""
-        because = 'as frontend="dynamo" asks' if self.why is None else f"because our trace is refused:\n{self.why}"
-        eagerly = ", which compiles too little of it: it runs eagerly" if self.call == self._eagerly else ""
+        because = (
+            'as frontend="dynamo" asks'
+            if self.why is None
+            else f"because our trace is refused:\n{self.why}"
+        )
+        eagerly = (
+            ", which compiles too little of it: it runs eagerly"
+            if self.call == self._eagerly
+            else ""
+        )
         if self.call is self._function:
-            eagerly = f", which compiled it again in each call ({self._retraces.why}): it runs eagerly"
+            eagerly = (
+                f", which compiled it again in each call ({self._retraces.why}): it runs eagerly"
+            )
         compiled, plain = self._seconds
         if not eagerly and plain < compiled < float("inf"):
-            eagerly = f" (a call takes {compiled * 1e3:.3g} ms, and {plain * 1e3:.3g} ms in eager mode)"
+            eagerly = (
+                f" (a call takes {compiled * 1e3:.3g} ms, and {plain * 1e3:.3g} ms in eager mode)"
+            )
         return f"served by torch.compile(backend='subclass_trace'){eagerly}, {because}"

@@ -1,8 +1,10 @@
-"""The region of a module is that module to everybody else: it shares its ``__dict__``, and its class is derived from its class.
+"""The region of a module is that module to everybody else: it shares its ``__dict__``, and its
+class is derived from its class.
 
-So it is a child like any other: ``modules()``, ``state_dict()``, ``isinstance``, ``fully_shard`` and ``quantize_`` see the
-module. What is compiled is the call of the original with the hooks that it had; hooks that are registered on the region later
-are the region's own, and run in eager around it (those of FSDP2 do).
+So it is a child like any other: ``modules()``, ``state_dict()``, ``isinstance``, ``fully_shard``
+and ``quantize_`` see the module. What is compiled is the call of the original with the hooks that
+it had; hooks that are registered on the region later are the region's own, and run in eager around
+it (those of FSDP2 do).
 
 >>> import torch, subclass_trace as st
 >>> model = torch.nn.Sequential(st.compile(torch.nn.Linear(2, 2)), torch.nn.ReLU())
@@ -29,9 +31,15 @@ from ..errors import UnsupportedError
 from ..options import Options
 from .region import Region
 
-#: what a region has of its own, where the original has the same name in the ``__dict__`` that they share
+#: what a region has of its own, where the original has the same name in the ``__dict__`` that they
+# share
 _HOOK_TABLES = (
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs"),
+    *(
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+        "_forward_hooks",
+        "_forward_hooks_with_kwargs",
+    ),
     *("_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks"),
 )
 _OWN = (*_HOOK_TABLES, "_compiled_call_impl")
@@ -40,8 +48,8 @@ _OWN = (*_HOOK_TABLES, "_compiled_call_impl")
 class ModuleRegion:
     """The first base of the class of each region of a module.
 
-    What it knows besides the module is in slots, so that nothing of ours is in the shared ``__dict__``: the `Region`, whose
-    function is the module, and the hook tables of its own.
+    What it knows besides the module is in slots, so that nothing of ours is in the shared
+    ``__dict__``: the `Region`, whose function is the module, and the hook tables of its own.
     """
 
     __slots__ = ()
@@ -49,16 +57,20 @@ class ModuleRegion:
     _own_tables: dict[str, Any]
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """A class of the user's may want arguments here, which the derived class has no business with."""
+        """A class of the user's may want arguments here, which the derived class has no business
+        with."""
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Hooks of all modules run around the module inside, and not around the region again.
 
         Raises:
-            UnsupportedError: the region has hooks of its own as well, to which these would not be in the order of eager.
+            UnsupportedError: the region has hooks of its own as well, to which these would not be
+            in the order of eager.
         """
         if not any(self._own_tables.values()):
-            return _forward(self, *args, **kwargs)  # also where the module has a forward in its ``__dict__``
+            return _forward(
+                self, *args, **kwargs
+            )  # also where the module has a forward in its ``__dict__``
         if torch_api.are_hooks_on_all_modules():
             raise UnsupportedError(
                 "the region of a module has hooks of its own, and there are hooks on all modules",
@@ -77,7 +89,8 @@ class ModuleRegion:
 
 
 class _Shown:
-    """A public member of `Region`, where the module has none of that name: no data descriptor, so that attributes win."""
+    """A public member of `Region`, where the module has none of that name: no data descriptor, so
+    that attributes win."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -106,7 +119,8 @@ _CALL: Any = torch.nn.Module.__call__
 
 
 def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Module.__call__`` in one frame, where nobody has replaced that and the region has nothing of its own to run.
+    """``Module.__call__`` in one frame, where nobody has replaced that and the region has nothing
+    of its own to run.
 
     A ``__call__`` of the user's class is a part of the region.
     """
@@ -140,23 +154,33 @@ def _class_of_regions(cls: type[torch.nn.Module]) -> type:
 
         members["__call__"] = _called
         forward: Any = functools.wraps(cls.forward)(_taken)
-        with contextlib.suppress(TypeError, ValueError):  # Transformers asks which arguments a model takes
+        with contextlib.suppress(
+            TypeError, ValueError
+        ):  # Transformers asks which arguments a model takes
             forward.__signature__ = inspect.signature(cls.forward)
         _classes[cls] = type(cls.__name__, (ModuleRegion, cls), {**members, "forward": forward})
     return _classes[cls]
 
 
-def region_of_module(module: torch.nn.Module, options: Options, source: Source | None = None) -> Any:
-    """The region of a module; of a region the region of what that compiles. ``source``: see `Region`.
+def region_of_module(
+    module: torch.nn.Module, options: Options, source: Source | None = None
+) -> Any:
+    """The region of a module; of a region the region of what that compiles. ``source``: see
+    `Region`.
 
-    Of a module of FSDP2 the ``forward`` is compiled: its hooks, which move memory in each call, are the region's own.
+    Of a module of FSDP2 the ``forward`` is compiled: its hooks, which move memory in each call, are
+    the region's own.
     """
     if isinstance(module, ModuleRegion):
         module = module_of(module)
     managed = torch_api.is_of_fsdp(module)
     region: Any = object.__new__(_class_of_regions(type(module)))
     object.__setattr__(region, "__dict__", vars(module))
-    object.__setattr__(region, "_subclass_trace", Region(module.forward if managed else module, options, source=source))
+    object.__setattr__(
+        region,
+        "_subclass_trace",
+        Region(module.forward if managed else module, options, source=source),
+    )
     tables = {name: getattr(module, name) if managed else OrderedDict() for name in _HOOK_TABLES}
     object.__setattr__(region, "_own_tables", tables)
     if managed:

@@ -1,7 +1,7 @@
 """A region: a function with its compiled instances, and the front end that serves each call.
 
-A call goes through the generated entries first. A miss is traced under the lock; a refusal of the trace, or a limit, hands the
-region over to Dynamo (`hand_over`), unless ``frontend="trace"``.
+A call goes through the generated entries first. A miss is traced under the lock; a refusal of the
+trace, or a limit, hands the region over to Dynamo (`hand_over`), unless ``frontend="trace"``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from .. import policy, torch_api
 from ..artifacts import saved
 from ..artifacts.cache import Cache
 from ..artifacts.source import Source
-from ..errors import GuardError, LimitError, NeedsEager, Reason, RuleError, SubclassTraceError, UnsupportedError
+from ..errors import (
+    GuardError,
+    LimitError,
+    NeedsEager,
+    Reason,
+    RuleError,
+    SubclassTraceError,
+    UnsupportedError,
+)
 from ..options import Options
 from ..report.events import compiled
 from ..report.names import name_of
@@ -42,9 +50,11 @@ _OTHER_VALUE = Reason("a value in the state of the region, on which it branches,
 
 
 class Region:
-    """A compiled function. Call it like the function; it keeps one `Specialization` per kind of call.
+    """A compiled function. Call it like the function; it keeps one `Specialization` per kind of
+    call.
 
-    What it keeps for itself has names of the class alone (two underscores): all others are the function's own.
+    What it keeps for itself has names of the class alone (two underscores): all others are the
+    function's own.
     """
 
     def __init__(
@@ -56,9 +66,13 @@ class Region:
         history: SizeHistory | None = None,
         source: Source | None = None,
     ) -> None:
-        """``history``: what is known of sizes before the first call; ``source``: of descriptions, which spare a trace."""
+        """``history``: what is known of sizes before the first call; ``source``: of descriptions,
+        which spare a trace."""
         self.__function, self.__options, self.__keep_joint = function, options, keep_joint
-        self.__sources = (*([source] if source else []), *([Cache(function, options)] if options.cache else []))
+        self.__sources = (
+            *([source] if source else []),
+            *([Cache(function, options)] if options.cache else []),
+        )
         self.__forget()
         self.__history = history or SizeHistory()
         functools.update_wrapper(self, function, updated=())
@@ -69,7 +83,9 @@ class Region:
         self.__eagerly = EagerCalls()
         self.__history = SizeHistory()
         self.__dynamo: HandOver | None = None
-        self.__inlined: dict[str, str] = {}  # functions of ``torch.compile`` in it -> their back ends, which do not run
+        self.__inlined: dict[
+            str, str
+        ] = {}  # functions of ``torch.compile`` in it -> their back ends, which do not run
         self.__row: list[Reason] = []  # why the last calls missed, since one was served
 
     @property
@@ -86,7 +102,8 @@ class Region:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the region, compiling it first if no specialization serves this call.
 
-        Inside ``torch.compile`` it is a part of that graph, as a ``torch.compile`` inside another one is.
+        Inside ``torch.compile`` it is a part of that graph, as a ``torch.compile`` inside another
+        one is.
         """
         if is_dynamo_compiling():
             return self.__function(*args, **kwargs)
@@ -100,7 +117,8 @@ class Region:
                 left = (*left, serve)
                 continue
             if result is not MISS:
-                # It will serve the next call, too. (But a checkpoint that runs its calls again shall meet the same ones.)
+                # It will serve the next call, too. (But a checkpoint that runs its calls again
+                # shall meet the same ones.)
                 if serve is not fast[0] and not torch_api.saved_tensor_hooks_active():
                     self.__fast = (serve, *[other for other in fast if other is not serve])
                 if self.__row:
@@ -109,10 +127,15 @@ class Region:
         return self.__slow_call(args, kwargs, left)
 
     def __slow_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], left: tuple[Any, ...], *, again: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        left: tuple[Any, ...],
+        *,
+        again: bool = False,
     ) -> Any:
-        """A call that none of these serves; ``left``: entries whose programs it has left, because values in the state are other
-        ones; ``again``: what was made for it by now does not."""
+        """A call that none of these serves; ``left``: entries whose programs it has left, because
+        values in the state are other ones; ``again``: what was made for it by now does not."""
         if self.__dynamo is None and self.__options.frontend == "dynamo":
             self.__hand_over(None)
         if self.__dynamo is not None:
@@ -122,13 +145,17 @@ class Region:
             return self.__dynamo.call(*args, **kwargs)
         reason = self.__eagerly.reason(args, kwargs) or eager_reason()
         reason = reason or eager_by_stance(first=not (self.__entries or self.__eagerly.counts))
-        reason = reason or (None if self.__entries else self.__eagerly.first_reason(self.__function))
+        reason = reason or (
+            None if self.__entries else self.__eagerly.first_reason(self.__function)
+        )
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
             entry = self.__specialize(args, kwargs, left, waits=self.__eagerly.may_wait)
         except NeedsEager as refused:
-            return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
+            return self.__eagerly.run(
+                self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs
+            )
         except RuleError:
             return self.__function(*args, **kwargs)  # eager mode raises it, too
         except SubclassTraceError as refused:
@@ -152,12 +179,17 @@ class Region:
         if result is MISS:
             why = entry.failed(args, kwargs)
             if again:  # else another thread may have written meanwhile what was read
-                raise GuardError("a specialization does not serve the call that it was made for", got=why)
+                raise GuardError(
+                    "a specialization does not serve the call that it was made for", got=why
+                )
             return self.__slow_call(args, kwargs, left, again=True)
         return result
 
-    def __other_branch(self, taken: torch_api.OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call takes a branch that raises: nothing was written, and eager mode does what the user wrote."""
+    def __other_branch(
+        self, taken: torch_api.OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call takes a branch that raises: nothing was written, and eager mode does what the user
+        wrote."""
         taken.put_back()
         return self.__eagerly.run(str(taken), self.__function, args, kwargs)
 
@@ -165,34 +197,44 @@ class Region:
         """As a method: bound to the instance."""
         return self if instance is None else functools.partial(self, instance)
 
-    # ---------------------------------------------------------------- compiling
+    # ---- compiling
     def specialize(self, *args: Any, **kwargs: Any) -> Specialization:
-        """The specialization for such a call, compiled now if there is none; nothing runs on the arguments' data.
+        """The specialization for such a call, compiled now if there is none; nothing runs on the
+        arguments' data.
 
         Raises:
-            UnsupportedError: the call would run eagerly, because of what is active around it; or the region is refused.
+            UnsupportedError: the call would run eagerly, because of what is active around it; or
+            the region is refused.
         """
         reason = eager_reason()
         if reason is not None:
-            raise UnsupportedError("this call would run eagerly", got=reason, fix="leave that mode or transform first")
+            raise UnsupportedError(
+                "this call would run eagerly", got=reason, fix="leave that mode or transform first"
+            )
         return self.__specialize(args, kwargs)
 
     def bind(self, data: Any, *args: Any, **kwargs: Any) -> Specialization:
-        """Let a description serve calls like this one, instead of a trace: `Specialization.describe` gives it, here or in
-        another process with this function.
+        """Let a description serve calls like this one, instead of a trace:
+        `Specialization.describe` gives it, here or in another process with this function.
 
         Args:
             data: `Description.data`, as it is or as JSON has given it back.
 
         Raises:
-            DescriptionError: it is broken, of other versions, or names something that is not loaded; the path says which.
-            Unlike: it does not serve this call, or something that it depends on is another one here; ``reason`` says what.
+            DescriptionError: it is broken, of other versions, or names something that is not
+            loaded; the path says which. Unlike: it does not serve this call, or something that it
+            depends on is another one here; ``reason`` says what.
         """
         with torch_api.dynamo_lock(), TRACE_LOCK:
-            return self.__add(from_description(data, self.__function, (args, kwargs), self.__options, self.__history))
+            return self.__add(
+                from_description(
+                    data, self.__function, (args, kwargs), self.__options, self.__history
+                )
+            )
 
     def warm_up(self, *args: Any, **kwargs: Any) -> Specialization:
-        """As `specialize`, and the backward is compiled now, too: the first call of this kind, and its backward, only run."""
+        """As `specialize`, and the backward is compiled now, too: the first call of this kind, and
+        its backward, only run."""
         made = self.specialize(*args, **kwargs)
         for backward in () if made.program.backwards is None else made.program.backwards.compiled:
             if isinstance(backward.call, OnFirstUse):
@@ -200,16 +242,19 @@ class Region:
         return made
 
     def save(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        """Write all portable specializations to a file, for `load`; the reasons why others are not in it.
+        """Write all portable specializations to a file, for `load`; the reasons why others are not
+        in it.
 
         Save after a step: the backward that was made for its tangents is in the file then.
 
         Args:
-            args, kwargs: of a call that one of them serves. What is written is read back and bound to it before the file is
+            args, kwargs: of a call that one of them serves. What is written is read back and bound
+            to it before the file is
                 there; and what a region finds among arguments by identity can be written.
 
         Raises:
-            ArtifactError: there is nothing to write, or nothing that serves this call once it is read back.
+            ArtifactError: there is nothing to write, or nothing that serves this call once it is
+            read back.
         """
         with torch_api.dynamo_lock(), TRACE_LOCK:
             described = [entry.describe(*args, **kwargs) for entry in self.__entries]
@@ -217,7 +262,9 @@ class Region:
             def bind(data: Any) -> object:
                 return from_description(data, self.__function, (args, kwargs), self.__options)
 
-            return saved.save(path, self.__function, self.__options, described, bind if args or kwargs else None)
+            return saved.save(
+                path, self.__function, self.__options, described, bind if args or kwargs else None
+            )
 
     def __add(self, entry: Specialization) -> Specialization:
         self.__keep((*self.__entries, entry))
@@ -228,17 +275,23 @@ class Region:
     def __without_a_trace(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, shares: bool
     ) -> Specialization | None:
-        """What serves a call with the program of an equal module, if it ``shares`` such, or of another process."""
+        """What serves a call with the program of an equal module, if it ``shares`` such, or of
+        another process."""
         if not self.__sources or self.__keep_joint:
             return None
         function, call = self.__function, (args, kwargs)
-        if shares and (found := of_another(function, call, self.__options, self.__history)) is not None:
+        if (
+            shares
+            and (found := of_another(function, call, self.__options, self.__history)) is not None
+        ):
             return found
         for source in self.__sources:
             for name, data in source.candidates():
                 try:
                     with working(f"binding of {name_of(function)}") as seconds:
-                        found = from_description(data, function, call, self.__options, self.__history)
+                        found = from_description(
+                            data, function, call, self.__options, self.__history
+                        )
                 except Exception as error:  # guards run code of classes, and data may be anything
                     source.refused(name, error)
                     continue
@@ -251,10 +304,15 @@ class Region:
         return self.__dynamo
 
     def __specialize(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], left: tuple[Any, ...] = (), *, waits: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        left: tuple[Any, ...] = (),
+        *,
+        waits: bool = False,
     ) -> Specialization:
-        """The specialization for a call that no generated entry has served; ``left``: see `__slow_call`; ``waits``: see
-        `SizeHistory`."""
+        """The specialization for a call that no generated entry has served; ``left``: see
+        `__slow_call`; ``waits``: see `SizeHistory`."""
         with torch_api.dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
             misses = list[Reason]()
             for entry in self.__entries:
@@ -269,7 +327,9 @@ class Region:
             check_stance("; ".join(misses) or "first call")
             self.__check_count(misses)
             for entry in self.__entries:
-                self.__history.varying_numbers |= changed_since(entry.state, Call(args, kwargs, self.__function))
+                self.__history.varying_numbers |= changed_since(
+                    entry.state, Call(args, kwargs, self.__function)
+                )
             self.__history.waits = waits
             with working(f"capture of {name_of(self.__function)}") as seconds:
                 entry = compile_call(
@@ -301,8 +361,10 @@ class Region:
             if name not in self.__inlined:
                 self.__inlined[name] = backend
                 torch_api.warn_user(
-                    f"{name_of(self.__function)} calls {name}, a function of torch.compile(backend={backend!r}): it is a part "
-                    "of the region, and its own compiled code does not run. Give the region the same back end, or call it "
+                    f"{name_of(self.__function)} calls {name}, a function of "
+                    f"torch.compile(backend={backend!r}): it is a part "
+                    "of the region, and its own compiled code does not run. Give the region the "
+                    "same back end, or call it "
                     "outside of it"
                 )
 
@@ -325,26 +387,34 @@ class Region:
         limit = self.__options.max_specializations
         row = self.__row = [*self.__row, *misses[-1:]] if misses else []
         over = len(self.__entries) >= limit
-        new = len(row) >= (policy.POLICY.misses if len(set(row)) == len(row) else 2 * policy.POLICY.misses)
+        new = len(row) >= (
+            policy.POLICY.misses if len(set(row)) == len(row) else 2 * policy.POLICY.misses
+        )
         if over or (self.__options.frontend == "auto" and new):
             raise LimitError(
-                f"the region has {len(self.__entries)} specializations already; each call seems to need another",
-                expected=f"at most max_specializations={limit}" if over else f"fewer than {len(row)} misses in a row",
+                f"the region has {len(self.__entries)} specializations already; each call seems "
+                "to need another",
+                expected=f"at most max_specializations={limit}"
+                if over
+                else f"fewer than {len(row)} misses in a row",
                 got="; ".join(f"[{k}] {why}" for k, why in [*enumerate(misses)][-3:]),
-                fix="make what changes a tensor instead of a Python value, pad tensors to a few sizes, or raise the limit",
+                fix="make what changes a tensor instead of a Python value, pad tensors to a few "
+                "sizes, or raise the limit",
             )
 
-    # ---------------------------------------------------------------- looking at it
+    # ---- looking at it
     @property
     def specializations(self) -> list[Specialization]:
         """The specializations made so far, oldest first."""
         return list(self.__entries)
 
     def explain(self, *, thresholds: bool = False) -> str:
-        """Which front end serves, why each specialization exists, seconds per stage, and which calls ran eagerly and why.
+        """Which front end serves, why each specialization exists, seconds per stage, and which
+        calls ran eagerly and why.
 
         Args:
-            thresholds: the numbers that decide who serves a call, too (`policy.Policy` says what each means).
+            thresholds: the numbers that decide who serves a call, too (`policy.Policy` says what
+            each means).
         """
         from ..report.text import explain
 
@@ -353,13 +423,23 @@ class Region:
             if gaps := entry.not_portable:
                 text += f"\n\n[{k}] is not portable: {'; '.join(gaps)}"
         for name, backend in self.__inlined.items():
-            text += f"\n\n{name}, a function of torch.compile(backend={backend!r}), is a part of it: its own code does not run"
+            text += (
+                f"\n\n{name}, a function of torch.compile(backend={backend!r}), is a part of "
+                "it: its own code does not run"
+            )
         text = "\n\n".join((text, *(source.explain() for source in self.__sources)))
-        by = "served by our trace" if self.__entries or not self.__eagerly.counts else "its calls run eagerly"
-        return f"{text}\n\n{by}" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
+        by = (
+            "served by our trace"
+            if self.__entries or not self.__eagerly.counts
+            else "its calls run eagerly"
+        )
+        return (
+            f"{text}\n\n{by}" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
+        )
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """`explain` and all specializations as a page that needs nothing else; ``path``: it is written there, too."""
+        """`explain` and all specializations as a page that needs nothing else; ``path``: it is
+        written there, too."""
         from ..report.page import page
 
         return page(name_of(self.__function), self.__entries, path, self.explain())
@@ -392,14 +472,18 @@ class Region:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Capture and partition make many live objects; collecting among them costs a third of the time and frees nothing."""
+    """Capture and partition make many live objects; collecting among them costs a third of the time
+    and frees nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
-            if gc.get_freeze_count() == 0:  # else the caller froze objects, which unfreeze would release
-                gc.freeze()  # there and back: what was made here is old at once, so that enabling does not
+            if (
+                gc.get_freeze_count() == 0
+            ):  # else the caller froze objects, which unfreeze would release
+                # there and back: what was made here is old at once, so that enabling does not
+                gc.freeze()
                 gc.unfreeze()  # set off a full collection over all of it
             gc.enable()

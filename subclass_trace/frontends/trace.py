@@ -1,4 +1,5 @@
-"""`trace`: look at the graphs and the plan of a region; nothing is compiled, and nothing runs on real data.
+"""`trace`: look at the graphs and the plan of a region; nothing is compiled, and nothing runs on
+real data.
 
 >>> import torch, subclass_trace as st
 >>> from subclass_trace.zoo import TwoTensor
@@ -35,7 +36,8 @@ from .region import Region
 class Tracer:
     """`trace` with options: ``Tracer(partitioner="default", dynamic=True)(fn, *args)``.
 
-    The options are those of `compile`. Of a back end its decompositions are used, and what the partitioner does for it.
+    The options are those of `compile`. Of a back end its decompositions are used, and what the
+    partitioner does for it.
 
     Raises:
         OptionError: an unknown option or value.
@@ -67,7 +69,8 @@ class Tracer:
 
 
 def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
-    """The graphs, specs and plan of ``function`` for a call with these arguments, with the default options.
+    """The graphs, specs and plan of ``function`` for a call with these arguments, with the default
+    options.
 
     See `Tracer` for other options and what is raised.
     """

@@ -1,4 +1,5 @@
-"""What has to be saved besides, so that values which eager autograd keeps can be computed in a later backward."""
+"""What has to be saved besides, so that values which eager autograd keeps can be computed in a
+later backward."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ def also_saved(
 ) -> set[str]:
     """What is saved besides ``have``, so that all of ``serve`` can be computed.
 
-    Where that takes the old contents of an input that the region writes, either a clone of the input is saved (a history
-    of scales, a counter) or the values that would be computed from it, whichever is smaller.
+    Where that takes the old contents of an input that the region writes, either a clone of the
+    input is saved (a history of scales, a counter) or the values that would be computed from it,
+    whichever is smaller.
 
     Args:
         nodes: those that can be saved, by name.
@@ -64,7 +66,9 @@ def also_saved(
     instead = missing_without(table, serve, set(have), set(written), nodes)
     if not all(n in nodes and torch_api.is_dense(nodes[n].meta["val"]) for n in overwritten):
         return instead  # views of the old contents would not fit a clone
-    unchanged = [n.meta.get("val") for n in nodes.values() if n.op == "placeholder" and n.name not in written]
+    unchanged = [
+        n.meta.get("val") for n in nodes.values() if n.op == "placeholder" and n.name not in written
+    ]
     given = {*map(torch_api.storage_key, unchanged)}
 
     def size(names: Collection[str]) -> int:
@@ -76,9 +80,14 @@ def also_saved(
 
 
 def missing_without(
-    table: Ancestry, want: Collection[str], have: set[str], written: set[str], available: Collection[str]
+    table: Ancestry,
+    want: Collection[str],
+    have: set[str],
+    written: set[str],
+    available: Collection[str],
 ) -> set[str]:
-    """Like `missing_for`, but a wanted value is saved itself where it would need the old contents of a written input."""
+    """Like `missing_for`, but a wanted value is saved itself where it would need the old contents
+    of a written input."""
     extra: set[str] = set()
     for name in sorted(want):
         missing = missing_for(table, [name], have | extra)

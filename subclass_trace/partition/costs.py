@@ -1,6 +1,7 @@
 """What it costs to recompute a row, in seconds by a roofline.
 
-Nothing is run to price a graph. The three constants of the roofline are fixed, so that every rank and every run decides alike.
+Nothing is run to price a graph. The three constants of the roofline are fixed, so that every rank
+and every run decides alike.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def seconds(t: Table, i: int) -> float:
 
 
 def flops(t: Table, i: int) -> float:
-    """Floating-point operations of a row, as ``torch.utils.flop_counter`` counts them (matrix products, convolutions)."""
+    """Floating-point operations of a row, as ``torch.utils.flop_counter`` counts them (matrix
+    products, convolutions)."""
     node = t.nodes[i]
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
@@ -39,12 +41,18 @@ def flops(t: Table, i: int) -> float:
     try:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), plain)
         return float(count(*args, **kwargs, out_val=_with_numbers(t.val[i])))
-    except (TypeError, ValueError, AssertionError, IndexError):  # the formula does not know this form of the operation
+    except (
+        TypeError,
+        ValueError,
+        AssertionError,
+        IndexError,
+    ):  # the formula does not know this form of the operation
         return 0.0
 
 
 def _with_numbers(value: Any) -> Any:
-    """The value with the sizes of the traced call instead of symbols, so that a formula adds no guards."""
+    """The value with the sizes of the traced call instead of symbols, so that a formula adds no
+    guards."""
     if isinstance(value, torch.Tensor) and any(type(n) is not int for n in value.shape):
         return torch.empty([hint(n) for n in value.shape], dtype=value.dtype, device="meta")
     if isinstance(value, (list, tuple)):

@@ -1,11 +1,13 @@
 """A minimum cut between what the forward has computed and what the backward must have.
 
-Each row is split in two: *in* (it is computed) and *out* (it is available in the backward). Cutting between them means
-saving the row, at its weight. A row on the sink's side with both halves is recomputed.
+Each row is split in two: *in* (it is computed) and *out* (it is available in the backward). Cutting
+between them means saving the row, at its weight. A row on the sink's side with both halves is
+recomputed.
 
-Most rows are decided before any flow is sent: what a banned row feeds, and what the backward reads. Only the rest
-becomes a network. Of all minimum cuts the one nearest to the sink is taken, which is unique (and the one that torch's
-``networkx.minimum_cut`` gives): the answer depends on the graph alone, so that all ranks find the same.
+Most rows are decided before any flow is sent: what a banned row feeds, and what the backward reads.
+Only the rest becomes a network. Of all minimum cuts the one nearest to the sink is taken, which is
+unique (and the one that torch's ``networkx.minimum_cut`` gives): the answer depends on the graph
+alone, so that all ranks find the same.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def cut(
     Args:
         rows: numbers of the rows, in topological order.
         weight: price of saving a row; infinite if it cannot be saved.
-        banned: computed in the forward alone; ``recomputed``: computed in the backward; ``needed``: available in it.
-        cost: price of recomputing a row; None: nothing.
+        banned: computed in the forward alone; ``recomputed``: computed in the backward; ``needed``:
+        available in it. cost: price of recomputing a row; None: nothing.
 
     Raises:
         Infeasible: no cut of finite weight.
@@ -64,11 +66,17 @@ def cut(
     for i in rows:
         if not sink_in[i]:
             priced = cost is not None and cost[i] > 0
-            reached[i] = source_in[i] or priced or any(reached[x] and not sink_out[x] for x in ins[i])
+            reached[i] = (
+                source_in[i] or priced or any(reached[x] and not sink_out[x] for x in ins[i])
+            )
     for i in reversed(rows):
         reaching[i] = sink_out[i] or any(reaching[u] and not source_in[u] for u in users[i])
     saved = [i for i in rows if source_in[i] and sink_out[i] and not sink_in[i]]
-    open_ = [i for i in rows if reached[i] and reaching[i] and not sink_in[i] and not (source_in[i] and sink_out[i])]
+    open_ = [
+        i
+        for i in rows
+        if reached[i] and reaching[i] and not sink_in[i] and not (source_in[i] and sink_out[i])
+    ]
     if not open_:
         return saved
 
@@ -93,11 +101,13 @@ def cut(
 class Flow:
     """Maximum flow by Dinic's algorithm, on flat lists: edge ``e`` and its reverse ``e ^ 1``.
 
-    Distances are counted from the sink, so that a path is never led astray: the source has an edge to most nodes, the
-    sink to few. The last count, which does not reach the source, is the cut nearest to the sink.
+    Distances are counted from the sink, so that a path is never led astray: the source has an edge
+    to most nodes, the sink to few. The last count, which does not reach the source, is the cut
+    nearest to the sink.
 
-    Nodes are numbered in the order of a joint graph, where paths are long and of many lengths, each a round of Dinic's.
-    So the first round takes any path of rising numbers, whatever its length: that leaves 1 to 5 rounds of 3 to 13.
+    Nodes are numbered in the order of a joint graph, where paths are long and of many lengths, each
+    a round of Dinic's. So the first round takes any path of rising numbers, whatever its length:
+    that leaves 1 to 5 rounds of 3 to 13.
 
     >>> flow = Flow(3, source=0, sink=2)
     >>> flow.edge(0, 1, 5.0); flow.edge(1, 2, 3.0)
@@ -133,7 +143,8 @@ class Flow:
         return [n >= 0 for n in steps]
 
     def _steps(self) -> list[int]:
-        """Steps to the sink along edges with room; -1 for nodes without a way, or farther than the source."""
+        """Steps to the sink along edges with room; -1 for nodes without a way, or farther than the
+        source."""
         steps = [-1] * len(self.out)
         steps[self.sink] = 0
         front = [self.sink]
@@ -152,7 +163,8 @@ class Flow:
         return steps
 
     def _block(self, steps: list[int]) -> None:
-        """Send flow along paths on which ``steps`` fall until none is left: depth first, with an explicit path."""
+        """Send flow along paths on which ``steps`` fall until none is left: depth first, with an
+        explicit path."""
         head, room, out, sink = self.head, self.room, self.out, self.sink
         following = [0] * len(out)
         path: list[int] = []

@@ -1,7 +1,8 @@
 """One of the two programs that a joint graph is split into: a list of the joint graph's own nodes.
 
-No graph is copied to run it: the eager back end writes its code from the list. A graph module for a compiler is made on
-demand (`Half.module`). A graph module that another partitioner made is a half as well (`Half.of_module`).
+No graph is copied to run it: the eager back end writes its code from the list. A graph module for a
+compiler is made on demand (`Half.module`). A graph module that another partitioner made is a half
+as well (`Half.of_module`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ class Half:
         merged: Mapping[fx.Node, fx.Node],
         cloned: Collection[int] = (),
     ) -> None:
-        self.owner, self.inputs, self.body, self.outputs = owner, list(inputs), list(body), list(outputs)
+        self.owner, self.inputs, self.body, self.outputs = (
+            owner,
+            list(inputs),
+            list(body),
+            list(outputs),
+        )
         self.merged, self.cloned = merged, cloned
         self._descriptors: tuple[Sequence[Any], Sequence[Any]] | None = None
 
@@ -58,7 +64,8 @@ class Half:
 
     @cached_property
     def module(self) -> fx.GraphModule:
-        """A graph module of its own, with the names, values and other metadata of the joint graph."""
+        """A graph module of its own, with the names, values and other metadata of the joint
+        graph."""
         graph = fx.Graph()
         values = {}
         for node in self.inputs:
@@ -87,7 +94,8 @@ class Half:
 
     @property
     def results(self) -> list[Any]:
-        """The outputs that a caller gets: nodes of the joint graph, or of the module where that adds some."""
+        """The outputs that a caller gets: nodes of the joint graph, or of the module where that
+        adds some."""
         return self.outputs if self.is_plain else output_args(self.module.graph)
 
     @property
@@ -119,8 +127,9 @@ class Partitioned:
         first: the forward, with outputs ``[*forward outputs, *saved]``.
         second: the backward; its inputs are named after saved values and tangents.
         saved: the `trace_name` of each saved value, in the order of the forward's outputs.
-        backward_inputs: for each backward placeholder that of the saved value that it takes, or the name of the tangent.
-        extra: names among ``saved`` that the partitioner did not ask for (docs/notes/tangents.md).
+        backward_inputs: for each backward placeholder that of the saved value that it takes, or the
+        name of the tangent. extra: names among ``saved`` that the partitioner did not ask for
+        (docs/notes/tangents.md).
     """
 
     first: Half

@@ -1,8 +1,9 @@
 """One interface to every partitioner: a joint graph goes in, `Partitioned` comes out.
 
-A partitioner is a function ``(joint, joint_inputs, *, num_fwd_outputs) -> (forward, backward)`` of two graph modules, as
-in ``functorch.compile``. The forward's outputs are ``[*outputs, *saved]``; saved values follow the user's outputs and are
-split off by count, never rewrapped (PyTorch PR 104483).
+A partitioner is a function ``(joint, joint_inputs, *, num_fwd_outputs) -> (forward, backward)`` of
+two graph modules, as in ``functorch.compile``. The forward's outputs are ``[*outputs, *saved]``;
+saved values follow the user's outputs and are split off by count, never rewrapped (PyTorch PR
+104483).
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ BY_NAME: dict[str, Partitioner] = {
 }
 
 
-def resolve_partitioner(choice: str | Partitioner | None, budget: float | int | None) -> Partitioner:
+def resolve_partitioner(
+    choice: str | Partitioner | None, budget: float | int | None
+) -> Partitioner:
     """The partitioner for an option; None is "min_cut".
 
     Raises:
-        OptionError: unknown name, or a budget out of range, or a budget with a partitioner that knows none.
+        OptionError: unknown name, or a budget out of range, or a budget with a partitioner that
+        knows none.
     """
     check_budget(budget)
     choice = "min_cut" if choice is None else choice
@@ -67,7 +71,9 @@ def resolve_partitioner(choice: str | Partitioner | None, budget: float | int | 
             )
         return replace(found, budget=budget)
     raise OptionError(
-        "activation_memory_budget needs the min_cut partitioner", expected="min_cut, or a MinCut", got=text_of(choice)
+        "activation_memory_budget needs the min_cut partitioner",
+        expected="min_cut, or a MinCut",
+        got=text_of(choice),
     )
 
 
@@ -85,9 +91,12 @@ def partition(
     """Split the joint graph of a traced backward (which other partitioners than ours consume).
 
     Args:
-        serve: nodes that eager autograd would have saved. All of them must be computable from what is saved, so that a
-            backward for other tangents is (docs/notes/tangents.md); values missing for it are saved too.
-        written: graph inputs that the region writes. What is saved of their memory is cloned, since the write-back
+        serve: nodes that eager autograd would have saved. All of them must be computable from what
+        is saved, so that a
+            backward for other tangents is (docs/notes/tangents.md); values missing for it are saved
+            too.
+        written: graph inputs that the region writes. What is saved of their memory is cloned, since
+        the write-back
             would change it (torch's own aot_function gets this wrong; docs/notes/flatten_first.md).
         static: numbers of graph inputs that are alive anyway (parameters and buffers).
         copied: results that are only copied into inputs.
@@ -110,10 +119,15 @@ def _by_rows(traced: TracedBackward, partitioner: MinCut, facts: Facts) -> Parti
     """Our own partitioner: everything is decided on a table, and the joint stays as it is."""
     joint, num_forward = traced.joint, traced.num_forward
     serve = facts.kept or frozenset()
-    # A value that is wanted in a backward which is traced later keeps its own name where it may have to be saved itself.
+    # A value that is wanted in a backward which is traced later keeps its own name where it may
+    # have to be saved itself.
     apart = serve if facts.written else frozenset()
-    if not partitioner.recompute:  # what a backward computes, it computes from what it reads: codes are saved as codes
-        apart |= {n.name for n in joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"}
+    if (
+        not partitioner.recompute
+    ):  # what a backward computes, it computes from what it reads: codes are saved as codes
+        apart |= {
+            n.name for n in joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"
+        }
     table = Table(joint, num_forward, apart)
     split = make_split(table, partitioner.choose(table, facts))
     have = {table.name(i) for i in (*split.saved, *split.sizes)}
@@ -124,7 +138,10 @@ def _by_rows(traced: TracedBackward, partitioner: MinCut, facts: Facts) -> Parti
         split = make_split(table, [*split.saved, *split.sizes, *rows], also=rows)
     forward, backward = halves(split, num_forward - traced.draws, _written_rows(split, facts))
     rows = [*split.saved, *split.sizes]
-    names, taken = ([trace_name(n) for n in nodes] for nodes in ([table.nodes[i] for i in rows], backward.inputs))
+    names, taken = (
+        [trace_name(n) for n in nodes]
+        for nodes in ([table.nodes[i] for i in rows], backward.inputs)
+    )
     more = frozenset(name for i, name in zip(rows, names, strict=True) if table.name(i) not in have)
     return Partitioned(forward, backward, tuple(names), tuple(taken), more)
 

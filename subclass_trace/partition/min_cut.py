@@ -30,9 +30,11 @@ class MinCut:
     """Our partitioner.
 
     Attributes:
-        budget: a limit on what is saved. A whole number above 1: bytes (of unique storages, beyond inputs). A number
+        budget: a limit on what is saved. A whole number above 1: bytes (of unique storages, beyond
+        inputs). A number
             from 0 to 1: share between the least possible and what is saved without a limit.
-        recompute: recompute what is cheap. False (``partitioner="default"``): save what the backward reads.
+        recompute: recompute what is cheap. False (``partitioner="default"``): save what the
+        backward reads.
     """
 
     budget: float | int | None = None
@@ -57,37 +59,58 @@ class MinCut:
             if self.budget is None or self.budget == 1:
                 return self._unlimited(table, facts, tags, weights)
             hull = Hull(table, tags, weights)
-            full = hull.bytes(self._unlimited(table, facts, tags, weights)) if self.budget < 1 else 0
+            full = (
+                hull.bytes(self._unlimited(table, facts, tags, weights)) if self.budget < 1 else 0
+            )
             return list(hull.within(self._limit(full, hull.ends[1].bytes)).saved)
         except Infeasible:
             raise UnsupportedError(
                 "what the backward needs can be neither saved nor recomputed",
-                expected="on each way from a value that is computed once to the backward, one value that can be saved",
-                fix="let the checkpoint policy save one of these (MUST_SAVE), or leave it out of the checkpointed part",
+                expected="on each way from a value that is computed once to the backward, one "
+                "value that can be saved",
+                fix="let the checkpoint policy save one of these (MUST_SAVE), or leave it out of "
+                "the checkpointed part",
             ) from None
 
-    def _unlimited(self, table: Table, facts: Facts, tags: Sequence[Any], weights: Sequence[float]) -> list[int]:
+    def _unlimited(
+        self, table: Table, facts: Facts, tags: Sequence[Any], weights: Sequence[float]
+    ) -> list[int]:
         banned = bans(table, tags, cheap_too=not self.recompute)
         if facts.kept is not None:
             for i in kept_rows(table, facts):
                 banned[i] |= tags[i] not in RECOMPUTE
-        small = facts.small if self.recompute else INF  # of what is kept, the backward computes what it needs
+        small = (
+            facts.small if self.recompute else INF
+        )  # of what is kept, the backward computes what it needs
         sizes = [max([table.size[k] for k in (i, *ins)]) for i, ins in enumerate(table.ins)]
         late = [
             tag == "is_backward" and size <= small and isinstance(value, torch.Tensor)
             for tag, size, value in zip(table.tag, sizes, table.val, strict=True)
         ]
-        recomputed = [table.in_backward[i] or late[i] or tags[i] in RECOMPUTE for i in range(len(late))]
-        return cut(table.rows, table.ins, table.users, weights, banned, recomputed, table.needed_in_backward)
+        recomputed = [
+            table.in_backward[i] or late[i] or tags[i] in RECOMPUTE for i in range(len(late))
+        ]
+        return cut(
+            table.rows,
+            table.ins,
+            table.users,
+            weights,
+            banned,
+            recomputed,
+            table.needed_in_backward,
+        )
 
     def _limit(self, full: int, least: int) -> int:
-        """The budget in bytes, when so much is saved without one, and at least so much is necessary.
+        """The budget in bytes, when so much is saved without one, and at least so much is
+        necessary.
 
         Raises:
             OptionError: it cannot be kept.
         """
         assert self.budget is not None
-        limit = int(self.budget) if self.budget > 1 else least + int(self.budget * max(full - least, 0))
+        limit = (
+            int(self.budget) if self.budget > 1 else least + int(self.budget * max(full - least, 0))
+        )
         if limit < least:
             raise OptionError(
                 "the memory budget cannot be kept",
@@ -99,11 +122,18 @@ class MinCut:
         return limit
 
     def __call__(
-        self, joint: fx.GraphModule, joint_inputs: Sequence[Any] | None = None, *, num_fwd_outputs: int, **_: Any
+        self,
+        joint: fx.GraphModule,
+        joint_inputs: Sequence[Any] | None = None,
+        *,
+        num_fwd_outputs: int,
+        **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Partition as a function of ``functorch.compile`` does, for example ``aot_function(..., partition_fn=MinCut())``.
+        """Partition as a function of ``functorch.compile`` does, for example
+        ``aot_function(..., partition_fn=MinCut())``.
 
-        Returns: forward and backward; the forward's outputs are ``(*outputs, *saved tensors, *saved sizes)``.
+        Returns: forward and backward; the forward's outputs are
+        ``(*outputs, *saved tensors, *saved sizes)``.
         """
         table = Table(joint, num_fwd_outputs)
         forward, backward = halves(make_split(table, self.choose(table, Facts())), num_fwd_outputs)
@@ -117,7 +147,9 @@ def check_budget(budget: object) -> None:
         OptionError: neither a share from 0 to 1 nor a whole number of bytes.
     """
     number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
-    if budget is None or (number and (0 <= budget <= 1 or (isinstance(budget, int) and budget > 1))):  # type: ignore[operator]
+    if budget is None or (
+        number and (0 <= budget <= 1 or (isinstance(budget, int) and budget > 1))
+    ):  # type: ignore[operator]
         return
     raise OptionError(
         "activation_memory_budget is out of range",

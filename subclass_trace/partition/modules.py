@@ -1,6 +1,8 @@
-"""Partitioners in the form of ``functorch.compile``'s, torch's own and those of users: two graph modules come back.
+"""Partitioners in the form of ``functorch.compile``'s, torch's own and those of users: two graph
+modules come back.
 
-What they get wrong where random numbers are drawn, or inputs overwritten, is mended here; what does not fit is refused.
+What they get wrong where random numbers are drawn, or inputs overwritten, is mended here; what does
+not fit is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ def by_modules(
     drawn = next((n for n in backward.graph.nodes if is_draw(n)), None)
     if drawn is not None:
         raise _error(
-            "backward draws the forward's random numbers again", _named(drawn), "what is drawn is saved", drawn.name
+            "backward draws the forward's random numbers again",
+            _named(drawn),
+            "what is drawn is saved",
+            drawn.name,
         )
     outputs = output_args(forward.graph)
     saved = [getattr(n, "name", repr(n)) for n in outputs[num_forward:]]
@@ -53,10 +58,19 @@ def by_modules(
     extra_nodes = [by_name[n] for n in sorted(extra) if n in by_name]
     _set_outputs(
         forward,
-        [*outputs[: num_forward - traced.draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)],
+        [
+            *outputs[: num_forward - traced.draws],
+            *_protected(forward, [*outputs[num_forward:], *extra_nodes], written),
+        ],
     )
-    known = {**dict(zip(saved, outputs[num_forward:], strict=True)), **{n.name: n for n in extra_nodes}}
-    key = {name: n.meta.get("trace_name") or traced_as.get(n.name, trace_name(n)) for name, n in known.items()}
+    known = {
+        **dict(zip(saved, outputs[num_forward:], strict=True)),
+        **{n.name: n for n in extra_nodes},
+    }
+    key = {
+        name: n.meta.get("trace_name") or traced_as.get(n.name, trace_name(n))
+        for name, n in known.items()
+    }
     names, more = tuple(key.values()), frozenset(key[n.name] for n in extra_nodes)
     halves_ = Half.of_module(forward), Half.of_module(backward)
     return Partitioned(*halves_, names, tuple(key.get(n, n) for n in backward_inputs), more)
@@ -94,19 +108,24 @@ def _bind(nodes: Sequence[fx.Node], saved: Sequence[str], tangents: Sequence[str
     if all(n in known for n in names):
         return names
     positional = [*saved, *tangents]
-    if len(positional) != len(names) or any(n in known or n.startswith(("primals", "tangents")) for n in names):
+    if len(positional) != len(names) or any(
+        n in known or n.startswith(("primals", "tangents")) for n in names
+    ):
         strange = [n for n in nodes if str(n.target) not in known]
         raise VerificationError(
             "the partitioner's backward takes inputs that are neither saved values nor tangents",
             path=_named(strange[0]) if strange else None,
             expected=f"placeholders named after {sorted(known)}",
             got=names,
-            fix="name the backward's placeholders after the forward's saved outputs and the tangents",
+            fix="name the backward's placeholders after the forward's saved outputs and the "
+            "tangents",
         )
     return positional
 
 
-def _protected(forward: fx.GraphModule, saved: Sequence[fx.Node], written: Collection[str]) -> list[fx.Node]:
+def _protected(
+    forward: fx.GraphModule, saved: Sequence[fx.Node], written: Collection[str]
+) -> list[fx.Node]:
     """Saved values, with a clone for each that shares memory with a written graph input."""
     if not written:
         return list(saved)
@@ -129,7 +148,7 @@ def _set_outputs(module: fx.GraphModule, outputs: Sequence[Any]) -> None:
     end.args = (list(outputs),)
 
 
-# ---------------------------------------------------------------------------------------------- what came back
+# ---- what came back
 _FIX = "return graphs as functorch.compile's partitioners do: (*outputs, *saved), and all gradients"
 
 
@@ -140,27 +159,49 @@ def _named(node: fx.Node) -> str:
 
 
 def _check_fit(
-    promised: Sequence[Any], forward: fx.GraphModule, backward: fx.GraphModule, num_forward: int, primals: Sequence[str]
+    promised: Sequence[Any],
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    num_forward: int,
+    primals: Sequence[str],
 ) -> None:
     """Do the two graphs return as much as the joint graph does (``promised``), from its inputs?
 
     Raises:
-        VerificationError: they do not return lists, lack outputs, save what is no node, or take unknown inputs.
+        VerificationError: they do not return lists, lack outputs, save what is no node, or take
+        unknown inputs.
     """
     ends = [next(iter(reversed(module.graph.nodes)), None) for module in (forward, backward)]
-    lists = [list(end.args[0]) if end and end.args and isinstance(end.args[0], (list, tuple)) else None for end in ends]
+    lists = [
+        list(end.args[0]) if end and end.args and isinstance(end.args[0], (list, tuple)) else None
+        for end in ends
+    ]
     outputs, gradients = lists
     if outputs is None or gradients is None:
-        raise _error("graphs do not return lists", "forward", "output nodes with lists", [str(e) for e in ends])
+        raise _error(
+            "graphs do not return lists",
+            "forward",
+            "output nodes with lists",
+            [str(e) for e in ends],
+        )
     if len(outputs) < num_forward:
         raise _error("forward lacks outputs", "forward", f"{num_forward} or more", len(outputs))
     if len(gradients) != len(promised) - num_forward:
-        raise _error("backward lacks gradients", "backward", len(promised) - num_forward, len(gradients))
+        raise _error(
+            "backward lacks gradients", "backward", len(promised) - num_forward, len(gradients)
+        )
     strange = [s for s in outputs[num_forward:] if not isinstance(s, fx.Node)]
     strange += [n for n in placeholders(forward.graph) if n.name not in primals]
     if strange:
-        raise _error("forward saves or takes what it cannot", str(strange[0]), f"inputs {list(primals)}", strange)
+        raise _error(
+            "forward saves or takes what it cannot",
+            str(strange[0]),
+            f"inputs {list(primals)}",
+            strange,
+        )
 
 
 def _error(what: str, path: str, expected: object, got: object) -> VerificationError:
-    return VerificationError(f"the partitioner's {what}", path=path, expected=str(expected), got=str(got), fix=_FIX)
+    return VerificationError(
+        f"the partitioner's {what}", path=path, expected=str(expected), got=str(got), fix=_FIX
+    )

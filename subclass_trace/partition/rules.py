@@ -1,10 +1,11 @@
 """What may be recomputed, and what it costs to save.
 
-A *ban* says that a row is computed in the forward and never recomputed; torch's rules on the rows of a table, but that whatever
-lies in another row's memory may be recomputed. A *weight* is the price of saving a row; `INF` means that it cannot be
-saved. It is what memory really holds: a storage costs its bytes once; a view is never saved, its owner is; inputs, and
-results that eager autograd would keep as well, are alive anyway and cost nothing; a graph input that the region writes back
-into is saved as a clone, which is paid for.
+A *ban* says that a row is computed in the forward and never recomputed; torch's rules on the rows
+of a table, but that whatever lies in another row's memory may be recomputed. A *weight* is the
+price of saving a row; `INF` means that it cannot be saved. It is what memory really holds: a
+storage costs its bytes once; a view is never saved, its owner is; inputs, and results that eager
+autograd would keep as well, are alive anyway and cost nothing; a graph input that the region writes
+back into is saved as a clone, which is paid for.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ aten = torch.ops.aten
 INF = math.inf
 RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
-#: what a value costs that is alive anyway: results and inputs that eager autograd would keep, and other inputs. The caller may
+#: what a value costs that is alive anyway: results and inputs that eager autograd would keep, and
+# other inputs. The caller may
 #: write to these before the backward, where eager has a number and autograd would raise.
 _RESULT, _INPUT, _OTHER_INPUT = 0.25, 0.5, 0.75
 #: less than an input: one that is saved for a size alone may not be written before the backward
@@ -53,8 +55,8 @@ class Facts:
     Attributes:
         written: names of graph inputs that the region writes back into.
         static: names of graph inputs that are alive anyway (parameters and buffers).
-        kept: names of values that eager autograd would save. None: not known, every result counts as kept.
-        copied: names of results that no caller gets, since they are copied into an input.
+        kept: names of values that eager autograd would save. None: not known, every result counts
+        as kept. copied: names of results that no caller gets, since they are copied into an input.
         small: what eager autograd keeps of at most so many bytes is not recomputed.
     """
 
@@ -65,18 +67,22 @@ class Facts:
     small: int = 0
 
 
-# ---------------------------------------------------------------------------------------------- tags
+# ---- tags
 def recompute_tags(t: Table) -> list[Any]:
-    """The tags of checkpointing, and those that follow from other rules: the column ``recompute``, completed.
+    """The tags of checkpointing, and those that follow from other rules: the column ``recompute``,
+    completed.
 
-    Torch's passes write these into ``node.meta``, which joint, forward and backward share; here it stays as it is.
+    Torch's passes write these into ``node.meta``, which joint, forward and backward share; here it
+    stays as it is.
     """
     tags = list(t.recompute)
     if any(tag in RECOMPUTE for tag in tags):
         _keep_boundaries(t, tags)
     for i in t.rows:
         if tags[i] in RECOMPUTE:
-            if t.bits[i] & (SEEDED | RANDOM) or _is_drawn_part(t, i):  # other numbers would come: the mask is saved
+            if t.bits[i] & (SEEDED | RANDOM) or _is_drawn_part(
+                t, i
+            ):  # other numbers would come: the mask is saved
                 tags[i] = MUST_SAVE
         elif t.bits[i] & COLLECTIVE:
             tags[i] = MUST_SAVE
@@ -88,7 +94,8 @@ def _is_drawn_part(t: Table, i: int) -> bool:
 
 
 def _keep_boundaries(t: Table, tags: list[Any]) -> None:
-    """What one checkpointed part hands to the next is saved: else the second would redo the first."""
+    """What one checkpointed part hands to the next is saved: else the second would redo the
+    first."""
     number = [n.meta.get("ac_graph_id") for n in t.nodes]
     for i in t.rows:
         if tags[i] not in RECOMPUTE:
@@ -99,7 +106,7 @@ def _keep_boundaries(t: Table, tags: list[Any]) -> None:
             tags[i] = MUST_SAVE
 
 
-# ---------------------------------------------------------------------------------------------- bans
+# ---- bans
 def bans(t: Table, tags: Sequence[Any], cheap_too: bool) -> list[bool]:
     """Rows that are never recomputed; with ``cheap_too`` all but views."""
     banned = [False] * len(t.nodes)
@@ -132,9 +139,10 @@ def _is_dear(t: Table, tags: Sequence[Any], i: int) -> bool:
     return t.size[i] * 4 < read
 
 
-# ---------------------------------------------------------------------------------------------- weights
+# ---- weights
 def storage_weights(t: Table, facts: Facts) -> list[float]:
-    """The storage model: see the top of this file. Numbers cost a little, so few are saved; rows of the backward never are."""
+    """The storage model: see the top of this file. Numbers cost a little, so few are saved; rows of
+    the backward never are."""
     weights = [INF] * len(t.nodes)
     written = written_storages(t, facts)
     given = {t.storage[i] for i in t.primals} - {None}
@@ -150,7 +158,9 @@ def storage_weights(t: Table, facts: Facts) -> list[float]:
             weights[i] = INF if value is None or isinstance(value, (list, tuple)) else 0.0
         elif key is None:
             weights[i] = float(max(t.size[i], 1))
-        elif key in written:  # saved as a clone, which must be laid out as the original for views to fit it
+        elif (
+            key in written
+        ):  # saved as a clone, which must be laid out as the original for views to fit it
             weights[i] = float(max(t.size[i], 1)) if torch_api.is_dense(value) else LAST_RESORT
         elif t.view[i] or (t.bits[i] & COLLECTIVE and is_unfinished(t.nodes[i].target)):
             weights[i] = INF
@@ -171,7 +181,8 @@ def written_storages(t: Table, facts: Facts) -> set[int | None]:
 def _kept_results(t: Table, facts: Facts) -> set[int | None]:
     """The memory of results that eager autograd would keep too.
 
-    Others would be as cheap to save, but when the caller writes into them, autograd would raise where eager does not.
+    Others would be as cheap to save, but when the caller writes into them, autograd would raise
+    where eager does not.
     """
     rows = [o for o in t.forward_out if type(o) is int]
     copied = {t.storage[o] for o in rows if t.name(o) in facts.copied}
@@ -189,8 +200,8 @@ def _kept_inputs(t: Table, facts: Facts) -> set[int | None]:
 
 
 def kept_rows(t: Table, facts: Facts) -> list[int]:
-    """What eager autograd would keep and is not recomputed: results, so that autograd sees where the caller writes to them;
-    and what is small.
+    """What eager autograd would keep and is not recomputed: results, so that autograd sees where
+    the caller writes to them; and what is small.
     """
     kept = [t.same[i] for i, n in enumerate(t.nodes) if n.name in (facts.kept or ())]
     memory = {t.storage[i] for i in kept if t.size[i] <= facts.small} | _kept_results(t, facts)
@@ -199,6 +210,7 @@ def kept_rows(t: Table, facts: Facts) -> list[int]:
 
 
 def never_recomputed(t: Table, i: int) -> bool:
-    """Rows that no budget recomputes: they draw, write, talk to other ranks, or nobody knows what they do."""
+    """Rows that no budget recomputes: they draw, write, talk to other ranks, or nobody knows what
+    they do."""
     unknown = t.nodes[i].op == "call_function" and not t.bits[i] & BUILTIN
     return bool(t.bits[i] & (ONCE | COLLECTIVE)) or unknown or _is_drawn_part(t, i)

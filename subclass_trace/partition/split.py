@@ -1,4 +1,5 @@
-"""From a set of saved rows to two programs: which rows each runs, in which order, and what is handed over in which order."""
+"""From a set of saved rows to two programs: which rows each runs, in which order, and what is
+handed over in which order."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Split:
 
 
 def backward_needs(t: Table, saved: Collection[int]) -> tuple[set[int], set[int]]:
-    """The rows that a backward has to run when ``saved`` are given, and the inputs that it takes."""
+    """The rows that a backward has to run when ``saved`` are given, and the inputs that it
+    takes."""
     stop, run, taken = set(saved), set(), set()
     todo = [o for o in t.backward_out if type(o) is int]
     todo += [i for i in t.rows if t.in_backward[i] and t.bits[i] & EFFECTS]
@@ -65,7 +67,8 @@ def make_split(t: Table, chosen: Sequence[int], also: Sequence[int] = ()) -> Spl
 
 
 def _with_bindings(t: Table, sizes: Sequence[int], tensors: Sequence[int]) -> list[int]:
-    """Compilers want each symbol in the shapes of a backward's inputs as an input of its own: bindings first."""
+    """Compilers want each symbol in the shapes of a backward's inputs as an input of its own:
+    bindings first."""
     values = [*sizes, *tensors, *t.tangents]
     if not any(_has_symbols(t.val[i]) for i in values):
         return list(sizes)
@@ -109,7 +112,8 @@ def _forward_rows(t: Table, saved: Sequence[int]) -> list[int]:
 
 
 def _backward_rows(t: Table, run: set[int]) -> list[int]:
-    """As the autograd engine would: in the order of its own rows, what is recomputed right before its first use."""
+    """As the autograd engine would: in the order of its own rows, what is recomputed right before
+    its first use."""
     out: list[int] = []
     done: set[int] = set()
     ends = {o for o in t.backward_out if type(o) is int}
@@ -128,7 +132,8 @@ def _backward_rows(t: Table, run: set[int]) -> list[int]:
 
 
 def _parts_first(t: Table, rows: Sequence[int]) -> list[int]:
-    """Parts of a tuple are taken right after it: else it would keep all of them alive until the last is taken."""
+    """Parts of a tuple are taken right after it: else it would keep all of them alive until the
+    last is taken."""
     parts: dict[int, list[int]] = {}
     here = set(rows)
     for i in rows:
@@ -148,9 +153,10 @@ def _parts_first(t: Table, rows: Sequence[int]) -> list[int]:
     return out
 
 
-# ---------------------------------------------------------------------------------------------- as programs
+# ---- as programs
 def halves(split: Split, results: int, cloned: Collection[int] = ()) -> tuple[Half, Half]:
-    """The two programs; the forward returns its first ``results`` outputs, then what is saved, of ``cloned`` rows a clone."""
+    """The two programs; the forward returns its first ``results`` outputs, then what is saved, of
+    ``cloned`` rows a clone."""
     t = split.table
     merged = {n: t.nodes[t.same[i]] for i, n in enumerate(t.nodes) if t.same[i] != i}
 

@@ -1,8 +1,9 @@
 """The joint graph as a table: one pass over its nodes, and every later step works on integers.
 
-Row *i* is node *i* of the joint graph. Equal nodes are merged, and dead ones dropped, by columns of the table (``same``,
-``rows``); the joint graph itself is never copied nor edited. One example: in ``a = x.sin(); b = x.sin(); y = a * b``
-the row of ``b`` has ``same == row of a``, is in no list of rows, and whoever reads ``b`` reads ``a``.
+Row *i* is node *i* of the joint graph. Equal nodes are merged, and dead ones dropped, by columns of
+the table (``same``, ``rows``); the joint graph itself is never copied nor edited. One example: in
+``a = x.sin(); b = x.sin(); y = a * b`` the row of ``b`` has ``same == row of a``, is in no list of
+rows, and whoever reads ``b`` reads ``a``.
 """
 
 from __future__ import annotations
@@ -24,11 +25,24 @@ from ..torch_api import partition as _private
 
 aten = torch.ops.aten
 
-# ---------------------------------------------------------------------------------------------- classes of operations
-(VIEW, RANDOM, CHEAP, MUTABLE, IMPURE, COLLECTIVE, GETITEM, LIFT, SEEDED, HIDDEN, BUILTIN, MERGEABLE, LOUD) = (
-    1 << k for k in range(13)
-)
-#: LOUD: called for what it does; BUILTIN: what the operation does is known; MERGEABLE: and two equal calls give equal results
+# ---- classes of operations
+(
+    VIEW,
+    RANDOM,
+    CHEAP,
+    MUTABLE,
+    IMPURE,
+    COLLECTIVE,
+    GETITEM,
+    LIFT,
+    SEEDED,
+    HIDDEN,
+    BUILTIN,
+    MERGEABLE,
+    LOUD,
+) = (1 << k for k in range(13))
+#: LOUD: called for what it does; BUILTIN: what the operation does is known; MERGEABLE: and two
+# equal calls give equal results
 #: rows that run although nobody reads them
 EFFECTS = MUTABLE | IMPURE | SEEDED
 #: rows that must not run twice: they would write twice, or draw other numbers
@@ -55,7 +69,9 @@ def classify(target: Any) -> int:
         bits |= SEEDED * (torch.Tag.nondeterministic_seeded in target.tags)
         bits |= (BUILTIN | MERGEABLE) * (target.namespace in ("aten", "prims"))
     else:
-        bits |= (BUILTIN | MERGEABLE) * (getattr(target, "__module__", None) in ("_operator", "math", "torch"))
+        bits |= (BUILTIN | MERGEABLE) * (
+            getattr(target, "__module__", None) in ("_operator", "math", "torch")
+        )
     bits |= (IMPURE | LOUD) * has_effects(target)
     bits |= IMPURE * _private.is_impure_target(target) | HIDDEN * (packet in _HIDDEN_STATE)
     bits |= GETITEM * (target is operator.getitem) | LIFT * (packet in _LIFTS)
@@ -67,13 +83,15 @@ def classify(target: Any) -> int:
 
 
 def is_unfinished(collective: Any) -> bool:
-    """Must the result of this collective be waited for? Then the result of the wait is what can be saved."""
+    """Must the result of this collective be waited for? Then the result of the wait is what can be
+    saved."""
     return "wait_tensor" not in str(collective)
 
 
-# ---------------------------------------------------------------------------------------------- values
+# ---- values
 def hint(n: int | torch.SymInt) -> int:
-    """The value in the traced call, or 4096 for a size that depends on data; reading it makes no guard."""
+    """The value in the traced call, or 4096 for a size that depends on data; reading it makes no
+    guard."""
     if type(n) is int:
         return n
     found = n.node.hint  # type: ignore[union-attr]
@@ -81,7 +99,8 @@ def hint(n: int | torch.SymInt) -> int:
 
 
 def nbytes(value: Any) -> int:
-    """Bytes that a value itself covers; 1 for a number, which is what torch's partitioner counts."""
+    """Bytes that a value itself covers; 1 for a number, which is what torch's partitioner
+    counts."""
     if isinstance(value, torch.Tensor):
         shape, count = value.shape, value.dtype.itemsize
         whole = math.prod(shape) * count
@@ -103,7 +122,7 @@ def storage_bytes(value: torch.Tensor) -> int:
     return max(hint(whole), 1)
 
 
-# ---------------------------------------------------------------------------------------------- the table
+# ---- the table
 @dataclass(frozen=True, eq=False)
 class Constant:
     """An output of the joint graph that no node computes (``None``, a number)."""
@@ -115,7 +134,8 @@ Output = int | Constant
 
 
 class Table:
-    """A joint graph whose first ``num_forward`` outputs are the forward's, as columns; ``column[i]`` belongs to node ``i``.
+    """A joint graph whose first ``num_forward`` outputs are the forward's, as columns;
+    ``column[i]`` belongs to node ``i``.
 
     Attributes:
         joint: the graph module.
@@ -125,9 +145,9 @@ class Table:
         same: the row that stands for this one (itself, or an equal earlier row).
         ins, users: rows that it reads, and that read it; merged.
         size: bytes of the value.
-        storage: key of its memory; ``view``: it lies in the memory of a row that it reads, and takes no time.
-        tag, recompute: what ``meta`` says of the side it belongs to, and of checkpointing.
-        rows: the live rows in order.
+        storage: key of its memory; ``view``: it lies in the memory of a row that it reads, and
+        takes no time. tag, recompute: what ``meta`` says of the side it belongs to, and of
+        checkpointing. rows: the live rows in order.
         forward_out, backward_out: the outputs; ``outputs``: the rows among them.
         primals, tangents: the placeholders by kind.
         in_backward: depends on a tangent, or has to run there.
@@ -158,7 +178,8 @@ class Table:
         self.val: list[Any] = [m.get("val") for m in metas]
         tags = [m.get("partitioner_tag") for m in metas]
         self.tag: list[str | None] = [
-            "must_be_in_backward" if n in late else tag for n, tag in zip(self.nodes, tags, strict=True)
+            "must_be_in_backward" if n in late else tag
+            for n, tag in zip(self.nodes, tags, strict=True)
         ]
         self.recompute: list[Any] = [m.get("recompute") for m in metas]
         self.bits = [classify(n.target) if n.op == "call_function" else 0 for n in self.nodes]
@@ -183,7 +204,9 @@ class Table:
         self.primals = [i for i in inputs if i not in self.tangents]
         self.in_backward, self.allowed_in_forward = self._sides()
         wanted = {o for o in self.backward_out if type(o) is int}
-        self.needed_in_backward = [is_late or i in wanted for i, is_late in enumerate(self.in_backward)]
+        self.needed_in_backward = [
+            is_late or i in wanted for i, is_late in enumerate(self.in_backward)
+        ]
         self.in_forward = self._in_forward()
         self.view = [False] * len(self.nodes)
         for i in self.rows:
@@ -197,17 +220,19 @@ class Table:
         """Is the row an input of the joint graph?"""
         return self.nodes[i].op == "placeholder"
 
-    # ---------------------------------------------------------------- columns
+    # ---- columns
     def _mergeable(self, outputs: Sequence[Output], apart: Collection[str]) -> list[bool]:
         """Rows that may be one with an equal row.
 
-        What shares memory with an output is left alone, as by torch: two results would become one tensor. Torch also
-        merges draws of random numbers that its list does not name (``randn_like(x) - randn_like(x)`` becomes 0); here
-        the operation's tag decides.
+        What shares memory with an output is left alone, as by torch: two results would become one
+        tensor. Torch also merges draws of random numbers that its list does not name
+        (``randn_like(x) - randn_like(x)`` becomes 0); here the operation's tag decides.
         """
         held = {self.storage[o] for o in outputs if type(o) is int} - {None}
         kept: set[Any] = {n for n, k in zip(self.nodes, self.storage, strict=True) if k in held}
-        kept |= {n.args[0] for n in kept if n.target is operator.getitem}  # one of several results of an operation
+        kept |= {
+            n.args[0] for n in kept if n.target is operator.getitem
+        }  # one of several results of an operation
         rows = zip(self.nodes, self.bits, strict=True)
         return [bool(b & MERGEABLE) and n not in kept and n.name not in apart for n, b in rows]
 
@@ -215,13 +240,20 @@ class Table:
         """Fill ``same`` and ``ins``."""
         row, same, ins = self.row, self.same, self.ins
         seen: dict[Any, int] = {}
-        alike: dict[Any, int] = {}  # operation and rows that are read -> the first such row, or -1: it is in ``seen``
+        alike: dict[
+            Any, int
+        ] = {}  # operation and rows that are read -> the first such row, or -1: it is in ``seen``
         region = 0
 
         def enter(i: int) -> None:
             node = self.nodes[i]
             try:
-                key = (node.target, region, _key(node.args, row, same), _key(node.kwargs, row, same))
+                key = (
+                    node.target,
+                    region,
+                    _key(node.args, row, same),
+                    _key(node.kwargs, row, same),
+                )
                 same[i] = seen.setdefault(key, i)
             except TypeError:  # an argument that cannot be hashed
                 return
@@ -283,7 +315,8 @@ class Table:
         return early
 
     def _is_view(self, i: int) -> bool:
-        """Does it lie in the memory of what it reads? Recomputing it costs nothing, and keeping it keeps all of it."""
+        """Does it lie in the memory of what it reads? Recomputing it costs nothing, and keeping it
+        keeps all of it."""
         bits, storage, source = self.bits, self.storage, self.ins[i]
         if not source or bits[i] & (MUTABLE | COLLECTIVE):
             return False

@@ -1,4 +1,5 @@
-"""Torch's partitioners behind our interface, with the two faults mended that matter for right answers."""
+"""Torch's partitioners behind our interface, with the two faults mended that matter for right
+answers."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Partition = tuple[fx.GraphModule, fx.GraphModule]
 
 
 def min_cut(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Partition:
-    """``functorch.compile.min_cut_rematerialization_partition``: recompute what is cheap, save a minimum cut."""
+    """``functorch.compile.min_cut_rematerialization_partition``: recompute what is cheap, save a
+    minimum cut."""
     from functorch.compile import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
@@ -33,8 +35,8 @@ def call(
 ) -> Partition:
     """Call a partitioner with the keywords that it takes.
 
-    Torch's merge equal nodes, and by that two draws of random numbers that their list does not name (``randn_like(x) -
-    randn_like(x)`` becomes 0): here they merge none.
+    Torch's merge equal nodes, and by that two draws of random numbers that their list does not name
+    (``randn_like(x) - randn_like(x)`` becomes 0): here they merge none.
     """
     keywords: dict[str, Any] = {"num_fwd_outputs": num_forward}
     try:
@@ -44,9 +46,17 @@ def call(
     named = "static_lifetime_input_indices" in parameters
     if named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         keywords["static_lifetime_input_indices"] = list(static)
-    with torch_api.lazy_graph_modules(), torch_api.functorch_config(cse=False), _as_tensors(joint.graph) as restore:
+    with (
+        torch_api.lazy_graph_modules(),
+        torch_api.functorch_config(cse=False),
+        _as_tensors(joint.graph) as restore,
+    ):
         result = restore(partitioner(joint, inputs, **keywords))
-    if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(g, fx.GraphModule) for g in result)):
+    if not (
+        isinstance(result, tuple)
+        and len(result) == 2
+        and all(isinstance(g, fx.GraphModule) for g in result)
+    ):
         raise BackendError(
             "the partitioner returned something else than two graph modules",
             expected="(forward, backward)",
@@ -58,7 +68,8 @@ def call(
 
 @contextlib.contextmanager
 def _as_tensors(graph: fx.Graph) -> Iterator[Callable[[Any], Any]]:
-    """Operations without a result seem to have a tensor while inside: torch's partitioners expect one of every node.
+    """Operations without a result seem to have a tensor while inside: torch's partitioners expect
+    one of every node.
 
     Yields what gives the nodes of the parts their own values back.
     """
@@ -70,7 +81,11 @@ def _as_tensors(graph: fx.Graph) -> Iterator[Callable[[Any], Any]]:
             node.meta.update(val=torch.empty((), device="cpu"), no_value=True)
 
     def restore(result: Any) -> Any:
-        parts = [p.graph.nodes for p in result if isinstance(p, fx.GraphModule)] if isinstance(result, tuple) else []
+        parts = (
+            [p.graph.nodes for p in result if isinstance(p, fx.GraphModule)]
+            if isinstance(result, tuple)
+            else []
+        )
         for node in (*nodes, *(n for part in parts for n in part)):
             if node.meta.pop("no_value", False):
                 node.meta["val"] = None

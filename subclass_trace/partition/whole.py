@@ -1,11 +1,12 @@
 """A region that runs its own backward is one graph: what is computed again there, and where.
 
-The same choice as for two graphs (`MinCut`: tags of checkpoints, bans, budget) is made on the table of this graph, as if it
-were cut in front of its backward. Nothing is moved: what a backward reads and the choice does not save is copied in front of
-the first operation of the backward that needs it, and the forward's own dies where its last forward user is.
+The same choice as for two graphs (`MinCut`: tags of checkpoints, bans, budget) is made on the table
+of this graph, as if it were cut in front of its backward. Nothing is moved: what a backward reads
+and the choice does not save is copied in front of the first operation of the backward that needs
+it, and the forward's own dies where its last forward user is.
 
-In a graph as it was recorded memory is written. What is copied runs later, so nothing is that reads or gives memory which is
-written between the two places.
+In a graph as it was recorded memory is written. What is copied runs later, so nothing is that reads
+or gives memory which is written between the two places.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def runs_backward(graph: fx.Graph) -> bool:
     return any(_is_backward(node) for node in graph.nodes)
 
 
-def recompute_inside(module: fx.GraphModule, partitioner: MinCut, static: Collection[str], small: int = 0) -> None:
+def recompute_inside(
+    module: fx.GraphModule, partitioner: MinCut, static: Collection[str], small: int = 0
+) -> None:
     """Let the backwards inside of a graph compute again what the partitioner does not save.
 
     Args:
@@ -39,11 +42,17 @@ def recompute_inside(module: fx.GraphModule, partitioner: MinCut, static: Collec
     late = _late(graph)
     outputs = output_args(graph)
     ends = sorted(range(len(outputs)), key=lambda k: outputs[k] in late)
-    table = Table(module, sum(o not in late for o in outputs), outputs=[outputs[k] for k in ends], late=late)
+    table = Table(
+        module, sum(o not in late for o in outputs), outputs=[outputs[k] for k in ends], late=late
+    )
     fixed = _fixed(table)
     for i in fixed:
         table.recompute[i] = MUST_SAVE
-    kept = frozenset(table.name(i) for i in table.rows if any(_is_backward(table.nodes[u]) for u in table.users[i]))
+    kept = frozenset(
+        table.name(i)
+        for i in table.rows
+        if any(_is_backward(table.nodes[u]) for u in table.users[i])
+    )
     saved = partitioner.choose(table, Facts(static=frozenset(static), kept=kept, small=small))
     stay = {table.nodes[i] for i in (*saved, *fixed)} | {
         n for n, bits in zip(table.nodes, table.bits, strict=True) if bits & ONCE
@@ -65,7 +74,8 @@ def _late(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _fixed(t: Table) -> list[int]:
-    """Rows of the forward that would be others, or would change others, if they ran where a backward needs them last."""
+    """Rows of the forward that would be others, or would change others, if they ran where a
+    backward needs them last."""
     writes = _writes(t)
     if not writes:
         return []
@@ -73,7 +83,11 @@ def _fixed(t: Table) -> list[int]:
     for i in reversed(t.rows):
         for u in t.users[i]:
             last[i] = max(last[i], u if _is_backward(t.nodes[u]) else last[u])
-    return [i for i in t.rows if any(_is_written(writes.get(t.storage[k], ()), i, last[i]) for k in (i, *t.ins[i]))]
+    return [
+        i
+        for i in t.rows
+        if any(_is_written(writes.get(t.storage[k], ()), i, last[i]) for k in (i, *t.ins[i]))
+    ]
 
 
 def _writes(t: Table) -> dict[Any, list[int]]:
@@ -93,7 +107,8 @@ def _is_written(rows: Sequence[int], after: int, until: int) -> bool:
 
 
 def _copy_in_front(graph: fx.Graph, late: Collection[fx.Node], stay: Collection[fx.Node]) -> None:
-    """Copy what operations of backwards read, but for what stays, in front of the first of them; drop what nobody needs."""
+    """Copy what operations of backwards read, but for what stays, in front of the first of them;
+    drop what nobody needs."""
     copies: dict[fx.Node, fx.Node] = {}
 
     def is_copied(node: fx.Node) -> bool:

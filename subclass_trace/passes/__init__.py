@@ -3,18 +3,20 @@
 >>> import torch, subclass_trace as st
 >>> def sum_in_double(graph):
 ...     for node in list(graph.find(operation="aten.sum.default")):
-...         wide = graph.insert(node.args[0], torch.ops.aten._to_copy.default, node.args[0], dtype=torch.float64)
-...         total = graph.insert(wide, torch.ops.aten.sum.default, wide)
-...         graph.replace(node, graph.insert(total, torch.ops.aten._to_copy.default, total, dtype=torch.float32))
-...         graph.graph.erase_node(node)
+...         wide = graph.insert(node.args[0], torch.ops.aten._to_copy.default, node.args[0],
+dtype=torch.float64) ...         total = graph.insert(wide, torch.ops.aten.sum.default, wide)
+...         graph.replace(node, graph.insert(total, torch.ops.aten._to_copy.default, total,
+dtype=torch.float32)) ...         graph.graph.erase_node(node)
 >>> total = st.compile(torch.sum, passes=[sum_in_double])
 >>> total(torch.tensor([1e8, 1.0, -1e8])).item()
 1.0
 
-A pass is called once for each graph of a region: the joint graph of forward and backward, those of backwards that are traced
-later, and a forward alone; it has to do the same to the forward in each. It runs before the partitioner, so what it tags
-(``node.meta["recompute"]``) is honoured; after it the graph is checked (`checks`), and what it changed is in ``explain()`` and
-on the page of the region. The contract is that of torchtitan's graph trainer, in spirit: one pass, one function of the graph.
+A pass is called once for each graph of a region: the joint graph of forward and backward, those of
+backwards that are traced later, and a forward alone; it has to do the same to the forward in each.
+It runs before the partitioner, so what it tags (``node.meta["recompute"]``) is honoured; after it
+the graph is checked (`checks`), and what it changed is in ``explain()`` and on the page of the
+region. The contract is that of torchtitan's graph trainer, in spirit: one pass, one function of the
+graph.
 """
 
 from __future__ import annotations
@@ -37,7 +39,15 @@ from ..torch_api import text_of, warn_user
 from .checks import Before, check
 from .graph import JointGraph, Pass
 
-__all__ = ["JointGraph", "Pass", "PassRecord", "bucket_collectives", "memory_policy", "register", "registered"]
+__all__ = [
+    "JointGraph",
+    "Pass",
+    "PassRecord",
+    "bucket_collectives",
+    "memory_policy",
+    "register",
+    "registered",
+]
 
 
 _GROUP = "subclass_trace.passes"
@@ -52,17 +62,24 @@ def __getattr__(name: str) -> Any:
 
 
 def register(name: str, run: Pass, *, replace: bool = False) -> None:
-    """Give a pass a name, by which ``passes=["name"]`` finds it. (A package may name some as entry points of the group
-    ``subclass_trace.passes``.)
+    """Give a pass a name, by which ``passes=["name"]`` finds it. (A package may name some as entry
+    points of the group ``subclass_trace.passes``.)
 
     Raises:
         OptionError: the name is taken, or it is no callable.
     """
     if not callable(run):
-        raise OptionError("a pass is a function of a JointGraph", path=name, expected="a callable", got=text_of(run))
+        raise OptionError(
+            "a pass is a function of a JointGraph",
+            path=name,
+            expected="a callable",
+            got=text_of(run),
+        )
     if name in registered() and not replace:
         raise OptionError(
-            f"there is a pass {name!r} already", path="name", fix="choose another name, or say replace=True"
+            f"there is a pass {name!r} already",
+            path="name",
+            fix="choose another name, or say replace=True",
         )
     _own[name] = run
 
@@ -78,7 +95,11 @@ def _built_in() -> dict[str, Pass]:
     from .cleanup import cleanup
     from .collectives import bucket_collectives, overlap_collectives
 
-    return {"cleanup": cleanup, "bucket_collectives": bucket_collectives(), "overlap_collectives": overlap_collectives}
+    return {
+        "cleanup": cleanup,
+        "bucket_collectives": bucket_collectives(),
+        "overlap_collectives": overlap_collectives,
+    }
 
 
 def resolve(choice: Any) -> Pass:
@@ -134,7 +155,10 @@ class PassRecord:
 
     def __str__(self) -> str:
         rows = [f"{count:+d} {name}" for name, count in self.operations.items()]
-        return f"{self.name}: {', '.join(rows) or ('arguments or tags changed' if self.diff else 'nothing changed')}"
+        return (
+            f"{self.name}: "
+            f"{', '.join(rows) or ('arguments or tags changed' if self.diff else 'nothing changed')}"
+        )
 
 
 @dataclass(eq=False)
@@ -181,10 +205,17 @@ def _run(run: Pass, module: fx.GraphModule) -> PassRecord:
     except PassError:
         raise
     except Exception as error:
-        raise PassError("a pass raises an error", path=name, got=f"{type(error).__name__}: {error}") from error
+        raise PassError(
+            "a pass raises an error", path=name, got=f"{type(error).__name__}: {error}"
+        ) from error
     if given is not None:
         fix = "change graph.graph, and return nothing"
-        raise PassError("a pass gives something back, which nobody takes", path=name, got=type(given).__name__, fix=fix)
+        raise PassError(
+            "a pass gives something back, which nobody takes",
+            path=name,
+            got=type(given).__name__,
+            fix=fix,
+        )
     check(module.graph, before, name, reorders=getattr(run, "reorders_collectives", False))
     changes = _counts(module.graph)
     changes.subtract(counts)

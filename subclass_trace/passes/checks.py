@@ -1,4 +1,5 @@
-"""What a pass has to leave as it was: inputs, types and aliasing of outputs, the order of effects; and well-formed nodes.
+"""What a pass has to leave as it was: inputs, types and aliasing of outputs, the order of effects;
+and well-formed nodes.
 
 >>> import torch, subclass_trace as st
 >>> def forgets(graph):
@@ -36,7 +37,8 @@ class Before:
 
     Attributes:
         nodes: node -> its operation and arguments.
-        inputs: their names; ``outputs``: the types of what it returns; ``shared``: which of them lie in one memory, and in
+        inputs: their names; ``outputs``: the types of what it returns; ``shared``: which of them
+        lie in one memory, and in
             whose.
         effects: what is called for what it does, in order; ``collectives``: the same.
     """
@@ -54,11 +56,19 @@ class Before:
         nodes = {n: (n.target, n.args, dict(n.kwargs)) for n in graph.nodes}
         results = output_args(graph)
         inputs = [str(n.target) for n in placeholders(graph)]
-        return cls(nodes, inputs, [*map(_type, results)], _shared(graph, results), _effects(graph), _collectives(graph))
+        return cls(
+            nodes,
+            inputs,
+            [*map(_type, results)],
+            _shared(graph, results),
+            _effects(graph),
+            _collectives(graph),
+        )
 
 
 def check(graph: fx.Graph, before: Before, name: str, *, reorders: bool) -> None:
-    """Compare a graph with what it was before a pass of this name, and find out what new nodes give.
+    """Compare a graph with what it was before a pass of this name, and find out what new nodes
+    give.
 
     Args:
         reorders: the pass may merge collectives, and call them in another order.
@@ -70,9 +80,15 @@ def check(graph: fx.Graph, before: Before, name: str, *, reorders: bool) -> None
         graph.lint()
         output_args(graph)
     except Exception as error:
-        raise PassError("a pass has left a broken graph", path=name, got=f"{type(error).__name__}: {error}") from error
+        raise PassError(
+            "a pass has left a broken graph", path=name, got=f"{type(error).__name__}: {error}"
+        ) from error
     for node in () if reorders else graph.nodes:  # torch's own merging writes into one buffer
-        if node not in before.nodes or before.nodes[node] != (node.target, node.args, dict(node.kwargs)):
+        if node not in before.nodes or before.nodes[node] != (
+            node.target,
+            node.args,
+            dict(node.kwargs),
+        ):
             _check_node(node, name)
     _fill_in(graph, before, name)
     now = Before.of(graph)
@@ -82,21 +98,30 @@ def check(graph: fx.Graph, before: Before, name: str, *, reorders: bool) -> None
     for k, (was, made) in enumerate(zip(before.outputs, now.outputs, strict=True)):
         _same("the type of a value that the graph returns", f"{name}: {ends[k]}", was, made)
     _same("which values of the graph share memory", name, before.shared, now.shared)
-    _same("what is called for its effect, or draws random numbers", name, before.effects, now.effects)
+    _same(
+        "what is called for its effect, or draws random numbers", name, before.effects, now.effects
+    )
     if not reorders:
         _same("the order of collectives", name, before.collectives, now.collectives)
     known: dict[str, fx.Node] = {}
-    for node in graph.nodes:  # a value of the trace is one node: a copy's metadata made another one of it
-        if (traced := node.meta.get("trace_name")) is not None and known.setdefault(traced, node) is not node:
+    for (
+        node
+    ) in graph.nodes:  # a value of the trace is one node: a copy's metadata made another one of it
+        if (traced := node.meta.get("trace_name")) is not None and known.setdefault(
+            traced, node
+        ) is not node:
             (node if node not in before.nodes else known[traced]).meta.pop("trace_name")
 
 
 def _check_node(node: fx.Node, name: str) -> None:
-    """A node that a pass has made or changed is an operation of torch's that writes nothing, on nodes and plain values."""
+    """A node that a pass has made or changed is an operation of torch's that writes nothing, on
+    nodes and plain values."""
     path, target = f"{name}: {node.name}", node.target
     if node.op != "call_function":
         if node.op in ("call_method", "call_module"):
-            raise PassError("a pass has made no operation", path=path, expected="call_function", got=node.op)
+            raise PassError(
+                "a pass has made no operation", path=path, expected="call_function", got=node.op
+            )
         return
     known = isinstance(target, (torch_api.OpOverload, torch_api.HigherOrderOperator))
     if not (known or getattr(target, "__module__", None) in ("_operator", "math", "torch")):
@@ -104,15 +129,29 @@ def _check_node(node: fx.Node, name: str) -> None:
             "torch.ops.aten.mul.Tensor and the like",
             "make a custom operation of it (torch.library.custom_op)",
         )
-        raise PassError("a pass calls what is no operation", path=path, expected=expected, got=target, fix=fix)
+        raise PassError(
+            "a pass calls what is no operation", path=path, expected=expected, got=target, fix=fix
+        )
     if isinstance(target, torch_api.OpOverload) and torch_api.op_schema(target).is_mutable:
         fix = "use the form that gives a new tensor; inputs are written at the end of a call alone"
-        raise PassError("a pass has made an operation that writes to its arguments", path=path, got=target, fix=fix)
-    held = [a for a in torch_api.pytree.tree_leaves((node.args, dict(node.kwargs))) if isinstance(a, torch.Tensor)]
+        raise PassError(
+            "a pass has made an operation that writes to its arguments",
+            path=path,
+            got=target,
+            fix=fix,
+        )
+    held = [
+        a
+        for a in torch_api.pytree.tree_leaves((node.args, dict(node.kwargs)))
+        if isinstance(a, torch.Tensor)
+    ]
     if held:
         fix = "graph.constant(name, tensor) gives a node"
         raise PassError(
-            "a pass has put a tensor among the arguments of an operation", path=path, got=type(held[0]), fix=fix
+            "a pass has put a tensor among the arguments of an operation",
+            path=path,
+            got=type(held[0]),
+            fix=fix,
         )
 
 
@@ -121,7 +160,9 @@ def _same(what: str, path: str, expected: object, got: object) -> None:
         if isinstance(expected, list) and isinstance(got, list):
             gone, new = [x for x in expected if x not in got], [x for x in got if x not in expected]
             expected, got = (gone, new) if gone or new else (expected, got)
-        raise PassError(f"a pass has changed {what}", path=path, expected=str(expected), got=str(got))
+        raise PassError(
+            f"a pass has changed {what}", path=path, expected=str(expected), got=str(got)
+        )
 
 
 def _fill_in(graph: fx.Graph, before: Before, name: str) -> None:
@@ -130,9 +171,11 @@ def _fill_in(graph: fx.Graph, before: Before, name: str) -> None:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if before.nodes.get(node) == (node.target, node.args, dict(node.kwargs)) and changed.isdisjoint(
-            node.all_input_nodes
-        ):
+        if before.nodes.get(node) == (
+            node.target,
+            node.args,
+            dict(node.kwargs),
+        ) and changed.isdisjoint(node.all_input_nodes):
             continue
         if "unbacked_bindings" in node.meta:
             continue
@@ -157,7 +200,8 @@ def _type(result: Any) -> str:
 def _shared(graph: fx.Graph, results: Sequence[Any]) -> list[int]:
     """For inputs and results: the first of them whose memory it touches."""
     values: list[Any] = [
-        n.meta.get("val") if isinstance(n, fx.Node) else None for n in (*placeholders(graph), *results)
+        n.meta.get("val") if isinstance(n, fx.Node) else None
+        for n in (*placeholders(graph), *results)
     ]
     seen: dict[Any, list[tuple[int, Any]]] = {}
     found = []

@@ -1,4 +1,5 @@
-"""What computes nothing is left out: views and copies that change nothing, and what nobody reads."""
+"""What computes nothing is left out: views and copies that change nothing, and what nobody
+reads."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ aten = torch.ops.aten
 #: gives its first argument, in its memory, where the type is the same
 _VIEWS = frozenset(
     {
-        *(aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.alias.default, aten.detach.default),
+        *(
+            aten.view.default,
+            aten._unsafe_view.default,
+            aten.expand.default,
+            aten.alias.default,
+            aten.detach.default,
+        ),
         *(aten.slice.Tensor, aten.permute.default, aten.as_strided.default, aten.reshape.default),
     }
 )
@@ -28,10 +35,18 @@ _COPIES = frozenset({aten._to_copy.default, aten.clone.default, aten.contiguous.
 def cleanup(graph: JointGraph) -> None:
     """Take out views of the whole, copies of values that nobody else has, and what nobody reads."""
     ends = {n for n in output_args(graph.graph) if isinstance(n, fx.Node)}
-    held = {torch_api.storage_key(n.meta.get("val")) for n in (*ends, *graph.graph.find_nodes(op="placeholder"))}
+    held = {
+        torch_api.storage_key(n.meta.get("val"))
+        for n in (*ends, *graph.graph.find_nodes(op="placeholder"))
+    }
     for node in list(graph.graph.nodes):
         source: Any = node.args[0] if node.args else None
-        if node.op != "call_function" or node in ends or not isinstance(source, fx.Node) or not _alike(node, source):
+        if (
+            node.op != "call_function"
+            or node in ends
+            or not isinstance(source, fx.Node)
+            or not _alike(node, source)
+        ):
             continue
         key = torch_api.storage_key(source.meta["val"])
         if node.target in _VIEWS or (node.target in _COPIES and key not in held):
@@ -51,5 +66,8 @@ def _alike(node: fx.Node, source: fx.Node) -> bool:
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
     plain = all(type(n) is int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset()))
-    rows = [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.is_conj(), t.is_neg()) for t in (a, b)]
+    rows = [
+        (t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.is_conj(), t.is_neg())
+        for t in (a, b)
+    ]
     return plain and rows[0] == rows[1]

@@ -14,7 +14,8 @@ from .graph import JointGraph, Pass
 
 
 def bucket_collectives(megabytes: float = 100.0) -> Pass:
-    """A pass that makes one collective of neighbours of a kind, group and dtype (``torch._inductor.fx_passes.bucketing``).
+    """A pass that makes one collective of neighbours of a kind, group and dtype
+    (``torch._inductor.fx_passes.bucketing``).
 
     Args:
         megabytes: at most so much in one.
@@ -23,7 +24,9 @@ def bucket_collectives(megabytes: float = 100.0) -> Pass:
         OptionError: not above zero.
     """
     if not megabytes > 0:
-        raise OptionError("a bucket has a size", path="megabytes", expected="a number above 0", got=str(megabytes))
+        raise OptionError(
+            "a bucket has a size", path="megabytes", expected="a number above 0", got=str(megabytes)
+        )
     run = functools.partial(_bucket, megabytes)
     run.__qualname__ = f"bucket_collectives({megabytes})"  # type: ignore[attr-defined]
     run.reorders_collectives = True  # type: ignore[attr-defined]
@@ -36,14 +39,17 @@ def _bucket(megabytes: float, graph: JointGraph) -> None:
     for node in graph.graph.nodes:  # torch's pass gives its nodes no side
         if node not in before and node.op == "call_function":
             tags = {i.meta.get("partitioner_tag") for i in node.all_input_nodes} - {None}
-            late = "is_backward" in tags or any(str(i.target).startswith("tangents") for i in node.all_input_nodes)
+            late = "is_backward" in tags or any(
+                str(i.target).startswith("tangents") for i in node.all_input_nodes
+            )
             node.meta.setdefault("partitioner_tag", "is_backward" if late else "is_forward")
             phases = {i.meta.get("phase") for i in node.all_input_nodes}
             node.meta.setdefault("phase", "backward" if late or "backward" in phases else "forward")
 
 
 def overlap_collectives(graph: JointGraph) -> None:
-    """Launch each collective right after what it reads (they keep their order), and wait for it right before it is read."""
+    """Launch each collective right after what it reads (they keep their order), and wait for it
+    right before it is read."""
     nodes = list(graph.graph.nodes)
     order = {n: k for k, n in enumerate(nodes)}
     launched = max((order[n] for n in placeholders(graph.graph)), default=-1)

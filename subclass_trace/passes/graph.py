@@ -1,4 +1,5 @@
-"""What a pass is given: a dense graph, with ways to find its nodes by what they are and to put in new ones."""
+"""What a pass is given: a dense graph, with ways to find its nodes by what they are and to put in
+new ones."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from ..plan.descriptors import AnyDescriptor
 
 
 class JointGraph:
-    """The graph of a region: forward and backward in one, or a forward alone, before it is partitioned.
+    """The graph of a region: forward and backward in one, or a forward alone, before it is
+    partitioned.
 
-    Each input and output says what it is (`plan.descriptors`); ``node.meta`` of each operation has ``val`` (a fake tensor),
-    ``phase`` ("forward" or "backward"), and where the user's code gives them ``nn_module_stack``, ``stack_trace`` and
-    ``custom`` (of `torch.fx.traceback.annotate`); ``recompute`` is what checkpoints say, and `memory_policy`.
+    Each input and output says what it is (`plan.descriptors`); ``node.meta`` of each operation has
+    ``val`` (a fake tensor), ``phase`` ("forward" or "backward"), and where the user's code gives
+    them ``nn_module_stack``, ``stack_trace`` and ``custom`` (of `torch.fx.traceback.annotate`);
+    ``recompute`` is what checkpoints say, and `memory_policy`.
 
     Attributes:
         module: the graph module; ``graph``: its graph, to be changed in place.
@@ -47,15 +50,18 @@ class JointGraph:
 
     @property
     def modules(self) -> list[str]:
-        """The paths of the modules whose code the nodes come from, as ``named_modules`` has them."""
+        """The paths of the modules whose code the nodes come from, as ``named_modules`` has
+        them."""
         return [*dict.fromkeys(path for node in self.graph.nodes for path in module_paths(node))]
 
-    def find(self, module: str = "*", operation: str = "*", phase: str | None = None) -> Iterator[fx.Node]:
+    def find(
+        self, module: str = "*", operation: str = "*", phase: str | None = None
+    ) -> Iterator[fx.Node]:
         """The operations in their order.
 
         Args:
-            module: a pattern (``layers.*.attention``): nodes of such a module, or of one inside of it.
-            operation: a pattern (``aten.mm.default``).
+            module: a pattern (``layers.*.attention``): nodes of such a module, or of one inside of
+            it. operation: a pattern (``aten.mm.default``).
             phase: "forward" or "backward"; None: both.
         """
         for node in self.graph.nodes:
@@ -64,11 +70,19 @@ class JointGraph:
                     yield node
 
     def insert(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A new operation right after ``like``, with the origin of that; what it gives is found out with fake tensors."""
-        held = [a for a in torch_api.pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        """A new operation right after ``like``, with the origin of that; what it gives is found out
+        with fake tensors."""
+        held = [
+            a for a in torch_api.pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)
+        ]
         if held:
             fix = "graph.constant(name, tensor) gives a node"
-            raise PassError("a tensor among the arguments of an operation", path=target, got=type(held[0]), fix=fix)
+            raise PassError(
+                "a tensor among the arguments of an operation",
+                path=target,
+                got=type(held[0]),
+                fix=fix,
+            )
         with self.graph.inserting_after(like):
             node = self.graph.call_function(target, args, kwargs)
         own = ("val", "trace_name", "unbacked_bindings", "recompute", "ac_graph_id")
@@ -87,11 +101,14 @@ class JointGraph:
             node = self.graph.create_node("get_attr", name)
         node.meta = {"partitioner_tag": "is_forward", "phase": "forward"}
         with torch_api.no_modes():
-            node.meta["val"] = value if mode is None else mode.from_tensor(value, static_shapes=True)
+            node.meta["val"] = (
+                value if mode is None else mode.from_tensor(value, static_shapes=True)
+            )
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """``new`` stands for the value of ``old``, in this graph and for backwards that are traced later."""
+        """``new`` stands for the value of ``old``, in this graph and for backwards that are traced
+        later."""
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
         if (name := old.meta.pop("trace_name", None)) is not None:
             new.meta["trace_name"] = name

@@ -31,9 +31,11 @@ def memory_policy(rules: Mapping[str, str]) -> Pass:
     """A pass that says what becomes of activations.
 
     Args:
-        rules: "module" or "module::operation" (patterns; ``*::aten.mm.default``) -> "save", "recompute", "prefer_save",
-            "prefer_recompute", or "offload" (to the memory of the CPU, until the backward). A later rule counts more. A module
-            means what is computed in it, in the modules inside of it, too.
+        rules: "module" or "module::operation" (patterns; ``*::aten.mm.default``) -> "save",
+        "recompute", "prefer_save",
+            "prefer_recompute", or "offload" (to the memory of the CPU, until the backward). A later
+            rule counts more. A module means what is computed in it, in the modules inside of it,
+            too.
 
     Raises:
         OptionError: an unknown word. By the pass, `PassError`: a rule that matches nothing.
@@ -78,15 +80,23 @@ def _run(rules: Mapping[str, str], graph: JointGraph) -> None:
         _offload(graph, node)
 
 
-def _matches(graph: JointGraph, forward: list[fx.Node], module: str, operation: str) -> list[fx.Node]:
+def _matches(
+    graph: JointGraph, forward: list[fx.Node], module: str, operation: str
+) -> list[fx.Node]:
     own = set(forward)
     return [n for n in graph.find(module, operation, "forward") if n in own]
 
 
 def _matches_nothing(graph: JointGraph, rule: str, module: str, operation: str) -> PassError:
     names = {module: graph.modules, operation: [*{str(n.target) for n in graph.find()}]}
-    near = {text: difflib.get_close_matches(text, known, 3) for text, known in names.items() if text not in ("", "*")}
-    tips = [f"{text!r} is near {', '.join(map(repr, found))}" for text, found in near.items() if found]
+    near = {
+        text: difflib.get_close_matches(text, known, 3)
+        for text, known in names.items()
+        if text not in ("", "*")
+    }
+    tips = [
+        f"{text!r} is near {', '.join(map(repr, found))}" for text, found in near.items() if found
+    ]
     return PassError(
         "a rule of the memory policy matches nothing",
         path=f"memory_policy: {rule}",
@@ -99,20 +109,34 @@ def _matches_nothing(graph: JointGraph, rule: str, module: str, operation: str) 
 def _offload(graph: JointGraph, node: fx.Node) -> None:
     """What the backward reads of a value is a copy that was in the memory of the CPU meanwhile."""
     value: Any = node.meta.get("val")
-    readers = [u for u in node.users if u.meta.get("phase") == "backward" or u.meta.get("partitioner_tag") in LATE]
+    readers = [
+        u
+        for u in node.users
+        if u.meta.get("phase") == "backward" or u.meta.get("partitioner_tag") in LATE
+    ]
     if not readers or not isinstance(value, torch.Tensor):
         return
     away = graph.insert(node, aten._to_copy.default, node, device=torch.device("cpu"))
     away.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    if (name := node.meta.get("trace_name")) is not None:  # backwards that are traced later read the copy, too
+    if (
+        name := node.meta.get("trace_name")
+    ) is not None:  # backwards that are traced later read the copy, too
         away.meta["trace_name"] = f"{name} of the CPU"
         served = graph.module.meta["served"]
-        graph.module.meta["served"] = [away.meta["trace_name"] if other == name else other for other in served]
+        graph.module.meta["served"] = [
+            away.meta["trace_name"] if other == name else other for other in served
+        ]
     first = next(n for n in graph.graph.nodes if n in readers)
     with graph.graph.inserting_before(first):
         back = graph.graph.call_function(aten._to_copy.default, (away,), {"device": value.device})
-    back.meta = {k: v for k, v in first.meta.items() if k in ("partitioner_tag", "phase", "seq_nr", "stack_trace")}
-    back.meta["partitioner_tag"] = "must_be_in_backward" if first.meta.get("partitioner_tag") in LATE else "is_forward"
+    back.meta = {
+        k: v
+        for k, v in first.meta.items()
+        if k in ("partitioner_tag", "phase", "seq_nr", "stack_trace")
+    }
+    back.meta["partitioner_tag"] = (
+        "must_be_in_backward" if first.meta.get("partitioner_tag") in LATE else "is_forward"
+    )
     back.meta["phase"] = "backward"
     with torch_api.no_modes(), away.meta["val"].fake_mode:
         back.meta["val"] = aten._to_copy.default(away.meta["val"], device=value.device)

@@ -1,4 +1,5 @@
-"""Plans: what the run time does around the graphs of one specialization. Frozen; made by capture, read by runtime.
+"""Plans: what the run time does around the graphs of one specialization. Frozen; made by capture,
+read by runtime.
 
 A call goes through these tables, from the top::
 
@@ -26,7 +27,7 @@ from .descriptors import AnyDescriptor, Descriptor, Input, forward_descriptors
 from .values import Recipe
 
 
-# ---------------------------------------------------------------------------------------------- inputs
+# ---- inputs
 @dataclass(frozen=True, eq=False)
 class InputPlan:
     """One distinct input tensor of the region.
@@ -50,7 +51,8 @@ class InputPlan:
     facts: tuple[tuple[str, Any], ...] = ()
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
-        """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""
+        """The input tensor of a call with these flat arguments. (None for a gradient that is not
+        there.)"""
         value = flat[self.position]
         found: Any = gradient_of(value) if self.of_gradient else value
         return found  # type: ignore[no-any-return]
@@ -100,7 +102,7 @@ class SymbolPlan:
     ragged: bool = False
 
 
-# ---------------------------------------------------------------------------------------------- results
+# ---- results
 @dataclass(frozen=True, eq=False)
 class ConstantOutput:
     """A real tensor that the region only passed through."""
@@ -131,7 +133,8 @@ class SameOutput:
 
 @dataclass(frozen=True, eq=False)
 class ViewStep:
-    """One view operation: ``operation(base, *args, **kwargs)``; of several results number ``which``.
+    """One view operation: ``operation(base, *args, **kwargs)``; of several results number
+    ``which``.
 
     Numbers among the arguments may be `SizeExpr` or `RaggedSize`.
     """
@@ -144,7 +147,8 @@ class ViewStep:
 
 @dataclass(frozen=True, eq=False)
 class ViewOutput:
-    """A view of an input, or of a forward value: the view operations are called on the real base, one after the other.
+    """A view of an input, or of a forward value: the view operations are called on the real base,
+    one after the other.
 
     ``base`` counts inputs, or forward values.
     """
@@ -160,8 +164,8 @@ class ViewOutput:
 class ValueOutput:
     """Forward value ``value``.
 
-    ``protected``: eager has a view here of what the value does not know: autograd refuses to write to it.
-    ``parameter``: the region has made it an ``nn.Parameter``.
+    ``protected``: eager has a view here of what the value does not know: autograd refuses to write
+    to it. ``parameter``: the region has made it an ``nn.Parameter``.
     """
 
     value: int
@@ -172,17 +176,20 @@ class ValueOutput:
 
 @dataclass(frozen=True)
 class SharedLeaf:
-    """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs (``kind`` "input"), or of the
-    forward values ("value"); or what that leaf of the inputs has as its ``detach()``, or ``data``."""
+    """A dense leaf of a forward value that is a tensor of the call: leaf ``number`` of the inputs
+    (``kind`` "input"), or of the forward values ("value"); or what that leaf of the inputs has as
+    its ``detach()``, or ``data``."""
 
     kind: str
     number: int
 
 
-OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
+OutputPlan: TypeAlias = (
+    ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
+)
 
 
-# ---------------------------------------------------------------------------------------------- what a call changes
+# ---- what a call changes
 @dataclass(frozen=True, eq=False)
 class MutationPlan:
     """The region writes to one input.
@@ -192,9 +199,11 @@ class MutationPlan:
         value: number of the forward value that holds its new contents.
         leaves: positions (within the input) of the leaves whose data is written.
         differentiable: autograd saw it, so that the input gets a new history.
-        moved: by how much the version counter of the input moves: 0 for a write to ``x.data``, or to an inner tensor. None: by
+        moved: by how much the version counter of the input moves: 0 for a write to ``x.data``, or
+        to an inner tensor. None: by
             what is written, since other inputs may share it.
-        writes: how many operations write its memory: what the counter of a dense input moves by where the recorded graph runs.
+        writes: how many operations write its memory: what the counter of a dense input moves by
+        where the recorded graph runs.
     """
 
     input: int
@@ -212,7 +221,8 @@ class SideEffect:
     Attributes:
         place: where what is written stands (`state.place.Place`); of ``print`` its options.
         table: how such a thing is written; see `state.writes.Table`.
-        how: "put": ``thing[key] = value``, or the key is taken away where there is no value; "extend": values at the end of a
+        how: "put": ``thing[key] = value``, or the key is taken away where there is no value;
+        "extend": values at the end of a
             list or a deque; "fill": all that a container holds, in order.
     """
 
@@ -223,10 +233,11 @@ class SideEffect:
     values: tuple[Recipe, ...]
 
 
-# ---------------------------------------------------------------------------------------------- the plan
+# ---- the plan
 @dataclass(frozen=True)
 class SavedValue:
-    """One value kept for the backward: what an output of the forward graph, and an input of the backward graph, is.
+    """One value kept for the backward: what an output of the forward graph, and an input of the
+    backward graph, is.
 
     Attributes:
         name: the node of the trace; see `capture.graphs.trace_name`.
@@ -295,9 +306,9 @@ class PlanInputs:
         primals: what each graph input is made of.
         symbols: where a call tells the sizes that are symbols.
         conditions: what must hold of them.
-        offsets_matter: the graphs hold absolute storage offsets (``as_strided``), or the region asks for one.
-        alias: how inputs and leaves share memory, where that decided the trace; see `capture.aliasing`.
-        kinds: of each input, and of the tensors inside of it, in flatten order.
+        offsets_matter: the graphs hold absolute storage offsets (``as_strided``), or the region
+        asks for one. alias: how inputs and leaves share memory, where that decided the trace; see
+        `capture.aliasing`. kinds: of each input, and of the tensors inside of it, in flatten order.
         described: what each graph input is.
     """
 
@@ -325,8 +336,8 @@ class PlanResults:
     Attributes:
         values: specs of the forward values, whose leaves the graph returns.
         outputs: how each flat output is made; ``recipe``: how the result is made of them.
-        detach_values: flat positions among the forward outputs that must be detached to stay distinct.
-        size_outputs: how many symbolic numbers follow the leaves of the values.
+        detach_values: flat positions among the forward outputs that must be detached to stay
+        distinct. size_outputs: how many symbolic numbers follow the leaves of the values.
         shared: places among the leaves of the values -> the tensor of the call that such a leaf is.
         unbacked: symbols that depend on values inside tensors -> number of the size output.
         described: what each forward value is; ``paths``: what each flat output is.
@@ -381,8 +392,9 @@ class PlanGradients:
         differentiable: the values that get tangents.
         differentiated: the inputs that get a gradient, in the order of the backward's outputs.
         saved: what is kept for it.
-        watched_inputs, watched_values: wrappers of which a leaf is saved: what is written to them shows in their version.
-        by_autograd: the forward program runs under autograd, which does the rest.
+        watched_inputs, watched_values: wrappers of which a leaf is saved: what is written to them
+        shows in their version. by_autograd: the forward program runs under autograd, which does the
+        rest.
     """
 
     differentiable: tuple[int, ...]
@@ -395,7 +407,8 @@ class PlanGradients:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Everything the run time needs of one specialization, apart from the compiled graphs, in five parts."""
+    """Everything the run time needs of one specialization, apart from the compiled graphs, in five
+    parts."""
 
     inputs: PlanInputs
     results: PlanResults

@@ -6,8 +6,9 @@
 >>> str(TangentOf(Result("result['loss']")))
 "tangent of result['loss']"
 
-A graph module has those of its outputs as ``module.meta["descriptors"]``, in order, and each placeholder its own as
-``node.meta["descriptor"]``. The idea is PyTorch's (``torch/_functorch/_aot_autograd/descriptors.py``).
+A graph module has those of its outputs as ``module.meta["descriptors"]``, in order, and each
+placeholder its own as ``node.meta["descriptor"]``. The idea is PyTorch's
+(``torch/_functorch/_aot_autograd/descriptors.py``).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Input(Descriptor):
     """A dense leaf of an input.
 
     Attributes:
-        kind: "argument", "parameter", "buffer", "optimizer state", "state" (a tensor that code reads by another name), or
+        kind: "argument", "parameter", "buffer", "optimizer state", "state" (a tensor that code
+        reads by another name), or
             "gradient" (the ``.grad`` of another input).
         place: where the input stands (`state.place.Place`); of a gradient, where its owner does.
         also: the other inputs, or inner tensors, that are this very leaf.
@@ -144,25 +146,36 @@ def leaves_of(described: Iterable[D], specs: Iterable[Spec | None]) -> list[D]:
     return [replace(d, leaf=way) for d, spec in rows if spec is not None for way in leaf_ways(spec)]
 
 
-def tangents_of(described: Iterable[AnyDescriptor], specs: Iterable[Spec | None]) -> list[TangentOf]:
+def tangents_of(
+    described: Iterable[AnyDescriptor], specs: Iterable[Spec | None]
+) -> list[TangentOf]:
     """The descriptors of the leaves of the tangents of these values."""
     return leaves_of(map(TangentOf, described), specs)
 
 
-def gradients_of(described: Iterable[AnyDescriptor], specs: Iterable[Spec | None]) -> list[GradientOf]:
+def gradients_of(
+    described: Iterable[AnyDescriptor], specs: Iterable[Spec | None]
+) -> list[GradientOf]:
     """The descriptors of the leaves of the gradients of these inputs."""
     return leaves_of(map(GradientOf, described), specs)
 
 
-def result_descriptors(result: Recipe, effects: Iterable[tuple[str, Recipe]], count: int) -> list[Descriptor]:
-    """What each of ``count`` flat outputs is: the first place in the result, or in what is assigned (with its path)."""
-    found: dict[int, Descriptor] = {number: Result(path) for number, path in [*accessors(result, "result")][::-1]}
+def result_descriptors(
+    result: Recipe, effects: Iterable[tuple[str, Recipe]], count: int
+) -> list[Descriptor]:
+    """What each of ``count`` flat outputs is: the first place in the result, or in what is assigned
+    (with its path)."""
+    found: dict[int, Descriptor] = {
+        number: Result(path) for number, path in [*accessors(result, "result")][::-1]
+    }
     for path, made in effects:
         for number, where in accessors(made, path):
             found.setdefault(number, Assigned(where))
     return [found.get(k, Descriptor("not returned")) for k in range(count)]
 
 
-def forward_descriptors(described: Iterable[AnyDescriptor], specs: Iterable[Spec], sizes: int) -> list[AnyDescriptor]:
+def forward_descriptors(
+    described: Iterable[AnyDescriptor], specs: Iterable[Spec], sizes: int
+) -> list[AnyDescriptor]:
     """What each output of a forward graph is: the leaves of its values, and so many numbers."""
     return [*leaves_of(described, specs), *(SizeResult(str(k)) for k in range(sizes))]

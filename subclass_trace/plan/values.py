@@ -1,6 +1,8 @@
-"""Recipes: how a value of Python's, the result of a call or one that is put into a source, is made in each call.
+"""Recipes: how a value of Python's, the result of a call or one that is put into a source, is made
+in each call.
 
-``Make(tuple, (Output(0), Constant(3)))`` is a tuple of the first flat output and 3; `runtime.value_code` writes it as source.
+``Make(tuple, (Output(0), Constant(3)))`` is a tuple of the first flat output and 3;
+`runtime.value_code` writes it as source.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Output:
-    """Flat output number ``index`` of the region: a tensor, or a number that is computed of sizes."""
+    """Flat output number ``index`` of the region: a tensor, or a number that is computed of
+    sizes."""
 
     index: int
 
@@ -74,7 +77,8 @@ Recipe: TypeAlias = Constant | Output | Entry | BackReference | Make | New
 
 
 def make(cls: type, items: Sequence[Any]) -> Any:
-    """An immutable thing: a named tuple past its own ``__new__``, which may take other arguments."""
+    """An immutable thing: a named tuple past its own ``__new__``, which may take other
+    arguments."""
     if issubclass(cls, tuple) and cls is not torch.Size and not hasattr(cls, "n_sequence_fields"):
         return tuple(items) if cls is tuple else tuple.__new__(cls, items)
     made: Any = cls
@@ -82,13 +86,20 @@ def make(cls: type, items: Sequence[Any]) -> Any:
 
 
 def dict_setter(cls: type) -> Callable[[Any, Any, Any], None]:
-    """How an item is set past the class's own ``__setitem__``: an OrderedDict keeps the order of its keys besides."""
-    return collections.OrderedDict.__setitem__ if issubclass(cls, collections.OrderedDict) else dict.__setitem__
+    """How an item is set past the class's own ``__setitem__``: an OrderedDict keeps the order of
+    its keys besides."""
+    return (
+        collections.OrderedDict.__setitem__
+        if issubclass(cls, collections.OrderedDict)
+        else dict.__setitem__
+    )
 
 
 def empty(cls: type) -> Any:
     """An instance for which no code of the class's ran, neither ``__new__`` nor ``__init__``."""
-    base: Any = next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
+    base: Any = next(
+        c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType)
+    )
     return base.__new__(cls)
 
 
@@ -118,7 +129,11 @@ def accessors(recipe: Recipe, path: str) -> Iterator[tuple[int, str]]:
         for k, item in enumerate(recipe.items or ()):
             yield from accessors(item, f"{path}[{k}]")
         for key, item in recipe.pairs or ():
-            text = repr(key.value) if isinstance(key, Constant) and isinstance(key.value, (str, int, float)) else "..."
+            text = (
+                repr(key.value)
+                if isinstance(key, Constant) and isinstance(key.value, (str, int, float))
+                else "..."
+            )
             yield from accessors(item, f"{path}[{text}]")
         for name, item in recipe.fields:
             yield from accessors(item, f"{path}.{name}")

@@ -1,1 +1,2 @@
-"""Reports: what was unwrapped, guarded, saved, and why. Reads plans; nothing below imports it at module level."""
+"""Reports: what was unwrapped, guarded, saved, and why. Reads plans; nothing below imports it at
+module level."""

@@ -35,14 +35,18 @@ def _lines(graph: fx.Graph, name: str, outputs: Sequence[str]) -> Iterator[str]:
     yield f"def {name}("
     for node in graph.nodes:
         if node.op == "placeholder":
-            yield _commented(f"    {node.name},", node.meta.get("val"), str(node.meta.get("descriptor", "")))
+            yield _commented(
+                f"    {node.name},", node.meta.get("val"), str(node.meta.get("descriptor", ""))
+            )
     yield "):"
     location = None
     for node in graph.nodes:
         if node.op == "output":
             yield "    return ("
             for k, value in enumerate(_flat(node.args[0])):
-                yield _commented(f"        {argument_text(value)},", None, outputs[k] if k < len(outputs) else "")
+                yield _commented(
+                    f"        {argument_text(value)},", None, outputs[k] if k < len(outputs) else ""
+                )
             yield "    )"
         elif node.op != "placeholder":
             now = where(node)
@@ -70,7 +74,10 @@ def call_text(node: fx.Node) -> str:
         return f"self.{node.target}"
     if node.target is operator.getitem:
         return f"{argument_text(node.args[0])}[{argument_text(node.args[1])}]"
-    arguments = [*map(argument_text, node.args), *[f"{k}={argument_text(v)}" for k, v in node.kwargs.items()]]
+    arguments = [
+        *map(argument_text, node.args),
+        *[f"{k}={argument_text(v)}" for k, v in node.kwargs.items()],
+    ]
     return f"{target_text(node.target)}({', '.join(arguments)})"
 
 
@@ -85,7 +92,11 @@ def argument_text(value: Any) -> str:
     """An argument as code."""
     if isinstance(value, (list, tuple)):
         inner = ", ".join(map(argument_text, value))
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+        return (
+            f"[{inner}]"
+            if isinstance(value, list)
+            else f"({inner}{',' if len(value) == 1 else ''})"
+        )
     return value.name if isinstance(value, fx.Node) else repr(value)
 
 

@@ -1,7 +1,9 @@
-"""What a region tells while it works: Python logging under ``subclass_trace``, and torch's structured trace.
+"""What a region tells while it works: Python logging under ``subclass_trace``, and torch's
+structured trace.
 
-``TORCH_LOGS="+subclass_trace"`` or ``logging.getLogger("subclass_trace").setLevel(logging.DEBUG)`` shows the one,
-``TORCH_TRACE=folder`` and ``tlparse`` the other. Nothing is formatted where nobody listens.
+``TORCH_LOGS="+subclass_trace"`` or ``logging.getLogger("subclass_trace").setLevel(logging.DEBUG)``
+shows the one, ``TORCH_TRACE=folder`` and ``tlparse`` the other. Nothing is formatted where nobody
+listens.
 """
 
 from __future__ import annotations
@@ -24,20 +26,35 @@ def compiled(region: Any, number: int, entry: Any) -> None:
         name, sizes = function_text(region.function), f"{len(entry.graphs.first.body)} operations"
         if second is not None:
             saved = entry.plan.gradients.saved
-            sizes += f", {len(second.body)} in the backward, {len(saved)} saved ({saved_bytes(entry.plan)})"
+            sizes += (
+                f", {len(second.body)} in the backward, {len(saved)} saved "
+                f"({saved_bytes(entry.plan)})"
+            )
         LOG.info("captured %s [%d] in %s; %s", name, number, seconds_text(entry.seconds), sizes)
         if entry.misses:
-            LOG.info("recompiled %s [%d], because these guards failed:\n%s", name, number, misses_text(entry))
+            LOG.info(
+                "recompiled %s [%d], because these guards failed:\n%s",
+                name,
+                number,
+                misses_text(entry),
+            )
     if not (written or LOG.isEnabledFor(logging.DEBUG)):
         return
     trace = trace_of(name_of(region.function), entry)
-    texts = {f"aot_{'inference' if second is None else name}_graph": trace.code(name) for name in trace.graphs}
+    texts = {
+        f"aot_{'inference' if second is None else name}_graph": trace.code(name)
+        for name in trace.graphs
+    }
     texts["entry"] = entry.source
     for name, text in texts.items():
         LOG.debug("%s of %s [%d]\n%s", name, trace.function, number, text)
     if written:
         guards, seconds = guards_of(entry), sum(entry.seconds.values())
-        texts |= {"guards": "\n".join(guards), "report": entry.report(), "recompile_reasons": misses_text(entry)}
+        texts |= {
+            "guards": "\n".join(guards),
+            "report": entry.report(),
+            "recompile_reasons": misses_text(entry),
+        }
         metrics = {"entire_frame_compile_time_s": seconds, "guard_count": len(guards)}
         torch_api.write_trace(region, place_of(region.function), texts, metrics)
 
@@ -45,7 +62,11 @@ def compiled(region: Any, number: int, entry: Any) -> None:
 def handed_over(function: Any, why: object) -> None:
     """Dynamo serves a region from now on; ``why`` is None where it was asked for."""
     if LOG.isEnabledFor(logging.INFO):
-        LOG.info("%s is served by torch.compile from now on: %s", function_text(function), why or 'frontend="dynamo"')
+        LOG.info(
+            "%s is served by torch.compile from now on: %s",
+            function_text(function),
+            why or 'frontend="dynamo"',
+        )
 
 
 def ran_eagerly(function: Any, why: str) -> None:

@@ -1,4 +1,5 @@
-"""Names for what a plan talks of: ``args[0].weight.a`` is a leaf of an input, ``result[1].b`` one of a result."""
+"""Names for what a plan talks of: ``args[0].weight.a`` is a leaf of an input, ``result[1].b`` one
+of a result."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def place_of(function: Any) -> tuple[str, int, str]:
     inner = inner.forward if isinstance(inner, torch.nn.Module) else inner
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     here = (code.co_filename, code.co_firstlineno) if code else ("<built-in>", 0)
-    return *getattr(function, "traced_line", here), name_of(function)  # of a graph of Dynamo's: the user's
+    return *getattr(function, "traced_line", here), name_of(
+        function
+    )  # of a graph of Dynamo's: the user's
 
 
 def function_text(function: Any) -> str:
@@ -39,7 +42,10 @@ def function_text(function: Any) -> str:
 
 def seconds_text(seconds: Mapping[str, float]) -> str:
     """``0.03 s: trace 0.02, code generation 0.01``"""
-    return f"{sum(seconds.values()):.3f} s: {', '.join(f'{name} {took:.3f}' for name, took in seconds.items())}"
+    return (
+        f"{sum(seconds.values()):.3f} s: "
+        f"{', '.join(f'{name} {took:.3f}' for name, took in seconds.items())}"
+    )
 
 
 def saved_where(row: SavedValue) -> str:

@@ -1,4 +1,5 @@
-"""Pages that need nothing else: specializations with their graphs, wrappers, saved values, guards and seconds."""
+"""Pages that need nothing else: specializations with their graphs, wrappers, saved values, guards
+and seconds."""
 
 from __future__ import annotations
 
@@ -28,14 +29,18 @@ summary { cursor: pointer; font-weight: 600; margin: .4rem 0 }
 def document(title: str, body: str) -> str:
     """A whole page around a body, in the colours, light or dark, of whoever reads it."""
     head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
+        '<meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><title>{html.escape(title)}</title>'
     )
     return (
-        f'<!doctype html>\n<html lang="en">\n<head>{head}<style>{_STYLE}</style></head>\n<body>{body}</body>\n</html>\n'
+        "<!doctype html>\n<html "
+        f'lang="en">\n<head>{head}<style>{_STYLE}</style></head>\n<body>{body}</body>\n</html>\n'
     )
 
 
-def page(title: str, entries: Sequence[Any], path: str | os.PathLike[str] | None = None, about: str = "") -> str:
+def page(
+    title: str, entries: Sequence[Any], path: str | os.PathLike[str] | None = None, about: str = ""
+) -> str:
     """A page about specializations.
 
     Args:
@@ -44,7 +49,9 @@ def page(title: str, entries: Sequence[Any], path: str | os.PathLike[str] | None
         about: shown in front of them.
     """
     parts = [f"<h1>{html.escape(title)}</h1>", _pre(about) if about else ""]
-    parts += [part for number, entry in enumerate(entries) for part in _section(title, number, entry)]
+    parts += [
+        part for number, entry in enumerate(entries) for part in _section(title, number, entry)
+    ]
     text = document(title, "\n".join(parts))
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
@@ -54,7 +61,11 @@ def page(title: str, entries: Sequence[Any], path: str | os.PathLike[str] | None
 def _section(title: str, number: int, entry: Any) -> Iterator[str]:
     yield f"<h2>[{number}]</h2>"
     yield f"<p>{html.escape(seconds_text(entry.seconds))}</p>"
-    yield _folded("made because these guards failed", _pre(misses_text(entry)), is_open=True) if entry.misses else ""
+    yield (
+        _folded("made because these guards failed", _pre(misses_text(entry)), is_open=True)
+        if entry.misses
+        else ""
+    )
     for name, rows in tables(entry.plan):
         yield _folded(name, _table(rows), is_open=True) if rows else ""
     by_line = collections.Counter[str]()

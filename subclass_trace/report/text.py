@@ -31,26 +31,37 @@ Row = tuple[str, ...]
 
 
 def describe(plan: Plan) -> str:
-    """A readable account of one specialization: inputs, dynamic sizes, changed inputs, results, what is saved."""
-    return "\n".join([*[_table(title, rows) for title, rows in tables(plan) if rows], _gradient_text(plan)])
+    """A readable account of one specialization: inputs, dynamic sizes, changed inputs, results,
+    what is saved."""
+    return "\n".join(
+        [*[_table(title, rows) for title, rows in tables(plan) if rows], _gradient_text(plan)]
+    )
 
 
 def tables(plan: Plan) -> list[tuple[str, list[Row]]]:
     """What there is to say, as tables with their titles."""
     saved = plan.gradients.saved
     return [
-        (f"inputs: {len(plan.inputs.rows)}, dense leaves: {plan.inputs.leaf_count}", [*_inputs(plan)]),
+        (
+            f"inputs: {len(plan.inputs.rows)}, dense leaves: {plan.inputs.leaf_count}",
+            [*_inputs(plan)],
+        ),
         ("dynamic sizes", [*_symbols(plan)]),
         ("changed inputs", [*_changes(plan)]),
         (f"results: {len(plan.results.outputs)}", [*_results(plan)]),
-        (f"saved for the backward: {len(saved)}, {saved_bytes(plan)} beyond the inputs", [*_saved(plan)]),
+        (
+            f"saved for the backward: {len(saved)}, {saved_bytes(plan)} beyond the inputs",
+            [*_saved(plan)],
+        ),
     ]
 
 
 def _table(title: str, rows: Sequence[Row]) -> str:
     cut = [tuple(_cell(k, cell) for k, cell in enumerate(row)) for row in rows[:_ROWS]]
     widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cut]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cut
+    ]
     more = [f"... and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
     return "\n".join([title, *[f"  {line}" for line in (*lines, *more)]])
 
@@ -62,7 +73,7 @@ def _cell(column: int, text: str) -> str:
     return f"...{text[3 - _WIDEST :]}" if column == 0 else f"{text[: _WIDEST - 3]}..."
 
 
-# ---------------------------------------------------------------------------------------------- the tables
+# ---- the tables
 def _inputs(plan: Plan) -> Iterator[Row]:
     primals = (k for k, d in enumerate(plan.inputs.described) if not isinstance(d, Size))
     names = {leaf: f"primals_{k + 1}" for leaf, k in enumerate(primals)}
@@ -72,7 +83,11 @@ def _inputs(plan: Plan) -> Iterator[Row]:
             yield path, "opaque", text_of(spec.value)
             return
         kind = names.get(next(places), "") if isinstance(spec, LeafSpec) else spec.cls.__qualname__
-        yield path, kind, type_text(spec.dtype, spec.size) + (", requires grad" if spec.requires_grad else "")
+        yield (
+            path,
+            kind,
+            type_text(spec.dtype, spec.size) + (", requires grad" if spec.requires_grad else ""),
+        )
         if isinstance(spec, WrapperSpec):
             for name, inner in zip(spec.names, spec.inners, strict=True):
                 yield from walk(inner, f"{path}.{name}", places)
@@ -94,7 +109,10 @@ def _symbols(plan: Plan, flat: Sequence[object] = ()) -> Iterator[Row]:
 
 def _changes(plan: Plan) -> Iterator[Row]:
     for m in plan.mutations.rows:
-        yield str(plan.inputs.rows[m.input].path), "data, autograd history" if m.differentiable else "data"
+        yield (
+            str(plan.inputs.rows[m.input].path),
+            "data, autograd history" if m.differentiable else "data",
+        )
 
 
 def _results(plan: Plan) -> Iterator[Row]:
@@ -103,10 +121,16 @@ def _results(plan: Plan) -> Iterator[Row]:
             grad = ", differentiable" if o.value in plan.gradients.differentiable else ""
             yield path, "value", _class_and_type(o.spec) + grad
         elif isinstance(o, ViewOutput):
-            base = str(plan.inputs.rows[o.base].path) if o.of_input else plan.results.described[o.base]
+            base = (
+                str(plan.inputs.rows[o.base].path) if o.of_input else plan.results.described[o.base]
+            )
             yield path, f"view of {base}", _class_and_type(o.spec)
         elif isinstance(o, InputOutput):
-            yield path, "input", next(str(row.path) for row in plan.inputs.rows if row.position == o.position)
+            yield (
+                path,
+                "input",
+                next(str(row.path) for row in plan.inputs.rows if row.position == o.position),
+            )
         elif isinstance(o, SizeOutput):
             yield path, "size", f"number {o.index}"
         else:
@@ -114,13 +138,22 @@ def _results(plan: Plan) -> Iterator[Row]:
 
 
 def _class_and_type(spec: Any) -> str:
-    return f"{spec.cls.__qualname__ if isinstance(spec, WrapperSpec) else 'Tensor'} {type_text(spec.dtype, spec.size)}"
+    return (
+        f"{spec.cls.__qualname__ if isinstance(spec, WrapperSpec) else 'Tensor'} "
+        f"{type_text(spec.dtype, spec.size)}"
+    )
 
 
 def _saved(plan: Plan) -> Iterator[Row]:
     for row in plan.gradients.saved:
         kind = type_text(row.dtype, row.shape) if row.is_tensor else row.dtype
-        yield saved_where(row), row.short_operation, kind, f"{row.bytes:,} B" if row.bytes else "-", row.reason
+        yield (
+            saved_where(row),
+            row.short_operation,
+            kind,
+            f"{row.bytes:,} B" if row.bytes else "-",
+            row.reason,
+        )
 
 
 def saved_bytes(plan: Plan) -> str:
@@ -136,18 +169,20 @@ def _gradient_text(plan: Plan) -> str:
     shown = [*paths[:6], *([f"{len(paths) - 6} more"] if len(paths) > 6 else [])]
     how = ", by autograd itself" if plan.gradients.by_autograd else ""
     return (
-        f"backward{how}: from {', '.join(str(names[k]) for k in plan.gradients.differentiable)} to {', '.join(shown)}"
+        f"backward{how}: from "
+        f"{', '.join(str(names[k]) for k in plan.gradients.differentiable)} to {', '.join(shown)}"
     )
 
 
-# ---------------------------------------------------------------------------------------------- all specializations
+# ---- all specializations
 def misses_text(entry: Any) -> str:
     """A line for each earlier specialization: the guard that failed as code, and what it met."""
     return "\n".join(f"[{k}] {why.guard}  # {why}" for k, why in enumerate(entry.misses))
 
 
 def guards_of(entry: Any) -> list[str]:
-    """What a call is asked, as code: what the generated entry checks, and what holds of the dicts that code names."""
+    """What a call is asked, as code: what the generated entry checks, and what holds of the dicts
+    that code names."""
     state = [row.code for row in entry.state.fixed]
     return [*dict.fromkeys([*entry.guards, *state])]
 
@@ -159,11 +194,17 @@ def explain(entries: Sequence[Any], eager_calls: Mapping[str, int]) -> str:
         entries: the specializations of a region, oldest first.
         eager_calls: reason -> how many calls ran without a specialization for it.
     """
-    parts = [f"{len(entries)} specializations", *[_entry(k, entry) for k, entry in enumerate(entries)]]
+    parts = [
+        f"{len(entries)} specializations",
+        *[_entry(k, entry) for k, entry in enumerate(entries)],
+    ]
     if eager_calls:
         parts.append(
             "\n".join(
-                ["calls that ran eagerly", *[f"  {n} call{'s' * (n != 1)}: {why}" for why, n in eager_calls.items()]]
+                [
+                    "calls that ran eagerly",
+                    *[f"  {n} call{'s' * (n != 1)}: {why}" for why, n in eager_calls.items()],
+                ]
             )
         )
     return "\n\n".join(parts)
@@ -179,7 +220,14 @@ def _entry(number: int, entry: Any) -> str:
     if ambient.autocast:
         rows.append(("autocast", str(ambient.autocast)))
     if plan.inputs.symbols:  # torch traces a size of 0 or 1 as a number; a symbol is at least 2
-        rows.append(("sizes", ", ".join(f"{name} = {source}" for name, source in _symbols(plan, entry.state.flat))))
+        rows.append(
+            (
+                "sizes",
+                ", ".join(
+                    f"{name} = {source}" for name, source in _symbols(plan, entry.state.flat)
+                ),
+            )
+        )
         rows.append(("where", "; ".join(map(str, plan.inputs.conditions)) or "none"))
     kept = (
         "by autograd itself"

@@ -21,13 +21,14 @@ class Trace:
 
     Attributes:
         function: name of the traced function.
-        joint, forward, backward: dense graphs; ``joint`` and ``backward`` are None when no result is differentiable.
-        plan: what the run time would do around the graphs.
+        joint, forward, backward: dense graphs; ``joint`` and ``backward`` are None when no result
+        is differentiable. plan: what the run time would do around the graphs.
         spec: path -> spec, of every input, and of every result that is made or viewed.
         names: placeholder of any of the graphs -> what it is.
         results: what each output of the forward graph is.
         gradients: what each output of the backward graph is.
-        by_autograd: the eager back end, where no partitioner is asked for, leaves this backward to autograd itself: the region
+        by_autograd: the eager back end, where no partitioner is asked for, leaves this backward to
+        autograd itself: the region
             is a few small operations, and their history is what the function leaves.
     """
 
@@ -63,8 +64,13 @@ class Trace:
 
     def __str__(self) -> str:
         codes = "\n\n".join(self.code(name) for name in self.graphs)
-        left = "\n(the eager back end leaves this backward to autograd, unless a partitioner is asked for)"
-        return f"trace of {self.function}\n\n{describe(self.plan)}{left * self.by_autograd}\n\n{codes}"
+        left = (
+            "\n(the eager back end leaves this backward to autograd, unless a partitioner is "
+            "asked for)"
+        )
+        return (
+            f"trace of {self.function}\n\n{describe(self.plan)}{left * self.by_autograd}\n\n{codes}"
+        )
 
     def __repr__(self) -> str:
         return f"<Trace of {self.function}: {', '.join(self.graphs)}>"
@@ -83,5 +89,14 @@ def trace_of(name: str, entry: Any) -> Trace:
     gradients = () if graphs.backward is None else (*map(str, graphs.backward.meta["descriptors"]),)
     by_autograd = graphs.by_autograd and not plan.gradients.by_autograd
     return Trace(
-        name, graphs.joint, graphs.forward, graphs.backward, plan, spec, names, results, gradients, by_autograd
+        name,
+        graphs.joint,
+        graphs.forward,
+        graphs.backward,
+        plan,
+        spec,
+        names,
+        results,
+        gradients,
+        by_autograd,
     )

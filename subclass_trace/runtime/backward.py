@@ -1,7 +1,9 @@
-"""Compiled backwards: one per set of tangents that has come, traced on demand from the retained autograd graph.
+"""Compiled backwards: one per set of tangents that has come, traced on demand from the retained
+autograd graph.
 
-A backward is a program over the saved values and the dense leaves of the tangents. The first is traced together with the
-forward; more are traced from the `Tape` and read the same saved activations. See docs/notes/tangents.md.
+A backward is a program over the saved values and the dense leaves of the tangents. The first is
+traced together with the forward; more are traced from the `Tape` and read the same saved
+activations. See docs/notes/tangents.md.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from .tangents import matches, traced_as, with_unbacked
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
 CompileBackward = Callable[[fx.GraphModule], Boxed]
-#: captures and later traces share process-wide state (fake modes, patched checkpoint), so they are serialised
+#: captures and later traces share process-wide state (fake modes, patched checkpoint), so they are
+# serialised
 TRACE_LOCK = threading.RLock()
 #: the arguments of a call that no backward asks for
 NO_CALL: Any = ((), {})
@@ -45,8 +48,8 @@ class Circumstances:
     Attributes:
         create_graph: it can be differentiated twice.
         conditions: on sizes and numbers, beyond those of the specialization.
-        state: tells of the arguments of the forward's call whether the Python state that its code read is as it was.
-        autocast: the state of autocast, as in `Ambient`.
+        state: tells of the arguments of the forward's call whether the Python state that its code
+        read is as it was. autocast: the state of autocast, as in `Ambient`.
         dtensor: what was active around DTensors, if it met any.
     """
 
@@ -68,7 +71,8 @@ class Circumstances:
 
 
 class OnFirstUse:
-    """A program that is compiled when it first runs: that of the backward for the tangents that the results suggest.
+    """A program that is compiled when it first runs: that of the backward for the tangents that the
+    results suggest.
 
     Others may come (of a loss and logits, the loss alone has one), and a compiler takes long.
     """
@@ -100,11 +104,12 @@ class CompiledBackward:
         inputs: for each graph input ("saved", name), ("tangent", leaf number) or ("size", symbol).
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
-        passed: which gradients are the very object that is ("tangent", number) or ("gradient", number).
-        when: the circumstances in which it serves.
+        passed: which gradients are the very object that is ("tangent", number) or ("gradient",
+        number). when: the circumstances in which it serves.
         next: the backwards of this backward, if it can be differentiated twice.
         reads: the Python state that its code reads.
-        graph: its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd.
+        graph: its graph module, or the `Half` that makes it; pasted into tapes of compiled
+        autograd.
     """
 
     tangents: tuple[Spec | None, ...]
@@ -133,18 +138,35 @@ class CompiledBackward:
         specs = tuple(None if t is None else freeze(t) for t in tangents)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         return cls(
-            specs, traced.tangents, tuple(inputs), call, grads, traced.passed, when, following, traced.guards, graph
+            specs,
+            traced.tangents,
+            tuple(inputs),
+            call,
+            grads,
+            traced.passed,
+            when,
+            following,
+            traced.guards,
+            graph,
         )
 
-    def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any) -> bool:
+    def serves(
+        self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any
+    ) -> bool:
         """Is this the backward for these tangents?"""
         if not self.when.hold(create_graph, env, call):
             return False
-        if create_graph and [*map(_requires_grad, tangents)] != [*map(_requires_grad, self.tangents)]:
+        if create_graph and [*map(_requires_grad, tangents)] != [
+            *map(_requires_grad, self.tangents)
+        ]:
             return False  # which gradients require grad depends on it
-        return all(matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
+        return all(
+            matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True)
+        )
 
-    def run(self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
+    def run(
+        self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env
+    ) -> list[Tensor | None]:
         """Gradients from saved values (which are consumed) and the dense leaves of the tangents."""
         wanted = [s for t in self.tangents if t is not None for s in spec_leaves(t)]
         env = with_unbacked(wanted, [t.shape for t in tangents], env)
@@ -154,14 +176,19 @@ class CompiledBackward:
         leaves = [fit_strides(t, sizes(s.stride)) for t, s in zip(tangents, wanted, strict=True)]
         given = {"saved": saved, "tangent": leaves, "size": env}
         args = [given[kind][key] for kind, key in self.inputs]  # type: ignore[index]
-        if not self.when.create_graph:  # the program frees each value after its last use; nothing else may hold it
+        if (
+            not self.when.create_graph
+        ):  # the program frees each value after its last use; nothing else may hold it
             saved.clear()
         with torch.no_grad():
             flat = iter(self.call(args))
         return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
 
-    def pass_on(self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients, with the very tangents and earlier gradients in place of those that are such an object."""
+    def pass_on(
+        self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """The gradients, with the very tangents and earlier gradients in place of those that are
+        such an object."""
         found = list(grads)
         given = {"tangent": tangents, "gradient": found}
         for k, source in enumerate(self.passed):
@@ -177,9 +204,9 @@ class Backwards:
         saved: `trace_name` of each value that is there -> what it is.
         inputs: how many inputs are differentiated.
         tape: the retained autograd graph; None until `again` has traced the call once more.
-        again: makes the tape of a call where there is none (that of a description is in another process).
-        forward_nodes: the forward as it was recorded; ``trace``: what it was like, where that was in another process.
-        origin: the same for these and for the backwards of them.
+        again: makes the tape of a call where there is none (that of a description is in another
+        process). forward_nodes: the forward as it was recorded; ``trace``: what it was like, where
+        that was in another process. origin: the same for these and for the backwards of them.
         takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
         narrow: are told when a backward does not hold for the sizes of a call.
@@ -215,11 +242,15 @@ class Backwards:
 
     @property
     def keeps_call(self) -> bool:
-        """May a backward ask for the arguments of its call, which the forward has to keep for it?"""
-        return self.again is not None or any(b.reads is not None and b.reads.moves for b in self.compiled)
+        """May a backward ask for the arguments of its call, which the forward has to keep for
+        it?"""
+        return self.again is not None or any(
+            b.reads is not None and b.reads.moves for b in self.compiled
+        )
 
     def share(self) -> bool:
-        """Another module shall have these too: none of them may read what belongs to the first one."""
+        """Another module shall have these too: none of them may read what belongs to the first
+        one."""
         free = not any(b.reads is not None and b.reads.of_function_alone for b in self.compiled)
         self.is_shared = self.is_shared or free
         return free
@@ -252,10 +283,15 @@ class Backwards:
     def _lookup(
         self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any
     ) -> CompiledBackward | None:
-        return next((entry for entry in self.compiled if entry.serves(tangents, create_graph, env, call)), None)
+        return next(
+            (entry for entry in self.compiled if entry.serves(tangents, create_graph, env, call)),
+            None,
+        )
 
     @working("another backward")
-    def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any) -> CompiledBackward:
+    def _trace(
+        self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any
+    ) -> CompiledBackward:
         if self.tape is None:
             assert self.again is not None
             self.tape = self.again(call)
@@ -270,15 +306,22 @@ class Backwards:
             traced = tape.trace(specs, create_graph=create_graph, autocast=autocast)
             program = self._compile(traced, tangents)
             torch_api.fix_rounded(shape_env, since=len(assumed.guards))
-            conditions = tuple(c for c in torch_api.shape_conditions(shape_env, self.symbols) if c not in before)
-            met = {s for guard in shape_env.guards[len(assumed.guards) :] for s in guard.expr.free_symbols}
+            conditions = tuple(
+                c for c in torch_api.shape_conditions(shape_env, self.symbols) if c not in before
+            )
+            met = {
+                s
+                for guard in shape_env.guards[len(assumed.guards) :]
+                for s in guard.expr.free_symbols
+            }
         except Exception as error:  # it may fail for the sizes of the call that was captured alone
             there = torch_api.equalities(self.symbols, torch_api.symbol_values(shape_env))
             failed = next((c for c in there if not holds(c, env)), None)
             if failed is None:
                 raise
             raise self._other_sizes(failed, env) from error
-        finally:  # they hold for this backward; the next one that is traced must find out for itself
+        # they hold for this backward; the next one that is traced must find out for itself
+        finally:
             torch_api.restore_assumptions(shape_env, assumed)
         if not tape.session.recorder.symbols.floats.isdisjoint(met - self.symbols):
             raise TangentError(
@@ -292,50 +335,73 @@ class Backwards:
         state = check_of(traced)
         if state is not None and not (self._may_read(traced) and state(call)):
             raise TangentError(
-                "this backward reads Python state that belongs to one module, or one call, of several that it would serve",
+                "this backward reads Python state that belongs to one module, or one call, of "
+                "several that it would serve",
                 path=", ".join(self.output_paths) or None,
             )
-        when = Circumstances(create_graph, conditions, state, autocast, tape.session.dtensor_modes())
+        when = Circumstances(
+            create_graph, conditions, state, autocast, tape.session.dtensor_modes()
+        )
         return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
 
     def _may_read(self, traced: TracedBackward) -> bool:
-        """May the Python state that a backward reads be told of each module and each call that have it?"""
+        """May the Python state that a backward reads be told of each module and each call that have
+        it?"""
         reads = traced.guards
         assert reads is not None
-        return not (self.is_shared and reads.of_function_alone) and (self.keeps_call or not reads.moves)
+        return not (self.is_shared and reads.of_function_alone) and (
+            self.keeps_call or not reads.moves
+        )
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         for found in self.narrow:
             if (narrow := found()) is not None:
                 narrow(self.origin, None)
         return TangentError(
-            "this backward takes other operations for other sizes or numbers, and its trace has those of another call",
+            "this backward takes other operations for other sizes or numbers, and its trace has "
+            "those of another call",
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str({str(s): env[s] for s in condition.free_symbols}),
-            fix="call the region again (such sizes have their own specializations now), or say dynamic=False",
+            fix="call the region again (such sizes have their own specializations now), or say "
+            "dynamic=False",
         )
 
     def _compile(
         self, traced: TracedBackward, tangents: Sequence[Spec | None]
     ) -> tuple[list[tuple[str, Any]], Boxed, Backwards | None, fx.GraphModule]:
-        """The inputs of a program over saved values and tangents, the program, the backwards of it, and its graph."""
+        """The inputs of a program over saved values and tangents, the program, the backwards of it,
+        and its graph."""
         outputs = output_args(traced.joint.graph)[traced.num_forward :]
-        known = {n.name: key for n in traced.joint.graph.nodes if (key := n.meta.get("trace_name")) in self.saved}
+        known = {
+            n.name: key
+            for n in traced.joint.graph.nodes
+            if (key := n.meta.get("trace_name")) in self.saved
+        }
         have = {*known, *traced.tangents}
         sizes = self._sizes(traced.joint.graph, have)
         nodes, missing = needed(outputs, {*have, *sizes})
         if missing:
-            present = [p for p, t in zip(self.output_paths, tangents, strict=False) if t is not None]
+            present = [
+                p for p, t in zip(self.output_paths, tangents, strict=False) if t is not None
+            ]
             raise TangentError(
                 "the backward for these tangents cannot be computed from the saved activations",
                 path=", ".join(present) or None,
                 got=f"needed but not saved: {sorted(missing)}",
-                fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__"
+                fix="compile with partitioner='default', or give the output a "
+                "__coerce_tangent_metadata__"
                 if self.tape is None or self.tape.session.passes is None
-                else "a pass has put something in the place of a value: it has to say graph.replace(old, new)",
+                else (
+                    "a pass has put something in the place of a value: it has to say "
+                    "graph.replace(old, new)"
+                ),
             )
-        names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
+        names = [
+            n.name
+            for n in traced.joint.graph.nodes
+            if n in nodes and (n.name in have or n.name in sizes)
+        ]
         graph = extract(traced.joint, outputs, names)
         for node, name in zip(placeholders(graph.graph), names, strict=True):
             if name in known and "descriptor" not in node.meta:
@@ -343,21 +409,32 @@ class Backwards:
         graph.meta["descriptors"] = traced.joint.meta["descriptors"][traced.num_forward :]
         if verify.ENABLED:
             verify.verify_joint(traced.joint, traced.num_forward, self.saved)
-        place: dict[str, tuple[str, Any]] = {name: ("tangent", k) for k, name in enumerate(traced.tangents)}
+        place: dict[str, tuple[str, Any]] = {
+            name: ("tangent", k) for k, name in enumerate(traced.tangents)
+        }
         place |= {name: ("size", symbol) for name, symbol in sizes.items()}
         following = None
         if traced.next is not None:
             there = {
-                n.name: n.meta["descriptor"] for n in placeholders(traced.joint.graph) if n.name in traced.tangents
+                n.name: n.meta["descriptor"]
+                for n in placeholders(traced.joint.graph)
+                if n.name in traced.tangents
             }
-            following = Backwards(traced.next, {**self.saved, **there}, self.compile_backward, (), self.symbols)
-            following.of, following.narrow, following.origin = traced.differentiable, self.narrow, self.origin
+            following = Backwards(
+                traced.next, {**self.saved, **there}, self.compile_backward, (), self.symbols
+            )
+            following.of, following.narrow, following.origin = (
+                traced.differentiable,
+                self.narrow,
+                self.origin,
+            )
             following.takes_batches = self.takes_batches
         inputs = [place.get(n, ("saved", known.get(n, n))) for n in names]
         return inputs, self.compile_backward(graph), following, graph
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
-        """Nodes that are a size symbol of the region: each call knows its value, so nobody has to save it."""
+        """Nodes that are a size symbol of the region: each call knows its value, so nobody has to
+        save it."""
         rest = ((n.name, n.meta.get("val")) for n in graph.nodes if n.name not in have)
         found = {name: torch_api.symbol_among(self.symbols, value) for name, value in rest}
         return {name: symbol for name, symbol in found.items() if symbol is not None}

@@ -18,8 +18,9 @@ _of_instance = object.__getattribute__
 
 
 class Batch:
-    """Reads of one kind that have to give the same again: `getter` mapped over columns, compared by identity (``by_id``) or
-    by ``==``. Code in other threads may compare while this is filled: what is not whole is not equal."""
+    """Reads of one kind that have to give the same again: `getter` mapped over columns, compared by
+    identity (``by_id``) or by ``==``. Code in other threads may compare while this is filled: what
+    is not whole is not equal."""
 
     def __init__(self, getter: Callable[..., Any], *, by_id: bool) -> None:
         self.getter, self.by_id = getter, by_id
@@ -49,8 +50,8 @@ class Batch:
         return k
 
     def commit(self) -> None:
-        """Compare what was added, instead of what was compared before. What is compared by id is kept alive: no other object
-        gets its id."""
+        """Compare what was added, instead of what was compared before. What is compared by id is
+        kept alive: no other object gets its id."""
         columns = [*zip(*(self.next or ()), strict=True)] or [()] * len(self.columns)
         given = [*map(self.getter, *columns)]
         self.known.clear()
@@ -62,7 +63,8 @@ class Batch:
         self.next, self.kept, self.free = None, given if self.by_id else [], []
 
     def drop(self, k: int) -> None:
-        """Number ``k`` is compared no more: the next one takes its place, until then the first one is compared twice."""
+        """Number ``k`` is compared no more: the next one takes its place, until then the first one
+        is compared twice."""
         self.free.append(k)
         for column in self.columns:
             column[k] = column[0]
@@ -127,7 +129,9 @@ def own_dict(cls: type) -> dict[str, Any]:
 def is_plain(value: Any) -> bool:
     """Is it of a class whose objects keep it?"""
     kind = type(value)
-    return kind in (dict, list, tuple, set, frozenset, types.MethodType) or not kind.__flags__ & 1 << 9
+    return (
+        kind in (dict, list, tuple, set, frozenset, types.MethodType) or not kind.__flags__ & 1 << 9
+    )
 
 
 #: of classes with an ``==`` that runs no code of the user's
@@ -143,7 +147,12 @@ def same_read(now: Any, value: Any) -> bool:
         return same(now, value)
     # A member of an enumeration of C++, modes of DTensor: made anew by each read.
     root = kind.__module__.partition(".")[0]
-    return type(now) is kind and root in _OWNERS and not is_a(value, torch.Tensor) and bool(now == value)
+    return (
+        type(now) is kind
+        and root in _OWNERS
+        and not is_a(value, torch.Tensor)
+        and bool(now == value)
+    )
 
 
 def _of(method: Any) -> Any:

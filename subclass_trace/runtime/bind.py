@@ -1,7 +1,8 @@
 """To serve is to bind: the records of a specialization, and the roots of a call, become an entry.
 
-A trace ends here; so does a program that an equal module shares (another root), and one that a description was read of (another
-process). What is bound is compared once in full before it serves: the entry's own checks are made of the tensors of this call.
+A trace ends here; so does a program that an equal module shares (another root), and one that a
+description was read of (another process). What is bound is compared once in full before it serves:
+the entry's own checks are made of the tensors of this call.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ Tensor = torch.Tensor
 
 
 def with_circumstances(program: Program, flat: Sequence[Any]) -> Program:
-    """The program of a trace, with what its plan says of the tensors of the call: their kinds, how they share memory."""
+    """The program of a trace, with what its plan says of the tensors of the call: their kinds, how
+    they share memory."""
     plan = program.plan
     inputs = [row.of(flat) for row in plan.inputs.rows]
     kinds = tuple(kind_of(t) for _, t in tensors_of(plan, inputs))
@@ -42,7 +44,9 @@ def with_circumstances(program: Program, flat: Sequence[Any]) -> Program:
     return replace(program, plan=replace(plan, inputs=known))
 
 
-def bind(program: Program, ambient: Ambient, guards: StateGuards, flat: Sequence[Any], mode: Any = None) -> Emitted:
+def bind(
+    program: Program, ambient: Ambient, guards: StateGuards, flat: Sequence[Any], mode: Any = None
+) -> Emitted:
     """The entry of a program.
 
     Args:
@@ -55,13 +59,16 @@ def bind(program: Program, ambient: Ambient, guards: StateGuards, flat: Sequence
 
 
 def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Reason | None:
-    """Why the records do not meet a call, as far as the entry would not say so itself; None: they may be bound to it."""
+    """Why the records do not meet a call, as far as the entry would not say so itself; None: they
+    may be bound to it."""
     thread = Ambient.now()
     if ambient != thread or any(k is not None and k != n for k, n in _besides(ambient, thread)):
         return ambient.changes(thread)
     if len(call.args) != guards.positional or (*call.kwargs,) != guards.keywords:
         got = f"got {len(call.args)} and {[*call.kwargs]}"
-        return Reason(f"arguments: expected {guards.positional} and the keywords {[*guards.keywords]}, {got}")
+        return Reason(
+            f"arguments: expected {guards.positional} and the keywords {[*guards.keywords]}, {got}"
+        )
     for failing in guards.failing(call):
         try:
             return Reason(failing.why(call), failing.code)
@@ -71,7 +78,10 @@ def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Rea
         flat = [place.read(call) for place in guards.flat]
         inputs = [row.of(flat) for row in plan.inputs.rows]
         kinds = [(path, kind_of(t)) for path, t in tensors_of(plan, inputs)]
-        specs = [guarded_spec(flatten(t)[1], row.path) for row, t in zip(plan.inputs.rows, inputs, strict=True)]
+        specs = [
+            guarded_spec(flatten(t)[1], row.path)
+            for row, t in zip(plan.inputs.rows, inputs, strict=True)
+        ]
     except (*GONE, ProtocolError) as error:
         return Reason(f"an input is of another kind, or gone ({error!r})")
     for row, spec in zip(plan.inputs.rows, specs, strict=True):
@@ -92,8 +102,14 @@ def other_input(row: InputPlan, value: Any) -> Reason | None:
     except (*GONE, ProtocolError) as error:
         return Reason(f"{row.path} is of another kind ({error!r})")
     known = row.spec
-    if isinstance(known, OpaqueSpec) or isinstance(spec, OpaqueSpec) or type(known) is not type(spec):
-        return Reason(f"{row.path}: expected a {type(known).__name__}, got a {type(value).__qualname__}")
+    if (
+        isinstance(known, OpaqueSpec)
+        or isinstance(spec, OpaqueSpec)
+        or type(known) is not type(spec)
+    ):
+        return Reason(
+            f"{row.path}: expected a {type(known).__name__}, got a {type(value).__qualname__}"
+        )
     facts = [(s.dtype, s.device, s.requires_grad, getattr(s, "cls", None)) for s in (known, spec)]
     if facts[0] != facts[1]:
         return Reason(f"{row.path}: expected {facts[0]}, got {facts[1]}")
@@ -144,7 +160,8 @@ def kind_of(t: Tensor) -> TensorKind:
 
 
 def _alias(plan: Plan, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """The alias pattern, when it decided anything: something is written or compared, or leaves share memory."""
+    """The alias pattern, when it decided anything: something is written or compared, or leaves
+    share memory."""
     table: dict[int, Tensor] = {}
     for row, value in zip(plan.inputs.rows, inputs, strict=True):
         table.update(zip(row.leaves, leaves_of(value), strict=True))

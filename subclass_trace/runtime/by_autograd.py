@@ -1,9 +1,11 @@
 """Dense regions whose backward is left to autograd.
 
-An ``autograd.Function`` costs as much as a dozen small operations. The forward program of the eager back end, run under
-autograd, does what eager mode does, where it leaves the history that the function has left: `_for_autograd` says for which
-captures that is worth a try, `leaves_same_history` runs the program on fakes and compares node by node, with the order
-in which the engine meets them. Parts without gradients, detached values, hooks and custom Functions fail that.
+An ``autograd.Function`` costs as much as a dozen small operations. The forward program of the eager
+back end, run under autograd, does what eager mode does, where it leaves the history that the
+function has left: `_for_autograd` says for which captures that is worth a try,
+`leaves_same_history` runs the program on fakes and compares node by node, with the order in which
+the engine meets them. Parts without gradients, detached values, hooks and custom Functions fail
+that.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ Program: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 
 def left_to_autograd(captured: Captured) -> tuple[Captured, Half, Program] | None:
-    """The capture as one without a backward, its forward, and that compiled, if autograd shall do the backward."""
+    """The capture as one without a backward, its forward, and that compiled, if autograd shall do
+    the backward."""
     if (alone := _for_autograd(captured)) is None:
         return None
     half = Half.of_module(alone.forward_graph(in_place=False)[0])
@@ -42,7 +45,8 @@ def left_to_autograd(captured: Captured) -> tuple[Captured, Half, Program] | Non
 
 
 def _for_autograd(captured: Captured) -> Captured | None:
-    """The capture as one without a backward, if nothing of the region is more than operations on dense tensors."""
+    """The capture as one without a backward, if nothing of the region is more than operations on
+    dense tensors."""
     tape, recorder, results = captured.tape, captured.session.recorder, captured.results
     if (
         tape is None
@@ -63,12 +67,20 @@ def _for_autograd(captured: Captured) -> Captured | None:
     if any(isinstance(o, ValueOutput) and (o.protected or o.parameter) for o in results.outputs):
         return None
     nodes = [n for n in recorder.graph.nodes if n.op != "placeholder"]
-    return replace(captured, tape=None) if len(nodes) <= policy.POLICY.few and all(map(_is_plain, nodes)) else None
+    return (
+        replace(captured, tape=None)
+        if len(nodes) <= policy.POLICY.few and all(map(_is_plain, nodes))
+        else None
+    )
 
 
 def _is_plain(node: fx.Node) -> bool:
     operation = isinstance(node.target, torch_api.OpOverload) or node.target is operator.getitem
-    return operation and "recompute" not in node.meta and nbytes(node.meta.get("val")) <= policy.POLICY.small
+    return (
+        operation
+        and "recompute" not in node.meta
+        and nbytes(node.meta.get("val")) <= policy.POLICY.small
+    )
 
 
 def leaves_same_history(captured: Captured, half: Half, call: Program) -> bool:
@@ -77,7 +89,9 @@ def leaves_same_history(captured: Captured, half: Half, call: Program) -> bool:
     assert tape is not None
     session, inputs = captured.session, captured.inputs
     number = {primal: k for k, primal in enumerate(inputs.leaf_primals)}
-    given = {place: row.traced for row in inputs.rows if row.edge is not None for place in row.leaves}
+    given = {
+        place: row.traced for row in inputs.rows if row.edge is not None for place in row.leaves
+    }
 
     def value(node: fx.Node) -> Any:
         primal = primal_number(node)
@@ -103,7 +117,8 @@ def leaves_same_history(captured: Captured, half: Half, call: Program) -> bool:
 
 
 def same_history(rows: Sequence[tuple[Tensor, Tensor]], ends: Collection[Any]) -> bool:
-    """Are the histories of the tensors of each pair the same nodes, in the same order, as far as these ends?"""
+    """Are the histories of the tensors of each pair the same nodes, in the same order, as far as
+    these ends?"""
     if any(a.output_nr != b.output_nr for a, b in rows):
         return False
     todo, known = [(a.grad_fn, b.grad_fn) for a, b in rows], dict[Any, Any]()
@@ -114,7 +129,13 @@ def same_history(rows: Sequence[tuple[Tensor, Tensor]], ends: Collection[Any]) -
                 return False
             continue
         known[b] = a
-        if a is None or a in ends or a.name() != b.name() or torch_api.is_custom_node(b) or hasattr(b, "variable"):
+        if (
+            a is None
+            or a in ends
+            or a.name() != b.name()
+            or torch_api.is_custom_node(b)
+            or hasattr(b, "variable")
+        ):
             return False
         if [n for _, n in a.next_functions] != [n for _, n in b.next_functions]:
             return False

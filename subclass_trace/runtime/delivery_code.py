@@ -1,7 +1,8 @@
 """Emitters for what a call writes to its inputs: new contents, histories, version counters.
 
-Nothing here issues an operation on a wrapper: data goes leaf by leaf. What the program has written itself needs nothing but the
-version counter of a wrapper, which an operation on its inner tensors does not move.
+Nothing here issues an operation on a wrapper: data goes leaf by leaf. What the program has written
+itself needs nothing but the version counter of a wrapper, which an operation on its inner tensors
+does not move.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Tensor = torch.Tensor
 
 
 class WriteBack(torch.autograd.Function):
-    """``x`` gets the contents and the history of ``new``, leaf by leaf; for views autograd relates it to the base."""
+    """``x`` gets the contents and the history of ``new``, leaf by leaf; for views autograd relates
+    it to the base."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, new: Tensor, places: tuple[int, ...]) -> Tensor:
@@ -33,18 +35,26 @@ class WriteBack(torch.autograd.Function):
             leaves[k].copy_(fresh[k])
         ctx.is_view = x._is_view()
         ctx.mark_dirty(x)
-        ctx.set_materialize_grads(False)  # zeros would run the backward of what no gradient comes from
+        ctx.set_materialize_grads(
+            False
+        )  # zeros would run the backward of what no gradient comes from
         return x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
-        """The gradient belongs to the new contents. The base of a view gets zeros where it was written: for no gradient at
-        all, autograd (``CopySlices``) would drop that of the rest of the base as well."""
-        return map_leaves(torch.zeros_like, grad) if ctx.is_view and grad is not None else None, grad, None
+        """The gradient belongs to the new contents. The base of a view gets zeros where it was
+        written: for no gradient at all, autograd (``CopySlices``) would drop that of the rest of
+        the base as well."""
+        return (
+            map_leaves(torch.zeros_like, grad) if ctx.is_view and grad is not None else None,
+            grad,
+            None,
+        )
 
 
 def write_back(x: Tensor, new: Tensor, places: tuple[int, ...]) -> None:
-    """Let ``x`` have the contents and the history of ``new``; gradients may be off around the region."""
+    """Let ``x`` have the contents and the history of ``new``; gradients may be off around the
+    region."""
     with torch.enable_grad():
         torch_api.apply_function(WriteBack, x, new, places)
 
@@ -60,7 +70,9 @@ class Delivery:
     ``inputs``, ``leaves``: local names, as the plan counts them.
     """
 
-    def __init__(self, source: Source, plan: Plan, inputs: Sequence[str], leaves: Sequence[str]) -> None:
+    def __init__(
+        self, source: Source, plan: Plan, inputs: Sequence[str], leaves: Sequence[str]
+    ) -> None:
         self.source, self.plan, self.inputs, self.leaves = source, plan, inputs, leaves
 
     def _leaves(self, m: MutationPlan) -> list[str]:
@@ -81,23 +93,31 @@ class Delivery:
                 known = f"{self.inputs[m.input]}, {values[m.value]}, {m.leaves!r}"
                 s.line(f"{s.bind('write_back', write_back)}({known})")
         moved = [
-            self.inputs[m.input] for m in mutations.rows if not (self._is_dense(m) or m.differentiable or m.moved == 0)
+            self.inputs[m.input]
+            for m in mutations.rows
+            if not (self._is_dense(m) or m.differentiable or m.moved == 0)
         ]
         for m in mutations.rows:
             inners = getattr(self.plan.inputs.rows[m.input].spec, "inners", ())
             if any(isinstance(inner, WrapperSpec) for inner in inners):
-                moved.append(f"*{s.bind('wrappers_inside', wrappers_inside)}({self.inputs[m.input]})")
+                moved.append(
+                    f"*{s.bind('wrappers_inside', wrappers_inside)}({self.inputs[m.input]})"
+                )
         if moved:
             known = f"[{', '.join(moved)}]"
             known = f"[t for t in {known} if not t.is_inference()]" if inference else known
             s.line(f"{s.bind('move_versions', torch_api.move_versions)}({known})")
         if rows := [m for m in mutations.rows if self._is_set(m)]:
             counted = tuple_code([f"version{m.input} + {m.moved}" for m in rows])
-            tensors, set_versions = tuple_code([self.inputs[m.input] for m in rows]), torch_api.set_versions
+            tensors, set_versions = (
+                tuple_code([self.inputs[m.input] for m in rows]),
+                torch_api.set_versions,
+            )
             s.line(f"{s.bind('set_versions', set_versions)}(({tensors}), ({counted}))")
 
     def _is_set(self, m: MutationPlan) -> bool:
-        """Does the counter move otherwise by itself: by 1 for a copy, by each write of a program?"""
+        """Does the counter move otherwise by itself: by 1 for a copy, by each write of a
+        program?"""
         if m.moved is None or m.differentiable:
             return m.moved is not None
         if not self._is_dense(m):
@@ -115,7 +135,10 @@ class Delivery:
                     s.line(f"{to}.copy_({new})")
             if together:
                 s.bind("copy_all", torch_api.copy_all)
-                s.line(f"copy_all([{', '.join(to for to, _ in together)}], [{', '.join(new for _, new in together)}])")
+                s.line(
+                    f"copy_all([{', '.join(to for to, _ in together)}], "
+                    f"[{', '.join(new for _, new in together)}])"
+                )
 
     def _is_dense(self, m: MutationPlan) -> bool:
         return isinstance(self.plan.inputs.rows[m.input].spec, LeafSpec)
@@ -123,12 +146,18 @@ class Delivery:
     def _is_watched(self, m: MutationPlan) -> bool:
         """Would autograd notice the copy?"""
         spec = self.plan.inputs.rows[m.input].spec
-        return m.value in self.plan.gradients.differentiable or any(leaf.requires_grad for leaf in spec_leaves(spec))
+        return m.value in self.plan.gradients.differentiable or any(
+            leaf.requires_grad for leaf in spec_leaves(spec)
+        )
 
     def _is_apart(self, m: MutationPlan) -> bool:
-        """Does the program make the new contents in memory of their own? One call may copy such in any order."""
+        """Does the program make the new contents in memory of their own? One call may copy such in
+        any order."""
         span = leaf_spans(self.plan.results.values)[m.value]
-        specs = [*spec_leaves(self.plan.results.values[m.value]), *spec_leaves(self.plan.inputs.rows[m.input].spec)]
+        specs = [
+            *spec_leaves(self.plan.results.values[m.value]),
+            *spec_leaves(self.plan.inputs.rows[m.input].spec),
+        ]
         plain = not any(leaf.dtype.is_complex for leaf in specs)
         return plain and self.plan.results.detach_values.isdisjoint(range(span.start, span.stop))
 
@@ -137,5 +166,8 @@ class Delivery:
         s, leaves, fresh = self.source, self._leaves(m), [values[m.value]]
         if not self._is_dense(m):
             fresh = [s.name("n") for _ in leaves]
-            s.line(f"{''.join(f'{n}, ' for n in fresh)}= {s.bind('leaves_of', leaves_of)}({values[m.value]})")
+            s.line(
+                f"{''.join(f'{n}, ' for n in fresh)}= "
+                f"{s.bind('leaves_of', leaves_of)}({values[m.value]})"
+            )
         return [(leaves[k], fresh[k]) for k in m.leaves]

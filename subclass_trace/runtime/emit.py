@@ -12,10 +12,25 @@ import torch
 from .. import torch_api
 from ..capture.metadata import fact_code
 from ..plan import InputPlan, Plan, gradient_of
-from ..subclass.context import has_sizes, map_sizes, may_change, same_context, with_outer, without_outer
+from ..subclass.context import (
+    has_sizes,
+    map_sizes,
+    may_change,
+    same_context,
+    with_outer,
+    without_outer,
+)
 from ..subclass.paths import Path
 from ..subclass.protocol import flattens_alike, unflatten_of
-from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count, leaf_spans
+from ..subclass.spec import (
+    LeafSpec,
+    OpaqueSpec,
+    SizeExpr,
+    Spec,
+    WrapperSpec,
+    leaf_count,
+    leaf_spans,
+)
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE, inner_values, rebuild
 from .sizes import evaluate, evaluator
@@ -26,7 +41,11 @@ Tensor = torch.Tensor
 
 def size_code(size: Any, symbols: dict[Any, str]) -> str:
     """A size as source: a number, or an expression over the symbols' local names."""
-    return torch_api.expression_source(size.expr, symbols) if isinstance(size, SizeExpr) else repr(size)
+    return (
+        torch_api.expression_source(size.expr, symbols)
+        if isinstance(size, SizeExpr)
+        else repr(size)
+    )
 
 
 def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
@@ -48,7 +67,8 @@ _SHORT = 8
 def plain_context(value: Any) -> bytes | None:
     """What Python writes for a list, tuple or dict of numbers and strings; None for anything else.
 
-    That tells types and signs of zero apart, and one NaN is like another; other values may have the same as bytes alone.
+    That tells types and signs of zero apart, and one NaN is like another; other values may have the
+    same as bytes alone.
     """
     plain = type(value) in (list, tuple, dict) and value and _is_plain(value)
     return marshal.dumps(value, _BY_VALUE) if plain else None
@@ -62,7 +82,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def same_code(source: Source, now: str, known: Any) -> str:
-    """The condition that the context ``now`` is the same as the known one, as source: identity, then `same_context`."""
+    """The condition that the context ``now`` is the same as the known one, as source: identity,
+    then `same_context`."""
     constant = source.constant(known, "context")
     if isinstance(known, torch.device):  # torch makes another object each time
         return f"(type({now}) is {source.bind('device', torch.device)} and {now} == {constant})"
@@ -72,7 +93,10 @@ def same_code(source: Source, now: str, known: Any) -> str:
         return f"type({now}) is {type(known).__name__} and {now} == {constant}"
     same = f"{source.bind('same_context', same_context)}({constant}, {now})"
     if (written := plain_context(known)) is not None:  # equal strings may be two spellings
-        return f"({source.bind('written', marshal.dumps)}({now}, {_BY_VALUE}) == {written!r} or {same})"
+        return (
+            f"({source.bind('written', marshal.dumps)}({now}, {_BY_VALUE}) == {written!r} or "
+            f"{same})"
+        )
     kind = type(known)
     keys = [*known] if kind is dict else [*range(len(known))] if kind in (list, tuple) else []
     if kind in (list, tuple, dict) and len(keys) <= _SHORT and {*map(type, keys)} <= {int, str}:
@@ -83,7 +107,8 @@ def same_code(source: Source, now: str, known: Any) -> str:
 
 
 def is_sized(spec: WrapperSpec) -> bool:
-    """Is it compared, and built, with the sizes of the call: a jagged tensor, or one with sizes in its context?"""
+    """Is it compared, and built, with the sizes of the call: a jagged tensor, or one with sizes in
+    its context?"""
     return spec.layout is torch.jagged or has_sizes(spec.context)
 
 
@@ -97,8 +122,9 @@ class Unwrapper:
 
     Attributes:
         examples: values of the specs, by local names.
-        tensors: distinct tensors, with their paths; ``sized``: jagged ones, and those with sizes in contexts.
-        changing: contexts that can be changed in place, by local names, with what they are and their paths.
+        tensors: distinct tensors, with their paths; ``sized``: jagged ones, and those with sizes in
+        contexts. changing: contexts that can be changed in place, by local names, with what they
+        are and their paths.
     """
 
     def __init__(self, source: Source, examples: dict[str, Any]) -> None:
@@ -108,7 +134,8 @@ class Unwrapper:
         self.changing: list[tuple[str, Any, Path]] = []
 
     def unwrap(self, variable: str, spec: Spec, path: Path) -> list[str]:
-        """Local names of the leaves of ``variable``; call inside a ``try`` for missing attributes."""
+        """Local names of the leaves of ``variable``; call inside a ``try`` for missing
+        attributes."""
         assert not isinstance(spec, OpaqueSpec)
         if spec.layout is not torch.jagged:
             self.tensors.append((variable, spec, path))
@@ -128,17 +155,28 @@ class Unwrapper:
 
     def _check_context(self, variable: str, spec: WrapperSpec, path: Path) -> None:
         source, text_of = self.source, torch_api.text_of
-        why = f"{f'{path}: expected {spec.cls.__qualname__}, got '!r} + type({variable}).__qualname__"
+        why = (
+            f"{f'{path}: expected {spec.cls.__qualname__}, got '!r} + type({variable}).__qualname__"
+        )
         guard = f"type({path}) is {spec.cls.__qualname__}"
         if is_sized(spec):
-            source.check(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}", why, guard)
+            source.check(
+                f"if type({variable}) is not {source.constant(spec.cls, 'cls')}", why, guard
+            )
             self.sized.append((variable, spec, path))
             return
         shortcut = torch_api.context_shortcut(spec.cls)
         dynamic = spec.has_dynamic_size
-        value = None if shortcut is None or dynamic else getattr(self.examples.get(variable), shortcut, None)
+        value = (
+            None
+            if shortcut is None or dynamic
+            else getattr(self.examples.get(variable), shortcut, None)
+        )
         known = text_of(spec.context if value is None else value)
-        other = f"{f'{path}: expected the context {known}, got '!r} + {source.bind('text_of', text_of)}(c)"
+        other = (
+            f"{f'{path}: expected the context {known}, got '!r} + "
+            f"{source.bind('text_of', text_of)}(c)"
+        )
         alike = f"{path}.{shortcut or '__tensor_flatten__()[1]'} == {known}"
         if value is not None:
             same = source.constant(value, "spec")
@@ -146,7 +184,11 @@ class Unwrapper:
             source.check(f"if c is not {same} and c != {same}", other, alike)
             return
         source.check(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}", why, guard)
-        opaque = [(n, s.value) for n, s in zip(spec.names, spec.inners, strict=True) if isinstance(s, OpaqueSpec)]
+        opaque = [
+            (n, s.value)
+            for n, s in zip(spec.names, spec.inners, strict=True)
+            if isinstance(s, OpaqueSpec)
+        ]
         if flattens_alike(spec.cls) and not opaque:
             return
         source.line(f"n, c = {variable}.__tensor_flatten__()")
@@ -164,14 +206,24 @@ class Unwrapper:
             source.line(f"{self.changing[-1][0]} = c")
         for name, was in opaque:
             value, found = source.constant(was, "opaque"), attribute_code(variable, name)
-            failed = f"{found} is not {value} and not {source.bind('same_context', same_context)}({value}, {found})"
-            source.check(f"if {failed}", repr(f"{path}.{name}: expected {text_of(was)}"), f"{path}.{name} is the same")
+            failed = (
+                f"{found} is not {value} and not "
+                f"{source.bind('same_context', same_context)}({value}, {found})"
+            )
+            source.check(
+                f"if {failed}",
+                repr(f"{path}.{name}: expected {text_of(was)}"),
+                f"{path}.{name} is the same",
+            )
 
 
 class Wrapper:
-    """Emits rewrapping: by a verified template, by DTensor's constructor, or by ``__tensor_unflatten__``."""
+    """Emits rewrapping: by a verified template, by DTensor's constructor, or by
+    ``__tensor_unflatten__``."""
 
-    def __init__(self, source: Source, examples: Examples, symbols: dict[Any, str], env: str) -> None:
+    def __init__(
+        self, source: Source, examples: Examples, symbols: dict[Any, str], env: str
+    ) -> None:
         """``env``: the expression of a dict with the values of symbols."""
         self.source, self.examples, self.symbols, self.env = source, examples, symbols, env
 
@@ -182,21 +234,37 @@ class Wrapper:
         if isinstance(spec, OpaqueSpec):
             return self.source.constant(spec.value, "opaque")
         if is_sized(spec):
-            out, bind, own = self.source.name("w"), self.source.bind, [next(leaves) for _ in range(leaf_count(spec))]
-            made = f"{bind('rebuild', rebuild)}({self.source.constant(spec, 'spec')}, iter(({tuple_code(own)})), "
+            out, bind, own = (
+                self.source.name("w"),
+                self.source.bind,
+                [next(leaves) for _ in range(leaf_count(spec))],
+            )
+            made = (
+                f"{bind('rebuild', rebuild)}({self.source.constant(spec, 'spec')}, "
+                f"iter(({tuple_code(own)})), "
+            )
             self.source.line(f"{out} = {made}{bind('evaluator', evaluator)}({self.env}))")
             return out
         inner = [(n, self.wrap(s, leaves)) for n, s in zip(spec.names, spec.inners, strict=True)]
         out = self.source.name("w")
-        if not self._by_shortcut(out, spec, dict(inner)) and not self._by_template(out, spec, inner):
+        if not self._by_shortcut(out, spec, dict(inner)) and not self._by_template(
+            out, spec, inner
+        ):
             self._by_unflatten(out, spec, inner)
         return out
 
     def _by_shortcut(self, out: str, spec: WrapperSpec, inner: dict[str, str]) -> bool:
-        construct, attribute = torch_api.shortcut_constructor(spec.cls), torch_api.context_shortcut(spec.cls)
+        construct, attribute = (
+            torch_api.shortcut_constructor(spec.cls),
+            torch_api.context_shortcut(spec.cls),
+        )
         if construct is None or attribute is None or spec.has_dynamic_size:
             return False
-        local = next(inner[n] for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec))
+        local = next(
+            inner[n]
+            for n, s in zip(spec.names, spec.inners, strict=True)
+            if not isinstance(s, OpaqueSpec)
+        )
         source = self.source
         known = source.constant(getattr(self.examples.make(spec), attribute), "spec")
         made = source.constant(construct, "construct")
@@ -211,9 +279,14 @@ class Wrapper:
         source = self.source
         source.bind("make_wrapper", torch_api.make_wrapper_subclass)
         parts = [source.constant(v) for v in (template.dtype, template.layout, template.device)]
-        outer = f"{source.constant(spec.size)}, {source.constant(spec.stride)}, {template.storage_offset}"
+        outer = (
+            f"{source.constant(spec.size)}, {source.constant(spec.stride)}, "
+            f"{template.storage_offset}"
+        )
         meta = f"{outer}, None, {', '.join(parts)}"
-        source.line(f"{out} = make_wrapper({source.constant(spec.cls, 'cls')}, {meta}, False, False)")
+        source.line(
+            f"{out} = make_wrapper({source.constant(spec.cls, 'cls')}, {meta}, False, False)"
+        )
         for name, value in template.constants:
             source.line(f"{out}.{name} = {source.constant(value)}")
         for name, local in inner:
@@ -253,11 +326,16 @@ def gradients_off(source: Source, is_needed: bool) -> Iterator[None]:
 
 def graph_call(source: Source, call: str, autocast: Any) -> str:
     """The line that runs a graph: the casts of autocast are in it."""
-    return f"with {source.bind('no_autocast', torch_api.disable_autocast)}(): {call}" if autocast else call
+    return (
+        f"with {source.bind('no_autocast', torch_api.disable_autocast)}(): {call}"
+        if autocast
+        else call
+    )
 
 
 def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
-    """Emit keeping the numbers among the outputs of the forward graph in ``call``; returns the symbols that they tell."""
+    """Emit keeping the numbers among the outputs of the forward graph in ``call``; returns the
+    symbols that they tell."""
     first, symbols = plan.results.forward_leaves, dict[Any, str]()
     if plan.results.size_outputs:
         source.line(f"call.sizes = o[{first}:{first + plan.results.size_outputs}]")
@@ -268,7 +346,8 @@ def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
 
 
 def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[str]:
-    """Expressions for the leaves that the forward returns, made objects of their own where they are none.
+    """Expressions for the leaves that the forward returns, made objects of their own where they are
+    none.
 
     ``leaves``: for those of the inputs, which a value may be made of.
     """
@@ -278,7 +357,11 @@ def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[
     for k in sorted((plan.results.detach_values | plan.results.shared.keys()) - spent):
         shared = plan.results.shared.get(k)
         value = (
-            f"o[{k}]" if shared is None else flat[shared.number] if shared.kind == "value" else leaves[shared.number]
+            f"o[{k}]"
+            if shared is None
+            else flat[shared.number]
+            if shared.kind == "value"
+            else leaves[shared.number]
         )
         own = "detach()" if shared is None else shared.kind
         source.line(f"d{k} = {value}{'' if own in ('input', 'value') else '.' + own}")
@@ -295,10 +378,13 @@ def wrapped(wrapper: Wrapper, plan: Plan, parts: Iterator[str]) -> list[str]:
     return values
 
 
-def tensor_checks(unwrapper: Unwrapper, values: dict[str, Tensor], symbols: dict[Any, str], env: str) -> None:
+def tensor_checks(
+    unwrapper: Unwrapper, values: dict[str, Tensor], symbols: dict[Any, str], env: str
+) -> None:
     """Check that all tensors are as their specs say.
 
-    ``values``: a real tensor for each local name, from which the C++ guard is made; ``env``: see `Wrapper`.
+    ``values``: a real tensor for each local name, from which the C++ guard is made; ``env``: see
+    `Wrapper`.
     """
     source, names, rows = unwrapper.source, dict[int, str](), list[tuple[str, Any, Path]]()
     paths = {name: path for name, _, path in unwrapper.tensors}
@@ -307,37 +393,62 @@ def tensor_checks(unwrapper: Unwrapper, values: dict[str, Tensor], symbols: dict
         if first == name:
             rows.append((name, spec, path))
         else:  # a leaf, or a wrapper inside of another, twice
-            source.check(f"if {name} is not {first}", repr(f"{path} is another tensor"), f"{path} is {paths[first]}")
+            source.check(
+                f"if {name} is not {first}",
+                repr(f"{path} is another tensor"),
+                f"{path} is {paths[first]}",
+            )
     if rows:
         sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec, _ in rows]
         strides = [[s if isinstance(s, int) else None for s in spec.stride] for _, spec, _ in rows]
-        check = source.constant(torch_api.tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check")
+        check = source.constant(
+            torch_api.tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check"
+        )
         given, shown = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
-        why = f"{source.bind('failed_tensor_guard', torch_api.failed_tensor_guard)}({check}, {shown!r}, {given})"
+        why = (
+            f"{source.bind('failed_tensor_guard', torch_api.failed_tensor_guard)}({check}, "
+            f"{shown!r}, {given})"
+        )
         source.check(f"if not {check}({given})", why, f"check_tensors({', '.join(shown)})")
     for name, spec, path in rows:  # sizes and strides are as the symbols say
         attributes = [(f"shape[{d}]", n) for d, n in enumerate(spec.size)]
-        for attribute, n in [*attributes, *[(f"stride({d})", n) for d, n in enumerate(spec.stride)]]:
+        for attribute, n in [
+            *attributes,
+            *[(f"stride({d})", n) for d, n in enumerate(spec.stride)],
+        ]:
             if isinstance(n, SizeExpr):
                 now, code = f"{name}.{attribute}", size_code(n, symbols)
                 why = f"{f'{path}.{attribute}: expected '!r} + f'{{{code}}}, got {{{now}}}'"
                 source.check(f"if {now} != {code}", why, f"{path}.{attribute} == {code}")
     for name, spec, path in unwrapper.sized:
-        alike = f"{source.bind('sized_alike', sized_alike)}({source.constant(spec, 'sized')}, {name}, {env})"
-        guard = f"{path} has the sizes of its symbols, and the context {torch_api.text_of(spec.context)}"
+        alike = (
+            f"{source.bind('sized_alike', sized_alike)}({source.constant(spec, 'sized')}, "
+            f"{name}, {env})"
+        )
+        guard = (
+            f"{path} has the sizes of its symbols, and the context "
+            f"{torch_api.text_of(spec.context)}"
+        )
         source.check(f"if not {alike}", repr(f"{path}: other sizes or another context"), guard)
 
 
 def sized_alike(spec: WrapperSpec, value: Tensor, env: Mapping[Any, Any]) -> bool:
-    """Is a value whose context, or sizes, are those of the call as its spec says? (Inner tensors have checks of their own.)"""
+    """Is a value whose context, or sizes, are those of the call as its spec says? (Inner tensors
+    have checks of their own.)"""
     names, inners, context = inner_values(value, VALUE)
     if names != spec.names or (value.dtype, value.device, value.requires_grad) != (
         *(spec.dtype, spec.device, spec.requires_grad),
     ):
         return False
-    opaque = [(i.value, v) for i, v in zip(spec.inners, inners, strict=True) if isinstance(i, OpaqueSpec)]
+    opaque = [
+        (i.value, v) for i, v in zip(spec.inners, inners, strict=True) if isinstance(i, OpaqueSpec)
+    ]
     expected = map_sizes(spec.context, lambda n: evaluate(n, env))
-    besides = without_outer(context, tuple(value.shape), tuple(value.stride())) if spec.has_dynamic_size else context
+    besides = (
+        without_outer(context, tuple(value.shape), tuple(value.stride()))
+        if spec.has_dynamic_size
+        else context
+    )
     alike = same_context(expected, besides) or same_context(expected, context)
     return alike and all(same_context(known, now) for known, now in opaque)
 
@@ -348,7 +459,11 @@ def metadata_checks(source: Source, row: InputPlan, name: str) -> None:
         if fact == "grad":
             source.bind("gradient_of", gradient_of)
         failed = f"{'not ' if known else ''}{fact_code(fact, name)}"
-        source.check(f"if {failed}", repr(f"{row.path}: expected {fact} = {known}"), f"{row.path}.{fact} == {known}")
+        source.check(
+            f"if {failed}",
+            repr(f"{row.path}: expected {fact} = {known}"),
+            f"{row.path}.{fact} == {known}",
+        )
 
 
 def symbol_lines(

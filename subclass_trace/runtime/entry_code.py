@@ -1,7 +1,7 @@
 """Generated source for one specialization: guard, unwrap, call, rewrap, straight down.
 
-An entry is ``(args, kwargs) -> result``, or `MISS` when a check fails; a function made of the same lines says which.
-Print ``specialization.source`` to read it.
+An entry is ``(args, kwargs) -> result``, or `MISS` when a check fails; a function made of the same
+lines says which. Print ``specialization.source`` to read it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _places_of(plan: Plan) -> list[Place]:
     return found + [entry.place for recipe in recipes for entry in entries_in(recipe)]
 
 
-#: the entry, the source that it was made from, and the function that says why it misses (None: it does not)
+#: the entry, the source that it was made from, and the function that says why it misses (None: it
+# does not)
 Emitted: TypeAlias = tuple[Callable[..., Any], Source, Callable[..., Reason | None]]
 
 
@@ -79,7 +80,8 @@ class EntryEmitter:
     """The entry of a region.
 
     Args:
-        state: guards of Python state, which find the flat arguments; ``ambient``: the state of the thread.
+        state: guards of Python state, which find the flat arguments; ``ambient``: the state of the
+        thread.
     """
 
     def __init__(self, program: Program, ambient: Ambient, state: StateGuards) -> None:
@@ -130,7 +132,8 @@ class EntryEmitter:
         s.line("return result")
 
     def _ambient(self) -> None:
-        """Thread state; modes and transforms around the call lead to the slow path, which decides what to do."""
+        """Thread state; modes and transforms around the call lead to the slow path, which decides
+        what to do."""
         s, a = self.source, self.ambient
         devices, autocast = s.constant(a.devices, "devices"), s.constant(a.autocast, "autocast")
         parts = [
@@ -143,7 +146,8 @@ class EntryEmitter:
             if a.devices
             else f"{s.bind('function_modes', torch_api.function_stack_length)}()",
             f"{s.bind('forward_ad', torch_api.forward_ad)}._current_level >= 0",
-            f"{s.bind('deterministic', torch_api.deterministic_algorithms)}() is not {a.deterministic}",
+            f"{s.bind('deterministic', torch_api.deterministic_algorithms)}() is not "
+            f"{a.deterministic}",
             f"{s.bind('default_dtype', torch.get_default_dtype)}() is not {s.constant(a.dtype)}",
             f"{s.bind('autocast_state', torch_api.autocast_state)}() != {autocast}"
             if a.autocast
@@ -151,7 +155,9 @@ class EntryEmitter:
         ]
         if a.dtensor is not None:
             parts.append(
-                torch_api.other_dtensor_modes_code(s.bind("dtensor", torch_api.dtensor_dispatcher()), a.dtensor)
+                torch_api.other_dtensor_modes_code(
+                    s.bind("dtensor", torch_api.dtensor_dispatcher()), a.dtensor
+                )
             )
         if a.attention is not None:
             parts.append(torch_api.other_attention_code(a.attention, s.bind))
@@ -168,41 +174,70 @@ class EntryEmitter:
                 names.append(f"g{number}")
                 others = f"{s.bind('gradient_of', gradient_of)}({owner})"
                 s.line(f"{names[-1]} = {owner}.grad if {owner}.is_leaf else {others}")
-                s.check(f"if {names[-1]} is None", repr(f"{row.path} is None"), f"{row.path} is not None")
+                s.check(
+                    f"if {names[-1]} is None",
+                    repr(f"{row.path} is None"),
+                    f"{row.path} is not None",
+                )
             else:
                 names.append(flat[row.position])
             self.values[names[-1]] = self.real_inputs[number]
         return names
 
     def _unwrap(self, inputs: Sequence[str]) -> list[str]:
-        """A local name for each dense leaf. (One in several places must be one tensor: see `tensor_checks`.)"""
+        """A local name for each dense leaf. (One in several places must be one tensor: see
+        `tensor_checks`.)"""
         table: dict[int, str] = {}
         unwrapper = self.unwrapper
         for row, name in zip(self.plan.inputs.rows, inputs, strict=True):
-            for place, leaf in zip(row.leaves, unwrapper.unwrap(name, row.spec, row.path), strict=True):
+            for place, leaf in zip(
+                row.leaves, unwrapper.unwrap(name, row.spec, row.path), strict=True
+            ):
                 table.setdefault(place, leaf)
         return [table[k] for k in range(self.plan.inputs.leaf_count)]
 
     def _differentiated(self) -> list[torch.Tensor]:
         """The inputs that require grad, as they are in the call that was traced."""
-        return [x for row, x in zip(self.plan.inputs.rows, self.real_inputs, strict=True) if row.requires_grad]
+        return [
+            x
+            for row, x in zip(self.plan.inputs.rows, self.real_inputs, strict=True)
+            if row.requires_grad
+        ]
 
-    def _other_conditions(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
-        """What, besides the checks of each value, tells that the specialization does not serve the call."""
+    def _other_conditions(
+        self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]
+    ) -> None:
+        """What, besides the checks of each value, tells that the specialization does not serve the
+        call."""
         s, plan = self.source, self.plan
         for c in plan.inputs.conditions:
-            s.check(f"if not {torch_api.expression_source(c, symbols)}", repr(f"sizes: not {c}"), str(c))
+            s.check(
+                f"if not {torch_api.expression_source(c, symbols)}", repr(f"sizes: not {c}"), str(c)
+            )
         for row, name in zip(plan.inputs.rows, inputs, strict=True):
             metadata_checks(s, row, name)
-        asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs.rows, inputs, strict=True) if row.requires_grad]
+        asks = [
+            (name, row.grad_dtype)
+            for row, name in zip(plan.inputs.rows, inputs, strict=True)
+            if row.requires_grad
+        ]
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
-            found, of = s.bind("grad_dtypes", torch_api.grad_dtypes), tuple_code([name for name, _ in asks])
+            found, of = (
+                s.bind("grad_dtypes", torch_api.grad_dtypes),
+                tuple_code([name for name, _ in asks]),
+            )
             failed = f"if {found}(({of})) != {known}"
             if torch_api.ask_no_class(self._differentiated()):
-                leaf, asked = s.bind("is_leaf", torch_api.is_leaf), s.bind("asked", torch_api.asked_grad_dtype)
+                leaf, asked = (
+                    s.bind("is_leaf", torch_api.is_leaf),
+                    s.bind("asked", torch_api.asked_grad_dtype),
+                )
                 s.line(f"i = ({of})")
-                failed = f"if (False in map({leaf}, i) or (*map({asked}, i),) != {known}) and {found}(i) != {known}"
+                failed = (
+                    f"if (False in map({leaf}, i) or (*map({asked}, i),) != {known}) and "
+                    f"{found}(i) != {known}"
+                )
             s.check(failed, "'another grad_dtype'", "grad_dtype of the inputs is the same")
         if plan.inputs.offsets_matter:
             offsets: dict[int, Any] = {}
@@ -218,16 +253,25 @@ class EntryEmitter:
         if plan.inputs.alias is not None:
             check = s.bind("alias_check", alias_check(plan.inputs.alias))
             failed = f"if not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))"
-            s.check(failed, "'the inputs share memory in another way'", "the inputs share memory as they did")
+            s.check(
+                failed,
+                "'the inputs share memory in another way'",
+                "the inputs share memory as they did",
+            )
 
-    # ---------------------------------------------------------------- running
+    # ---- running
     def _run(
-        self, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]
+        self,
+        flat: Sequence[str],
+        inputs: Sequence[str],
+        leaves: Sequence[str],
+        symbols: dict[Any, str],
     ) -> list[str]:
         """Emit the call; returns an expression for each flat output."""
         s, plan = self.source, self.plan
         primals = [
-            leaves[p.leaf] if isinstance(p, LeafPrimal) else size_code(p.size, symbols) for p in plan.inputs.primals
+            leaves[p.leaf] if isinstance(p, LeafPrimal) else size_code(p.size, symbols)
+            for p in plan.inputs.primals
         ]
         s.line(f"p = [{', '.join(primals)}]")
         env = self._env(symbols)
@@ -240,7 +284,9 @@ class EntryEmitter:
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.keep_versions()
         values = (
-            self._infer(symbols, env, leaves) if not plan.trains or plan.gradients.by_autograd else self._train(inputs)
+            self._infer(symbols, env, leaves)
+            if not plan.trains or plan.gradients.by_autograd
+            else self._train(inputs)
         )
         delivery.write(values, grad=self.ambient.grad, inference=self.ambient.inference)
         results: list[str] = []
@@ -277,13 +323,18 @@ class EntryEmitter:
             named = [n for step in o.steps for n in pytree.tree_leaves((step.args, step.kwargs))]
             sizes = f", {env}" if any(isinstance(n, (SizeExpr, RaggedSize)) for n in named) else ""
             given = (
-                f"{s.constant(steps_of(o), 'view')}, {o.requires_grad}, {(inputs if o.of_input else values)[o.base]}"
+                f"{s.constant(steps_of(o), 'view')}, {o.requires_grad}, "
+                f"{(inputs if o.of_input else values)[o.base]}"
             )
             return f"{s.bind('replay_view', replay_view)}({given}{sizes})"
         if isinstance(o, ValueOutput) and o.parameter:
             return f"{s.bind('Parameter', torch.nn.Parameter)}({values[o.value]}, False)"
         if isinstance(o, ValueOutput):
-            return f"{s.bind('protected', protected)}({values[o.value]})" if o.protected else values[o.value]
+            return (
+                f"{s.bind('protected', protected)}({values[o.value]})"
+                if o.protected
+                else values[o.value]
+            )
         assert isinstance(o, SizeOutput)
         return f"call.sizes[{o.index}]"
 
@@ -323,5 +374,12 @@ class EntryEmitter:
             check.line("return True")
             paths, same = [path for *_, path in changing], check.build("same", "contexts")
             watch = s.bind("watch_contexts", watch_contexts)
-            s.line(f"{watch}({s.held(same, 'same')}, ({tuple_code(names)}), {s.held(paths, 'paths')}, v)")
-        return [f"v[{k}]" for k in range(len(plan.results.values))] if len(plan.results.values) != 1 else ["v"]
+            s.line(
+                f"{watch}({s.held(same, 'same')}, ({tuple_code(names)}), "
+                f"{s.held(paths, 'paths')}, v)"
+            )
+        return (
+            [f"v[{k}]" for k in range(len(plan.results.values))]
+            if len(plan.results.values) != 1
+            else ["v"]
+        )

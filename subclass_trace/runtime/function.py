@@ -36,7 +36,8 @@ def run_backward(
         return [None] * backwards.inputs, None
     if any(map(torch_api.is_batched, tangents)) and not backwards.takes_batches:
         raise UnsupportedError(
-            "the backward of a region with wrappers, or of a compiler, gets several gradients at once",
+            "the backward of a region with wrappers, or of a compiler, gets several gradients at "
+            "once",
             expected="one gradient, or a region of dense tensors with backend='eager'",
             got="is_grads_batched=True, or a vectorized jacobian",
             fix="call the backward once for each",
@@ -54,7 +55,11 @@ def run_backward(
 
 
 def _with_history(
-    entry: CompiledBackward, ctx: Any, saved: dict[str, Any], tangents: Sequence[Tensor | None], env: Env
+    entry: CompiledBackward,
+    ctx: Any,
+    saved: dict[str, Any],
+    tangents: Sequence[Tensor | None],
+    env: Env,
 ) -> Sequence[Tensor | None]:
     """Gradients that can be differentiated."""
     present = [(t, spec) for t, spec in zip(tangents, entry.tangents, strict=True) if t is not None]
@@ -62,22 +67,27 @@ def _with_history(
     leaves = [leaf for t, _ in present for leaf in leaves_of(t)]
     found = entry.run(saved, leaves, env)
     kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
-    grads = [None if g is None or source is not None else g for g, source in zip(found, entry.passed, strict=True)]
+    grads = [
+        None if g is None or source is not None else g
+        for g, source in zip(found, entry.passed, strict=True)
+    ]
     views = [k for k, g in enumerate(grads) if g is not None and g._is_view()]
     for k in views:  # a Function's own views cannot be written
         grads[k] = grads[k].detach()  # type: ignore[union-attr]
     watched = (*ctx.watched, *watch([t for t, _ in present if is_traceable(t)]))
-    made: Sequence[Any] = torch_api.apply_function(DifferentiableBackward, entry, env, kept, grads, watched, *tracked)
+    made: Sequence[Any] = torch_api.apply_function(
+        DifferentiableBackward, entry, env, kept, grads, watched, *tracked
+    )
     return [g.view_as(g) if k in views else g for k, g in enumerate(made)]
 
 
-# ---------------------------------------------------------------------------------------------- where a node leads to
+# ---- where a node leads to
 class Edge(torch.autograd.Function):
     """A tensor without memory of its own that has the history, and the metadata, of another one.
 
-    A backward that is differentiated twice leads where the inputs of the region came from. The node of the region knows
-    that; a tensor with such a history keeps nobody's values alive, and what is written to the input later, which gives it
-    another history, does not concern it.
+    A backward that is differentiated twice leads where the inputs of the region came from. The node
+    of the region knows that; a tensor with such a history keeps nobody's values alive, and what is
+    written to the input later, which gives it another history, does not concern it.
     """
 
     @staticmethod
@@ -95,7 +105,8 @@ class Edge(torch.autograd.Function):
 
 
 def edges(inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """What a node keeps of its inputs: an `Edge` for each, or None for a leaf, which the node knows (`edges_of`)."""
+    """What a node keeps of its inputs: an `Edge` for each, or None for a leaf, which the node knows
+    (`edges_of`)."""
     if torch_api.are_plain_leaves(inputs) or False not in (leaves := torch_api.are_leaves(inputs)):
         return (None,) * len(inputs)
     with torch.enable_grad():
@@ -116,7 +127,8 @@ def edges_of(ctx: Any) -> list[Tensor]:
         x = kept if kept is not None else getattr(node, "variable", None)
         if x is None or not x.requires_grad:
             raise UnsupportedError(
-                "a backward is differentiated twice, after an input of the region was detached in place",
+                "a backward is differentiated twice, after an input of the region was detached "
+                "in place",
                 expected="inputs that require grad, as in the call",
                 got=f"number {len(found)} of those that get a gradient, which does not",
                 fix="detach a clone of it, or do it inside of the region",
@@ -125,30 +137,35 @@ def edges_of(ctx: Any) -> list[Tensor]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------- what is saved
-# Autograd keeps what the backward reads, and compares its versions (``save_for_backward``). Operations on a wrapper do not move
-# the counters of its leaves: ``ctx.watched`` has the versions of wrappers of which a leaf is saved, behind weak references: one
-# that nobody holds is not written.
+# ---- what is saved
+# Autograd keeps what the backward reads, and compares its versions (``save_for_backward``).
+# Operations on a wrapper do not move the counters of its leaves: ``ctx.watched`` has the versions
+# of wrappers of which a leaf is saved, behind weak references: one that nobody holds is not
+# written.
 def watch(values: Sequence[Tensor]) -> tuple[tuple[Any, int], ...]:
     """References to wrappers, which keep none of them alive, with their versions."""
     return tuple([(weakref.ref(t), t._version) for t in values if not t.is_inference()])
 
 
 def check_watched(ctx: Any) -> None:
-    """Raise what autograd raises if a wrapper of which a leaf is saved was written since `watch`."""
+    """Raise what autograd raises if a wrapper of which a leaf is saved was written since
+    `watch`."""
     for reference, version in ctx.watched:
         t = reference()
         if t is not None and t._version != version:
             kind = f"a {t.dtype} {type(t).__qualname__} of shape {[*t.shape]}".replace("torch.", "")
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{kind} whose inner tensor the backward reads, was written after the forward. Write to a clone of it."
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: "
+                f"{kind} whose inner tensor the backward reads, was written after the forward. "
+                "Write to a clone of it."
             )
 
 
-# ---------------------------------------------------------------------------------------------- Functions
+# ---- Functions
 class DifferentiableBackward(torch.autograd.Function):
-    """The backward as a differentiable region. Its own backward is traced from the tape of the backward when it runs."""
+    """The backward as a differentiable region. Its own backward is traced from the tape of the
+    backward when it runs."""
 
     @staticmethod
     def forward(
@@ -163,9 +180,10 @@ class DifferentiableBackward(torch.autograd.Function):
         """The gradients.
 
         Args:
-            kept: what the next backward may read: saved values, and leaves of tangents, by their names.
-            watched: wrappers of which a leaf is among that, see `watch`.
-            tracked: what the gradients are differentiated for, the region's inputs and then tangents.
+            kept: what the next backward may read: saved values, and leaves of tangents, by their
+            names. watched: wrappers of which a leaf is among that, see `watch`.
+            tracked: what the gradients are differentiated for, the region's inputs and then
+            tangents.
         """
         ctx.set_materialize_grads(False)
         ctx.entry, ctx.env, ctx.watched, ctx.edges = entry, env, watched, edges(tracked)
@@ -193,12 +211,15 @@ class DifferentiableBackward(torch.autograd.Function):
 
 
 def with_reason(error: RuntimeError) -> RuntimeError:
-    """The error that saved values are freed, where eager mode may have nodes that nobody has used."""
+    """The error that saved values are freed, where eager mode may have nodes that nobody has
+    used."""
     if not torch_api.says_spent(error, freed=True):
         return error
     return RuntimeError(
-        f"{error}\nA compiled region is one node: all its results have one backward. Detach what is kept from call to call "
-        "(`self.total = self.total + loss.detach()`), and call backward once for the sum of the results."
+        f"{error}\nA compiled region is one node: all its results have one backward. Detach what "
+        "is kept from call to call "
+        "(`self.total = self.total + loss.detach()`), and call backward once for the sum of the "
+        "results."
     )
 
 

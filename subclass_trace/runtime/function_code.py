@@ -1,7 +1,8 @@
 """Generated ``autograd.Function`` of one specialization: straight-line forward and backward.
 
-The straight-line backward of a `CompiledBackward` is written when it has run once, by `function.run_backward`, for such
-tangents. What is rare (double backward, batched tangents) is run there in each call.
+The straight-line backward of a `CompiledBackward` is written when it has run once, by
+`function.run_backward`, for such tangents. What is rare (double backward, batched tangents) is run
+there in each call.
 """
 
 from __future__ import annotations
@@ -58,21 +59,30 @@ class FunctionEmitter:
         """``quiet``: no class is asked for an attribute of the inputs that require grad."""
         self.quiet = quiet
         assert program.backwards is not None
-        self.program, self.plan, self.ambient, self.examples = program, program.plan, ambient, examples
+        self.program, self.plan, self.ambient, self.examples = (
+            program,
+            program.plan,
+            ambient,
+            examples,
+        )
         self.backwards = program.backwards
         self.takes_call = needs_call(self.plan) or self.backwards.keeps_call
         self.paths: tuple[Callable[..., Any], ...] = ()
         self._known: list[CompiledBackward] = []  # those that have a path, or can have none
 
     def emit(self) -> type[torch.autograd.Function]:
-        """The Function: ``apply(graph inputs, *differentiated inputs)``, after the first the `Call` if `needs_call`."""
-        members: dict[str, Any] = {"forward": staticmethod(self._forward()), "backward": staticmethod(self._backward())}
+        """The Function: ``apply(graph inputs, *differentiated inputs)``, after the first the `Call`
+        if `needs_call`."""
+        members: dict[str, Any] = {
+            "forward": staticmethod(self._forward()),
+            "backward": staticmethod(self._backward()),
+        }
         members["program"] = self.program  # compiled autograd finds the backward graph there
         function = type("RegionFunction", (torch.autograd.Function,), members)
         torch_api.call_backward_directly(function)
         return function
 
-    # ---------------------------------------------------------------- forward
+    # ---- forward
     def _forward(self) -> Callable[..., Any]:
         s, plan = Source(), self.plan
         s.bind("graph", self.program.forward)
@@ -83,12 +93,17 @@ class FunctionEmitter:
         for symbol, name in symbols.items():
             s.line(f"{name} = call.env[{s.constant(symbol, 'symbol')}]")
         symbols |= sizes_of_outputs(s, plan)
-        flat = detached_outputs(s, plan, [f"call.leaves[{k}]" for k in range(plan.inputs.leaf_count)])
+        flat = detached_outputs(
+            s, plan, [f"call.leaves[{k}]" for k in range(plan.inputs.leaf_count)]
+        )
         self._save(s, plan.results.forward_leaves + plan.results.size_outputs)
         found = f"{s.bind('edges', edges)}(inputs)"
         if self.quiet:
             none = s.constant((None,) * len(plan.gradients.differentiated))
-            found = f"{found} if False in map({s.bind('is_leaf', torch_api.is_leaf)}, inputs) else {none}"
+            found = (
+                f"{found} if False in map({s.bind('is_leaf', torch_api.is_leaf)}, inputs) "
+                f"else {none}"
+            )
         s.line(f"ctx.edges = {found}")
         if symbols:
             s.line("ctx.env = call.env")
@@ -124,9 +139,13 @@ class FunctionEmitter:
         place = {number: f"inputs[{k}]" for k, number in enumerate(plan.gradients.differentiated)}
         names = [place.get(i, f"call.inputs[{i}]") for i in plan.gradients.watched_inputs]
         names += [f"v{k}" for k in plan.gradients.watched_values]
-        s.line(f"ctx.watched = {s.bind('watch', watch)}(({tuple_code(names)}))" if names else "ctx.watched = ()")
+        s.line(
+            f"ctx.watched = {s.bind('watch', watch)}(({tuple_code(names)}))"
+            if names
+            else "ctx.watched = ()"
+        )
 
-    # ---------------------------------------------------------------- backward
+    # ---- backward
     def _backward(self) -> Callable[..., Any]:
         s = Source()
         names = "".join(f"g{k}, " for k in range(len(self.plan.results.values)))
@@ -134,7 +153,9 @@ class FunctionEmitter:
         s.depth = 1
         if any(row.is_tensor for row in self.plan.gradients.saved):
             s.line("try: saved = list(ctx.saved_tensors)")
-            s.line(f"except RuntimeError as error: raise {s.bind('with_reason', with_reason)}(error)")
+            s.line(
+                f"except RuntimeError as error: raise {s.bind('with_reason', with_reason)}(error)"
+            )
             s.line("ctx.maybe_clear_saved_tensors()  # unless the graph is retained")
         else:
             s.line("saved = []")
@@ -153,12 +174,16 @@ class FunctionEmitter:
         rows = self.plan.gradients.saved
         values, numbers = saved[::-1], getattr(ctx, "numbers", None) or (None,) * len(rows)
         saved.clear()
-        named = {row.name: values.pop() if row.is_tensor else n for row, n in zip(rows, numbers, strict=True)}
+        named = {
+            row.name: values.pop() if row.is_tensor else n
+            for row, n in zip(rows, numbers, strict=True)
+        }
         tangents = [grads[k] for k in self.plan.gradients.differentiable]
         result, entry = run_backward(self.backwards, ctx, named, tangents)
         if entry is not None and entry not in self._known and len(self.paths) < policy.POLICY.paths:
             odd = any(
-                t is not None and (torch_api.is_batched(t) or any(map(torch_api.is_lazy, leaves_of(t))))
+                t is not None
+                and (torch_api.is_batched(t) or any(map(torch_api.is_lazy, leaves_of(t))))
                 for t in tangents
             )
             if not odd and not entry.when.create_graph and not entry.when.autocast:
@@ -173,25 +198,47 @@ class FunctionEmitter:
         return symbols | {symbol: f"z_{symbol}" for symbol, _ in self.plan.results.unbacked}
 
     def _told(self, entry: CompiledBackward) -> dict[Any, tuple[int, int]]:
-        """Symbols that the tangents alone tell, see `with_unbacked`: number of a leaf, dimension."""
+        """Symbols that the tangents alone tell, see `with_unbacked`: number of a leaf,
+        dimension."""
         leaves = [leaf for spec in entry.tangents if spec is not None for leaf in spec_leaves(spec)]
         places = [(n, (k, d)) for k, leaf in enumerate(leaves) for d, n in enumerate(leaf.size)]
-        told = {n.expr: place for n, place in places[::-1] if isinstance(n, SizeExpr) and n.expr.is_Symbol}
+        told = {
+            n.expr: place
+            for n, place in places[::-1]
+            if isinstance(n, SizeExpr) and n.expr.is_Symbol
+        }
         return {symbol: place for symbol, place in told.items() if symbol not in self._symbols()}
 
     def _unknown_sizes(self, entry: CompiledBackward) -> bool:
         """Are there symbols that nothing tells?"""
-        sizes = (n for spec in (*entry.tangents, *entry.grads) if spec is not None for n in sizes_in(spec))
+        sizes = (
+            n
+            for spec in (*entry.tangents, *entry.grads)
+            if spec is not None
+            for n in sizes_in(spec)
+        )
         known = {*self._symbols(), *self._told(entry)}
-        return not {s for n in sizes if isinstance(n, SizeExpr) for s in n.expr.free_symbols} <= known
+        return (
+            not {s for n in sizes if isinstance(n, SizeExpr) for s in n.expr.free_symbols} <= known
+        )
 
     def _path(self, entry: CompiledBackward, given: Sequence[Tensor | None]) -> Callable[..., Any]:
-        """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not those of ``entry``, as ``given`` are."""
+        """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not those of
+        ``entry``, as ``given`` are."""
         s, symbols = Source("None"), self._symbols()
-        names, env = [f"g{k}" for k in self.plan.gradients.differentiable], "ctx.env" if symbols else "{}"
-        unwrapper = Unwrapper(s, {name: t for name, t in zip(names, given, strict=True) if t is not None})
+        names, env = (
+            [f"g{k}" for k in self.plan.gradients.differentiable],
+            "ctx.env" if symbols else "{}",
+        )
+        unwrapper = Unwrapper(
+            s, {name: t for name, t in zip(names, given, strict=True) if t is not None}
+        )
         leaves: list[str] = []
-        with tried(s, f"def backward(ctx, saved, {''.join(f'g{k}, ' for k in range(len(self.plan.results.values)))}):"):
+        with tried(
+            s,
+            "def backward(ctx, saved, "
+            f"{''.join(f'g{k}, ' for k in range(len(self.plan.results.values)))}):",
+        ):
             self._circumstances(s, entry, symbols)
             for name, spec in zip(names, entry.tangents, strict=True):
                 if spec is None:
@@ -202,21 +249,35 @@ class FunctionEmitter:
                 symbols[symbol] = f"t_{symbol}"
                 s.line(f"t_{symbol} = {leaves[k]}.shape[{d}]")
             if entry.when.conditions:
-                hold = " and ".join(f"({torch_api.expression_source(c, symbols)})" for c in entry.when.conditions)
+                hold = " and ".join(
+                    f"({torch_api.expression_source(c, symbols)})" for c in entry.when.conditions
+                )
                 s.line(f"if not ({hold}): return None")
             # Of any strides: they are brought to those that the graph was traced for.
             tensors = unwrapper.tensors
-            tensors[:] = [(n, replace(t, stride=(None,) * len(t.size)), path) for n, t, path in tensors]  # type: ignore[union-attr]
+            tensors[:] = [
+                (n, replace(t, stride=(None,) * len(t.size)), path) for n, t, path in tensors
+            ]  # type: ignore[union-attr]
             tensor_checks(unwrapper, unwrapper.examples, symbols, env)
-        # Under names of their own: a dense leaf may be brought to other strides, and its name goes before the graph runs.
-        handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] == "tangent"}
+        # Under names of their own: a dense leaf may be brought to other strides, and its name goes
+        # before the graph runs.
+        handed = {
+            source: f"h{k}"
+            for k, source in enumerate(entry.passed)
+            if source and source[0] == "tangent"
+        }
         for (_, place), name in handed.items():
             s.line(f"{name} = {names[place]}")
-        wanted = [leaf.stride for spec in entry.tangents if spec is not None for leaf in spec_leaves(spec)]
+        wanted = [
+            leaf.stride for spec in entry.tangents if spec is not None for leaf in spec_leaves(spec)
+        ]
         for name, stride in zip(leaves, wanted, strict=True):
             if stride:
                 code = sizes_code(stride, symbols)
-                s.line(f"if {name}.stride() != {code}: {name} = {s.bind('fit_strides', fit_strides)}({name}, {code})")
+                s.line(
+                    f"if {name}.stride() != {code}: {name} = "
+                    f"{s.bind('fit_strides', fit_strides)}({name}, {code})"
+                )
         s.line(f"p = [{', '.join(self._arguments(entry, leaves, symbols))}]")
         s.line("saved.clear()  # who called holds the list")
         s.line(f"del {', '.join(dict.fromkeys([*leaves, *names]))}")
@@ -241,12 +302,18 @@ class FunctionEmitter:
         for symbol, name in symbols.items():
             s.line(f"{name} = ctx.env[{s.constant(symbol, 'symbol')}]")
 
-    def _arguments(self, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]) -> list[str]:
+    def _arguments(
+        self, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]
+    ) -> list[str]:
         """The inputs of the backward graph."""
         rows = self.plan.gradients.saved
         tensors = [row.name for row in rows if row.is_tensor]
         given: dict[tuple[str, Any], str] = {}
-        given |= {("saved", row.name): f"ctx.numbers[{k}]" for k, row in enumerate(rows) if not row.is_tensor}
+        given |= {
+            ("saved", row.name): f"ctx.numbers[{k}]"
+            for k, row in enumerate(rows)
+            if not row.is_tensor
+        }
         given |= {("saved", name): f"saved[{k}]" for k, name in enumerate(tensors)}
         given |= {("size", symbol): name for symbol, name in symbols.items()}
         given |= {("tangent", k): name for k, name in enumerate(leaves)}
@@ -255,9 +322,13 @@ class FunctionEmitter:
             args[: len(tensors)] = ["*saved"]
         return args
 
-    def _grads(self, entry: CompiledBackward, handed: dict[Any, str], wrapper: Wrapper) -> list[str]:
+    def _grads(
+        self, entry: CompiledBackward, handed: dict[Any, str], wrapper: Wrapper
+    ) -> list[str]:
         """Emit making the gradients of the outputs ``r``, or handing on the very tangents."""
-        parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
+        parts = iter(
+            [f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))]
+        )
         grads: list[str] = []
         for made, source in zip(entry.grads, entry.passed, strict=True):
             own = [next(parts) for _ in range(0 if made is None else leaf_count(made))]

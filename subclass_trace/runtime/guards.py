@@ -1,4 +1,5 @@
-"""The state of the thread around a call: what decides a trace, which `entry_code` compares, and what has a call run eagerly."""
+"""The state of the thread around a call: what decides a trace, which `entry_code` compares, and
+what has a call run eagerly."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from ..errors import Reason
 
 @dataclass(frozen=True)
 class Ambient:
-    """Thread state that decides a trace: grad mode, inference mode, autocast, determinism, defaults."""
+    """Thread state that decides a trace: grad mode, inference mode, autocast, determinism,
+    defaults."""
 
     grad: bool
     inference: bool
@@ -22,8 +24,12 @@ class Ambient:
     deterministic: bool
     dtype: torch.dtype
     devices: tuple[torch.device, ...] = ()  # default devices
-    dtensor: torch_api.DTensorModes | None = field(default=None, compare=False)  # compared where a trace met a DTensor
-    attention: torch_api.AttentionKernels | None = field(default=None, compare=False)  # where it met attention
+    dtensor: torch_api.DTensorModes | None = field(
+        default=None, compare=False
+    )  # compared where a trace met a DTensor
+    attention: torch_api.AttentionKernels | None = field(
+        default=None, compare=False
+    )  # where it met attention
 
     @staticmethod
     def now() -> Ambient:
@@ -44,13 +50,19 @@ class Ambient:
         rows = [(f.name, getattr(self, f.name), getattr(now, f.name)) for f in fields(self)]
         changed = [row for row in rows if row[1] != row[2] and row[1] is not None]
         why = ", ".join(f"{name}: expected {was}, got {got}" for name, was, got in changed)
-        return Reason(f"the state of the thread: {why}", " and ".join(f"{name} == {was}" for name, was, _ in changed))
+        return Reason(
+            f"the state of the thread: {why}",
+            " and ".join(f"{name} == {was}" for name, was, _ in changed),
+        )
 
 
 #: what would not see, or would not be served by, a compiled graph
 _AROUND: tuple[tuple[Callable[[], object], str], ...] = (
     (torch_api.eager_is_forced, "torch.compiler.set_stance('force_eager') is active"),
-    (torch_api.functorch_active, "a functorch transform (vmap, grad, jvp) is active around the call"),
+    (
+        torch_api.functorch_active,
+        "a functorch transform (vmap, grad, jvp) is active around the call",
+    ),
     (torch_api.forward_ad_active, "a forward-mode AD level is active around the call"),
     (torch_api.dispatch_stack_length, "a __torch_dispatch__ mode is active around the call"),
     (torch_api.function_modes_active, "a __torch_function__ mode is active around the call"),

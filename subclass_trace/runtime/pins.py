@@ -1,8 +1,9 @@
 """What of some guards stands still between calls, compared in one go.
 
-The versions of all dicts and classes that decided the trace, the classes of the objects, and what no version tells, are pinned:
-lists of objects, a function of C that is mapped over them, and what it gave. Generated code maps it again and compares. Where
-something differs, the rows that it may concern are compared, and what stands there now is pinned.
+The versions of all dicts and classes that decided the trace, the classes of the objects, and what
+no version tells, are pinned: lists of objects, a function of C that is mapped over them, and what
+it gave. Generated code maps it again and compares. Where something differs, the rows that it may
+concern are compared, and what stands there now is pinned.
 """
 
 from __future__ import annotations
@@ -34,29 +35,50 @@ _NEW: Any = object()
 _KEY = operator.attrgetter("key")
 
 
-_FROZEN = (types.MethodType, property, staticmethod, classmethod, types.BuiltinFunctionType, types.MethodWrapperType)
+_FROZEN = (
+    types.MethodType,
+    property,
+    staticmethod,
+    classmethod,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+)
 
 
-#: kinds of rows of which Python code compares something; of which anything is pinned besides the object
+#: kinds of rows of which Python code compares something; of which anything is pinned besides the
+# object
 _FACTS = frozenset(("raw", "exact", "based", "hooks"))
 _PINNED = frozenset((*_FACTS, "func", "len", "keys", "truth", "set", "type"))
 
 
 class Pins:
-    """The pins of some guards, as the last call has found them. Generated code has these very lists.
+    """The pins of some guards, as the last call has found them. Generated code has these very
+    lists.
 
     Attributes:
-        batches: what C code compares; ``empty``: dicts that have to stay so; ``facts``: what only Python code compares.
-        things: what stands at the places `places`: the tensors, and what is written or compared in each call.
+        batches: what C code compares; ``empty``: dicts that have to stay so; ``facts``: what only
+        Python code compares. things: what stands at the places `places`: the tensors, and what is
+        written or compared in each call.
     """
 
-    def __init__(self, guards: StateGuards, written: Sequence[Place] = (), *, sure: bool = True) -> None:
-        """``sure``: what stands there now meets the rows; else they are compared before the pins are used."""
+    def __init__(
+        self, guards: StateGuards, written: Sequence[Place] = (), *, sure: bool = True
+    ) -> None:
+        """``sure``: what stands there now meets the rows; else they are compared before the pins
+        are used."""
         self.guards, self.rows = guards, guards.fixed
-        wanted = [*guards.flat, *written, *(p for row in guards.moving for p in (row.place, *others_of(row)))]
-        self.places: tuple[Place, ...] = tuple(dict.fromkeys(p for p in wanted if not p.moves and not p.late))
+        wanted = [
+            *guards.flat,
+            *written,
+            *(p for row in guards.moving for p in (row.place, *others_of(row))),
+        ]
+        self.places: tuple[Place, ...] = tuple(
+            dict.fromkeys(p for p in wanted if not p.moves and not p.late)
+        )
         self.empty: list[Any] = []
-        self.facts: list[tuple[Callable[..., Any], Any, Any, Any]] = []  # reader, of what, key, what it gives
+        self.facts: list[
+            tuple[Callable[..., Any], Any, Any, Any]
+        ] = []  # reader, of what, key, what it gives
         self.things: list[Any] = []
         self.batches = batches()
         self._compared: set[str] = set()
@@ -75,9 +97,10 @@ class Pins:
         """The roots."""
         return Call((), {}, self.guards.function)
 
-    # ------------------------------------------------------------------------------------------ pinning
+    # ---- pinning
     def _bind(self, found: dict[Place, Any]) -> None:
-        """Pin what stands there now, which meets the rows. ``found``: what was read of it by now."""
+        """Pin what stands there now, which meets the rows. ``found``: what was read of it by
+        now."""
         self._found: dict[Place, Any] = {}
         self._read = found
         self._once: dict[tuple[Any, ...], Any] = {}
@@ -151,7 +174,8 @@ class Pins:
                 self._dicts.pop(unit, None)
 
     def _telling(self, kind: str, key: Any, of: Any) -> Sequence[Unit] | None:
-        """What is compared from now on, and tells that the step gives the same again; None: nothing does."""
+        """What is compared from now on, and tells that the step gives the same again; None: nothing
+        does."""
         sees = self._sees_writes
         if kind == "attr" or (kind == "getattr" and key == "__dict__" and not is_a(of, type)):
             return self._namespace(of)
@@ -163,7 +187,11 @@ class Pins:
             return self._slot(of, key)
         if kind == "contents" and STEPS[kind](of, key) is not MISSING:
             return [self._add("cells", of)]
-        if kind == "inner" and type(of) is types.FunctionType and key in ("__defaults__", "__kwdefaults__"):
+        if (
+            kind == "inner"
+            and type(of) is types.FunctionType
+            and key in ("__defaults__", "__kwdefaults__")
+        ):
             self._add("defaults" if key == "__defaults__" else "named", of)
             return ()
         return () if kind == "cell" or (kind == "inner" and type(of) in _FROZEN) else None
@@ -193,7 +221,11 @@ class Pins:
                 self._versioned[known[0]], self._keys[known[0]] = cls, ("class", id(cls))
             else:
                 self._add("mros", cls)
-                known = [self._add("tables", own_dict(base)) for base in cls.__mro__ if base.__flags__ & 1 << 9]
+                known = [
+                    self._add("tables", own_dict(base))
+                    for base in cls.__mro__
+                    if base.__flags__ & 1 << 9
+                ]
             self._once["class", id(cls)] = known
         self._units += known
         return known
@@ -240,7 +272,7 @@ class Pins:
         elif row.kind == "type" and not is_plain(value):
             self._add("types", value)
 
-    # ------------------------------------------------------------------------------------------ checking
+    # ---- checking
     def hold(self) -> bool:
         """Do the facts, which C code cannot compare?"""
         for read, of, key, value in self.facts:
@@ -254,7 +286,8 @@ class Pins:
         return True
 
     def why(self) -> Reason | None:
-        """Something differs: which row does not hold any more; None: all do, and what stands there now is pinned."""
+        """Something differs: which row does not hold any more; None: all do, and what stands there
+        now is pinned."""
         with self._lock:
             try:
                 if self._failed is None or self._failed.holds(self.call):
@@ -290,21 +323,30 @@ class Pins:
         return None
 
     def _repin(self) -> Row | None:
-        """Compare the rows that what differs may concern, and pin that; the first row that does not hold."""
+        """Compare the rows that what differs may concern, and pin that; the first row that does not
+        hold."""
         differing = [*self._differing()] if self._sure else []
         if self._sure and not any(self.empty) and (not self.facts or self.hold()):
             changed = self._changed([unit for unit, _ in differing])
             if changed is not None:
                 return self._repin_some(differing, changed)
         read: dict[Place, Any] = {}
-        failed = next((row for row in self.rows if not row.holds_of(lambda place: self._reading(read, place))), None)
+        failed = next(
+            (
+                row
+                for row in self.rows
+                if not row.holds_of(lambda place: self._reading(read, place))
+            ),
+            None,
+        )
         if failed is None:
             self._bind(read)
             self._sure = True
         return failed
 
     def _differing(self) -> Iterator[tuple[Unit, Any]]:
-        """The units that give something else than before, with that. A class that was written gets its version here."""
+        """The units that give something else than before, with that. A class that was written gets
+        its version here."""
         for name, batch in self.batches.items():
             now = batch.now() if batch.known else batch.known
             if now != batch.known:
@@ -314,7 +356,8 @@ class Pins:
                     yield (name, k), now[k] if word is None else word.value
 
     def _changed(self, units: Sequence[Unit]) -> dict[Place, Any] | None:
-        """What stands at other places than before, with what is below them; None: more than that differs."""
+        """What stands at other places than before, with what is below them; None: more than that
+        differs."""
         changed: dict[Place, Any] = {}
         for unit in units:
             if unit not in self._told and unit not in self._about:
@@ -344,14 +387,20 @@ class Pins:
         for below in self._children.get(place, ()):
             self._move(below, STEPS[below.kind](now, below.key), changed)
 
-    def _repin_some(self, differing: Sequence[tuple[Unit, Any]], changed: dict[Place, Any]) -> Row | None:
+    def _repin_some(
+        self, differing: Sequence[tuple[Unit, Any]], changed: dict[Place, Any]
+    ) -> Row | None:
         at = self._rows_by_place()
         rows = [row for place in changed for row in at.get(place, ())]
         rows += [row for unit, _ in differing for row in self._about.get(unit, ())]
 
         def read(place: Place) -> Any:
             value = changed.get(place, _NEW)
-            return self._found[place] if value is _NEW and place in self._found else self._reading({}, place, value)
+            return (
+                self._found[place]
+                if value is _NEW and place in self._found
+                else self._reading({}, place, value)
+            )
 
         failed = next((row for row in rows if not row.holds_of(read)), None)
         if failed is not None:
@@ -381,7 +430,9 @@ class Pins:
             self.things[:] = [self._found[place] for place in self.places]
         return None
 
-    def _is_moved(self, place: Place, changed: dict[Place, Any], at: dict[Place, list[Row]]) -> bool:
+    def _is_moved(
+        self, place: Place, changed: dict[Place, Any], at: dict[Place, list[Row]]
+    ) -> bool:
         """Is something compared of the object at a place, or below it?"""
         pinned = any(row.place is place and row.kind in _PINNED for row in at.get(place, ()))
         return pinned or place in self._children or place.parent in changed
@@ -392,7 +443,9 @@ class Pins:
             for row in self.rows:
                 for place in (row.place, *others_of(row)):
                     self._rows_at.setdefault(place, []).append(row)
-            self._users = collections.Counter(unit for units in self._units_of.values() for unit in units)
+            self._users = collections.Counter(
+                unit for units in self._units_of.values() for unit in units
+            )
         return self._rows_at
 
     def _release(self, place: Place) -> None:
@@ -423,7 +476,9 @@ class Pins:
         if value is _NEW:
             parent = place.parent
             of = None if parent is None else self._reading(read, parent)
-            value = read[place] = place.read(self.call) if parent is None else STEPS[place.kind](of, place.key)
+            value = read[place] = (
+                place.read(self.call) if parent is None else STEPS[place.kind](of, place.key)
+            )
         return value
 
     def conditions(self, s: Source) -> list[str]:
@@ -431,11 +486,15 @@ class Pins:
         self._compared = {name for name, batch in self.batches.items() if batch.columns[0]}
         if self.facts:
             self._compared.add("facts")
-        parts = [f"any({s.held(self.empty)})"] if self.empty or not all(map(words.dict_word, [{}])) else []
+        parts = (
+            [f"any({s.held(self.empty)})"]
+            if self.empty or not all(map(words.dict_word, [{}]))
+            else []
+        )
         parts += [batch.code(s) for name, batch in self.batches.items() if name in self._compared]
         return parts + ([f"not {s.held(self.hold)}()"] if self.facts else [])
 
-    # ------------------------------------------------------------------------------------------ what calls write
+    # ---- what calls write
     def written_by_calls(self, effects: Sequence[Any]) -> list[Any]:
         """The dicts that a call writes where no row compares what it writes: see `pin_written`."""
         compared: dict[int, set[Any]] = {}
@@ -445,14 +504,30 @@ class Pins:
                 continue
             with contextlib.suppress(*GONE):
                 of = place.parent.read(self.call)
-                space = of if place.kind == "item" else instance_dict(of) if place.kind == "attr" else None
+                space = (
+                    of
+                    if place.kind == "item"
+                    else instance_dict(of)
+                    if place.kind == "attr"
+                    else None
+                )
                 if space is not None:
-                    compared.setdefault(id(space), set()).add(place.key if type(place.key) in ATOMS else None)
+                    compared.setdefault(id(space), set()).add(
+                        place.key if type(place.key) in ATOMS else None
+                    )
         found: dict[int, list[Any]] = {}
         for effect in effects:
-            if effect.table in (NAMES, MAPPING) and isinstance(effect.place, Place) and not effect.place.moves:
+            if (
+                effect.table in (NAMES, MAPPING)
+                and isinstance(effect.place, Place)
+                and not effect.place.moves
+            ):
                 found.setdefault(id(effect.place.read(self.call)), []).append(effect)
-        free = (rows for rows in found.values() if all(self._is_free(effect, compared) for effect in rows))
+        free = (
+            rows
+            for rows in found.values()
+            if all(self._is_free(effect, compared) for effect in rows)
+        )
         return [effect for rows in free for effect in rows]
 
     def _is_free(self, effect: Any, compared: dict[int, set[Any]]) -> bool:
@@ -462,7 +537,8 @@ class Pins:
         return effect.keys[0] not in compared.get(id(thing), ())
 
     def pin_written(self, things: Sequence[Any]) -> None:
-        """After a call has written these itself: the next one need not compare what is named there."""
+        """After a call has written these itself: the next one need not compare what is named
+        there."""
         changed: dict[Place, Any] = {}
         for thing in things:
             unit = self._tables.get(id(thing))

@@ -50,7 +50,8 @@ def make_plan(
     in_program: bool = False,
     by_autograd: bool = False,
 ) -> Plan:
-    """The plan; sizes are expressions over the symbols that a call binds. `with_conditions` has still to be called.
+    """The plan; sizes are expressions over the symbols that a call binds. `with_conditions` has
+    still to be called.
 
     Args:
         in_program, by_autograd: see `PlanMutations` and `PlanGradients`.
@@ -94,8 +95,11 @@ def make_plan(
 
 
 def with_conditions(plan: Plan, captured: Captured) -> Plan:
-    """The plan with what the trace, and the back end, have assumed of the symbols, though some may be constant by now."""
-    known = torch_api.shape_conditions(captured.session.shape_env, number_symbols(plan.inputs.symbols))
+    """The plan with what the trace, and the back end, have assumed of the symbols, though some may
+    be constant by now."""
+    known = torch_api.shape_conditions(
+        captured.session.shape_env, number_symbols(plan.inputs.symbols)
+    )
     return replace(plan, inputs=replace(plan.inputs, conditions=tuple(known)))
 
 
@@ -159,14 +163,18 @@ def number_symbols(rows: Sequence[SymbolPlan]) -> frozenset[Any]:
 def detached_values(captured: Captured, forward: Half) -> frozenset[int]:
     """Positions of outputs that are made objects of their own.
 
-    They are, or share memory with, a graph input or an earlier output; or they are dense values that the graph happens
-    to compute as views: autograd would protect a view that comes out of a Function from in-place operations, and would
-    take another tensor for its base.
+    They are, or share memory with, a graph input or an earlier output; or they are dense values
+    that the graph happens to compute as views: autograd would protect a view that comes out of a
+    Function from in-place operations, and would take another tensor for its base.
     """
     values = captured.results.values
     kept = () if captured.tape is not None else captured.results.views
     rows = zip(values, leaf_spans(values), strict=True)
-    plain = {span.start for k, (spec, span) in enumerate(rows) if not isinstance(spec, WrapperSpec) and k not in kept}
+    plain = {
+        span.start
+        for k, (spec, span) in enumerate(rows)
+        if not isinstance(spec, WrapperSpec) and k not in kept
+    }
     seen = {torch_api.storage_key(n.meta["val"]) for n in forward.inputs}
     out = set()
     for k, node in enumerate(forward.outputs[: sum(map(leaf_count, values))]):
@@ -192,10 +200,11 @@ def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
 
 
 def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
-    """The operations of autograd's function of a view, which is run once on the traced base and seen from above.
+    """The operations of autograd's function of a view, which is run once on the traced base and
+    seen from above.
 
-    It remembers the symbols that it was traced with: their expressions instead, which may be numbers by now, where the region
-    has read one that has to fit other sizes.
+    It remembers the symbols that it was traced with: their expressions instead, which may be
+    numbers by now, where the region has read one that has to fit other sizes.
 
     Raises:
         NeedsEager: they are not a chain of operations of one tensor each.
@@ -204,8 +213,11 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
     made: Any = None
     aside = torch_api.unbound_symbols_set_aside(session.shape_env)
     numbers = torch_api.numbers_as_split_factors()  # as while it was traced, which has guarded them
-    with contextlib.suppress(*torch_api.DATA_DEPENDENT_ERRORS):  # the class reads a number, as it will of a call's base
-        # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class may make tensors.
+    with contextlib.suppress(
+        *torch_api.DATA_DEPENDENT_ERRORS
+    ):  # the class reads a number, as it will of a call's base
+        # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class
+        # may make tensors.
         with (
             aside,
             numbers,
@@ -229,16 +241,19 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
         made = args[0]
     if made is not base:
         raise NeedsEager(
-            "a result is a view of another kind than operations of its base make", fix="return a clone of it"
+            "a result is a view of another kind than operations of its base make",
+            fix="return a clone of it",
         )
     return tuple(reversed(steps))
 
 
-def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _watched(
+    captured: Captured, forward: Half, saved: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The inputs and the values that are wrappers, and of which a leaf is saved.
 
-    Operations on a wrapper do not move its leaf's version counter, so that a change by the caller between forward and
-    backward would go unnoticed: the counter of the wrapper is compared as well.
+    Operations on a wrapper do not move its leaf's version counter, so that a change by the caller
+    between forward and backward would go unnoticed: the counter of the wrapper is compared as well.
     """
     outputs = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
     kept = {*map(torch_api.storage_key, outputs[len(outputs) - saved :])} - {None}
@@ -250,7 +265,9 @@ def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, 
         number
         for number, row in enumerate(captured.inputs.rows)
         if isinstance(row.spec, WrapperSpec) and number not in changed
-        if not there.isdisjoint(f"primals_{captured.inputs.leaf_primals[k] + 1}" for k in row.leaves)
+        if not there.isdisjoint(
+            f"primals_{captured.inputs.leaf_primals[k] + 1}" for k in row.leaves
+        )
     ]
     replaced = {m.value for m in captured.mutations.rows}
     specs = captured.results.values

@@ -20,7 +20,8 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(eq=False)
 class Call:
-    """The state of one call: inputs, their dense leaves, values of symbols; the forward fills in sizes.
+    """The state of one call: inputs, their dense leaves, values of symbols; the forward fills in
+    sizes.
 
     ``arguments``: (args, kwargs), where a backward reads Python state among them.
     """
@@ -48,11 +49,14 @@ class Program:
     templates: Verified = field(default_factory=dict)
 
 
-def watch_contexts(same: Callable[..., bool], now: Sequence[Any], paths: Sequence[Path], values: Any) -> None:
-    """A backward has the contexts of its forward: one of these values that is asked for after a change of them is refused.
+def watch_contexts(
+    same: Callable[..., bool], now: Sequence[Any], paths: Sequence[Path], values: Any
+) -> None:
+    """A backward has the contexts of its forward: one of these values that is asked for after a
+    change of them is refused.
 
-    ``same`` tells whether the objects that are the contexts ``now`` are as they were. The wrappers, at ``paths``, are not
-    held: one that the region writes leads to the backward.
+    ``same`` tells whether the objects that are the contexts ``now`` are as they were. The wrappers,
+    at ``paths``, are not held: one that the region writes leads to the backward.
     """
 
     def check(_: Any) -> None:

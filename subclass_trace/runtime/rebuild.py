@@ -1,4 +1,5 @@
-"""Views are replayed on their real base; what is saved or arrives has the strides that a graph was traced for."""
+"""Views are replayed on their real base; what is saved or arrives has the strides that a graph was
+traced for."""
 
 from __future__ import annotations
 
@@ -21,11 +22,16 @@ Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int | None]
 
 def steps_of(plan: ViewOutput) -> tuple[Step, ...]:
     """The steps of a view as they are called."""
-    return tuple((torch_api.raw_callable(s.operation), s.args, dict(s.kwargs), s.which) for s in plan.steps)
+    return tuple(
+        (torch_api.raw_callable(s.operation), s.args, dict(s.kwargs), s.which) for s in plan.steps
+    )
 
 
-def replay_view(steps: Sequence[Step], requires_grad: bool, base: Tensor, env: Env | None = None) -> Tensor:
-    """Call the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``.
+def replay_view(
+    steps: Sequence[Step], requires_grad: bool, base: Tensor, env: Env | None = None
+) -> Tensor:
+    """Call the recorded view operations on ``base``. They are those that the user issued, never
+    ``as_strided``.
 
     ``env``: the values of symbols, where some of the arguments are computed of them.
     """
@@ -43,4 +49,6 @@ def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:
     """``t`` itself, or a copy with the strides that a graph was traced for."""
     if t.layout is not torch.strided or tuple(t.stride()) == tuple(stride):
         return t
-    return t.new_empty_strided(t.shape, stride).copy_(t)  # of a batch: room for all of it, whichever dimension that is
+    return t.new_empty_strided(t.shape, stride).copy_(
+        t
+    )  # of a batch: room for all of it, whichever dimension that is

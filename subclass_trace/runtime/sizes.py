@@ -1,4 +1,5 @@
-"""Symbols and sizes at run time: where a symbol's value comes from, and specs with the sizes of one call."""
+"""Symbols and sizes at run time: where a symbol's value comes from, and specs with the sizes of one
+call."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def to_expr(size: Any) -> Any:
     if is_ragged(size):
         symbol, factor = torch_api.ragged_parts(size) or (None, 1)
         return RaggedSize(symbol) if symbol is None else RaggedSize(symbol, _number(factor))
-    expr = size.node.shape_env.simplify(size.node.expr) if size.node.shape_env is not None else size.node.expr
+    expr = (
+        size.node.shape_env.simplify(size.node.expr)
+        if size.node.shape_env is not None
+        else size.node.expr
+    )
     return _number(expr)
 
 
@@ -38,7 +43,9 @@ def _float(number: torch.SymFloat) -> Any:
     bound = expr.is_number or (expr.is_Symbol and torch_api.is_known(number))
     if not bound:
         fix = "compute it outside of the region, or keep it in an inner tensor"
-        raise UnsupportedError("a wrapper keeps a number that is computed of others", got=number, fix=fix)
+        raise UnsupportedError(
+            "a wrapper keeps a number that is computed of others", got=number, fix=fix
+        )
     return float(expr) if expr.is_number else SizeExpr(expr)
 
 
@@ -48,15 +55,22 @@ def _number(expr: Any) -> Any:
 
 def freeze(spec: Spec) -> Spec:
     """A captured spec as the run time keeps it."""
-    return map_spec(_mark_outer(spec), lambda sizes: [to_expr(s) for s in sizes], lambda c: map_sizes(c, to_expr))
+    return map_spec(
+        _mark_outer(spec),
+        lambda sizes: [to_expr(s) for s in sizes],
+        lambda c: map_sizes(c, to_expr),
+    )
 
 
 def _mark_outer(spec: Spec) -> Spec:
-    """Where the outer size is dynamic, a context that repeats it (as DTensor's does) holds a marker instead."""
+    """Where the outer size is dynamic, a context that repeats it (as DTensor's does) holds a marker
+    instead."""
     if not isinstance(spec, WrapperSpec):
         return spec
     context = spec.context
-    if any(isinstance(to_expr(n), SizeExpr) for n in (*spec.size, *spec.stride)):  # none that became a constant
+    if any(
+        isinstance(to_expr(n), SizeExpr) for n in (*spec.size, *spec.stride)
+    ):  # none that became a constant
         context = without_outer(context, spec.size, spec.stride)
         context = without_outer(context, hints(spec.size), hints(spec.stride))
     return replace(spec, context=context, inners=tuple(map(_mark_outer, spec.inners)))
@@ -64,7 +78,9 @@ def _mark_outer(spec: Spec) -> Spec:
 
 def hints(sizes: Sequence[Any]) -> tuple[Any, ...]:
     """The sizes of the call that was traced."""
-    return tuple(n.node.hint if isinstance(n, torch.SymInt) and not is_ragged(n) else n for n in sizes)
+    return tuple(
+        n.node.hint if isinstance(n, torch.SymInt) and not is_ragged(n) else n for n in sizes
+    )
 
 
 def hint_of(size: Any) -> int:
@@ -78,10 +94,14 @@ def evaluate(size: Any, env: Env) -> Any:
 
 
 def holds(condition: Any, env: Env) -> bool:
-    """Is a condition on sizes true in this call? One that has no value there, as a division by 0 has none, is not."""
+    """Is a condition on sizes true in this call? One that has no value there, as a division by 0
+    has none, is not."""
     try:
         return bool(condition.xreplace(dict(env)))
-    except (ArithmeticError, TypeError):  # sympy also computes with its infinities, which it cannot compare
+    except (
+        ArithmeticError,
+        TypeError,
+    ):  # sympy also computes with its infinities, which it cannot compare
         return False
 
 
@@ -92,7 +112,9 @@ def evaluator(env: Env) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 def concrete(spec: Spec, env: Env) -> Spec:
     """The spec with the sizes of this call."""
-    jagged = getattr(spec, "layout", None) is torch.jagged  # has a size that no symbol stands for, perhaps
+    jagged = (
+        getattr(spec, "layout", None) is torch.jagged
+    )  # has a size that no symbol stands for, perhaps
     if not env and not jagged:
         return spec
     return map_spec(spec, evaluator(env), lambda c: map_sizes(c, lambda n: evaluate(n, env)))

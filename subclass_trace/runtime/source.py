@@ -1,4 +1,5 @@
-"""A small writer of Python source: lines, checks, fresh names, and constants that become globals of the generated code."""
+"""A small writer of Python source: lines, checks, fresh names, and constants that become globals of
+the generated code."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Source:
         self.lines: list[str] = []
         self.globals: dict[str, Any] = dict(EXPRESSION_GLOBALS)
         self.depth, self.miss = 0, miss
-        self._reasons: dict[int, tuple[str, str]] = {}  # number of a line -> expression for why it misses, the guard
+        self._reasons: dict[
+            int, tuple[str, str]
+        ] = {}  # number of a line -> expression for why it misses, the guard
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}
         self.checked = 0  # so many lines are checks
@@ -37,7 +40,8 @@ class Source:
     def check(self, head: str, why: str, guard: str = "") -> None:
         """A line ``if ...`` or ``except ...`` after which a call misses.
 
-        ``why``: an expression for the reason; ``guard``: what holds else, as code for people (see `Reason`).
+        ``why``: an expression for the reason; ``guard``: what holds else, as code for people (see
+        `Reason`).
         """
         self._reasons[len(self.lines)] = why, guard or f"not ({head.removeprefix('if ')})"
         self.line(f"{head}: return {self.miss}")
@@ -84,7 +88,8 @@ class Source:
         return tuple(guard for _, guard in self._reasons.values())
 
     def why(self, name: str) -> Callable[..., Reason | None]:
-        """The function up to here as one that returns the reason of the first check that fails; None if all hold."""
+        """The function up to here as one that returns the reason of the first check that fails;
+        None if all hold."""
         self.checked = self.checked or len(self.lines)
         lines, reasons = self.lines[: self.checked], dict(self._reasons)
 

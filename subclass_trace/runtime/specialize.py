@@ -34,8 +34,9 @@ from .program import Program
 class Graphs:
     """The graphs of a specialization, as graph modules that are made on demand.
 
-    ``joint`` and ``backward`` are None when there is no backward. ``by_autograd``: the eager back end leaves the backward to
-    autograd, where no partitioner is asked for. ``own_kernels``: functions of ``torch.compile`` in it that run theirs.
+    ``joint`` and ``backward`` are None when there is no backward. ``by_autograd``: the eager back
+    end leaves the backward to autograd, where no partitioner is asked for. ``own_kernels``:
+    functions of ``torch.compile`` in it that run theirs.
     """
 
     joint: fx.GraphModule | None
@@ -63,8 +64,8 @@ class _Cut:
         captured: what the plan is made of.
         first: the forward; ``compiler``: for it; ``call``: it is compiled already.
         saved: what it saves; ``in_program``: it writes to its inputs.
-        backward: the first backward, for the tangents ``guess``, which is ``second`` with ``inputs``.
-        joint: kept if asked for.
+        backward: the first backward, for the tangents ``guess``, which is ``second`` with
+        ``inputs``. joint: kept if asked for.
     """
 
     captured: Captured
@@ -81,7 +82,11 @@ class _Cut:
 
 
 def build_program(
-    captured: Captured, backend: Backend, partitioner: Partitioner | None, *, keep_joint: bool = False
+    captured: Captured,
+    backend: Backend,
+    partitioner: Partitioner | None,
+    *,
+    keep_joint: bool = False,
 ) -> tuple[Program, Graphs]:
     """Cut a capture into what is compiled, compile it, and make the plan.
 
@@ -97,12 +102,18 @@ def build_program(
     else:
         cut = _cut(captured, backend, MinCut() if partitioner is None else partitioner, keep_joint)
     plan = make_plan(
-        cut.captured, cut.first, cut.saved, in_program=cut.in_program, by_autograd=cut.call is not None
+        cut.captured,
+        cut.first,
+        cut.saved,
+        in_program=cut.in_program,
+        by_autograd=cut.call is not None,
     )  # back ends may rewrite what they get
     if verify.ENABLED:
         verify.verify_plan(cut.first.module, plan, in_place=cut.in_program)
     own = cut.compiler is compile_eager and cut.call is None and cut.second is None
-    call = cut.call or compile_half(backend, cut.compiler, with_own_kernels(cut.first) if own else cut.first)
+    call = cut.call or compile_half(
+        backend, cut.compiler, with_own_kernels(cut.first) if own else cut.first
+    )
     plan = with_conditions(plan, captured)
     backwards = _backwards(cut, plan, backend)
     if backwards is not None:
@@ -113,24 +124,32 @@ def build_program(
 
 
 def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_joint: bool) -> _Cut:
-    """The forward alone, where there is no backward at all (of a whole training step, a caller's raises what it does in eager);
-    else the two halves of the joint graph."""
+    """The forward alone, where there is no backward at all (of a whole training step, a caller's
+    raises what it does in eager); else the two halves of the joint graph."""
     found = None if captured.tape is None else _first_backward(captured.tape)
     if found is None:
         graph, in_program = captured.forward_graph(in_place=backend.inference is compile_eager)
         if runs_backward(graph.graph):
             static = {f"primals_{k + 1}" for k in _static(captured)}
             recompute_inside(
-                graph, _min_cut(partitioner), static, policy.POLICY.small if backend.inference is compile_eager else 0
+                graph,
+                _min_cut(partitioner),
+                static,
+                policy.POLICY.small if backend.inference is compile_eager else 0,
             )
         return _Cut(captured, Half.of_module(graph), backend.inference, in_program=in_program)
     guess, traced = found
     if verify.ENABLED:
         verify.verify_joint(traced.joint, traced.num_forward)
     joint = traced.joint
-    kept = (joint if isinstance(partitioner, MinCut) else copied_module(joint)) if keep_joint else None
+    kept = (
+        (joint if isinstance(partitioner, MinCut) else copied_module(joint)) if keep_joint else None
+    )
     written, copied = written_inputs(captured), _copied(captured, joint)
-    inputs, outputs = {n.name: n.meta["descriptor"] for n in placeholders(joint.graph)}, joint.meta["descriptors"]
+    inputs, outputs = (
+        {n.name: n.meta["descriptor"] for n in placeholders(joint.graph)},
+        joint.meta["descriptors"],
+    )
     parts = partition(
         traced,
         partitioner=partitioner,
@@ -163,9 +182,11 @@ def _min_cut(partitioner: Partitioner) -> MinCut:
     if isinstance(partitioner, MinCut):
         return partitioner
     raise OptionError(
-        "the region runs its own backward, so there is one graph, which this partitioner cannot cut",
+        "the region runs its own backward, so there is one graph, which this partitioner cannot "
+        "cut",
         path="partitioner",
-        expected="'min_cut', 'default' or a MinCut, which choose what a backward inside of a region computes again",
+        expected="'min_cut', 'default' or a MinCut, which choose what a backward inside of a "
+        "region computes again",
         got=torch_api.text_of(partitioner),
         fix="leave it out, or call .backward() outside of the region",
     )
@@ -178,7 +199,9 @@ def _backwards(cut: _Cut, plan: Plan, backend: Backend) -> Backwards | None:
         return None
     saved = {row.name: row for row in cut.saved}
     known = number_symbols(plan.inputs.symbols)
-    backwards = Backwards(captured.tape, saved, backward_compiler(backend), _output_paths(plan), known)
+    backwards = Backwards(
+        captured.tape, saved, backward_compiler(backend), _output_paths(plan), known
+    )
     if traced is None or second is None:
         return backwards
     backwards.takes_batches &= backend.backward is compile_eager
@@ -195,7 +218,8 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     """The backward for the tangents that the results suggest; None where there is none at all.
 
     Raises:
-        NeedsEager: it cannot be traced. Whatever the reason is, eager would raise it in the backward, if there ever is one.
+        NeedsEager: it cannot be traced. Whatever the reason is, eager would raise it in the
+        backward, if there ever is one.
     """
     try:
         guess = tape.guess()
@@ -213,9 +237,9 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
 
 
 def _has_no_backward(tape: Tape) -> bool:
-    """Would eager raise in the backward of each result as well? That one is spent, surely (of a whole training step all are);
-    what torch's or a class's code says of anything but values inside tensors, where the tangents are dense: nothing hangs on
-    the guess of their classes then.
+    """Would eager raise in the backward of each result as well? That one is spent, surely (of a
+    whole training step all are); what torch's or a class's code says of anything but values inside
+    tensors, where the tangents are dense: nothing hangs on the guess of their classes then.
     """
     for k, spec in enumerate(guess := tape.guess()):
         try:
@@ -235,31 +259,40 @@ def copied_module(module: fx.GraphModule) -> fx.GraphModule:
     return torch_api.graph_module(module, graph)
 
 
-# ---------------------------------------------------------------------------------------------- programs
+# ---- programs
 @stage("back end")
-def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:
+def compile_half(
+    backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False
+) -> Compiled:
     """Our own back end reads the list of nodes; any other gets a graph module."""
     name = "backward" if is_backward else "forward"
     if compiler is compile_eager and half.is_plain:
         return graph_code.compile_half(half, name=name).function
-    return compile_with(compiler, half.module, half.examples, is_backward=is_backward, name=backend.name)
+    return compile_with(
+        compiler, half.module, half.examples, is_backward=is_backward, name=backend.name
+    )
 
 
 def backward_compiler(backend: Backend) -> Callable[[fx.GraphModule], Compiled]:
     """For backwards that are traced later."""
-    return lambda graph: compile_half(backend, backend.backward, Half.of_module(graph), is_backward=True)
+    return lambda graph: compile_half(
+        backend, backend.backward, Half.of_module(graph), is_backward=True
+    )
 
 
-# ---------------------------------------------------------------------------------------------- what is saved
+# ---- what is saved
 def written_inputs(captured: Captured) -> list[str]:
     """Graph inputs that the region writes."""
-    leaves = {captured.inputs.rows[m.input].leaves[k] for m in captured.mutations.rows for k in m.leaves}
+    leaves = {
+        captured.inputs.rows[m.input].leaves[k] for m in captured.mutations.rows for k in m.leaves
+    }
     numbers = {captured.inputs.leaf_primals[k] for k in leaves}
     return [f"primals_{n + 1}" for n in sorted(numbers)]
 
 
 def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
-    """Results that are new contents of inputs and nothing else: once they are written back, nobody holds them."""
+    """Results that are new contents of inputs and nothing else: once they are written back, nobody
+    holds them."""
     spans, outputs = leaf_spans(captured.results.values), output_args(joint.graph)
     copied = {m.value for m in captured.mutations.rows}
     copied -= {o.value for o in captured.results.outputs if isinstance(o, ValueOutput)}
@@ -269,4 +302,6 @@ def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
 def _output_paths(plan: Plan) -> list[str]:
     mutated = {m.value: plan.inputs.rows[m.input].path for m in plan.mutations.rows}
     results = {o.value: k for k, o in enumerate(plan.results.outputs) if isinstance(o, ValueOutput)}
-    return [str(mutated.get(k, f"result[{results.get(k, k)}]")) for k in plan.gradients.differentiable]
+    return [
+        str(mutated.get(k, f"result[{results.get(k, k)}]")) for k in plan.gradients.differentiable
+    ]

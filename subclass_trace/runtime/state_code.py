@@ -1,8 +1,9 @@
 """Emitters for the guards on Python state: straight lines that find the inputs of a call, or miss.
 
-What stands still between calls (`Pins`) is compared in one go: the versions of all dicts that decided the trace, the classes of
-the objects, and what no version tells, each by identity. Only when one of them differs are the rows themselves compared, and
-what stands there is pinned anew. What stands among the arguments is compared in each call.
+What stands still between calls (`Pins`) is compared in one go: the versions of all dicts that
+decided the trace, the classes of the objects, and what no version tells, each by identity. Only
+when one of them differs are the rows themselves compared, and what stands there is pinned anew.
+What stands among the arguments is compared in each call.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class RowEmitter:
         bound: places that have names already.
     """
 
-    def __init__(self, source: Source, function: str, bound: dict[Place, str] | None = None) -> None:
+    def __init__(
+        self, source: Source, function: str, bound: dict[Place, str] | None = None
+    ) -> None:
         self.source, self.function = source, function
         self.names: dict[Any, str] = dict(bound or {})
         source.bind("MISSING", MISSING)
@@ -58,11 +61,15 @@ class RowEmitter:
     def check(self, rows: Sequence[Row]) -> None:
         """Each of these rows."""
         for row in rows:
-            why = f"{self.source.held(row.why)}({self.source.bind('Roots', Call)}(args, kwargs, {self.function}))"
+            why = (
+                f"{self.source.held(row.why)}({self.source.bind('Roots', Call)}(args, kwargs, "
+                f"{self.function}))"
+            )
             self.source.check(f"if not ({self.condition(row)})", why, row.code)
 
     def check_pins(self, pins: Pins) -> None:
-        """What stands still: versions of dicts and classes, and what no version tells. Names of what is found there."""
+        """What stands still: versions of dicts and classes, and what no version tells. Names of
+        what is found there."""
         s = self.source
         if parts := pins.conditions(s):
             why = f"{s.held(pins.why)}()"
@@ -73,7 +80,7 @@ class RowEmitter:
             s.line(f"{', '.join(names)}, = {s.held(pins.things)}")
             self.names.update(zip(pins.places, names, strict=True))
 
-    # ------------------------------------------------------------------------------------------ places
+    # ---- places
     def read(self, place: Place) -> str:
         """A local name of what stands at a place; it raises where there is nothing to step from."""
         name = self.names.get(place)
@@ -117,11 +124,16 @@ class RowEmitter:
             self.source.line(f"{name} = namespace({self.read(owner)}, '__dict__')")
         return self.names[known]
 
-    # ------------------------------------------------------------------------------------------ rows
+    # ---- rows
     def condition(self, row: Row) -> str:
         """An expression that tells whether a row holds."""
         s, known, kind = self.source, row.known, row.kind
-        if kind == "value" and known is MISSING and row.place.kind == "attr" and row.place not in self.names:
+        if (
+            kind == "value"
+            and known is MISSING
+            and row.place.kind == "attr"
+            and row.place not in self.names
+        ):
             assert row.place.parent is not None
             return f"{row.place.key!r} not in {self._space(row.place.parent)}"
         value = self.read(row.place)
@@ -156,14 +168,17 @@ class RowEmitter:
 
 
 def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
-    """A function that tells of the (args, kwargs) of a call whether the state is as it was, for code that runs later."""
+    """A function that tells of the (args, kwargs) of a call whether the state is as it was, for
+    code that runs later."""
     with tried(s := Source("False"), "def holds(call):"):
         s.line("args, kwargs = call")
         rows = RowEmitter(s, s.held(guards.function, "function"))
         try:
             rows.check_pins(Pins(guards, sure=False))
             rows.check(guards.moving)
-        except GONE:  # what stands there by now is of another kind: a later call may find what it was
+        except (
+            GONE
+        ):  # what stands there by now is of another kind: a later call may find what it was
             rows.check(guards.rows)
     s.line("return True")
     return s.build("holds", "guards")
@@ -184,7 +199,10 @@ class StateEmitter:
         """All checks, inside of a ``try``; names of the flat arguments."""
         s, guards = self.source, self.guards
         keywords = f"(*kwargs,) != {s.constant(guards.keywords)}" if guards.keywords else "kwargs"
-        expected = s.constant(f"arguments: expected {guards.positional} and the keywords {list(guards.keywords)}, got ")
+        expected = s.constant(
+            f"arguments: expected {guards.positional} and the keywords {list(guards.keywords)}, "
+            "got "
+        )
         s.check(
             f"if len(args) != {guards.positional} or {keywords}",
             f"{expected} + f'{{len(args)}} and {{[*kwargs]}}'",
@@ -192,5 +210,7 @@ class StateEmitter:
         )
         self.rows.check_pins(self.pins)
         flat = {*guards.tensors}  # of these the class is compared with all else
-        self.rows.check([row for row in guards.moving if row.kind != "tensor" or row.place not in flat])
+        self.rows.check(
+            [row for row in guards.moving if row.kind != "tensor" or row.place not in flat]
+        )
         return [self.read(place) for place in guards.flat]

@@ -1,4 +1,5 @@
-"""What a backward is traced for: the sizes of tangents as symbols, their layouts, and which backward serves which tangents."""
+"""What a backward is traced for: the sizes of tangents as symbols, their layouts, and which
+backward serves which tangents."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ from .. import torch_api
 from ..capture.input_sizes import symbolic_strides
 from ..capture.symbols import symint
 from ..subclass.context import has_sizes, map_sizes, same_context
-from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, is_ragged, same_spec, sizes_in, spec_leaves
+from ..subclass.spec import (
+    LeafSpec,
+    SizeExpr,
+    Spec,
+    WrapperSpec,
+    is_ragged,
+    same_spec,
+    sizes_in,
+    spec_leaves,
+)
 from ..subclass.visit import map_spec
 from .sizes import Env, concrete, evaluate, to_expr
 
@@ -27,8 +37,8 @@ def matches(known: Spec | None, now: Spec | None, env: Env) -> bool:
 
 
 def with_unbacked(leaves: Sequence[LeafSpec], shapes: Sequence[Sequence[int]], env: Env) -> Env:
-    """``env`` with the symbols that it does not know but that are a size of a leaf: they depend on values (``nonzero``), no
-    input tells them, and the tangents have the sizes of their results."""
+    """``env`` with the symbols that it does not know but that are a size of a leaf: they depend on
+    values (``nonzero``), no input tells them, and the tangents have the sizes of their results."""
     found: dict[Any, int] = {}
     for leaf, shape in zip(leaves, shapes, strict=True):
         for known, n in zip(leaf.size, shape, strict=False):
@@ -40,8 +50,9 @@ def with_unbacked(leaves: Sequence[LeafSpec], shapes: Sequence[Sequence[int]], e
 def traced_as(spec: Spec, like: Spec, create_graph: bool, env: Env) -> Spec:
     """What a backward is traced for when this tangent comes.
 
-    Its layout is its own, if it is dense, else contiguous. What requires grad counts where it is differentiated twice. Sizes
-    are symbols where those of the traced output have the same value in this call: at their own place, or at any.
+    Its layout is its own, if it is dense, else contiguous. What requires grad counts where it is
+    differentiated twice. Sizes are symbols where those of the traced output have the same value in
+    this call: at their own place, or at any.
 
     Args:
         like: of the live output that it belongs to.
@@ -57,7 +68,12 @@ class _Symbolic:
         for n, _ in exprs:
             if (value := self.value(n)) is not None:
                 self.anywhere.setdefault(value, n)
-        for n, e in exprs:  # of a dimension that is split otherwise: 4 * s over four ranks has local size s
+        for (
+            n,
+            e,
+        ) in (
+            exprs
+        ):  # of a dimension that is split otherwise: 4 * s over four ranks has local size s
             for s in sorted(e.expr.free_symbols, key=str):
                 if s in env:
                     self.anywhere.setdefault(env[s], symint(n.node.shape_env, s))
@@ -75,13 +91,18 @@ class _Symbolic:
         if len(now) != len(then):
             return tuple(map(self.elsewhere, now))
         pairs = zip(now, then, strict=True)
-        return tuple(n if is_ragged(n) else t if self.value(t) in (n, None) else self.elsewhere(n) for n, t in pairs)
+        return tuple(
+            n if is_ragged(n) else t if self.value(t) in (n, None) else self.elsewhere(n)
+            for n, t in pairs
+        )
 
     def strides(self, s: Any, size: tuple[Any, ...], t: Any) -> tuple[Any, ...]:
         found = self.sizes(s.stride, t.stride)
         if s.layout is torch.jagged:
             return found
-        products = symbolic_strides(s.size, s.stride, size)  # of a layout that is not that of the output
+        products = symbolic_strides(
+            s.size, s.stride, size
+        )  # of a layout that is not that of the output
         return tuple(p if type(n) is int else n for n, p in zip(found, products, strict=True))
 
     def spec(self, s: Spec, t: Spec) -> Spec:
@@ -90,11 +111,17 @@ class _Symbolic:
             return replace(s, size=size, stride=self.strides(s, size, t))
         if isinstance(s, WrapperSpec) and isinstance(t, WrapperSpec):
             theirs = dict(zip(t.names, t.inners, strict=True))
-            inners = tuple(self.spec(i, theirs.get(n, t)) for n, i in zip(s.names, s.inners, strict=True))
-            same = has_sizes(t.context) and same_context(map_sizes(t.context, self.value), s.context)
+            inners = tuple(
+                self.spec(i, theirs.get(n, t)) for n, i in zip(s.names, s.inners, strict=True)
+            )
+            same = has_sizes(t.context) and same_context(
+                map_sizes(t.context, self.value), s.context
+            )
             size = self.sizes(s.size, t.size)
             context = t.context if same else s.context
-            return replace(s, size=size, stride=self.strides(s, size, t), inners=inners, context=context)
+            return replace(
+                s, size=size, stride=self.strides(s, size, t), inners=inners, context=context
+            )
         return map_spec(s, lambda row: [self.elsewhere(n) for n in row])
 
 
@@ -103,7 +130,11 @@ def _grad_alone(spec: Spec, create_graph: bool) -> Spec:
     if isinstance(spec, LeafSpec):
         return replace(spec, storage_offset=0, requires_grad=grad)
     if isinstance(spec, WrapperSpec):
-        return replace(spec, inners=tuple(_grad_alone(s, create_graph) for s in spec.inners), requires_grad=grad)
+        return replace(
+            spec,
+            inners=tuple(_grad_alone(s, create_graph) for s in spec.inners),
+            requires_grad=grad,
+        )
     return spec
 
 

@@ -1,4 +1,5 @@
-"""Recipes as source: the result of a call, and what is put into sources, straight down. See `plan.results.values`."""
+"""Recipes as source: the result of a call, and what is put into sources, straight down. See
+`plan.results.values`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan import SideEffect
-from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe, dict_setter, empty, make
+from ..plan.values import (
+    BackReference,
+    Constant,
+    Entry,
+    Make,
+    New,
+    Output,
+    Recipe,
+    dict_setter,
+    empty,
+    make,
+)
 from ..state.place import Place
 from ..state.values import MISSING
 from .source import Source
@@ -40,7 +52,9 @@ class ValueEmitter:
         if isinstance(recipe, Make):
             items = "".join(f"{self.value(item)}, " for item in recipe.items)
             return (
-                f"({items})" if recipe.cls is tuple else f"{s.bind('make', make)}({s.constant(recipe.cls)}, ({items}))"
+                f"({items})"
+                if recipe.cls is tuple
+                else f"{s.bind('make', make)}({s.constant(recipe.cls)}, ({items}))"
             )
         return self._new(recipe)
 
@@ -57,11 +71,21 @@ class ValueEmitter:
             put = s.constant(dict_setter(recipe.cls), "put")
             for key, item in recipe.pairs:
                 known, value = self.value(key), self.value(item)
-                s.line(f"{name}[{known}] = {value}" if recipe.cls is dict else f"{put}({name}, {known}, {value})")
+                s.line(
+                    f"{name}[{known}] = {value}"
+                    if recipe.cls is dict
+                    else f"{put}({name}, {known}, {value})"
+                )
         if recipe.items:
-            base: Any = next(c for c in recipe.cls.__mro__ if c.__module__ in ("builtins", "collections"))
+            base: Any = next(
+                c for c in recipe.cls.__mro__ if c.__module__ in ("builtins", "collections")
+            )
             method = "update" if issubclass(recipe.cls, set) else "extend"
-            add = f"{name}.{method}(" if recipe.cls in _PLAIN else f"{s.constant(getattr(base, method))}({name}, "
+            add = (
+                f"{name}.{method}("
+                if recipe.cls in _PLAIN
+                else f"{s.constant(getattr(base, method))}({name}, "
+            )
             s.line(f"{add}({''.join(f'{self.value(item)}, ' for item in recipe.items)}))")
         if recipe.fields:
             space = s.name("d")
@@ -76,7 +100,11 @@ def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect]) -> None:
     s, rows = emitter.source, list[tuple[SideEffect, str, str]]()
     for effect in effects:
         values = [emitter.value(v) for v in effect.values]
-        thing = emitter.read(effect.place) if isinstance(effect.place, Place) else s.held(effect.place, "thing")
+        thing = (
+            emitter.read(effect.place)
+            if isinstance(effect.place, Place)
+            else s.held(effect.place, "thing")
+        )
         value = f"({''.join(f'{v}, ' for v in values)})"
         if effect.how == "put":
             value = values[0] if values else s.bind("MISSING", MISSING)

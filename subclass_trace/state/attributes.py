@@ -203,7 +203,7 @@ def _of_property(rec: Any, member: Any, o: Any, cls: type) -> Any:
     )
 
 
-# ------------------------------------------------------------------------------------------ tensors
+# ---- tensors
 def _of_tensor(rec: Any, o: Any, name: str) -> Any:
     """An attribute of a tensor: what its class has is asked of the traced one, its own attributes
     are the real one's."""
@@ -297,7 +297,7 @@ def _is_torchs(member: Any) -> bool:
     return type(function) is not Function or kind_of(function.__code__) == TORCH
 
 
-# ------------------------------------------------------------------------------ modules and classes
+# ---- modules and classes
 def _of_python_module(rec: Any, o: Any, name: str) -> Any:
     space = o.__dict__
     rec.root(space)
@@ -368,7 +368,7 @@ def after(rec: Any, cls: type, o: Any, name: str) -> Any:
     return bound(rec, value, o, kind, name) if has(type(value), "__get__") else value
 
 
-# ------------------------------------------------------------------------------------------ writing
+# ---- writing
 def put(rec: Any, o: Any, name: str, value: Any) -> None:
     """``o.name = value``; `MISSING`: ``del o.name``."""
     delete = value is MISSING

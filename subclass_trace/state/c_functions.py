@@ -48,7 +48,7 @@ def plain(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return f(*map(rec.give, a), **k)
 
 
-# ---------------------------------------------------------------------------- containers, iteration
+# ---- containers, iteration
 def _container(rec: Any, cls: Any, a: Args, k: Named) -> Any:
     if cls is dict and a and hasattr(a[0], "keys") and not is_a(a[0], dict):
         a = (keys_of(rec, a[0]), *a[1:])
@@ -149,7 +149,7 @@ def _sum(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return f(held, *map(rec.give, a[1:]), **k)
 
 
-# -------------------------------------------------------------------------------- numbers and texts
+# ---- numbers and texts
 _SIZED = (list, tuple, dict, set, frozenset, collections.deque)
 
 
@@ -233,7 +233,7 @@ def _id(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return id(a[0])
 
 
-# ------------------------------------------------------------------------------ operator, functools
+# ---- operator, functools
 def _operation(name: str, *static: Any) -> Handler:
     return lambda rec, f, a, k: getattr(calls.operations, name)(
         *static, a[0] if name == "unary" else a

@@ -98,7 +98,7 @@ def is_torchs(value: Any) -> bool:
     return (type(value).__module__ or "").partition(".")[0] == "torch"
 
 
-# ----------------------------------------------------------------------- callables handed to C code
+# ---- callables handed to C code
 def callback(f: Any, *, called_only: bool = True) -> Any:
     """The same callable, instrumented, for C code to call; ``called_only``: it does nothing else
     with it."""
@@ -134,7 +134,7 @@ def _has_own_call(kind: type) -> bool:
     return is_a(lookup(kind, "__call__"), Function)
 
 
-# ------------------------------------------------------------------------ C code of unknown meaning
+# ---- C code of unknown meaning
 #: modules of C code whose functions depend on their arguments alone
 _PURE = """
     builtins _operator operator itertools _functools functools math cmath torch numpy _collections
@@ -226,7 +226,7 @@ def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
     return sys.getrefcount(out) > 4 and not is_a(out, plain)
 
 
-# ---------------------------------------------------------------------------------- torch functions
+# ---- torch functions
 
 
 def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -382,7 +382,7 @@ def kind_of_callable(value: Any) -> str:
     return kind_of(value.__code__)
 
 
-# ------------------------------------------------------------------------------------------ classes
+# ---- classes
 def call_class(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if cls is type and len(args) == 1:
         return attributes.class_of(rec, rec.give(args[0]))
@@ -451,7 +451,7 @@ def _read(rec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
 
 
-# -------------------------------------------------------------------------------------- C functions
+# ---- C functions
 def call_c(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function or method of C."""
     try:

@@ -42,7 +42,7 @@ _builtins = builtins.__dict__
 _SYMBOLS = frozenset(torch_api.PYTHON_CLASSES)
 
 
-# -------------------------------------------------------------------------------------------- calls
+# ---- calls
 def call(f: Any, /, *args: Any, **kwargs: Any) -> Any:
     """``f(*args, **kwargs)``."""
     rec = current()
@@ -76,7 +76,7 @@ def call_kw(parts: tuple[Any, ...]) -> Any:
     return call(*given[:n], **dict(zip(names, given[n:], strict=True)))
 
 
-# -------------------------------------------------------------------------------------------- names
+# ---- names
 def attr(name: str, o: Any) -> Any:
     """``o.name``."""
     rec = current()
@@ -171,7 +171,7 @@ def write_cell(held: Any) -> None:
         rec.write(held)
 
 
-# ------------------------------------------------------------------------ iteration, contexts, text
+# ---- iteration, contexts, text
 def iterated(o: Any) -> Any:
     """What is iterated or unpacked."""
     rec = current()

@@ -102,7 +102,7 @@ class Place:
 GONE = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
-# -------------------------------------------------------------------------------------------- steps
+# ---- steps
 def of_instance(o: Any, name: str) -> Any:
     """In the ``__dict__`` of an object, past any property."""
     try:
@@ -171,7 +171,7 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-# --------------------------------------------------------------------------------------------- text
+# ---- text
 def _root_text(kind: str, key: Any) -> str:
     if kind == "arg":
         return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"

@@ -79,7 +79,7 @@ class Recorder:
         self.refusal: SubclassTraceError | None = None
         self.warned: Callable[[str], None] | None = None
 
-    # ------------------------------------------------------------------------------------- refusals
+    # ---- refusals
     def refuse(self, error: SubclassTraceError) -> None:
         """Raise a refusal, and remember it: no ``except Exception`` of the user's shall swallow it.
 
@@ -94,7 +94,7 @@ class Recorder:
             self.refusal = error
         return error
 
-    # --------------------------------------------------------------------------------------- places
+    # ---- places
     def root(self, thing: Any, name: str | None = None) -> Place:
         """The place of a thing that is its own name: a class, the dict of a Python module, a
         function of C."""
@@ -134,7 +134,7 @@ class Recorder:
             )
         )
 
-    # ---------------------------------------------------------------------------------------- reads
+    # ---- reads
     def step(self, of: Any, kind: str, key: Any, value: Any, box: Any = None) -> Any:
         """``value`` was read from ``of``; ``box``: what a write would have changed. What stands for
         it in the trace."""
@@ -292,7 +292,7 @@ class Recorder:
             self.noted.add(once)
             self.rows.append(Row("other", first, other))
 
-    # -------------------------------------------------------------------------------------- classes
+    # ---- classes
     def lookup(self, cls: type, name: str) -> Any:
         """The attribute of a class, by the order of its bases; that is read."""
         key = (cls, name)
@@ -343,7 +343,7 @@ class Recorder:
                 self.fix(self.at(self.child(self.root(cls), "own", name), value), value)
 
 
-# ------------------------------------------------------------------------------------------ helpers
+# ---- helpers
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
 
 

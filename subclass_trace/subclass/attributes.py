@@ -22,7 +22,8 @@ def is_foreign(value: Any) -> bool:
 
 
 class Memo(dict[Any, Any]):
-    """What code remembers of what it has found out: its contents follow from what was read, and are no state of a region."""
+    """What code remembers of what it has found out: its contents follow from what was read, and are
+    no state of a region."""
 
 
 def namespace_of(value: Any) -> dict[str, Any] | None:
@@ -42,7 +43,8 @@ def is_heap_type(cls: type) -> bool:
 
 
 def members_of(cls: type) -> Mapping[str, Any]:
-    """The slots of a class that hold values, by name: descriptors that no code of the user's is behind."""
+    """The slots of a class that hold values, by name: descriptors that no code of the user's is
+    behind."""
     return {
         name: member
         for base in reversed(cls.__mro__)
@@ -58,17 +60,25 @@ def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
     Where torch remembers what it has asked a tensor, that is no attribute of the tensor's.
     """
     memo = isinstance(value, torch.Tensor)
-    yield from (row for row in (namespace_of(value) or {}).items() if not (memo and torch_api.is_memo(row[0])))
+    yield from (
+        row
+        for row in (namespace_of(value) or {}).items()
+        if not (memo and torch_api.is_memo(row[0]))
+    )
     for name, member in members_of(type(value)).items():
         with contextlib.suppress(AttributeError):  # an empty slot
             yield name, member.__get__(value)
 
 
 def attributes_of_wrapper(traced: Any, spec: Any) -> dict[str, Any]:
-    """The Python attributes of a tensor and of the wrappers inside it, by dotted names, without inner tensors."""
+    """The Python attributes of a tensor and of the wrappers inside it, by dotted names, without
+    inner tensors."""
     names = getattr(spec, "names", ())
     found = {k: v for k, v in attributes_inside(traced) if k not in names}
     for name, inner in zip(names, getattr(spec, "inners", ()), strict=True):
         if hasattr(inner, "names"):
-            found |= {f"{name}.{k}": v for k, v in attributes_of_wrapper(getattr(traced, name), inner).items()}
+            found |= {
+                f"{name}.{k}": v
+                for k, v in attributes_of_wrapper(getattr(traced, name), inner).items()
+            }
     return found

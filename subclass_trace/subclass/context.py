@@ -1,8 +1,8 @@
 """Flatten contexts: their parts, what guards keep of them, and when two are the same.
 
-A context is whatever an author returns from ``__tensor_flatten__``: often unhashable, sometimes mutable, sometimes with an
-array whose ``==`` is an array. A guard keeps a copy of what can be changed in place (`guarded`), and compares by value
-(`same_context`). See docs/notes/contexts.md.
+A context is whatever an author returns from ``__tensor_flatten__``: often unhashable, sometimes
+mutable, sometimes with an array whose ``==`` is an array. A guard keeps a copy of what can be
+changed in place (`guarded`), and compares by value (`same_context`). See docs/notes/contexts.md.
 
 >>> scale = {"value": 2}
 >>> known = guarded((scale, 1))
@@ -39,12 +39,21 @@ _ATOMS = (
 _MAX_DEPTH = 60
 #: what changes in place, though a guard would hold the very object
 _REFUSED = (
-    *(list, dict, set, frozenset, types.MappingProxyType, types.SimpleNamespace, types.MethodType, types.CellType),
+    *(
+        list,
+        dict,
+        set,
+        frozenset,
+        types.MappingProxyType,
+        types.SimpleNamespace,
+        types.MethodType,
+        types.CellType,
+    ),
     *(functools.partial, torch.nn.Module, torch.Tensor, Iterator),
 )
 
 
-# ---------------------------------------------------------------------------------------------- numbers of a call
+# ---- numbers of a call
 class SizeValue:
     """A number that is computed from the sizes of a call; see `SizeExpr`."""
 
@@ -56,7 +65,8 @@ _SIZES = (SizeValue, torch.SymInt, torch.SymFloat)
 
 
 class Sizes(tuple[Any, ...]):
-    """Stands in a context for a ``torch.Size`` of which some numbers are computed from the sizes of a call."""
+    """Stands in a context for a ``torch.Size`` of which some numbers are computed from the sizes of
+    a call."""
 
     __slots__ = ()
 
@@ -76,7 +86,7 @@ def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
     return map_parts(context, lambda v: map_sizes(v, function))
 
 
-# ---------------------------------------------------------------------------------------------- parts
+# ---- parts
 def is_atom(value: Any) -> bool:
     """Is it a value that nothing can change: a number, a string, a type, a size?"""
     return isinstance(value, (*_ATOMS, float, complex, *_SIZES))
@@ -88,21 +98,31 @@ def parts_of(context: Any) -> list[Any]:
         return [*context]
     if type(context) is dict:
         return [*context.values()]
-    return [getattr(context, name) for name in fields_of(context)] if has_generated_equality(context) else []
+    return (
+        [getattr(context, name) for name in fields_of(context)]
+        if has_generated_equality(context)
+        else []
+    )
 
 
 def fields_of(value: Any) -> list[str]:
-    """The fields of a dataclass of the user's, and what it holds besides them; of another one, those that it compares."""
+    """The fields of a dataclass of the user's, and what it holds besides them; of another one,
+    those that it compares."""
     cls = type(value)
     if is_foreign(cls):
         return [f.name for f in dataclasses.fields(value) if f.compare]
     names = [f.name for f in dataclasses.fields(value)]
-    rest = (n for n in namespace_of(value) or () if not isinstance(getattr(cls, n, None), functools.cached_property))
+    rest = (
+        n
+        for n in namespace_of(value) or ()
+        if not isinstance(getattr(cls, n, None), functools.cached_property)
+    )
     return list(dict.fromkeys((*names, *rest)))
 
 
 def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
-    """A context with ``function`` applied to each of its parts: the same one where that changes none of them."""
+    """A context with ``function`` applied to each of its parts: the same one where that changes
+    none of them."""
     parts = [] if isinstance(context, Sizes) else parts_of(context)
     found = [*map(function, parts)]
     if all(map(operator.is_, found, parts)):
@@ -127,10 +147,13 @@ def has_generated_equality(value: Any) -> bool:
 
 
 def is_copied(value: Any) -> bool:
-    """Can it be changed in place, so that wrappers are given copies: a container, a dataclass, an array?"""
+    """Can it be changed in place, so that wrappers are given copies: a container, a dataclass, an
+    array?"""
     if type(value) in (list, dict, set, bytearray, array.array):
         return True
-    if type(value).__module__ == "numpy":  # a number of numpy's cannot be written, and an iterator of it has no bytes
+    if (
+        type(value).__module__ == "numpy"
+    ):  # a number of numpy's cannot be written, and an iterator of it has no bytes
         return hasattr(value, "__setitem__") and hasattr(value, "tobytes")
     return has_generated_equality(value) and not type(value).__dataclass_params__.frozen
 
@@ -141,7 +164,8 @@ def may_change(context: Any) -> bool:
 
 
 def fresh(context: Any, mark: Callable[[Any], Any] | None = None) -> Any:
-    """A context of its own for a wrapper: what is copied (`is_copied`) is; everything else by reference.
+    """A context of its own for a wrapper: what is copied (`is_copied`) is; everything else by
+    reference.
 
     ``mark`` gives what marks stand for.
     """
@@ -151,9 +175,10 @@ def fresh(context: Any, mark: Callable[[Any], Any] | None = None) -> Any:
     return copy.copy(found) if found is context and is_copied(found) else found
 
 
-# ---------------------------------------------------------------------------------------------- guards
+# ---- guards
 def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
-    """What a guard keeps of the context of the wrapper at ``path``; `same_context` compares it with that of a call.
+    """What a guard keeps of the context of the wrapper at ``path``; `same_context` compares it with
+    that of a call.
 
     Raises:
         NeedsEager: it holds what cannot be compared, or itself.
@@ -165,14 +190,16 @@ def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
             path=f"context of {path}",
             expected="numbers, strings, functions, and containers and dataclasses of such",
             got="itself" if depth > _MAX_DEPTH else f"a {type(value).__qualname__}",
-            fix="let __tensor_flatten__ return the values that the operations of the class read; tensors are inner tensors",
+            fix="let __tensor_flatten__ return the values that the operations of the class read; "
+            "tensors are inner tensors",
         )
     found = map_parts(value, lambda v: guarded(v, path, depth + 1))
     return copy.copy(found) if found is value and is_copied(value) else found
 
 
 def _is_comparable(value: Any) -> bool:
-    """Does a copy of it, or the object itself, stay what it is? Not an object of the user's: what it holds may change."""
+    """Does a copy of it, or the object itself, stay what it is? Not an object of the user's: what
+    it holds may change."""
     if is_atom(value) or isinstance(value, Outer) or torch_api.is_opaque(value):
         return True
     if type(value) in (set, frozenset):
@@ -180,14 +207,17 @@ def _is_comparable(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return value.__closure__ is None
     collection = any(k.__module__ in ("collections", "weakref") for k in type(value).__mro__)
-    return is_copied(value) or (is_foreign(type(value)) and not collection and not isinstance(value, _REFUSED))
+    return is_copied(value) or (
+        is_foreign(type(value)) and not collection and not isinstance(value, _REFUSED)
+    )
 
 
 def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     """Are two contexts the same for a guard? Never raises and never dispatches.
 
-    Order: identity; type; numbers with NaN equal to NaN and the sign of zero; containers elementwise; arrays by shape, dtype
-    and bytes; dataclasses fieldwise; else the author's ``==``, where anything but ``True`` is "different".
+    Order: identity; type; numbers with NaN equal to NaN and the sign of zero; containers
+    elementwise; arrays by shape, dtype and bytes; dataclasses fieldwise; else the author's ``==``,
+    where anything but ``True`` is "different".
     """
     if a is b:
         return True
@@ -205,7 +235,9 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if isinstance(a, tuple) or type(a) in (list, dict) or has_generated_equality(a):
         keys = list if type(a) is dict else len if isinstance(a, (tuple, list)) else fields_of
         alike: Any = keys(a) == keys(b)
-        return alike and all(same_context(x, y, _depth + 1) for x, y in zip(parts_of(a), parts_of(b), strict=True))
+        return alike and all(
+            same_context(x, y, _depth + 1) for x, y in zip(parts_of(a), parts_of(b), strict=True)
+        )
     try:
         return (a == b) is True
     except Exception:  # a class's own code
@@ -218,7 +250,7 @@ def _same_number(a: complex, b: complex) -> bool:
     return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
 
 
-# ---------------------------------------------------------------------------------------------- outer sizes in contexts
+# ---- outer sizes in contexts
 class Outer(enum.Enum):
     """Stands in a context for the outer size or stride of its wrapper, when that is dynamic."""
 
@@ -228,9 +260,11 @@ class Outer(enum.Enum):
 
 
 def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
-    """The context with each copy of the outer size or stride in it replaced by a marker (DTensor's has both).
+    """The context with each copy of the outer size or stride in it replaced by a marker (DTensor's
+    has both).
 
-    A copy may also be in a field of a dataclass: until torch 2.11, DTensor's context holds its whole ``DTensorSpec``.
+    A copy may also be in a field of a dataclass: until torch 2.11, DTensor's context holds its
+    whole ``DTensorSpec``.
     """
     if isinstance(context, tuple) and context:
         if _same_sizes(context, size):
@@ -241,10 +275,15 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
 
 
 def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
-    """The inverse of `without_outer`, with the sizes of this call; what `fresh` copies is copied."""
+    """The inverse of `without_outer`, with the sizes of this call; what `fresh` copies is
+    copied."""
 
     def at(mark: Any) -> Any:
-        return torch.Size(size) if mark is Outer.SIZE else tuple(size if mark is Outer.NUMBERS else stride)
+        return (
+            torch.Size(size)
+            if mark is Outer.SIZE
+            else tuple(size if mark is Outer.NUMBERS else stride)
+        )
 
     return fresh(context, at)
 
@@ -256,5 +295,6 @@ def _same_sizes(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 
 def size_key(n: Any) -> Any:
-    """A size as something that compares without becoming a fact of the trace: its expression, or the number."""
+    """A size as something that compares without becoming a fact of the trace: its expression, or
+    the number."""
     return n.node.expr if isinstance(n, torch.SymInt) and not n.node.is_nested_int() else n

@@ -45,7 +45,9 @@ def flatten(value: Any, path: Path = VALUE) -> tuple[list[torch.Tensor], Spec]:
         leaves.append(t)
         return LeafSpec(*_outer(t), (t.is_conj(), t.is_neg()))
 
-    def wrapper(t: torch.Tensor, names: tuple[str, ...], inners: list[Spec], context: Any, _: Path) -> Spec:
+    def wrapper(
+        t: torch.Tensor, names: tuple[str, ...], inners: list[Spec], context: Any, _: Path
+    ) -> Spec:
         return WrapperSpec(type(t), names, tuple(inners), context, *_outer(t))
 
     spec = visit(value, leaf=leaf, wrapper=wrapper, opaque=lambda v, _: OpaqueSpec(v), path=path)
@@ -62,12 +64,15 @@ def guarded_spec(spec: Spec, path: Path = VALUE) -> Spec:
         return spec
     if isinstance(spec, OpaqueSpec):
         return OpaqueSpec(guarded(spec.value, path))
-    inners = tuple(guarded_spec(s, path.attr(n)) for n, s in zip(spec.names, spec.inners, strict=True))
+    inners = tuple(
+        guarded_spec(s, path.attr(n)) for n, s in zip(spec.names, spec.inners, strict=True)
+    )
     return replace(spec, inners=inners, context=guarded(spec.context, path))
 
 
 def _tensors(value: Any) -> list[tuple[Path, torch.Tensor, bool]]:
-    """(path, tensor, is it dense) for a value and each tensor inside of it, in flatten order; inner ones first."""
+    """(path, tensor, is it dense) for a value and each tensor inside of it, in flatten order; inner
+    ones first."""
     found: list[tuple[Path, torch.Tensor, bool]] = []
     visit(
         value,
@@ -84,7 +89,8 @@ def leaves_of(value: Any) -> list[torch.Tensor]:
 
 
 def tensors_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
-    """(attribute names from outside in, tensor) for each tensor inside ``value``, wrapper or dense; inner ones first."""
+    """(attribute names from outside in, tensor) for each tensor inside ``value``, wrapper or dense;
+    inner ones first."""
     return [(tuple(step[1:] for step in p.steps), t) for p, t, _ in _tensors(value) if p.steps]
 
 
@@ -94,6 +100,7 @@ def wrappers_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
 
 
 def map_leaves(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """The same value with each leaf replaced by ``function(leaf)``; wrappers are rebuilt by ``__tensor_unflatten__``."""
+    """The same value with each leaf replaced by ``function(leaf)``; wrappers are rebuilt by
+    ``__tensor_unflatten__``."""
     leaves, spec = flatten(value)
     return rebuild(spec, iter([function(t) for t in leaves]))

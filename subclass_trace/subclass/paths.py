@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A path is a root name and steps that print as code. Making one is cheap: text is built only by ``str``.
+    """A path is a root name and steps that print as code. Making one is cheap: text is built only
+    by ``str``.
 
     The idea is optree's ``PyTreeAccessor``.
     """

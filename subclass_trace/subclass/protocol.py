@@ -44,7 +44,8 @@ def kind_of(cls: type) -> Kind:
     return Kind.REFUSED if problems(cls) else Kind.WRAPPER
 
 
-#: special methods that a Parameter class may have without being another tensor: they make, copy, save, print it
+#: special methods that a Parameter class may have without being another tensor: they make, copy,
+# save, print it
 _HARMLESS = """
     __new__ __init__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __setstate__ __repr__ __init_subclass__ __dir__ __doc__
     __class_getitem__ __subclasshook__ __module__ __dict__ __weakref__ __annotations__ __torch_function__
@@ -54,14 +55,19 @@ _HARMLESS = """
 
 @functools.cache
 def is_plain_parameter(cls: Any) -> bool:
-    """Is it a class of Parameters with attributes and methods alone (bitsandbytes, HQQ): computed with as any Parameter is?"""
+    """Is it a class of Parameters with attributes and methods alone (bitsandbytes, HQQ): computed
+    with as any Parameter is?"""
     lazy = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
     if not issubclass(cls, torch.nn.Parameter) or cls in REAL or issubclass(cls, lazy):
         return False
     if cls.__torch_function__ is not torch_api.disabled_torch_function or len(problems(cls)) < 3:
         return False
-    own = (name for base in cls.__mro__[: cls.__mro__.index(torch.nn.Parameter)] for name in vars(base))
-    return all(not (n.startswith("__") and hasattr(torch.Tensor, n)) or n in _HARMLESS.split() for n in own)
+    own = (
+        name for base in cls.__mro__[: cls.__mro__.index(torch.nn.Parameter)] for name in vars(base)
+    )
+    return all(
+        not (n.startswith("__") and hasattr(torch.Tensor, n)) or n in _HARMLESS.split() for n in own
+    )
 
 
 def is_traceable(value: object) -> bool:
@@ -73,8 +79,8 @@ def is_traceable(value: object) -> bool:
 def problems(cls: type) -> tuple[str, ...]:
     """Why ``cls`` is not a traceable wrapper subclass; empty when it is one.
 
-    The protocol is PyTorch's: ``__tensor_flatten__``, ``__tensor_unflatten__`` (PyTorch PR 96235) and a
-    ``__torch_dispatch__``.
+    The protocol is PyTorch's: ``__tensor_flatten__``, ``__tensor_unflatten__`` (PyTorch PR 96235)
+    and a ``__torch_dispatch__``.
     """
     if not issubclass(cls, torch.Tensor):
         return ("is not a subclass of torch.Tensor",)
@@ -88,7 +94,9 @@ def problems(cls: type) -> tuple[str, ...]:
     elif isinstance(flatten, (staticmethod, classmethod)):
         found.append("has a __tensor_flatten__ that is not an instance method")
     if unflatten is None:
-        found.append("has no static __tensor_unflatten__(inner_tensors, context, outer_size, outer_stride)")
+        found.append(
+            "has no static __tensor_unflatten__(inner_tensors, context, outer_size, outer_stride)"
+        )
     elif not isinstance(unflatten, (staticmethod, classmethod)):
         found.append("has a __tensor_unflatten__ that is neither a staticmethod nor a classmethod")
     if not torch_api.overrides_torch_dispatch(cls):
@@ -97,7 +105,8 @@ def problems(cls: type) -> tuple[str, ...]:
 
 
 def why_not_traceable(value: object) -> str | None:
-    """One readable sentence for each problem of the class of ``value`` (or of the class ``value``); None when it is fine."""
+    """One readable sentence for each problem of the class of ``value`` (or of the class ``value``);
+    None when it is fine."""
     cls = value if isinstance(value, type) else type(value)
     return "; ".join(f"{cls.__qualname__} {what}" for what in problems(cls)) or None
 
@@ -106,36 +115,48 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     """The error for a tensor subclass without the protocol, or for a parameter without values."""
     cls = type(value)
     if issubclass(cls, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
-        return NotYet("a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__)
-    plain = issubclass(cls, torch.nn.Parameter) or len(problems(cls)) == 3  # the class has nothing of the protocol
+        return NotYet(
+            "a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__
+        )
+    plain = (
+        issubclass(cls, torch.nn.Parameter) or len(problems(cls)) == 3
+    )  # the class has nothing of the protocol
     return (NeedsEager if plain else ProtocolError)(
-        f"{cls.__qualname__} is a tensor subclass that cannot be traced through: {why_not_traceable(cls)}",
+        f"{cls.__qualname__} is a tensor subclass that cannot be traced through: "
+        f"{why_not_traceable(cls)}",
         path=path,
-        expected="torch.Tensor, or a subclass with __tensor_flatten__, __tensor_unflatten__ and __torch_dispatch__",
+        expected="torch.Tensor, or a subclass with __tensor_flatten__, __tensor_unflatten__ and "
+        "__torch_dispatch__",
         got=f"an instance of {cls.__module__}.{cls.__qualname__}",
         fix="add the missing methods, or pass value.as_subclass(torch.Tensor)",
     )
 
 
 def refuse_layout(value: torch.Tensor, path: Path) -> NeedsEager:
-    """The error for a dense-typed tensor that has no strides. (Dynamo's graph would have it, too.)"""
+    """The error for a dense-typed tensor that has no strides. (Dynamo's graph would have it,
+    too.)"""
     kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
     return NeedsEager(
         f"a {kind} tensor cannot be traced",
         path=path,
         expected="a strided tensor, or a wrapper subclass whose inner tensors are strided",
         got=f"layout {value.layout}, dtype {value.dtype}",
-        fix="use a wrapper subclass (for example a jagged NestedTensor), or convert it before the call",
+        fix="use a wrapper subclass (for example a jagged NestedTensor), or convert it before "
+        "the call",
     )
 
 
 @functools.cache
 def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.Tensor]:
-    """``cls.__tensor_unflatten__`` as a function of four arguments, whatever form the author gave it.
+    """``cls.__tensor_unflatten__`` as a function of four arguments, whatever form the author gave
+    it.
 
-    Static methods, class methods and the old form of two arguments (inner tensors, context) are accepted.
+    Static methods, class methods and the old form of two arguments (inner tensors, context) are
+    accepted.
     """
-    method: Callable[..., torch.Tensor] = torch_api.repaired_unflatten(cls) or cls.__tensor_unflatten__  # type: ignore[attr-defined]
+    method: Callable[..., torch.Tensor] = (
+        torch_api.repaired_unflatten(cls) or cls.__tensor_unflatten__
+    )  # type: ignore[attr-defined]
     try:
         inspect.signature(method).bind({}, None, (), ())
     except TypeError:
@@ -146,10 +167,11 @@ def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.T
 
 
 def flattens_alike(cls: type) -> bool:
-    """Does ``cls.__tensor_flatten__`` return the same names and context for every instance, whatever it holds?
+    """Does ``cls.__tensor_flatten__`` return the same names and context for every instance,
+    whatever it holds?
 
-    So does a method whose code has no names, such as ``return ["a", "b"], None``, if it does not hand out the instance itself.
-    A guard on the class then makes calling it superfluous.
+    So does a method whose code has no names, such as ``return ["a", "b"], None``, if it does not
+    hand out the instance itself. A guard on the class then makes calling it superfluous.
     """
     method = inspect.getattr_static(cls, "__tensor_flatten__", None)
     if not isinstance(method, types.FunctionType):

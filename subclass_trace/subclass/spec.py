@@ -2,10 +2,11 @@
 
 ``TwoTensor(a, b)`` of shape (2, 3) becomes::
 
-    WrapperSpec(TwoTensor, names=("a", "b"), inners=(LeafSpec((2, 3), ...), LeafSpec((2, 3), ...)), context=None, ...)
+    WrapperSpec(TwoTensor, names=("a", "b"), inners=(LeafSpec((2, 3), ...), LeafSpec((2, 3), ...)),
+    context=None, ...)
 
-Sizes are Python ints, or ``torch.SymInt`` while a region with dynamic sizes is captured, or `SizeExpr` (`RaggedSize`
-for a jagged tensor) in what the run time keeps of such a region.
+Sizes are Python ints, or ``torch.SymInt`` while a region with dynamic sizes is captured, or
+`SizeExpr` (`RaggedSize` for a jagged tensor) in what the run time keeps of such a region.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .context import SizeValue, same_context, without_outer
 
 @dataclass(frozen=True, slots=True)
 class SizeExpr(SizeValue):
-    """A size that is computed from the sizes of the call: a sympy expression over the region's symbols."""
+    """A size that is computed from the sizes of the call: a sympy expression over the region's
+    symbols."""
 
     expr: Any
 
@@ -46,10 +48,11 @@ class SizeExpr(SizeValue):
 
 @dataclass(frozen=True, slots=True)
 class RaggedSize:
-    """A ragged size or stride of a jagged tensor: ``coefficient`` times the nested int of its offsets.
+    """A ragged size or stride of a jagged tensor: ``coefficient`` times the nested int of its
+    offsets.
 
-    ``symbol`` stands for the nested int; it is None where the offsets belong to no input. The class takes it from the
-    offsets that a value is made of, so nothing but a replayed view asks for it.
+    ``symbol`` stands for the nested int; it is None where the offsets belong to no input. The class
+    takes it from the offsets that a value is made of, so nothing but a replayed view asks for it.
     """
 
     symbol: Any
@@ -72,7 +75,8 @@ Size: TypeAlias = "int | torch.SymInt | SizeExpr | RaggedSize"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LeafSpec:
-    """A dense tensor. ``stride`` and ``storage_offset`` are empty and 0 for layouts that have none."""
+    """A dense tensor. ``stride`` and ``storage_offset`` are empty and 0 for layouts that have
+    none."""
 
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
@@ -86,14 +90,16 @@ class LeafSpec:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OpaqueSpec:
-    """An attribute named by ``__tensor_flatten__`` that is no tensor, such as a DeviceMesh: a guarded constant."""
+    """An attribute named by ``__tensor_flatten__`` that is no tensor, such as a DeviceMesh: a
+    guarded constant."""
 
     value: Any
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class WrapperSpec:
-    """A wrapper: its class, the names of its inner values in flatten order, their specs, the context, outer metadata."""
+    """A wrapper: its class, the names of its inner values in flatten order, their specs, the
+    context, outer metadata."""
 
     cls: type[torch.Tensor]
     names: tuple[str, ...]
@@ -127,13 +133,18 @@ def spec_leaves(spec: Spec) -> Iterator[LeafSpec]:
 
 def leaf_spans(specs: Iterable[Spec]) -> list[slice]:
     """Where the leaves of each are among those of all."""
-    return [slice(a, b) for a, b in itertools.pairwise(itertools.accumulate(map(leaf_count, specs), initial=0))]
+    return [
+        slice(a, b)
+        for a, b in itertools.pairwise(itertools.accumulate(map(leaf_count, specs), initial=0))
+    ]
 
 
 def leaf_ways(spec: Spec) -> list[tuple[str, ...]]:
     """The names of the inner tensors on the way to each leaf of a value, in flatten order."""
     if isinstance(spec, WrapperSpec):
-        return [(n, *way) for n, s in zip(spec.names, spec.inners, strict=True) for way in leaf_ways(s)]
+        return [
+            (n, *way) for n, s in zip(spec.names, spec.inners, strict=True) for way in leaf_ways(s)
+        ]
     return [()] if isinstance(spec, LeafSpec) else []
 
 
@@ -158,7 +169,8 @@ def leaf_count(spec: Spec) -> int:
 
 
 def _comparable(size: tuple[Any, ...]) -> tuple[Any, ...]:
-    # Sizes with a nested int (jagged tensors) differ in each value; which ones agree is carried by the offsets leaf.
+    # Sizes with a nested int (jagged tensors) differ in each value; which ones agree is carried by
+    # the offsets leaf.
     return tuple("nested" if is_ragged(s) or isinstance(s, RaggedSize) else s for s in size)
 
 
@@ -182,7 +194,8 @@ def _same_context(a: WrapperSpec, b: WrapperSpec) -> bool:
 
 
 def same_spec(a: Spec, b: Spec, *, strides: bool = True) -> bool:
-    """Do two specs describe values of one type, structure, context, size, dtype and device (and stride)?
+    """Do two specs describe values of one type, structure, context, size, dtype and device (and
+    stride)?
 
     requires_grad is not compared: a primal and its gradient differ in it by nature.
     """
@@ -191,13 +204,17 @@ def same_spec(a: Spec, b: Spec, *, strides: bool = True) -> bool:
     if isinstance(a, OpaqueSpec) and isinstance(b, OpaqueSpec):
         return same_context(a.value, b.value)
     assert not isinstance(a, OpaqueSpec) and not isinstance(b, OpaqueSpec)
-    if (a.dtype, a.device, a.layout) != (b.dtype, b.device, b.layout) or _comparable(a.size) != _comparable(b.size):
+    if (a.dtype, a.device, a.layout) != (b.dtype, b.device, b.layout) or _comparable(
+        a.size
+    ) != _comparable(b.size):
         return False
     if isinstance(a, WrapperSpec) and isinstance(b, WrapperSpec):
         return (
             a.cls is b.cls
             and a.names == b.names
             and _same_context(a, b)
-            and all(same_spec(x, y, strides=strides) for x, y in zip(a.inners, b.inners, strict=True))
+            and all(
+                same_spec(x, y, strides=strides) for x, y in zip(a.inners, b.inners, strict=True)
+            )
         )
     return not strides or a.stride == b.stride

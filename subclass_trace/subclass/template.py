@@ -1,7 +1,8 @@
 """Template constructors: building a wrapper without running its ``__tensor_unflatten__``.
 
-An unflatten costs 3 to 8 microseconds; ``_make_wrapper_subclass`` and a few ``setattr`` cost one. A template is used
-only after it was compared with the author's unflatten, attribute by attribute, on two sets of inner tensors.
+An unflatten costs 3 to 8 microseconds; ``_make_wrapper_subclass`` and a few ``setattr`` cost one. A
+template is used only after it was compared with the author's unflatten, attribute by attribute, on
+two sets of inner tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """How to build one level of a wrapper: metadata of the outer tensor, and attributes that are the same in each."""
+    """How to build one level of a wrapper: metadata of the outer tensor, and attributes that are
+    the same in each."""
 
     dtype: torch.dtype
     layout: torch.layout
@@ -37,25 +39,45 @@ def template_of(spec: WrapperSpec, example: Callable[[Spec], Any]) -> Template |
     Args:
         example: makes a value of an inner spec (a fake tensor, or a wrapper of fake tensors).
     """
-    slots = any(getattr(k, "__slots__", ()) for k in spec.cls.__mro__ if k is not Tensor and k is not object)
+    slots = any(
+        getattr(k, "__slots__", ()) for k in spec.cls.__mro__ if k is not Tensor and k is not object
+    )
     sized = any(isinstance(n, (SizeExpr, torch.SymInt)) for n in (*spec.size, *spec.stride))
     if slots or sized or any(isinstance(s, OpaqueSpec) for s in spec.inners):
         return None
-    inner, other = ({n: example(s) for n, s in zip(spec.names, spec.inners, strict=True)} for _ in range(2))
+    inner, other = (
+        {n: example(s) for n, s in zip(spec.names, spec.inners, strict=True)} for _ in range(2)
+    )
     value, again = _built(spec, inner), _built(spec, other)
-    if not _is_usable(spec, value) or set(vars(value)) != set(vars(again)) or not set(spec.names) <= set(vars(value)):
+    if (
+        not _is_usable(spec, value)
+        or set(vars(value)) != set(vars(again))
+        or not set(spec.names) <= set(vars(value))
+    ):
         return None
     constants = {k: v for k, v in vars(value).items() if k not in spec.names}
     if not all(_is_immutable(v) and same_context(v, vars(again)[k]) for k, v in constants.items()):
         return None
-    template = Template(value.dtype, value.layout, value.device, int(value.storage_offset()), tuple(constants.items()))
+    template = Template(
+        value.dtype,
+        value.layout,
+        value.device,
+        int(value.storage_offset()),
+        tuple(constants.items()),
+    )
     return template if _indistinguishable(value, build(template, spec, inner)) else None
 
 
 def build(template: Template, spec: WrapperSpec, inner: dict[str, Any]) -> Tensor:
     """What the generated code does, for comparison and for the reader."""
     value = torch_api.build_wrapper(
-        spec.cls, spec.size, spec.stride, template.storage_offset, template.dtype, template.layout, template.device
+        spec.cls,
+        spec.size,
+        spec.stride,
+        template.storage_offset,
+        template.dtype,
+        template.layout,
+        template.device,
     )
     for name, held in (*template.constants, *inner.items()):
         setattr(value, name, held)
@@ -68,7 +90,12 @@ def _built(spec: WrapperSpec, inner: dict[str, Any]) -> Tensor:
 
 
 def _is_usable(spec: WrapperSpec, value: Tensor) -> bool:
-    return type(value) is spec.cls and not value.requires_grad and hasattr(value, "__dict__") and value.is_leaf
+    return (
+        type(value) is spec.cls
+        and not value.requires_grad
+        and hasattr(value, "__dict__")
+        and value.is_leaf
+    )
 
 
 def _is_immutable(value: Any) -> bool:
@@ -79,7 +106,9 @@ def _indistinguishable(a: Tensor, b: Tensor) -> bool:
     mine, theirs = vars(a), vars(b)
     if set(mine) != set(theirs) or not all(same_context(v, theirs[k]) for k, v in mine.items()):
         return False
-    with torch_api.DispatchLog() as log:  # a class with a size or stride policy of its own answers by dispatch
+    with (
+        torch_api.DispatchLog() as log
+    ):  # a class with a size or stride policy of its own answers by dispatch
         same = all(f(a) == f(b) for f in _PROPERTIES)
     return same and not log.operations and torch_api.dispatch_keys(a) == torch_api.dispatch_keys(b)
 
@@ -98,7 +127,8 @@ Verified: TypeAlias = dict[Any, tuple[WrapperSpec, Template | None]]
 
 
 class Examples:
-    """Makes fake values of specs under a fake mode, and remembers the templates that were verified on them.
+    """Makes fake values of specs under a fake mode, and remembers the templates that were verified
+    on them.
 
     Args:
         hint: turns dynamic sizes into numbers.
@@ -106,7 +136,9 @@ class Examples:
         verified: templates that are known by now; what is found is added.
     """
 
-    def __init__(self, hint: Callable[[Any], int], mode: Any = None, verified: Verified | None = None) -> None:
+    def __init__(
+        self, hint: Callable[[Any], int], mode: Any = None, verified: Verified | None = None
+    ) -> None:
         self._mode, self.hint = mode, hint
         self._verified: Verified = {} if verified is None else verified
 
@@ -129,12 +161,17 @@ class Examples:
                 if not offset:
                     return made
                 room = offset + made.untyped_storage().nbytes() // made.element_size()
-                return made.set_(made.new_empty(room).untyped_storage(), offset, size, stride)  # some classes repeat it
+                return made.set_(
+                    made.new_empty(room).untyped_storage(), offset, size, stride
+                )  # some classes repeat it
         inner = {n: self.make(s) for n, s in zip(spec.names, spec.inners, strict=True)}
-        return unflatten_of(spec.cls)(inner, with_outer(spec.context, size, stride), torch.Size(size), stride)
+        return unflatten_of(spec.cls)(
+            inner, with_outer(spec.context, size, stride), torch.Size(size), stride
+        )
 
     def template(self, spec: WrapperSpec) -> Template | None:
-        """The verified template of one level; equal specs (the layers of a model) are verified once."""
+        """The verified template of one level; equal specs (the layers of a model) are verified
+        once."""
         key = template_key(spec)
         if key is None:
             return template_of(spec, self.make)

@@ -1,6 +1,7 @@
 """The one visitor over nested wrappers. Everything that walks inner tensors is a fold made here.
 
-`visit` folds a live value bottom-up, `rebuild` folds a spec back into a value. See `flatten.py` for the usual folds.
+`visit` folds a live value bottom-up, `rebuild` folds a spec back into a value. See `flatten.py` for
+the usual folds.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ R = TypeVar("R")
 VALUE = Path("value")
 
 
-def inner_values(wrapper: torch.Tensor, path: Path = VALUE) -> tuple[tuple[str, ...], list[Any], Any]:
+def inner_values(
+    wrapper: torch.Tensor, path: Path = VALUE
+) -> tuple[tuple[str, ...], list[Any], Any]:
     """Names, values and context that one wrapper flattens to (one level).
 
     Raises:
-        ProtocolError: ``__tensor_flatten__`` returns something else than (names, context), or names an attribute that
+        ProtocolError: ``__tensor_flatten__`` returns something else than (names, context), or names
+        an attribute that
             is missing, or one that is neither a tensor nor opaque.
     """
     cls = type(wrapper)
@@ -45,7 +49,8 @@ def inner_values(wrapper: torch.Tensor, path: Path = VALUE) -> tuple[tuple[str, 
             path=path,
             expected="([attribute names], context)",
             got=torch_api.text_of(flat),
-            fix="return the names of the inner tensors as a list of str, and everything else as the context",
+            fix="return the names of the inner tensors as a list of str, and everything else as "
+            "the context",
         )
     names, context = flat
     values = []
@@ -54,11 +59,13 @@ def inner_values(wrapper: torch.Tensor, path: Path = VALUE) -> tuple[tuple[str, 
             value = getattr(wrapper, name)
         except (AttributeError, TypeError) as error:
             raise ProtocolError(
-                f"{cls.__qualname__}.__tensor_flatten__ names an attribute that the instance does not have",
+                f"{cls.__qualname__}.__tensor_flatten__ names an attribute that the instance "
+                "does not have",
                 path=f"{path}.{name}",
                 expected=f"a tensor at attribute {name!r}",
                 got=str(error),
-                fix="name only attributes that are set; leave out optional inner tensors that are absent",
+                fix="name only attributes that are set; leave out optional inner tensors that "
+                "are absent",
             ) from None
         if not isinstance(value, torch.Tensor) and not torch_api.is_opaque(value):
             raise ProtocolError(
@@ -66,7 +73,8 @@ def inner_values(wrapper: torch.Tensor, path: Path = VALUE) -> tuple[tuple[str, 
                 path=f"{path}.{name}",
                 expected="a tensor, or an opaque object such as a DeviceMesh",
                 got=f"{type(value).__qualname__}: {value!r:.80}",
-                fix="return plain Python values in the context, and leave out optional inner tensors that are None",
+                fix="return plain Python values in the context, and leave out optional inner "
+                "tensors that are None",
             )
         values.append(value)
     return tuple(names), values, context
@@ -84,8 +92,8 @@ def visit(
 
     Args:
         leaf: called with each dense tensor and its path, in flatten order.
-        wrapper: called with each wrapper after its inner values: (wrapper, names, results, context, path).
-        opaque: called with each opaque attribute and its path.
+        wrapper: called with each wrapper after its inner values: (wrapper, names, results, context,
+        path). opaque: called with each opaque attribute and its path.
 
     Raises:
         ProtocolError: see `inner_values`; also for a tensor subclass without the protocol.
@@ -111,14 +119,18 @@ def visit(
     return wrapper(value, names, results, context, path)
 
 
-def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> Any:
-    """Fold a spec back into a value: wrappers by ``__tensor_unflatten__`` alone, from the next leaves.
+def rebuild(
+    spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], Sequence[Any]] = tuple
+) -> Any:
+    """Fold a spec back into a value: wrappers by ``__tensor_unflatten__`` alone, from the next
+    leaves.
 
     Args:
         leaves: dense tensors in flatten order.
         size: maps a recorded size or stride to the one of this call (for dynamic sizes).
 
-    ``requires_grad`` is not applied: many classes drop it, so the caller does it where it means something.
+    ``requires_grad`` is not applied: many classes drop it, so the caller does it where it means
+    something.
     """
     if isinstance(spec, LeafSpec):
         return next(leaves)
@@ -136,16 +148,21 @@ def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], S
     except Exception as error:
         raise ProtocolError(
             f"{spec.cls.__qualname__}.__tensor_unflatten__ raised {type(error).__name__}: {error}",
-            expected="__tensor_unflatten__(inner_tensors, context, outer_size, outer_stride), for what was flattened",
-            got=f"inner tensors {sorted(inner)}, context {torch_api.text_of(context, 80)}, outer size {outer}",
+            expected="__tensor_unflatten__(inner_tensors, context, outer_size, outer_stride), "
+            "for what was flattened",
+            got=f"inner tensors {sorted(inner)}, context {torch_api.text_of(context, 80)}, outer "
+            f"size {outer}",
             fix="rebuild from exactly the names and the context that __tensor_flatten__ returned",
         ) from error
 
 
 def map_spec(
-    spec: Spec, size: Callable[[Sequence[Any]], Sequence[Any]], context: Callable[[Any], Any] = lambda c: c
+    spec: Spec,
+    size: Callable[[Sequence[Any]], Sequence[Any]],
+    context: Callable[[Any], Any] = lambda c: c,
 ) -> Spec:
-    """A copy of ``spec`` with sizes, strides and offsets mapped by ``size`` and contexts by ``context``."""
+    """A copy of ``spec`` with sizes, strides and offsets mapped by ``size`` and contexts by
+    ``context``."""
 
     def one(value: Any) -> Any:
         return next(iter(size((value,))))

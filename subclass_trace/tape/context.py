@@ -51,9 +51,14 @@ class _Process:
             if not self.users:
                 _door.set_tape_compiler(*self.base)
                 _door.replace_execution_engine(self.engine)
-            elif prior[0] is TapeCapture or (prior[0] is not None and not (self.threads.keys() - {me})):
+            elif prior[0] is TapeCapture or (
+                prior[0] is not None and not (self.threads.keys() - {me})
+            ):
                 _door.set_tape_compiler(*prior)
-            if prior[0] not in (None, TapeCapture):  # torch's own is on again: it shall not find our tapes
+            if prior[0] not in (
+                None,
+                TapeCapture,
+            ):  # torch's own is on again: it shall not find our tapes
                 runtime.forget_tapes()
 
 
@@ -62,11 +67,13 @@ runtime.FACTORY.append(TapeCapture)
 
 
 class CompiledAutograd:
-    """The autograd tape as a graph: ``with compiled_autograd(backend="inductor"): loss.backward()``.
+    """The autograd tape as a graph:
+    ``with compiled_autograd(backend="inductor"): loss.backward()``.
 
-    Inside, each backward (``backward`` and ``torch.autograd.grad`` alike) is captured once and then run from its tape:
-    all hooks run in the eager engine's order, and tensors saved under ``saved_tensors_hooks`` are unpacked one by one,
-    next to their use. See docs/notes/compiled_autograd.md.
+    Inside, each backward (``backward`` and ``torch.autograd.grad`` alike) is captured once and then
+    run from its tape: all hooks run in the eager engine's order, and tensors saved under
+    ``saved_tensors_hooks`` are unpacked one by one, next to their use. See
+    docs/notes/compiled_autograd.md.
 
     >>> import torch
     >>> w = torch.ones(2, requires_grad=True)
@@ -80,13 +87,17 @@ class CompiledAutograd:
 
     @contextlib.contextmanager
     def __call__(self, *, backend: Any = None, dynamic: bool = False) -> Iterator[CompiledAutograd]:
-        """Switch it on for this thread, until the end of the ``with`` block. Blocks nest: the inner back end wins.
+        """Switch it on for this thread, until the end of the ``with`` block. Blocks nest: the inner
+        back end wins.
 
-        Enter it while no other thread is in a backward: torch refuses to change engines then, for good.
+        Enter it while no other thread is in a backward: torch refuses to change engines then, for
+        good.
 
         Args:
-            backend: None runs the tape node by node, with gradients bitwise those of the eager engine. A name or a
-                callable, as in `compile`, is given the dense aten graphs of the segments between hooks.
+            backend: None runs the tape node by node, with gradients bitwise those of the eager
+            engine. A name or a
+                callable, as in `compile`, is given the dense aten graphs of the segments between
+                hooks.
             dynamic: all sizes are dynamic from the first capture on, instead of those that changed.
 
         Raises:

@@ -1,14 +1,14 @@
 """From steps to a tape: put them in the eager engine's order, and write an fx graph.
 
-The graph's placeholders are what the engine hands over, one each (``inputs_3``, ``sizes_0``, ``hooks_1``,
-``packed_0``). Everything else is a call. ``node.meta["kind"]`` and ``node.meta["node"]`` say what it is and to which
-autograd node (a row of `Tape.nodes`) it belongs.
+The graph's placeholders are what the engine hands over, one each (``inputs_3``, ``sizes_0``,
+``hooks_1``, ``packed_0``). Everything else is a call. ``node.meta["kind"]`` and
+``node.meta["node"]`` say what it is and to which autograd node (a row of `Tape.nodes`) it belongs.
 
 Note [Where unpacking happens]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-C++ asks for the unpacked value ahead of the node. Here an unpack step is written right before the first step that reads
-it, after hooks of the node. So no more is unpacked at a time than eager mode has. An unpack hook whose value nobody reads still
-runs, with its node.
+C++ asks for the unpacked value ahead of the node. Here an unpack step is written right before the
+first step that reads it, after hooks of the node. So no more is unpacked at a time than eager mode
+has. An unpack hook whose value nobody reads still runs, with its node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ GIVEN = ("inputs", "sizes", "scalars", "hooks", "packed")
 
 
 class Layout:
-    """The inputs of a tape: one step for each thing that the engine hands over and that the capture met."""
+    """The inputs of a tape: one step for each thing that the engine hands over and that the capture
+    met."""
 
     def __init__(self) -> None:
         self.counts = (0, 0, 0)
@@ -46,7 +47,10 @@ class Layout:
 
     def rows(self) -> list[tuple[str, int]]:
         """All of them, also those that nothing reads: they are bound by position."""
-        hooks, packed = (1 + max((i for w, i in self._steps if w == what), default=-1) for what in ("hooks", "packed"))
+        hooks, packed = (
+            1 + max((i for w, i in self._steps if w == what), default=-1)
+            for what in ("hooks", "packed")
+        )
         counts = (*self.counts, hooks, packed)
         return [(what, i) for what, count in zip(GIVEN, counts, strict=True) for i in range(count)]
 
@@ -57,7 +61,8 @@ class TapeNode:
 
     Attributes:
         name: as autograd calls it: ``MulBackward0``.
-        seq_nr: the number that autograd gave it in the forward; None for leaves, the root, and where it is unknown.
+        seq_nr: the number that autograd gave it in the forward; None for leaves, the root, and
+        where it is unknown.
     """
 
     name: str
@@ -72,8 +77,8 @@ class Tape:
         graph: the tape as an fx graph; runnable as it is.
         nodes: the autograd nodes in the order in which they run.
         given: what the graph's placeholders are: ("inputs", 3), ...
-        programs: back end -> callable, made when it is first needed; ``lowered``: its graph with segments as calls.
-        runs: how often it ran.
+        programs: back end -> callable, made when it is first needed; ``lowered``: its graph with
+        segments as calls. runs: how often it ran.
     """
 
     graph: fx.GraphModule
@@ -84,7 +89,8 @@ class Tape:
     runs: int = 0
 
     def __post_init__(self) -> None:
-        #: how many hooks and packed values the program takes; C++ may hand over more that nothing reads
+        #: how many hooks and packed values the program takes; C++ may hand over more that nothing
+        # reads
         self.hooks = sum(what == "hooks" for what, _ in self.given)
         self.packed = sum(what == "packed" for what, _ in self.given)
 
@@ -117,7 +123,10 @@ def finish(
     walked = _matching_walk(names, roots, only)
     numbers = {} if walked is None else priorities(walked.nodes)
     known = {k: n for k, n in numbers.items() if k and n != _LEAF}
-    rows = [TapeNode(name.removeprefix("torch::autograd::"), known.get(k)) for k, name in enumerate(names)]
+    rows = [
+        TapeNode(name.removeprefix("torch::autograd::"), known.get(k))
+        for k, name in enumerate(names)
+    ]
     # A backward that C++ began stays in the order of its capture: that of the forward is not known.
     order = [*range(len(names))] if walked is None else engine_order(walked.following, numbers)
     position = {call: k for k, call in enumerate(order)}
@@ -132,7 +141,9 @@ def finish(
     return Tape(graph, tuple(rows[call] for call in order), tuple(layout.rows()))
 
 
-def _matching_walk(names: Sequence[str], roots: Sequence[Any], only: Sequence[Any] | None) -> Walked | None:
+def _matching_walk(
+    names: Sequence[str], roots: Sequence[Any], only: Sequence[Any] | None
+) -> Walked | None:
     if not roots:
         return None
     walked = walk(roots, only)
@@ -140,11 +151,14 @@ def _matching_walk(names: Sequence[str], roots: Sequence[Any], only: Sequence[An
     return walked if found == list(names[1:]) else None
 
 
-def _associate(steps: Sequence[Step], position: dict[int, int], by_call: dict[int, list[Step]]) -> dict[Step, Step]:
-    """Add the gradients for one place in the order in which the eager engine gets them: (a + b) + c is not a + (b + c).
+def _associate(
+    steps: Sequence[Step], position: dict[int, int], by_call: dict[int, list[Step]]
+) -> dict[Step, Step]:
+    """Add the gradients for one place in the order in which the eager engine gets them: (a + b) + c
+    is not a + (b + c).
 
-    Each new sum is written at the end of the node that delivers its second term, so that the terms do not pile up.
-    Returns what stands for each captured total.
+    Each new sum is written at the end of the node that delivers its second term, so that the terms
+    do not pile up. Returns what stands for each captured total.
     """
     inner = {s.args[0] for s in steps if s.kind == "sum" and s.args[0].kind == "sum"}
     totals: dict[Step, Step] = {}
@@ -160,7 +174,9 @@ def _associate(steps: Sequence[Step], position: dict[int, int], by_call: dict[in
         terms.sort(key=lambda t: (position[t.call], t.number))
         running = terms[0]
         for term in terms[1:]:
-            running = Step("sum", total.target, (running, term), call=term.call, number=total.number)
+            running = Step(
+                "sum", total.target, (running, term), call=term.call, number=total.number
+            )
             by_call[term.call].append(running)
         totals[total] = running
     return totals
@@ -184,7 +200,11 @@ def _write(
 
     def emit(step: Step) -> None:
         for read in sorted((r for r in step.reads() if r.kind == "unpack"), key=lambda r: r.number):
-            value(read)  # several saved tensors of one node are unpacked in the order in which the node saved them
+            value(
+                read
+                # several saved tensors of one node are unpacked in the order in which the node
+                # saved them
+            )
         args, kwargs = replace_steps(step.args, value), replace_steps(step.kwargs, value)
         assert step.target is not None
         node = graph.create_node("call_function", step.target, args, kwargs, name=_name_of(step))
@@ -207,4 +227,9 @@ def _write(
 def _name_of(step: Step) -> str | None:
     if step.note and step.kind in ("op", "hook", "post_accumulate"):
         return step.note.replace(" ", "_").replace("-", "_")
-    return {"unpack": "unpacked", "sum": "total", "backward": "backward", "validate": "checked"}.get(step.kind)
+    return {
+        "unpack": "unpacked",
+        "sum": "total",
+        "backward": "backward",
+        "validate": "checked",
+    }.get(step.kind)

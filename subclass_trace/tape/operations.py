@@ -1,4 +1,5 @@
-"""What a running tape calls besides autograd's own functions: hooks, unpacking, Python backwards, accumulation."""
+"""What a running tape calls besides autograd's own functions: hooks, unpacking, Python backwards,
+accumulation."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ..torch_api import tape as _door
 Tensor = torch.Tensor
 
 
-# ---------------------------------------------------------------------------------------------- hooks
+# ---- hooks
 def _name(hook: Any) -> str:
     return getattr(hook, "__name__", None) or str(hook)
 
@@ -31,7 +32,8 @@ def check_hook_result(original: Tensor | None, result: Any, hook: Any) -> None:
         raise RuntimeError("can't replace a None gradient with a non-None value")
     if result.dtype != original.dtype or result.layout != original.layout:
         raise RuntimeError(
-            f"hook '{_name(hook)}' has changed the type of value (was {original.type()} got {result.type()})"
+            f"hook '{_name(hook)}' has changed the type of value (was {original.type()} got "
+            f"{result.type()})"
         )
     if result.device.type != original.device.type:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the type of value")
@@ -59,7 +61,8 @@ def _checked(values: tuple[Any, ...], result: Any, hook: Any) -> tuple[Any, ...]
     results = result if isinstance(result, tuple) else (result,)
     if len(results) != len(values):
         raise RuntimeError(
-            f"hook '{_name(hook)}' has returned an incorrect number of values (got {len(results)}, but expected {len(values)})"
+            f"hook '{_name(hook)}' has returned an incorrect number of values (got "
+            f"{len(results)}, but expected {len(values)})"
         )
     for old, new in zip(values, results, strict=True):
         if new is not None or old is not None:
@@ -72,7 +75,9 @@ def run_node_pre_hook(hook: Callable[[Any], Any], grads: tuple[Any, ...]) -> tup
     return _checked(grads, hook(grads), hook)
 
 
-def run_node_post_hook(hook: Callable[[Any, Any], Any], results: tuple[Any, ...], grads: tuple[Any, ...]) -> Any:
+def run_node_post_hook(
+    hook: Callable[[Any, Any], Any], results: tuple[Any, ...], grads: tuple[Any, ...]
+) -> Any:
     """``Node.register_hook``."""
     return _checked(results, hook(results, grads), hook)
 
@@ -88,19 +93,23 @@ def run_unpack(hook: Callable[[Any], Any], packed: Any) -> Tensor:
     result = hook(packed)
     if not isinstance(result, Tensor):
         raise TypeError(
-            f"Output of saved tensor unpack_hook expected to be a Tensor but got result of type {type(result)}"
+            "Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
+            f"{type(result)}"
         )
     return result
 
 
-# ---------------------------------------------------------------------------------------------- Python backwards
+# ---- Python backwards
 class BackwardContext:
     """What a Python backward sees as ``ctx``: the real one, with the saved tensors of this run.
 
-    Tensors that were saved under hooks are unpacked when ``saved_tensors`` is read, each time, as in eager mode.
+    Tensors that were saved under hooks are unpacked when ``saved_tensors`` is read, each time, as
+    in eager mode.
     """
 
-    def __init__(self, real: Any, saved: Sequence[Any], packed: Sequence[tuple[int, Any, Any]]) -> None:
+    def __init__(
+        self, real: Any, saved: Sequence[Any], packed: Sequence[tuple[int, Any, Any]]
+    ) -> None:
         self.__dict__.update(_real=real, _saved=saved, _packed=packed)
 
     @property
@@ -119,13 +128,18 @@ class BackwardContext:
 
 
 def run_backward(
-    ctx: Any, saved: Sequence[Any], packed: Sequence[tuple[int, Any, Any]], count: int, fill: bool, *grads: Any
+    ctx: Any,
+    saved: Sequence[Any],
+    packed: Sequence[tuple[int, Any, Any]],
+    count: int,
+    fill: bool,
+    *grads: Any,
 ) -> tuple[Any, ...]:
     """``backward`` (or ``vjp``) of an autograd.Function.
 
     Args:
-        saved: the saved tensors, None where ``packed`` has a row (place, unpack hook, packed value).
-        count: how many gradients the forward's arguments ask for.
+        saved: the saved tensors, None where ``packed`` has a row (place, unpack hook, packed
+        value). count: how many gradients the forward's arguments ask for.
         fill: zeros stand for undefined gradients.
     """
     if fill and None in [g if g is None else 0 for g in grads]:
@@ -147,18 +161,27 @@ def run_backward(
     return results
 
 
-# ---------------------------------------------------------------------------------------------- in-place on views
+# ---- in-place on views
 def begin_copy_slices(inputs: Sequence[Any], *geometry: Any) -> Sequence[Any]:
-    """Before the backward of an in-place operation on a view; an undefined gradient goes through as such."""
-    return (None, None, None) if inputs[0] is None else _door.copy_slices_steps()[0](inputs, *geometry)
+    """Before the backward of an in-place operation on a view; an undefined gradient goes through as
+    such."""
+    return (
+        (None, None, None) if inputs[0] is None else _door.copy_slices_steps()[0](inputs, *geometry)
+    )
 
 
-def end_copy_slices(needs: Sequence[bool], result: Any, res: Sequence[Any], grad_slice: Any) -> Sequence[Any]:
+def end_copy_slices(
+    needs: Sequence[bool], result: Any, res: Sequence[Any], grad_slice: Any
+) -> Sequence[Any]:
     """After the backward of an in-place operation on a view."""
-    return [None] * len(needs) if result is None else _door.copy_slices_steps()[1](needs, result, res, grad_slice)
+    return (
+        [None] * len(needs)
+        if result is None
+        else _door.copy_slices_steps()[1](needs, result, res, grad_slice)
+    )
 
 
-# ---------------------------------------------------------------------------------------------- accumulation
+# ---- accumulation
 def accumulate_grad(param: Tensor, grad: Tensor | None, has_post_hooks: bool) -> None:
     """Add ``grad`` to ``param.grad``."""
     if grad is not None:

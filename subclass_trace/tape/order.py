@@ -1,9 +1,10 @@
 """In which order the eager engine would run the nodes of a tape.
 
-The engine keeps ready nodes in a priority queue: the node that the forward made last comes first, and a leaf's
-AccumulateGrad before everything. C++ captures nodes in another order (depth first), so hooks would run, and three or
-more gradients for one place would be added, in another order than eager's. Here the capture's walk is repeated on the
-autograd graph itself, which gives each captured node its sequence number, and then the engine's queue is played.
+The engine keeps ready nodes in a priority queue: the node that the forward made last comes first,
+and a leaf's AccumulateGrad before everything. C++ captures nodes in another order (depth first), so
+hooks would run, and three or more gradients for one place would be added, in another order than
+eager's. Here the capture's walk is repeated on the autograd graph itself, which gives each captured
+node its sequence number, and then the engine's queue is played.
 
     >>> engine_order({0: [1, 2], 1: [3], 2: [3], 3: []}, {0: 9, 1: 5, 2: 7, 3: 1})
     [0, 2, 1, 3]
@@ -49,7 +50,11 @@ def walk(roots: Sequence[Any], only: Sequence[Any] | None) -> Walked:
         for node in reversed(_played({None: starts, **edges}, [None])[1:]):
             if not wanted.isdisjoint(edges[node]):
                 wanted.add(node)
-        edges = {n: [f for f in following if f in wanted] for n, following in edges.items() if n in wanted}
+        edges = {
+            n: [f for f in following if f in wanted]
+            for n, following in edges.items()
+            if n in wanted
+        }
         starts = [s for s in starts if s in wanted]
     order = _played({None: starts, **edges}, [None])
     number = {node: k for k, node in enumerate(order)}
@@ -59,8 +64,8 @@ def walk(roots: Sequence[Any], only: Sequence[Any] | None) -> Walked:
 
 
 def _played(following: Mapping[Any, Sequence[Any]], ready: Any) -> list[Any]:
-    """The nodes in the order in which ``ready``, a stack or a queue with the first node, gives them back: a node comes to it
-    when all that lead to it have run.
+    """The nodes in the order in which ``ready``, a stack or a queue with the first node, gives them
+    back: a node comes to it when all that lead to it have run.
     """
     missing = Counter(node for targets in following.values() for node in targets)
     order: list[Any] = []
@@ -82,7 +87,8 @@ def engine_order(following: Mapping[int, Sequence[int]], priority: Mapping[int, 
 
 
 class _Queue:
-    """``std::priority_queue`` of libstdc++, because its order among equals shows: all leaves have one priority."""
+    """``std::priority_queue`` of libstdc++, because its order among equals shows: all leaves have
+    one priority."""
 
     def __init__(self, priority: Mapping[int, int]) -> None:
         self.priority, self.heap = priority, list[tuple[int, int]]()

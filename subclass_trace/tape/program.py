@@ -1,10 +1,11 @@
 """A tape as straight-line Python.
 
-Every value is deleted right after its last use, so that memory goes down as in the eager engine. Two shortcuts:
+Every value is deleted right after its last use, so that memory goes down as in the eager engine.
+Two shortcuts:
 
-- After each node C++ checks the results against what the next nodes expect (``validate_outputs``), which from Python
-  costs as much as an operation. A C++ tensor guard, made in the first run, says faster that there is nothing to do, or
-  that a broadcast gradient is to be summed.
+- After each node C++ checks the results against what the next nodes expect (``validate_outputs``),
+  which from Python costs as much as an operation. A C++ tensor guard, made in the first run, says
+  faster that there is nothing to do, or that a broadcast gradient is to be summed.
 - A first gradient that nobody else holds becomes ``param.grad``, without a copy and without a call.
 """
 
@@ -28,8 +29,11 @@ from . import operations
 _CAPTURE = "[Compiled Autograd Tracing:]"
 
 
-def make_program(graph: fx.GraphModule, names: Sequence[str]) -> Callable[[list[Any]], Sequence[Any]]:
-    """The program of a tape's graph: takes a list of all that the engine gives, empties it, returns the outputs.
+def make_program(
+    graph: fx.GraphModule, names: Sequence[str]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """The program of a tape's graph: takes a list of all that the engine gives, empties it, returns
+    the outputs.
 
     ``names`` are those of the autograd nodes, for messages.
     """
@@ -48,8 +52,8 @@ def _guard(tensors: list[Tensor], strides: bool) -> Callable[..., bool]:
 
 
 class _Check:
-    """The full path of one ``validate_outputs``, which arms the short one: ``guard`` of the results that are expected, and
-    for each the size that it is summed to, if it is."""
+    """The full path of one ``validate_outputs``, which arms the short one: ``guard`` of the results
+    that are expected, and for each the size that it is summed to, if it is."""
 
     def __init__(self, function: Callable[..., Any], owner: str, is_static: bool) -> None:
         self.function, self.owner, self.is_static, self.guard = function, owner, is_static, _never
@@ -59,9 +63,14 @@ class _Check:
         try:
             results = self.function(outputs, expected)
         except RuntimeError as error:  # C++ does not know the name of the node here
-            raise RuntimeError(str(error).replace(_CAPTURE, f"Function {self.owner} returned an ")) from error
+            raise RuntimeError(
+                str(error).replace(_CAPTURE, f"Function {self.owner} returned an ")
+            ) from error
         rows = {i: (outputs[i], results[i]) for i, e in enumerate(expected) if e is not None}
-        plain = all(type(o) is Tensor and (o.dtype, o.device) == (r.dtype, r.device) for o, r in rows.values())
+        plain = all(
+            type(o) is Tensor and (o.dtype, o.device) == (r.dtype, r.device)
+            for o, r in rows.values()
+        )
         if self.is_static and self.guard is _never and plain:
             self.sums = {i: None if o is r else list(r.shape) for i, (o, r) in rows.items()}
             self.guard = _guard([o for o, _ in rows.values()], strides=False)
@@ -75,7 +84,11 @@ class _Accumulation:
         self.guard = _never
 
     def __call__(self, param: Tensor, grad: Tensor | None, has_post_hooks: bool) -> None:
-        if self.guard is _never and grad is not None and grad.layout is param.layout is torch.strided:
+        if (
+            self.guard is _never
+            and grad is not None
+            and grad.layout is param.layout is torch.strided
+        ):
             if (grad.shape, grad.stride()) == (param.shape, param.stride()):
                 self.guard = _guard([param, grad], strides=True)
         operations.accumulate_grad(param, grad, has_post_hooks)
@@ -84,7 +97,8 @@ class _Accumulation:
 def _calibrate() -> tuple[int, int] | None:
     """Owners of a tensor that one local variable holds, as a program sees them.
 
-    Through a list: from Python 3.14 on, some loads of a local variable count as an owner, and others do not.
+    Through a list: from Python 3.14 on, some loads of a local variable count as an owner, and
+    others do not.
     """
     grad = torch.empty(1)
     return (sys.getrefcount([grad][0]), grad._use_count()) if hasattr(grad, "_use_count") else None
@@ -98,13 +112,22 @@ class _Writer:
 
     def __init__(self, gm: fx.GraphModule, names: Sequence[str]) -> None:
         self.gm, self.nodes, self.names = gm, list(gm.graph.nodes), names
-        self.namespace: dict[str, Any] = {"grad_enabled": torch_api.grad_enabled, "getrefcount": sys.getrefcount}
+        self.namespace: dict[str, Any] = {
+            "grad_enabled": torch_api.grad_enabled,
+            "getrefcount": sys.getrefcount,
+        }
         self.lines: list[str] = []
-        self.variables = {n: f"{n.name}_" if keyword.iskeyword(n.name) else n.name for n in self.nodes}
+        self.variables = {
+            n: f"{n.name}_" if keyword.iskeyword(n.name) else n.name for n in self.nodes
+        }
         self._globals: dict[int, str] = {}
         self._parts: dict[fx.Node, dict[int, fx.Node]] = {}
         for n in self.nodes:
-            if n.op == "call_function" and n.target is operator.getitem and n.args[0].op == "call_function":
+            if (
+                n.op == "call_function"
+                and n.target is operator.getitem
+                and n.args[0].op == "call_function"
+            ):
                 self._parts.setdefault(n.args[0], {})[n.args[1]] = n
             elif n.op == "get_attr":
                 self.variables[n] = self._global(operator.attrgetter(str(n.target))(gm), n.name)
@@ -114,35 +137,53 @@ class _Writer:
         inputs = [self.variables[n] for n in self.nodes if n.op == "placeholder"]
         parts = {n for row in self._parts.values() for n in row.values()}
         dies = self._last_uses()
-        self.lines = ["def tape(given):", f"    ({', '.join([*inputs, ''])}) = given", "    given.clear()"]
+        self.lines = [
+            "def tape(given):",
+            f"    ({', '.join([*inputs, ''])}) = given",
+            "    given.clear()",
+        ]
         self.lines.append("    no_graph = not grad_enabled()")
         self._delete(dies.get(None, []))
         for node in self.nodes:
             if node.op != "call_function" or node in parts:
                 continue
-            if node.meta.get("kind") == "segment":  # its list is all that holds its values: see segments.py
+            if (
+                node.meta.get("kind") == "segment"
+            ):  # its list is all that holds its values: see segments.py
                 self.lines.append(f"    values = {self._text(node.args[0])}")
                 self._delete(dies.pop(node, []))
                 self._call(node, "    ", "values")
             elif node.meta.get("kind") == "validate":
                 self._validate(node)
-            elif node.meta.get("kind") == "accumulate" and _SOLE is not None and node.args[2] is False:
+            elif (
+                node.meta.get("kind") == "accumulate"
+                and _SOLE is not None
+                and node.args[2] is False
+            ):
                 self._accumulate(node)
             else:
                 self._call(node, "    ")
             for done in (node, *self._parts.get(node, {}).values()):
                 self._delete(dies.get(done, []))
-        self.lines.append(f"    return [{', '.join(self._text(a) for a in self.nodes[-1].args[0])}]")
+        self.lines.append(
+            f"    return [{', '.join(self._text(a) for a in self.nodes[-1].args[0])}]"
+        )
         return "\n".join(self.lines)
 
-    # ---------------------------------------------------------------- calls
-    def _call(self, node: fx.Node, indent: str, args: str | None = None, function: str | None = None) -> None:
+    # ---- calls
+    def _call(
+        self, node: fx.Node, indent: str, args: str | None = None, function: str | None = None
+    ) -> None:
         if args is None:
             named = [f"{k}={self._text(v)}" for k, v in node.kwargs.items()]
             args = ", ".join([*map(self._text, node.args), *named])
         if function is None:
             target: Any = _door.without_layer(node.target)
-            target = torch_api.raw_callable(target) if isinstance(target, torch_api.OpOverload) else target
+            target = (
+                torch_api.raw_callable(target)
+                if isinstance(target, torch_api.OpOverload)
+                else target
+            )
             function = self._global(target, getattr(node.target, "__name__", "function"))
         name, parts = self.variables[node], self._parts.get(node, {})
         self.lines.append(f"{indent}{name} = {function}({args})")
@@ -167,7 +208,8 @@ class _Writer:
         for i, part in parts.items():
             value, size = self._text(outputs[i]), f"{function}.sums.get({i})"
             self.lines.append(
-                f"        {self.variables[part]} = {value} if {size} is None else {value}.sum_to_size({size})"
+                f"        {self.variables[part]} = {value} if {size} is None else "
+                f"{value}.sum_to_size({size})"
             )
         self.lines.append("    else:")
         self._call(node, "        ", function=function)
@@ -177,11 +219,16 @@ class _Writer:
         param, grad, _ = map(self._text, node.args)
         full = self._global(_Accumulation(), "accumulate")
         sole = f"getrefcount([{grad}][0]) <= {_SOLE[0]} and {grad}._use_count() <= {_SOLE[1]}"
-        self.lines.append(f"    if no_graph and {param}.grad is None and {full}.guard({param}, {grad}) and {sole}:")
-        self.lines.append(f"        {param}.grad = {grad}.detach() if {grad}._is_view() else {grad}")
+        self.lines.append(
+            f"    if no_graph and {param}.grad is None and {full}.guard({param}, {grad}) and "
+            f"{sole}:"
+        )
+        self.lines.append(
+            f"        {param}.grad = {grad}.detach() if {grad}._is_view() else {grad}"
+        )
         self.lines.append(f"    else: {full}({param}, {grad}, False)")
 
-    # ---------------------------------------------------------------- values
+    # ---- values
     def _last_uses(self) -> dict[fx.Node | None, list[fx.Node]]:
         """After which node each value dies; under None the inputs that nothing reads."""
         last: dict[fx.Node, fx.Node | None] = {n: None for n in self.nodes if n.op == "placeholder"}
@@ -209,7 +256,11 @@ class _Writer:
             return self.variables[arg]
         if type(arg) in (int, bool, str, type(None)):
             return repr(arg)
-        return display(arg, self._text) if _has_nodes(arg) else self._global(_plain(arg), type(arg).__name__)
+        return (
+            display(arg, self._text)
+            if _has_nodes(arg)
+            else self._global(_plain(arg), type(arg).__name__)
+        )
 
     def _global(self, value: Any, name: str) -> str:
         """The name of a global that holds ``value``."""

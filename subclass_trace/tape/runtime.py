@@ -1,15 +1,18 @@
-"""Running tapes: what stands between ``loss.backward()`` and the C++ engine while compiled autograd is on.
+"""Running tapes: what stands between ``loss.backward()`` and the C++ engine while compiled autograd
+is on.
 
-`Engine` takes the place of the object that every backward of Python code goes through. It knows the roots of the
-call (from which a capture finds the order of the nodes), lets one thread at a time through, and keeps callbacks for the
-end of the backward. C++ then finds a captured tape or makes one, and calls `run_tape`.
+`Engine` takes the place of the object that every backward of Python code goes through. It knows the
+roots of the call (from which a capture finds the order of the nodes), lets one thread at a time
+through, and keeps callbacks for the end of the backward. C++ then finds a captured tape or makes
+one, and calls `run_tape`.
 
 Note [One backward at a time]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The compiler slot belongs to the process, and C++ refuses to change it, for good, while a thread is in a backward. So all
-backwards that begin in Python take one lock while compiled autograd is on in any thread. In a thread that did not switch
-it on, the backward runs on the plain engine. While a tape runs the slot is empty, so that a backward inside a hook or a
-checkpoint runs on the plain engine too. In anomaly mode everything does: its checks and messages are the engine's.
+The compiler slot belongs to the process, and C++ refuses to change it, for good, while a thread is
+in a backward. So all backwards that begin in Python take one lock while compiled autograd is on in
+any thread. In a thread that did not switch it on, the backward runs on the plain engine. While a
+tape runs the slot is empty, so that a backward inside a hook or a checkpoint runs on the plain
+engine too. In anomaly mode everything does: its checks and messages are the engine's.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ stats = Stats()
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One backward call of Python code: where it starts, and which gradients it is asked for (None: all leaves).
+    """One backward call of Python code: where it starts, and which gradients it is asked for (None:
+    all leaves).
 
     ``batched``: several gradients at once, ``is_grads_batched``.
     """
@@ -81,7 +85,8 @@ class _Thread(threading.local):
 
 
 thread = _Thread()
-#: one with the lock of captures: a backward may trace the backward of a region, and tracing a region runs a backward
+#: one with the lock of captures: a backward may trace the backward of a region, and tracing a
+# region runs a backward
 LOCK = TRACE_LOCK
 _foreign = [0]  # captures of torch's own compiled autograd that were seen
 FACTORY: list[Any] = []  # the compiler class that `context` installs
@@ -110,7 +115,7 @@ def forget_tapes() -> None:
     _door.clear_tape_cache()
 
 
-# ---------------------------------------------------------------------------------------------- the engine
+# ---- the engine
 class Engine:
     """Stands in for torch's engine object while compiled autograd is on."""
 
@@ -119,27 +124,44 @@ class Engine:
 
     @never_compiled
     def run_backward(
-        self, roots: Any, grads: Any, keep_graph: bool, create_graph: bool, inputs: Any = (), *args: Any, **kwargs: Any
+        self,
+        roots: Any,
+        grads: Any,
+        keep_graph: bool,
+        create_graph: bool,
+        inputs: Any = (),
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """``backward`` and ``grad``, as torch's Python code calls them."""
         with LOCK:
             if thread.depth:  # inside a tape: a hook, a checkpoint
                 thread.callbacks.append(None)
                 try:
-                    return self.real.run_backward(roots, grads, keep_graph, create_graph, inputs, *args, **kwargs)
+                    return self.real.run_backward(
+                        roots, grads, keep_graph, create_graph, inputs, *args, **kwargs
+                    )
                 finally:
                     thread.callbacks.pop()
             outer, threads = thread.call, _door.set_multithreading(False)
-            thread.call = Call(tuple(roots), tuple(inputs) if inputs else None, any(map(is_batched, grads)))
+            thread.call = Call(
+                tuple(roots), tuple(inputs) if inputs else None, any(map(is_batched, grads))
+            )
             found = _door.set_tape_compiler(None)
-            captures = thread.runners and not _door.capturing.tracing and not torch.is_anomaly_enabled()
-            captures = captures and not create_graph  # values that hooks unpack get their history in the engine alone
+            captures = (
+                thread.runners and not _door.capturing.tracing and not torch.is_anomaly_enabled()
+            )
+            captures = (
+                captures and not create_graph
+            )  # values that hooks unpack get their history in the engine alone
             if captures:
                 if found[0] is FACTORY[0]:
                     self._part_from_foreign_tapes()
                 _door.set_tape_compiler(*found)
             try:
-                return self.real.run_backward(roots, grads, keep_graph, create_graph, inputs, *args, **kwargs)
+                return self.real.run_backward(
+                    roots, grads, keep_graph, create_graph, inputs, *args, **kwargs
+                )
             except RuntimeError as error:  # also NotImplementedError
                 refusal = _refusal(error, thread.call)
                 if refusal is None:
@@ -152,7 +174,8 @@ class Engine:
                     _door.set_tape_compiler(*found)
 
     def _part_from_foreign_tapes(self) -> None:
-        """Torch's own compiled autograd keeps its tapes in the same cache; they would be run in place of ours."""
+        """Torch's own compiled autograd keeps its tapes in the same cache; they would be run in
+        place of ours."""
         captures = _door.foreign_captures()
         if captures != _foreign[0]:
             _foreign[0] = captures
@@ -170,32 +193,46 @@ class Engine:
 
 
 def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
-    """What to raise where the engine cannot walk the tape: it names what torch stumbled over. None for other errors."""
+    """What to raise where the engine cannot walk the tape: it names what torch stumbled over. None
+    for other errors."""
     if "not compatible with C++ DDP Reducer" in str(error):
         return UnsupportedError(
-            "compiled autograd cannot capture a backward through DistributedDataParallel's C++ reducer",
+            "compiled autograd cannot capture a backward through DistributedDataParallel's C++ "
+            "reducer",
             expected="the reducer that is written in Python",
             got=str(error).splitlines()[0],
-            fix='set torch._dynamo.config.optimize_ddp = "python_reducer" before the model is wrapped',
+            fix='set torch._dynamo.config.optimize_ddp = "python_reducer" before the model is '
+            "wrapped",
         )
     if not isinstance(error, NotImplementedError):
         return None
     nested = "NestedTensor" in str(error)
-    node = next(filter(_door.takes_nested_gradients, walk(call.roots, call.inputs).nodes[1:]), None) if nested else None
+    node = (
+        next(filter(_door.takes_nested_gradients, walk(call.roots, call.inputs).nodes[1:]), None)
+        if nested
+        else None
+    )
     return UnsupportedError(
         "compiled autograd cannot capture this backward: torch's engine refuses it",
         path=None if node is None else node.name(),
-        expected="tensors and wrapper subclasses, and nodes of eager operations, Functions or torch.compile",
+        expected="tensors and wrapper subclasses, and nodes of eager operations, Functions or "
+        "torch.compile",
         got="a NestedTensor (jagged or strided)" if nested else str(error).splitlines()[0],
         fix="run this backward outside of compiled_autograd, or under compiled_autograd.disabled()",
     )
 
 
-# ---------------------------------------------------------------------------------------------- running
+# ---- running
 def run_tape(
-    tape: Tape, inputs: list[Any], sizes: Sequence[int], scalars: Sequence[Any], hooks: Sequence[Any], packed: Any
+    tape: Tape,
+    inputs: list[Any],
+    sizes: Sequence[int],
+    scalars: Sequence[Any],
+    hooks: Sequence[Any],
+    packed: Any,
 ) -> Sequence[Any]:
-    """What C++ calls in each backward, with everything that the tape takes. It owns nothing of it but ``inputs``."""
+    """What C++ calls in each backward, with everything that the tape takes. It owns nothing of it
+    but ``inputs``."""
     prior = _door.set_tape_compiler(None)
     foreign = prior[0] is not FACTORY[0]
     try:
@@ -217,7 +254,8 @@ def run_tape(
         return list(results)
     finally:
         _door.set_tape_compiler(*prior)
-        if foreign:  # torch's own compiled autograd found our tape in the cache: next time it shall make its own
+        # torch's own compiled autograd found our tape in the cache: next time it shall make its own
+        if foreign:
             forget_tapes()
 
 

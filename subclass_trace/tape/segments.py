@@ -1,13 +1,14 @@
 """Segments: what lies between opaque calls, lowered to dense aten graphs and given to a back end.
 
-A tape is cut at hooks, unpack hooks, Python backwards and accumulations. What is between two cuts is a function of
-tensors and sizes, and becomes a region of `subclass_trace.compile`: traced once with the values of its first run, wrapper
-gradients flattened, guarded by metadata, with the package's dynamic sizes.
+A tape is cut at hooks, unpack hooks, Python backwards and accumulations. What is between two cuts
+is a function of tensors and sizes, and becomes a region of `subclass_trace.compile`: traced once
+with the values of its first run, wrapper gradients flattened, guarded by metadata, with the
+package's dynamic sizes.
 
 Note [Who owns what a segment is given]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A saved activation has to die within the segment that reads it last. So the call of a segment takes one list, which it
-empties, and the program of the tape deletes its own variables before the call.
+A saved activation has to die within the segment that reads it last. So the call of a segment takes
+one list, which it empties, and the program of the tape deletes its own variables before the call.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Tensor = torch.Tensor
 _PURE = {"op", "validate", "sum", "size", "aten"}
 
 
-# ---------------------------------------------------------------------------------------------- cutting
+# ---- cutting
 def is_pure(node: fx.Node) -> bool:
     """May this call be part of a segment?"""
     return node.meta["kind"] in _PURE and not _is_custom(node)
@@ -48,26 +49,35 @@ def _is_custom(node: fx.Node) -> bool:
     return node.meta["kind"] == "op" and str(node.meta.get("note", "")).startswith("CppNode")
 
 
-# ---------------------------------------------------------------------------------------------- one segment
+# ---- one segment
 class Segment:
     """A function of tensors and sizes, compiled for the metadata of its arguments.
 
-    Plain tensors of known sizes go straight from a C++ guard to the compiled graph; wrappers and dynamic sizes through the
-    region's own entry. Beyond `limit` kinds of arguments the segment runs as it is.
+    Plain tensors of known sizes go straight from a C++ guard to the compiled graph; wrappers and
+    dynamic sizes through the region's own entry. Beyond `limit` kinds of arguments the segment runs
+    as it is.
     """
 
     limit = 16
 
     def __init__(
-        self, function: Callable[..., Any], is_size: Sequence[bool], backend: Any, dynamic: bool, name: str
+        self,
+        function: Callable[..., Any],
+        is_size: Sequence[bool],
+        backend: Any,
+        dynamic: bool,
+        name: str,
     ) -> None:
         self.function, self.is_size, self.__name__ = function, tuple(is_size), name
         sizes = self.is_size
 
         def segment(*values: Any) -> list[Any]:
             given = [v.shape[0] if size else v for v, size in zip(values, sizes, strict=True)]
-            # A gradient is no view to anybody: the region need not make its results views of what they come from.
-            return [r.detach() if isinstance(r, Tensor) and r._is_view() else r for r in function(given)]
+            # A gradient is no view to anybody: the region need not make its results views of what
+            # they come from.
+            return [
+                r.detach() if isinstance(r, Tensor) and r._is_view() else r for r in function(given)
+            ]
 
         segment.has_no_state = True  # type: ignore[attr-defined]
         self.region = Region(segment, Options(backend=backend, dynamic=dynamic or None))
@@ -81,7 +91,9 @@ class Segment:
         return self._slow(given)
 
     def _slow(self, given: list[Any]) -> Any:
-        values = [torch.empty(v, 0) if size else v for v, size in zip(given, self.is_size, strict=True)]
+        values = [
+            torch.empty(v, 0) if size else v for v, size in zip(given, self.is_size, strict=True)
+        ]
         before = len(self.region.specializations)
         if self.refused is not None or before >= self.limit:
             return self.function(given)
@@ -90,25 +102,45 @@ class Segment:
         except Exception as error:
             if len(self.region.specializations) != before:
                 raise
-            self.refused = error  # it cannot be traced; if the error is the user's, it comes again now
+            self.refused = (
+                error  # it cannot be traced; if the error is the user's, it comes again now
+            )
             return self.function(given)
         made = self.region.specializations
         if len(made) != before:
             runtime.stats.segments += len(made) - before
-            if all(isinstance(r, Tensor) for r in results):  # an undefined gradient is no leaf of the region's results
+            if all(
+                isinstance(r, Tensor) for r in results
+            ):  # an undefined gradient is no leaf of the region's results
                 self._arm(made[-1], values)
         return results
 
     def _arm(self, made: Specialization, values: list[Any]) -> None:
         """The short way for this specialization, if its arguments and results are plain tensors."""
         plan, order, forward = made.plan, _order(made.plan), made.program.forward
-        if order is None or plan.inputs.symbols or plan.mutations.rows or plan.side_effects or plan.trains:
+        if (
+            order is None
+            or plan.inputs.symbols
+            or plan.mutations.rows
+            or plan.side_effects
+            or plan.trains
+        ):
             return
         numbers = [*range(len(values))]
-        as_given = [row.position for row in plan.inputs.rows] == numbers == [*map(_leaf_of, plan.inputs.primals)]
-        if not as_given or any(self.is_size) or any(type(v) not in (Tensor, torch.nn.Parameter) for v in values):
+        as_given = (
+            [row.position for row in plan.inputs.rows]
+            == numbers
+            == [*map(_leaf_of, plan.inputs.primals)]
+        )
+        if (
+            not as_given
+            or any(self.is_size)
+            or any(type(v) not in (Tensor, torch.nn.Parameter) for v in values)
+        ):
             return
-        guard = torch_api.tensor_guard(values, [list(v.shape) for v in values], [list(v.stride()) for v in values])
+        guard = torch_api.tensor_guard(
+            values, [list(v.shape) for v in values], [list(v.stride()) for v in values]
+        )
         self.fast.append((guard, lambda given: [*map(forward(given).__getitem__, order)]))
 
 
@@ -122,11 +154,13 @@ def _order(plan: Plan) -> list[int] | None:
     if not isinstance(made, New) or made.cls is not list or made.items is None:
         return None
     outputs = [plan.results.outputs[item.index] for item in made.items if isinstance(item, Output)]
-    order = [o.value for o in outputs if isinstance(o, ValueOutput) and isinstance(o.spec, LeafSpec)]
+    order = [
+        o.value for o in outputs if isinstance(o, ValueOutput) and isinstance(o.spec, LeafSpec)
+    ]
     return order if len(order) == len(made.items) else None
 
 
-# ---------------------------------------------------------------------------------------------- a tape in segments
+# ---- a tape in segments
 @dataclass(frozen=True, eq=False)
 class Run:
     """Neighbouring nodes of a tape: one opaque call, or several nodes that become one call."""
@@ -136,8 +170,8 @@ class Run:
 
 
 def cut(graph: fx.Graph) -> list[Run]:
-    """The runs of a tape in order. A result belongs to its call, wherever it is first read; an accumulation does not end a run,
-    and follows after it.
+    """The runs of a tape in order. A result belongs to its call, wherever it is first read; an
+    accumulation does not end a run, and follows after it.
     """
     runs: list[tuple[list[fx.Node], bool]] = []
     of_node: dict[fx.Node, list[fx.Node]] = {}
@@ -191,9 +225,13 @@ def lower(tape: Tape, backend: Any) -> fx.GraphModule:
         part, inputs, outputs = _part(root, run, name)
         if not outputs:
             continue  # only checks of nothing
-        segment = Segment(make_program(part, names), [_is_size(i) for i in inputs], backend, dynamic, name)
+        segment = Segment(
+            make_program(part, names), [_is_size(i) for i in inputs], backend, dynamic, name
+        )
         call = graph.create_node("call_function", segment, ([env[i] for i in inputs],), name=name)
-        call.meta.update(kind="segment", node=run.nodes[0].meta["node"], note=f"{len(run.nodes)} operations")
+        call.meta.update(
+            kind="segment", node=run.nodes[0].meta["node"], note=f"{len(run.nodes)} operations"
+        )
         for i, o in enumerate(outputs):
             env[o] = graph.call_function(operator.getitem, (call, i))
             env[o].meta.update(kind="part", node=o.meta["node"])
@@ -201,10 +239,14 @@ def lower(tape: Tape, backend: Any) -> fx.GraphModule:
     return torch_api.graph_module(root, graph, "JoinedTape")
 
 
-def _part(root: torch.nn.Module, run: Run, name: str) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
+def _part(
+    root: torch.nn.Module, run: Run, name: str
+) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
     """The graph of a run, and the nodes of the tape that it takes and gives."""
     inside = set(run.nodes)
-    read = [i for i in dict.fromkeys(i for n in run.nodes for i in n.all_input_nodes) if i not in inside]
+    read = [
+        i for i in dict.fromkeys(i for n in run.nodes for i in n.all_input_nodes) if i not in inside
+    ]
     inputs = [i for i in read if i.op != "get_attr"]
     outputs = [n for n in run.nodes if any(u not in inside for u in n.users)]
     graph = fx.Graph()
@@ -217,7 +259,11 @@ def _part(root: torch.nn.Module, run: Run, name: str) -> tuple[fx.GraphModule, l
 
 
 def _is_size(node: fx.Node) -> bool:
-    return str(node.target).startswith("sizes_") or node.meta["kind"] == "size" or node.meta.get("note") == "size"
+    return (
+        str(node.target).startswith("sizes_")
+        or node.meta["kind"] == "size"
+        or node.meta.get("note") == "size"
+    )
 
 
 class Segmented:
@@ -228,7 +274,8 @@ class Segmented:
         self.backend = backend
 
     def __call__(self, tape: Tape, values: list[Any]) -> Sequence[Any]:
-        """Run a tape. In a state that compiled graphs do not serve (a graph is made, autocast, modes) it runs as it is."""
+        """Run a tape. In a state that compiled graphs do not serve (a graph is made, autocast,
+        modes) it runs as it is."""
         if torch.is_grad_enabled() or runtime.current_call().batched or _door.unusual_state():
             return runtime.run_as_is(tape, values)
         program = tape.programs.get(self)

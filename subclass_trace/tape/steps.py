@@ -1,7 +1,7 @@
 """What a capture writes down: one `Step` for each thing that a backward does.
 
-A step is lighter than an fx node (a capture makes thousands), and is moved freely until the order is known; then
-`graph.py` writes each that is needed into an fx graph, once.
+A step is lighter than an fx node (a capture makes thousands), and is moved freely until the order
+is known; then `graph.py` writes each that is needed into an fx graph, once.
 """
 
 from __future__ import annotations
@@ -89,9 +89,11 @@ def replace_steps(value: Any, new: Callable[[Step], Any]) -> Any:
 
 
 class SizeNode:
-    """A size or scalar that is known only by its step: the smallest symbolic number that C++ accepts.
+    """A size or scalar that is known only by its step: the smallest symbolic number that C++
+    accepts.
 
-    C++ asks it what it is, computes with it (offsets of views), and reads ``hint`` where it needs a number to allocate.
+    C++ asks it what it is, computes with it (offsets of views), and reads ``hint`` where it needs a
+    number to allocate.
     """
 
     def __init__(self, step: Step, hint: Any, write: Callable[..., Step]) -> None:
@@ -144,7 +146,11 @@ class SizeNode:
 
     def _with(self, other: Any, operation: Callable[[Any, Any], Any]) -> SizeNode:
         right = other.hint if isinstance(other, Constant) else other.step
-        return SizeNode(self.write("size", operation, (self.step, right)), operation(self.hint, other.hint), self.write)
+        return SizeNode(
+            self.write("size", operation, (self.step, right)),
+            operation(self.hint, other.hint),
+            self.write,
+        )
 
     def add(self, other: Any) -> SizeNode:
         return self._with(other, operator.add)

@@ -49,7 +49,11 @@ def counts(tape: Any) -> str:
     """``4 autograd nodes, 1 hook, 1 unpacking``."""
     kinds = [n.meta.get("kind") for n in tape.graph.graph.nodes]
     hooks, unpacked = sum(k in ("hook", "post_accumulate") for k in kinds), kinds.count("unpack")
-    many = ((len(tape.nodes), "autograd node", "s"), (hooks, "hook", "s"), (unpacked, "unpacking", "s"))
+    many = (
+        (len(tape.nodes), "autograd node", "s"),
+        (hooks, "hook", "s"),
+        (unpacked, "unpacking", "s"),
+    )
     return ", ".join(f"{n} {what}{end if n != 1 else ''}" for n, what, end in many)
 
 
@@ -71,7 +75,8 @@ def describe(tape: Any) -> str:
 
 
 def segment_lines(lowered: fx.GraphModule) -> Iterator[str]:
-    """What a lowered tape calls, one line each; a segment with the kinds of arguments it was compiled for."""
+    """What a lowered tape calls, one line each; a segment with the kinds of arguments it was
+    compiled for."""
     for node in lowered.graph.nodes:
         if node.meta.get("kind") != "segment":
             continue
@@ -80,5 +85,8 @@ def segment_lines(lowered: fx.GraphModule) -> Iterator[str]:
         sizes = [sum(n.op == "call_function" for n in s.graphs.forward.graph.nodes) for s in made]
         text = f"aten graphs of {sizes} operations" if made else "not run yet"
         if segment.refused is not None:
-            text = f"runs as it is: {type(segment.refused).__name__}: {str(segment.refused).splitlines()[0]}"
+            text = (
+                f"runs as it is: {type(segment.refused).__name__}: "
+                f"{str(segment.refused).splitlines()[0]}"
+            )
         yield f"  {segment.__name__}: {node.meta['note']} of the tape, {text}"

@@ -1,4 +1,5 @@
-"""Is a tensor subclass sound? ``check(cls)`` runs the rules on generated examples; see docs/conformance.md.
+"""Is a tensor subclass sound? ``check(cls)`` runs the rules on generated examples; see
+docs/conformance.md.
 
 >>> from subclass_trace.testing import check
 >>> from subclass_trace.zoo import TwoTensor

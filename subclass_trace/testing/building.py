@@ -1,7 +1,8 @@
-"""Trying a factory out: does it give instances, of which sizes and dtypes, and what is not said about them.
+"""Trying a factory out: does it give instances, of which sizes and dtypes, and what is not said
+about them.
 
-`completed` takes a `Subject` as the user has described it and adds what he left out: sizes and dtypes that the factory
-takes, the projection to dense, and a tolerance.
+`completed` takes a `Subject` as the user has described it and adds what he left out: sizes and
+dtypes that the factory takes, the projection to dense, and a tolerance.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def completed(subject: Subject, options: Mapping[str, Any]) -> Subject:
     """The subject with all that ``options`` do not say.
 
     Raises:
-        OptionError: the factory gives nothing, or something else than the class; or the projection does not work.
+        OptionError: the factory gives nothing, or something else than the class; or the projection
+        does not work.
     """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -61,7 +63,7 @@ def completed(subject: Subject, options: Mapping[str, Any]) -> Subject:
         return subject if "tolerance" in options else _with_tolerance(subject)
 
 
-# ------------------------------------------------------------------------------------------------------ one instance
+# ---- one instance
 def build(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Any:
     """What the factory gives for dense tensors of this shape. Raises what it raises."""
     dtype = subject.dtypes[0] if dtype is None else dtype
@@ -108,7 +110,7 @@ def _takes(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype | None =
     return True
 
 
-# ------------------------------------------------------------------------------------------------ what the user says
+# ---- what the user says
 def _check_factory(subject: Subject) -> None:
     found = next(instances(subject), None)
     cls = subject.cls
@@ -117,10 +119,12 @@ def _check_factory(subject: Subject) -> None:
     trials = _trials(subject)
     raise OptionError(
         f"there is no way to build an instance: {subject.make} gives no {cls.__qualname__}",
-        expected=f"a {cls.__qualname__} for dense tensors of some size; {len(trials)} were tried, such as {trials[0]}",
+        expected=f"a {cls.__qualname__} for dense tensors of some size; {len(trials)} were "
+        f"tried, such as {trials[0]}",
         got=why_not_built(subject) if found is None else f"a {type(found).__qualname__}",
         fix="give a factory= (--factory) such as "
-        f"'{cls.__qualname__}({{0}})', of names of {cls.__module__} and torch; and sizes= and dtypes= (--sizes, "
+        f"'{cls.__qualname__}({{0}})', of names of {cls.__module__} and torch; and sizes= and "
+        "dtypes= (--sizes, "
         "--dtypes) that it takes",
     )
 
@@ -141,7 +145,8 @@ def _check_projection(subject: Subject) -> None:
             f"the projection {subject.dense} gives no dense tensor",
             expected=f"a dense tensor for a {subject.cls.__qualname__}",
             got=said,
-            fix="name an attribute or a method of the class: to_dense= (--to-dense '{0}.dequantize()')",
+            fix="name an attribute or a method of the class: to_dense= (--to-dense "
+            "'{0}.dequantize()')",
         )
 
 
@@ -150,9 +155,10 @@ def _project(subject: Subject, made: Any) -> Any:
     return eval(subject.dense.format("_made"), {**subject.namespace, "_made": made})
 
 
-# --------------------------------------------------------------------------------------------- what he does not say
+# ---- what he does not say
 def _with_sizes(subject: Subject) -> Subject:
-    """The subject with the sizes that its factory takes, if it refuses some: a draw that it refuses costs time."""
+    """The subject with the sizes that its factory takes, if it refuses some: a draw that it refuses
+    costs time."""
     dtype = next(
         (d for d in subject.dtypes if any(_takes(subject, shape, d) for shape in _trials(subject))),
         None,
@@ -166,7 +172,10 @@ def _with_sizes(subject: Subject) -> Subject:
     large = tuple(shape for shape in _LARGE if _takes(subject, shape, dtype))[:4]
     if not large:
         return subject
-    note = f"{subject.cls.__qualname__} refuses small tensors, so it is made of {', '.join(map(str, large))}"
+    note = (
+        f"{subject.cls.__qualname__} refuses small tensors, so it is made of "
+        f"{', '.join(map(str, large))}"
+    )
     return replace(subject, sizes=large, notes=(*subject.notes, note))
 
 
@@ -179,7 +188,8 @@ def _with_dtypes(subject: Subject) -> Subject:
 
 
 def _with_projection(subject: Subject) -> Subject:
-    """The subject with the first projection to dense that the class itself defines and that works."""
+    """The subject with the first projection to dense that the class itself defines and that
+    works."""
     own = [c for c in subject.cls.__mro__ if c not in torch.Tensor.__mro__]
     for name in _PROJECTIONS:
         if not any(name in vars(c) for c in own):
@@ -201,15 +211,17 @@ def _with_tolerance(subject: Subject) -> Subject:
         return subject
     tolerance = min(_COARSE if error < 0.05 else _VERY_COARSE, float(f"{64 * error:.1g}"))
     note = (
-        f"{subject.cls.__qualname__} rounds (by {error:.2%} of the largest number), so numbers are compared with "
+        f"{subject.cls.__qualname__} rounds (by {error:.2%} of the largest number), so numbers "
+        "are compared with "
         f"rtol=atol={tolerance}"
     )
     return replace(subject, tolerance=(tolerance, tolerance), notes=(*subject.notes, note))
 
 
 def _rounding(subject: Subject) -> float:
-    """By how much of the largest number a fresh instance differs from what it was made of, where it says that it gives that
-    back: another projection may give another value by design, and so does a method that is off by more than a half.
+    """By how much of the largest number a fresh instance differs from what it was made of, where it
+    says that it gives that back: another projection may give another value by design, and so does a
+    method that is off by more than a half.
     """
     if (
         subject.dense is None

@@ -1,7 +1,7 @@
 """Failures by likely cause, and what was exercised at all.
 
-One fault of a class breaks many rules. The failure that says most stands first, what follows from it below it: failures of
-the same cause, and those whose programs use an operation that is wrong.
+One fault of a class breaks many rules. The failure that says most stands first, what follows from
+it below it: failures of the same cause, and those whose programs use an operation that is wrong.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ class Coverage:
         if not self.use:
             return []
         lines = [
-            f"operations: {self.right} right, {self.wrong} wrong, {len(self.refused)} refused, {len(self.untried)} not tried; "
+            f"operations: {self.right} right, {self.wrong} wrong, {len(self.refused)} refused, "
+            f"{len(self.untried)} not tried; "
             f"used as {'an' if self.use[0] in 'ai' else 'a'} {self.use}"
         ]
         needed = [

@@ -1,4 +1,5 @@
-"""For tests of one's own: a function gives the same on every stack, and round trips give back what went in.
+"""For tests of one's own: a function gives the same on every stack, and round trips give back what
+went in.
 
 >>> from subclass_trace.testing import assert_equivalent, round_trips
 >>> from subclass_trace.zoo import TwoTensor
@@ -89,7 +90,7 @@ def _run(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, Any,
     return out, list(grads), given
 
 
-# ------------------------------------------------------------------------------------- round trips
+# ---- round trips
 def _same(x: Any, y: Any, way: str) -> None:
     alike = type(x) is type(y) and probes.meta(x) == probes.meta(y) and probes.same(x, y)
     context = x.__tensor_flatten__()[1], y.__tensor_flatten__()[1] if alike else None
@@ -138,7 +139,8 @@ round_trips: Mapping[str, Callable[[Any], None]] = {
 
 
 def programs() -> s.SearchStrategy[Callable[[Any, Any], Any]]:
-    """Programs of two wrappers, or of any two tensors: calls that models make. They shrink to ``x + y``."""
+    """Programs of two wrappers, or of any two tensors: calls that models make. They shrink to
+    ``x + y``."""
     known = [t for t in (*ARITHMETIC, *POINTWISE) if "tri" not in t]  # those are for matrices
     texts = [t for t in known if not set(_names(t)) - {"x", "y", "torch"}]
     return s.sampled_from(texts).map(_function)

@@ -1,4 +1,5 @@
-"""How the sweep writes down what it has found: the lines of a program, from the operands to both sides.
+"""How the sweep writes down what it has found: the lines of a program, from the operands to both
+sides.
 
 x = MyTensor(torch.randn((2, 3), generator=torch.Generator().manual_seed(1)).mul(4))
 dx = x.dequantize().clone()

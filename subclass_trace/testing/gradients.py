@@ -142,7 +142,8 @@ class Gradients(Evidence):
         for name, out, source, given in (("g", 0, n, tangents), ("dense_g", 1, end, dense)):
             heads = ", ".join(pair[out] for pair in sources)
             lines.append(
-                f"({name},) = torch.autograd.grad([{heads}], [{source}], [{', '.join(given)}], True, allow_unused=True)"
+                f"({name},) = torch.autograd.grad([{heads}], [{source}], [{', '.join(given)}], "
+                "True, allow_unused=True)"
             )
         return lines
 
@@ -151,7 +152,7 @@ class Gradients(Evidence):
         dtypes = [t.dtype for t in outs if t.is_floating_point() and t.dtype.itemsize == 2]
         return max((4 * torch.finfo(d).eps for d in dtypes), default=0.0)
 
-    # --------------------------------------------------------------------------------- values
+    # ---- values
     def close(
         self,
         wrapper: Any,

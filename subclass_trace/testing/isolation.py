@@ -1,12 +1,13 @@
-"""Rules run in a forked process: a class that hangs or kills the interpreter costs one call of the sweep, or one rule.
+"""Rules run in a forked process: a class that hangs or kills the interpreter costs one call of the
+sweep, or one rule.
 
-The child tells what it is about to do and what came of it; the parent waits for so long, blames the last thing that was
-begun twice, and forks another child for the rest. Where a fork is not safe (no ``os.fork``, a GPU in use: autograd has
-threads then), all runs in this process.
+The child tells what it is about to do and what came of it; the parent waits for so long, blames the
+last thing that was begun twice, and forks another child for the rest. Where a fork is not safe (no
+``os.fork``, a GPU in use: autograd has threads then), all runs in this process.
 
-What a call costs must be its own. So what torch imports lazily is imported before the fork, and the child's collector of
-garbage leaves alone what the parent had made: to walk that, each page of it is copied, and in a test run with millions of
-objects this took seconds of whichever call it fell into.
+What a call costs must be its own. So what torch imports lazily is imported before the fork, and the
+child's collector of garbage leaves alone what the parent had made: to walk that, each page of it is
+copied, and in a test run with millions of objects this took seconds of whichever call it fell into.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ RULE_LIMIT = 120.0
 
 
 def run_rules(subject: Subject, rules: Sequence[Rule], profile: Profile) -> Iterator[Result]:
-    """The results of these rules: of those that compile last, which run beside the others in a process of their own."""
+    """The results of these rules: of those that compile last, which run beside the others in a
+    process of their own."""
     if not can_fork():
         yield from (run_rule(subject, r, profile) for r in rules)
         return
@@ -214,7 +216,8 @@ class _Child:
 
 
 def _processor_time(process: int) -> float:
-    """Seconds of the processor that a process has taken; where that is not known, as if it had all."""
+    """Seconds of the processor that a process has taken; where that is not known, as if it had
+    all."""
     try:
         with open(f"/proc/{process}/stat", encoding="ascii") as file:
             fields = file.read().rpartition(")")[2].split()

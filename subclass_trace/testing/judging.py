@@ -1,6 +1,8 @@
-"""Judges one call: on wrappers, twice, in inference mode and with gradients, against the dense program.
+"""Judges one call: on wrappers, twice, in inference mode and with gradients, against the dense
+program.
 
-`Judge.judge` has the order of the checks; the first difference is raised as `Found`, by the rule that it breaks.
+`Judge.judge` has the order of the checks; the first difference is raised as `Found`, by the rule
+that it breaks.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ OUTSIDES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
 
 
 class Operations(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the names of the operations that run inside, without the underscore of those in place."""
+    """Notes the names of the operations that run inside, without the underscore of those in
+    place."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -78,7 +81,7 @@ class Judge(Gradients, Memory):
         self.seen = Operations()  # of backwards
         self.passed: Counter[str] = Counter()
 
-    # --------------------------------------------------------------------------------- running
+    # ---- running
     def run(self, call: Call, given: dict[str, Any]) -> Ran:
         """Run a call on these operands; raises what it raises."""
         names = {**self.operands.base, **given}
@@ -103,7 +106,7 @@ class Judge(Gradients, Memory):
         used = self.used(call)
         return self.operands.fresh(used) if fresh else {n: self.operands.shared[n] for n in used}
 
-    # --------------------------------------------------------------------------------- judging
+    # ---- judging
     def judge(self, call: Call, dense: Ran, deep: bool) -> Ran:
         """What a right call gives.
 
@@ -191,9 +194,10 @@ class Judge(Gradients, Memory):
         pairs = zip(xs, ys, strict=False)
         return len(xs) == len(ys) and all(probes.same(x, y, *tolerance) for x, y in pairs)
 
-    # --------------------------------------------------------------------------------- against the dense program
+    # ---- against the dense program
     def compare(self, call: Call, ran: Ran, dense: Ran, writes: bool, rule: str = "") -> None:
-        """Result and written operands have the type, sizes, dtype and value of the dense program."""
+        """Result and written operands have the type, sizes, dtype and value of the dense
+        program."""
         self._compare(call, "", "", ran.out, dense.out, writes, rule)
         if writes and "out" not in call.names:
             for n in sorted(ran.after):
@@ -225,7 +229,8 @@ class Judge(Gradients, Memory):
         raise Found(rule, what, values[0], values[1], [*lines, *shown(*looks, tolerance)])
 
     def _difference(self, call: Call, got: Any, expected: Any) -> tuple[str, str, str, str] | None:
-        """The rule ("" where the call says it), what should hold, and what to look at on both sides."""
+        """The rule ("" where the call says it), what should hold, and what to look at on both
+        sides."""
         if isinstance(expected, (list, tuple)):
             short = not isinstance(got, (list, tuple)) or len(got) != len(expected)
             return ("ST313", "as many tensors", "len({})", "len({})") if short else None
@@ -330,7 +335,7 @@ class Judge(Gradients, Memory):
         finally:
             ops.lines["y"] = kept
 
-    # --------------------------------------------------------------------------------- modes and masks
+    # ---- modes and masks
     def in_inference(self, call: Call, ran: Ran, dense: Ran, writes: bool) -> None:
         """In inference mode it gives the same."""
         if "backward" in call.text:
@@ -393,7 +398,10 @@ class Judge(Gradients, Memory):
             if mask is None or bool(mask.all()):
                 continue
             assert self.subject.valid is not None
-            inside = "torch.where(mask, t, t + 7) if t.shape == mask.shape and t.is_floating_point() else t"
+            inside = (
+                "torch.where(mask, t, t + 7) if t.shape == mask.shape and "
+                "t.is_floating_point() else t"
+            )
             steps += [
                 f"mask = {self.subject.valid.format(n)}",
                 f"{n} = rebuild({n}, lambda t: {inside})",

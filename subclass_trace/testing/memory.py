@@ -67,7 +67,10 @@ class Memory(Evidence):
                         f"shares_memory({n}, {one})",
                     )
                 if call.rule == "ST501" and isinstance(got, self.subject.cls):
-                    look = f"[v.data_ptr() for v in leaves({one})] == [v.data_ptr() for v in leaves({n})]"
+                    look = (
+                        f"[v.data_ptr() for v in leaves({one})] == [v.data_ptr() for v in "
+                        f"leaves({n})]"
+                    )
                     if len(self.wrapped(call)) == 1 and pointers(got) != pointers(x):
                         self._memory(
                             call, "ST501", "it looks at the memory of each inner tensor", look

@@ -1,7 +1,9 @@
-"""What the calls of the sweep are made on: how each operand is written down, and fresh instances of them.
+"""What the calls of the sweep are made on: how each operand is written down, and fresh instances of
+them.
 
     x = MyTensor(torch.randn((2, 3), generator=torch.Generator().manual_seed(1)))
-    y = MyTensor(torch.rand((2, 3), generator=torch.Generator().manual_seed(2)).mul(1.5).add(0.5), scale=2.0)
+    y = MyTensor(torch.rand((2, 3), generator=torch.Generator().manual_seed(2)).mul(1.5).add(0.5),
+    scale=2.0)
 
 ``y`` is positive, and has another context where the factory has a number that can be another one.
 """
@@ -40,7 +42,8 @@ class NoOperands(Exception):
 
 
 def gap(shape: tuple[int, ...], dtype: torch.dtype, seed: int, positive: bool = False) -> str:
-    """The source of a dense tensor: numbers of both signs (those of the first seeds are larger), or from 0.5 to 2."""
+    """The source of a dense tensor: numbers of both signs (those of the first seeds are larger), or
+    from 0.5 to 2."""
     if dtype.is_floating_point or dtype.is_complex:
         kind = "rand" if positive else "randn"
         wanted = f", dtype={dtype}" if dtype in (torch.float64, torch.complex64) else ""
@@ -125,7 +128,7 @@ class Operands:
         self.agree = self.judged and self.project(self.shared["x"]).dtype == self.shared["x"].dtype
         self.dense = {name: self._dense_of(name) for name in self.wrappers}
 
-    # ----------------------------------------------------------------------------------------- how they are written
+    # ---- how they are written
     def _wrapper(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
         gaps = [
             self._gap(shape, dtype, seed + 10 * k, name == "y") for k in range(self.subject.arity)
@@ -152,7 +155,8 @@ class Operands:
     def _vary(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Give ``y`` another context, if the factory has a number for it.
 
-        Names, flags and tuples may be such that two instances do not fit together: they make variants alone.
+        Names, flags and tuples may be such that two instances do not fit together: they make
+        variants alone.
         """
         plain, before, chosen = self.lines["y"], self.shared["y"], self.lines["y"]
         for make, number in varied(self.subject.make, self.base):
@@ -199,7 +203,7 @@ class Operands:
             return made
         return self.project(x).to(x.dtype)
 
-    # ------------------------------------------------------------------------------------------------------- using them
+    # ---- using them
     def fresh(self, names: Iterator[str] | frozenset[str]) -> dict[str, Any]:
         """New instances of these operands."""
         return {name: self._made(self._codes[name]) for name in names}
@@ -218,7 +222,8 @@ class Operands:
         return {n: (self.dense[n] if n in self.wrappers else self.shared[n]).clone() for n in names}
 
     def project(self, x: Any) -> torch.Tensor:
-        """The dense value of a wrapper, apart from the wrapper. Raises what the projection raises."""
+        """The dense value of a wrapper, apart from the wrapper. Raises what the projection
+        raises."""
         assert self.subject.dense is not None
         with torch.no_grad():
             value: torch.Tensor = eval(self._projection, {**self.base, "_x": x})
@@ -252,8 +257,8 @@ def _plainness(shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def varied(make: str, names: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Factories with one other constant each, and whether it is a number: of those that the expression has, then of those
-    that its signature has.
+    """Factories with one other constant each, and whether it is a number: of those that the
+    expression has, then of those that its signature has.
     """
     tree = ast.parse(_named(make), mode="eval")
     call = tree.body

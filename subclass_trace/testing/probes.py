@@ -1,8 +1,10 @@
-"""Helpers that the lines of a rule may use. Each needs only torch, since its source is printed into counterexamples.
+"""Helpers that the lines of a rule may use. Each needs only torch, since its source is printed into
+counterexamples.
 
-Rules of this file: import nothing but torch and the standard library; what is not ``torch`` is imported inside of the
-function; a helper may use other helpers of this file. Private parts of torch are in `subclass_trace.torch_api.testing`,
-whose functions are printed in the same way. Lines may name everything that these two files define.
+Rules of this file: import nothing but torch and the standard library; what is not ``torch`` is
+imported inside of the function; a helper may use other helpers of this file. Private parts of torch
+are in `subclass_trace.torch_api.testing`, whose functions are printed in the same way. Lines may
+name everything that these two files define.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ def inners(x: Any) -> dict[str, Any]:
 
 
 def leaves(x: Any) -> list[torch.Tensor]:
-    """The dense tensors inside of a wrapper, to any depth, by name; a dense tensor is its own leaf."""
+    """The dense tensors inside of a wrapper, to any depth, by name; a dense tensor is its own
+    leaf."""
     if not hasattr(type(x), "__tensor_flatten__"):
         return [x] if isinstance(x, torch.Tensor) else []
     return [leaf for name in sorted(x.__tensor_flatten__()[0]) for leaf in leaves(getattr(x, name))]
@@ -54,8 +57,9 @@ def named_leaves(x: Any, path: str = "x") -> list[tuple[str, torch.Tensor]]:
 
 
 def plain_meta(x: Any) -> dict[str, Any]:
-    """`meta` for comparing a fake tensor with a real one: every dense type is the same, and so are jagged sizes. Strides of
-    what has no elements are left out: fake kernels choose them otherwise."""
+    """`meta` for comparing a fake tensor with a real one: every dense type is the same, and so are
+    jagged sizes. Strides of what has no elements are left out: fake kernels choose them
+    otherwise."""
 
     def number(n: Any) -> Any:
         return "jagged" if isinstance(n, torch.SymInt) else n
@@ -78,7 +82,8 @@ def instance_state(x: Any) -> dict[str, Any]:
 
 
 def kept_arguments(x: Any) -> dict[str, str]:
-    """The numbers, texts, and tuples of them that an instance keeps under the names that its constructor takes them by."""
+    """The numbers, texts, and tuples of them that an instance keeps under the names that its
+    constructor takes them by."""
     import inspect
 
     names = set()
@@ -145,7 +150,8 @@ def rebuild(x: Any, function: Any = lambda t: t) -> Any:
 
 
 def rebuilds(x: Any) -> bool:
-    """Does a wrapper come back from flatten and unflatten: metadata, context and the very inner tensors?"""
+    """Does a wrapper come back from flatten and unflatten: metadata, context and the very inner
+    tensors?"""
     import copy
 
     y = rebuild(x)
@@ -175,7 +181,8 @@ def shares_memory(x: Any, y: Any) -> bool:
 
 
 def same(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
-    """Are two values the same? Wrappers: type, outer metadata and leaves; tensors: sizes, dtype and numbers."""
+    """Are two values the same? Wrappers: type, outer metadata and leaves; tensors: sizes, dtype and
+    numbers."""
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         if type(x) is not type(y) or x.shape != y.shape or x.dtype != y.dtype:
             return False

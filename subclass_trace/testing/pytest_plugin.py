@@ -7,14 +7,14 @@
         options = {"to_dense": "{0}.dequantize()"}      # arguments of `check`
         skip = {"ST110": "the constructor is internal"}
 
-Each rule is a test of its own; a rule that does not apply is skipped with the reason. Calls that must work are handed in by a
-marker, as `check` takes them by ``programs=``:
+Each rule is a test of its own; a rule that does not apply is skipped with the reason. Calls that
+must work are handed in by a marker, as `check` takes them by ``programs=``:
 
     @pytest.mark.subclass_programs("x @ x.t()", lambda x, y: torch.cat([x, y]).sum())
     class TestMyTensor(ConformanceTests): ...
 
-Pytest knows the marker if ``pytest_plugins = ["subclass_trace.testing.pytest_plugin"]`` stands in the top ``conftest.py`` (or
-``-p`` on the command line).
+Pytest knows the marker if ``pytest_plugins = ["subclass_trace.testing.pytest_plugin"]`` stands in
+the top ``conftest.py`` (or ``-p`` on the command line).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class ConformanceTests:
 
     Attributes:
         target: a class, a function that makes one from dense tensors, a name or a `Subject`.
-        options: arguments of `kit.check`: how to build instances, and ``rules``, ``skip``, ``profile``,
+        options: arguments of `kit.check`: how to build instances, and ``rules``, ``skip``,
+        ``profile``,
             ``max_examples``.
         skip: ids of rules, beginnings of ids or families -> why they are left out.
         profile: dev, ci or thorough.

@@ -1,8 +1,10 @@
-"""What it means that a class raises where the dense program works: a refusal, or an accident; and what a class needs.
+"""What it means that a class raises where the dense program works: a refusal, or an accident; and
+what a class needs.
 
-A *refusal* is said on purpose: by a ``raise`` in Python, or by all handlers that returned NotImplemented. Anything else, such
-as an AttributeError or an error of a kernel inside of the class's own code, is an *accident*. An accident is a finding where
-the class evidently means to do the call.
+A *refusal* is said on purpose: by a ``raise`` in Python, or by all handlers that returned
+NotImplemented. Anything else, such as an AttributeError or an error of a kernel inside of the
+class's own code, is an *accident*. An accident is a finding where the class evidently means to do
+the call.
 """
 
 from __future__ import annotations
@@ -69,10 +71,11 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
         trace = trace.tb_next
 
 
-# ----------------------------------------------------------------------------------------- what a class says that it does
+# ---- what a class says that it does
 @functools.cache
 def named_by(cls: type) -> frozenset[str]:
-    """The operations that the class's module compares with, lists or registers: ``mul`` of ``func is aten.mul.Tensor``.
+    """The operations that the class's module compares with, lists or registers: ``mul`` of
+    ``func is aten.mul.Tensor``.
 
     A call of one (``aten.mul(a, b)``) is no such name, nor what a rule of it computes with.
     """
@@ -114,7 +117,7 @@ def means_to(cls: type, operations: frozenset[str], text: str) -> bool:
     return bool(operations) and (operations <= named or any(f".{n}(" in text for n in named))
 
 
-# --------------------------------------------------------------------------------------------------- what it is used for
+# ---- what it is used for
 def inferred_use(right: set[str]) -> str:
     """What a class seems to be for, by the calls that are right."""
     if {"x + y", "x * 2"} & right and "x.view(-1)" in right:

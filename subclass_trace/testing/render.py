@@ -1,4 +1,5 @@
-"""Programs out of the lines of a script: imports in front, and the source of each helper that the lines name."""
+"""Programs out of the lines of a script: imports in front, and the source of each helper that the
+lines name."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def safe_repr(value: Any) -> str:
 
 
 def both_sides(got: Any, expected: Any) -> tuple[str, str]:
-    """The two sides of a comparison as text; where that is the same, with sizes, strides and the tensors inside."""
+    """The two sides of a comparison as text; where that is the same, with sizes, strides and the
+    tensors inside."""
     texts = safe_repr(got), safe_repr(expected)
     if texts[0] != texts[1] or not (
         isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)
@@ -69,7 +71,8 @@ def both_sides(got: Any, expected: Any) -> tuple[str, str]:
 
 
 def program(subject: Subject, lines: Iterable[str], *, short: bool = False) -> str:
-    """A program that runs the lines. It needs only torch and what the subject imports; a short one this package as well."""
+    """A program that runs the lines. It needs only torch and what the subject imports; a short one
+    this package as well."""
     body = "\n".join(lines)
     text = [
         *(f"# {note}" for note in subject.notes if "cannot be imported" in note or not short),
@@ -106,7 +109,8 @@ def _source(name: str) -> str:
 
 
 def _needed(source: str) -> list[str]:
-    """The helpers that a source names, with those that they name, in the order of their definition."""
+    """The helpers that a source names, with those that they name, in the order of their
+    definition."""
     found: set[str] = set()
     left = [source]
     while left:

@@ -1,17 +1,18 @@
 """`Report`: the results of all rules on one subject, as text, JSON and a page.
 
-The JSON has a ``schema`` number, which changes when a key is renamed or removed; keys may be added without notice:
+The JSON has a ``schema`` number, which changes when a key is renamed or removed; keys may be added
+without notice:
 
     schema            3
     class             "package.module.Class"
     versions          {"python": ..., "torch": ..., "subclass_trace": ...}
     profile, seconds  name of the profile, wall time
-    made_by           how instances were made: the expression, with gaps for dense tensors, and how it was found
-    tolerance         [rtol, atol], with which numbers are compared
+    made_by           how instances were made: the expression, with gaps for dense tensors, and how
+    it was found tolerance         [rtol, atol], with which numbers are compared
     ok                true if no rule fails or breaks
     counts            {"pass": n, "fail": n, "not applicable": n, "skipped": n, "error": n}
-    coverage          {"use": ..., "right": n, "wrong": n, "refused": {call: what it says}, "untried": [calls]}
-    causes            a list, what hurts most first: {"cause", "rule", "also"}
+    coverage          {"use": ..., "right": n, "wrong": n, "refused": {call: what it says},
+    "untried": [calls]} causes            a list, what hurts most first: {"cause", "rule", "also"}
     rules             a list, in the order of the ids:
         id, title, family, severity, outcome, checks, examples, seconds
         reason        what failed, or why the rule does not apply; "" for a pass
@@ -84,7 +85,10 @@ class Report:
     @property
     def hints(self) -> tuple[str, ...]:
         """What would let more rules apply."""
-        text = "numbers were not compared; give to_dense= (--to-dense '{0}.name'), the dense value of a wrapper"
+        text = (
+            "numbers were not compared; give to_dense= (--to-dense '{0}.name'), the dense "
+            "value of a wrapper"
+        )
         return () if self.subject.dense is not None else (text,)
 
     @property
@@ -163,7 +167,7 @@ def _row(r: Result) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------ in a terminal
+# ---- in a terminal
 
 
 MARKS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_APPLICABLE: "–", Outcome.ERROR: "!"}
@@ -198,14 +202,16 @@ def _cause(number: int, cause: Cause) -> list[str]:
     assert head.failure is not None
     lines = [
         _ruled(
-            f"{number}. {cause.title}: {head.rule.id} {head.rule.title} ({head.rule.severity.value})"
+            f"{number}. {cause.title}: {head.rule.id} {head.rule.title} "
+            f"({head.rule.severity.value})"
         )
     ]
     lines += [str(head.failure), "", head.failure.script]
     if len(head.calls) > 1:
         others = [_one_line(c) for c in head.calls if c != head.failure.call]
         lines.append(
-            f"The same in {len(others)} other calls: {'; '.join(others[:8])}{' ...' * (len(others) > 8)}"
+            f"The same in {len(others)} other calls: "
+            f"{'; '.join(others[:8])}{' ...' * (len(others) > 8)}"
         )
     if cause.others:
         lines.append(
@@ -227,7 +233,10 @@ def summary(report: Report) -> str:
     counts = report.counts
     parts = [f"{counts[o]} {o.value}" for o in Outcome if counts[o]]
     checks = sum(r.checks for r in report.results)
-    line = f"{report.subject.name}: {', '.join(parts)}; {checks} checks in {report.seconds:.1f} s ({report.profile})"
+    line = (
+        f"{report.subject.name}: {', '.join(parts)}; {checks} checks in {report.seconds:.1f} "
+        f"s ({report.profile})"
+    )
     notes = (f"note: {n}" for n in (*report.subject.notes, *report.hints))
     return "\n".join([line, *report.coverage.text, report.made_by, *notes])
 

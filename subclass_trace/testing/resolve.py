@@ -42,7 +42,8 @@ def register_strategy(
 
     Args:
         factory: a callable or expression that makes an instance from dense tensors.
-        options: the other arguments of `subject.subject_of`: ``to_dense``, ``sizes``, ``dtypes``, ``tolerance``.
+        options: the other arguments of `subject.subject_of`: ``to_dense``, ``sizes``, ``dtypes``,
+        ``tolerance``.
     """
     _REGISTERED[cls] = {"factory": factory, **options}
     s.register_type_strategy(cls, lambda found: wrappers(found))
@@ -126,7 +127,8 @@ def _from_factory(factory: Callable[..., torch.Tensor], options: dict[str, Any])
     if "factory" in options:
         name = getattr(factory, "__qualname__", factory)
         raise OptionError(
-            f"{name} is a function, which makes the instances already, and factory= names another way",
+            f"{name} is a function, which makes the instances already, and factory= names "
+            "another way",
             expected="one of the two",
             fix="name the class as the target, or leave factory= (--factory) out",
         )
@@ -154,7 +156,8 @@ def _derive(cls: type, options: dict[str, Any]) -> str:
             return make
     raise OptionError(
         f"cannot see how to build a {cls.__qualname__}",
-        expected="a constructor that takes one to three dense tensors of one shape, or from_dense, from_hp, from_float",
+        expected="a constructor that takes one to three dense tensors of one shape, or "
+        "from_dense, from_hp, from_float",
         fix="give factory=, a function of dense tensors or an expression such as "
         f"'{cls.__qualname__}({{0}}, scale=2.0)', or call subclass_trace.testing.register_strategy",
     )
@@ -177,8 +180,8 @@ def wrappers(
     Args:
         target: what `check` takes: a class, a factory, a name, a subject.
         floating: those of a floating point dtype.
-        contexts: also those of the factory with another number, where it has one (`scale=1.5`): their contexts differ.
-        options: how to build it, see `subject.subject_of`.
+        contexts: also those of the factory with another number, where it has one (`scale=1.5`):
+        their contexts differ. options: how to build it, see `subject.subject_of`.
 
     Raises:
         OptionError: no instance can be built.

@@ -1,15 +1,16 @@
 """What a rule is, the register of all rules, and how hard to look.
 
-A rule is one promise that a traceable wrapper subclass makes, with an id, a severity, a page of documentation (its
-docstring) and a check. The check gets a `Script` (see `script.py`), lets hypothesis
-draw instances of the subject into it, writes lines of Python and compares; the lines that ran *are* the counterexample.
+A rule is one promise that a traceable wrapper subclass makes, with an id, a severity, a page of
+documentation (its docstring) and a check. The check gets a `Script` (see `script.py`), lets
+hypothesis draw instances of the subject into it, writes lines of Python and compares; the lines
+that ran *are* the counterexample.
 
     @rule("ST301", "an in-place operation returns its first argument")
     def in_place_returns_self(t: Script) -> None:
-        '''Why it matters, what breaks, how to fix it: the text of the rule's page (plain Markdown).'''
-        t.wrapper("x")
-        t.require("y = x.add_(1)")  # an operation that the class refuses is no fault: the example does not apply
-        t.expect("y is x", "True")
+        '''Why it matters, what breaks, how to fix it: the text of the rule's page (plain
+        Markdown).''' t.wrapper("x")
+        t.require("y = x.add_(1)")  # an operation that the class refuses is no fault: the example
+        does not apply t.expect("y is x", "True")
 
 `checks/` holds one file per family; `load` imports them all.
 """
@@ -207,7 +208,8 @@ def _known(every: Iterable[Rule], names: Iterable[str]) -> list[str]:
             families = sorted({r.family for r in every})
             raise OptionError(
                 f"no rule is called {name!r}",
-                expected=f"an id such as ST101, the start of one such as ST1, or a family of {', '.join(families)}",
+                expected="an id such as ST101, the start of one such as ST1, or a family of "
+                f"{', '.join(families)}",
                 fix="`subclass-trace check --list` prints all rules",
             )
     return names

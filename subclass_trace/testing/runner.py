@@ -1,7 +1,8 @@
 """Runs rules on a subject: draws examples, counts the checks, keeps the smallest counterexample.
 
-A rule passes only if it made at least one check; one whose examples all did not apply is "not applicable", with the
-reasons. An exception inside of a rule that is no failure of the subject is an "error": a fault of the kit.
+A rule passes only if it made at least one check; one whose examples all did not apply is "not
+applicable", with the reasons. An exception inside of a rule that is no failure of the subject is an
+"error": a fault of the kit.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Result:
         outcome: see `Outcome`.
         checks: comparisons made; at least 1 for a pass.
         examples: examples that were run.
-        refused: why examples did not apply, most frequent first, with how often; what the factory refused comes last.
-        failure: the smallest counterexample.
+        refused: why examples did not apply, most frequent first, with how often; what the factory
+        refused comes last. failure: the smallest counterexample.
         error: the traceback of a fault in the kit.
         seconds: wall time.
         calls: all calls of the sweep that break it.
@@ -98,12 +99,14 @@ class _Tally:
 ENDS = "the check of this rule comes to an end"
 #: how often a rule draws another example, beyond four for each, where the class refuses to be built
 TRIES = 40
-#: after so many examples of another kind, and none of the kind that the rule needs, it does not apply
+#: after so many examples of another kind, and none of the kind that the rule needs, it does not
+# apply
 REJECTIONS = 120
 
 
 def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
-    """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings as they were."""
+    """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings
+    as they were."""
     swept = sweep_of(subject, profile.cheap // 2)
     if rule.id in swept.failures or rule.cost is Cost.SWEEP:
         return _by_sweep(rule, swept)
@@ -154,8 +157,9 @@ def _length(failure: Failure) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _without_logs() -> Iterator[None]:
-    """Drop what torch logs: an error for each operation that is refused under tracing, and thousands of records of its
-    structured trace for each compilation, which pytest would collect and print.
+    """Drop what torch logs: an error for each operation that is refused under tracing, and
+    thousands of records of its structured trace for each compilation, which pytest would collect
+    and print.
 
     With TORCH_LOGS or TORCH_TRACE somebody has asked for them.
     """
@@ -204,7 +208,8 @@ def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> N
     except (Failure, _KitError, Unsatisfiable):
         pass
     except HypothesisException as error:
-        # Shrinking was cut short, or the failure does not come again: the counterexamples seen so far count.
+        # Shrinking was cut short, or the failure does not come again: the counterexamples seen so
+        # far count.
         if not tally.failures and tally.error is None:
             tally.error = "".join(traceback.format_exception(error))
 

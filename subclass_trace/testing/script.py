@@ -1,13 +1,14 @@
 """`Script`: what a rule's check writes its steps into. What ran is the counterexample.
 
-A check never computes with torch by itself; it hands lines of Python to the script, which runs them one by one in a
-namespace that holds ``torch``, the class, and the helpers of `probes`. When a check fails, the lines that ran, with
-imports and the sources of the helpers that they use in front, are a program that anyone can run.
+A check never computes with torch by itself; it hands lines of Python to the script, which runs them
+one by one in a namespace that holds ``torch``, the class, and the helpers of `probes`. When a check
+fails, the lines that ran, with imports and the sources of the helpers that they use in front, are a
+program that anyone can run.
 
-    t.wrapper("x")                       x = TwoTensor(torch.arange(6.0).reshape(2, 3), ...)    drawn by hypothesis
-    t.run("y = x.detach()")              must work: an exception fails the rule
-    t.require("z = x.add_(1)")           may be refused: an exception means that this example does not apply
-    t.expect("z is x", "True")           compares two expressions; counted
+    t.wrapper("x")                       x = TwoTensor(torch.arange(6.0).reshape(2, 3), ...)
+    drawn by hypothesis t.run("y = x.detach()")              must work: an exception fails the rule
+    t.require("z = x.add_(1)")           may be refused: an exception means that this example does
+    not apply t.expect("z is x", "True")           compares two expressions; counted
 """
 
 from __future__ import annotations
@@ -106,9 +107,10 @@ class Script:
         self._draw = draw
         self._made: dict[str, _Made] = {}
 
-    # ------------------------------------------------------------------ examples
+    # ---- examples
     def draw(self, strategy: s.SearchStrategy[T]) -> T:
-        """A value from any hypothesis strategy (an operation, a size); smaller ones come first in a counterexample."""
+        """A value from any hypothesis strategy (an operation, a size); smaller ones come first in a
+        counterexample."""
         value: T = self._draw(strategy)
         return value
 
@@ -117,11 +119,13 @@ class Script:
         return self.draw(s.sampled_from(options))
 
     def assume(self, condition: object) -> None:
-        """Drop this example unless the condition holds; hypothesis draws another. For what differs between examples."""
+        """Drop this example unless the condition holds; hypothesis draws another. For what differs
+        between examples."""
         assume(bool(condition))
 
     def only_if(self, condition: str, otherwise: str) -> None:
-        """Evaluate an expression that is not recorded; for what the class is, or another rule tests.
+        """Evaluate an expression that is not recorded; for what the class is, or another rule
+        tests.
 
         Raises:
             NotApplicable: it is false, or raises.
@@ -152,10 +156,11 @@ class Script:
         Args:
             shaped: the name of an earlier wrapper: same sizes, strides and dtype, other numbers.
             same: the name of an earlier wrapper: a fresh instance with the same numbers.
-            grad: call ``requires_grad_()`` on it; implies floating. Refused by the class: the example does not apply.
-            floating: only floating point dtypes.
-            min_dims, min_side: at least so many dimensions, each of them at least so long (in the dense arguments).
-            around: put around each dense argument of the factory, for nesting: ``"Pair({0}, {0}.clone())"``.
+            grad: call ``requires_grad_()`` on it; implies floating. Refused by the class: the
+            example does not apply. floating: only floating point dtypes.
+            min_dims, min_side: at least so many dimensions, each of them at least so long (in the
+            dense arguments). around: put around each dense argument of the factory, for nesting:
+            ``"Pair({0}, {0}.clone())"``.
 
         Raises:
             NotApplicable: the subject has no such instances.
@@ -208,7 +213,8 @@ class Script:
         return specs
 
     def dense(self, expression: str) -> str:
-        """Source of the dense projection of a wrapper: a function P with P(op(x)) == op(P(x)) up to the tolerance.
+        """Source of the dense projection of a wrapper: a function P with P(op(x)) == op(P(x)) up to
+        the tolerance.
 
         Raises:
             NotApplicable: the subject has none.
@@ -228,10 +234,11 @@ class Script:
         return self.subject.dense.format(expression)
 
     def project(self, name: str) -> str:
-        """Source of the dense value of a result: its projection if it is of the class, and itself if it is not."""
+        """Source of the dense value of a result: its projection if it is of the class, and itself
+        if it is not."""
         return self.dense(name) if isinstance(self.names[name], self.subject.cls) else name
 
-    # ------------------------------------------------------------------ steps
+    # ---- steps
     def run(
         self,
         line: str,
@@ -275,7 +282,8 @@ class Script:
         return True
 
     def each(self, operations: Iterable[str], steps: Callable[[str], None], otherwise: str) -> None:
-        """Take steps for each operation that the class does not refuse; a counterexample has those of the failing one only.
+        """Take steps for each operation that the class does not refuse; a counterexample has those
+        of the failing one only.
 
         Raises:
             NotApplicable: no check was made.
@@ -300,11 +308,12 @@ class Script:
         self._safe(expression)
         return eval(compile(expression, "<rule>", "eval"), self.names)
 
-    # ------------------------------------------------------------------ checks
+    # ---- checks
     def expect(
         self, got: str, expected: str, because: str = "the two sides must be the same"
     ) -> None:
-        """Compare two expressions: tensors with the subject's tolerance, everything else by ``==``. Counted.
+        """Compare two expressions: tensors with the subject's tolerance, everything else by ``==``.
+        Counted.
 
         Raises:
             Failure: they differ, or one of them raised.
@@ -335,7 +344,7 @@ class Script:
         """Count a check that needs no comparison: a refusal that is a right answer."""
         self.checks += 1
 
-    # ------------------------------------------------------------------ inside
+    # ---- inside
     def _values(self, side: Any) -> Any:
         """Dense values of wrappers: where numbers are drawn, what is inside may differ."""
         if isinstance(side, (list, tuple)):
@@ -363,7 +372,8 @@ class Script:
             self.lines.append(line)
 
     def _exec(self, source: str) -> None:
-        # The name makes the source of functions defined in a line findable (Dynamo and inspect look it up).
+        # The name makes the source of functions defined in a line findable (Dynamo and inspect look
+        # it up).
         name = f"<rule {hash(source):x}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         if self.subject.random:
@@ -375,12 +385,14 @@ class Script:
 
 
 def on(expression: str, op: str) -> str:
-    """The source of an operation on ``x``, on another expression: ``on("d", "x.max(x)")`` is ``d.max(d)``."""
+    """The source of an operation on ``x``, on another expression: ``on("d", "x.max(x)")`` is
+    ``d.max(d)``."""
     return re.sub(r"\bx\b", expression, op)
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of a message, and the next one if the first only announces it (as Dynamo's do)."""
+    """The first line of a message, and the next one if the first only announces it (as Dynamo's
+    do)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     count = 2 if lines and lines[0].endswith(":") else 1
     return " ".join(lines[:count])[:300]

@@ -78,7 +78,8 @@ def _numbers(values: Any) -> str:
 def shapes(
     *, min_dims: int = 0, max_dims: int | None = None, min_side: int = 0, max_side: int = 4
 ) -> s.SearchStrategy[tuple[int, ...]]:
-    """Shapes, of up to three dimensions by default; they shrink to few, and to sides of 2, which say more than 0 and 1."""
+    """Shapes, of up to three dimensions by default; they shrink to few, and to sides of 2, which
+    say more than 0 and 1."""
     most = max(3, min_dims) if max_dims is None else max_dims
     return s.lists(
         s.sampled_from(_sides(min_side, max_side)), min_size=min_dims, max_size=most
@@ -90,7 +91,8 @@ def _sides(least: int, most: int) -> list[int]:
 
 
 def all_shapes() -> Iterator[tuple[int, ...]]:
-    """Every shape that `shapes` gives by default, and some of four dimensions, in the order of shrinking."""
+    """Every shape that `shapes` gives by default, and some of four dimensions, in the order of
+    shrinking."""
     for dims in range(4):
         yield from product(_sides(0, 4), repeat=dims)
     yield from ((2, 2, 2, 2), (2, 3, 2, 4), (1, 2, 3, 3))
@@ -116,7 +118,8 @@ def dense_specs(
     shape: s.SearchStrategy[tuple[int, ...]] | None = None,
     dtype: s.SearchStrategy[torch.dtype] | None = None,
 ) -> tuple[Dense, ...]:
-    """``count`` dense tensors of one shape, dtype and layout, for the arguments of a wrapper's factory."""
+    """``count`` dense tensors of one shape, dtype and layout, for the arguments of a wrapper's
+    factory."""
     size = draw(shape if shape is not None else shapes())
     kind = draw(dtype if dtype is not None else dtypes())
     allowed: Sequence[str] = (

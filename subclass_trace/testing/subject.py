@@ -1,8 +1,9 @@
 """What is checked: a class, and how to write down fresh instances of it.
 
-A subject is text: an expression with a gap for each dense argument (``"TwoTensor({0}, {1})"``), the imports and set-up
-lines that it needs, and, where there is one, an expression for the projection to dense (``"{0}.dequantize()"``).
-So the lines that make an instance are the same in the check and in the counterexample that it prints.
+A subject is text: an expression with a gap for each dense argument (``"TwoTensor({0}, {1})"``), the
+imports and set-up lines that it needs, and, where there is one, an expression for the projection to
+dense (``"{0}.dequantize()"``). So the lines that make an instance are the same in the check and in
+the counterexample that it prints.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Subject:
         cls: the class.
         make: expression with ``{0}``, ``{1}`` ... for the dense arguments.
         arity: the number of dense arguments.
-        dense: expression with ``{0}`` for a wrapper that gives a dense tensor, or None. It must commute with the
+        dense: expression with ``{0}`` for a wrapper that gives a dense tensor, or None. It must
+        commute with the
             operations of the class up to ``tolerance``: ``x.a`` is one for a pair of tensors.
         imports, setup: lines in front of a program.
         namespace: what these lines and ``make`` need, ready to be used by ``exec``.
@@ -83,7 +85,8 @@ class Subject:
         return f"made by {self.make}{how}"
 
     def shapes(self, min_dims: int = 0, min_side: int = 0) -> s.SearchStrategy[tuple[int, ...]]:
-        """Shapes of the dense arguments; nothing can be drawn if it has none with so many dimensions or such sides."""
+        """Shapes of the dense arguments; nothing can be drawn if it has none with so many
+        dimensions or such sides."""
 
         def fits(size: tuple[int, ...]) -> bool:
             return len(size) >= min_dims and all(n >= min_side for n in size)
@@ -111,19 +114,24 @@ def subject_of(
     """A subject from a factory, given as a callable or as an expression with gaps.
 
     Args:
-        factory: ``TwoTensor``, ``Float8Tensor.from_hp`` or ``"TwoTensor({0}, {0} * 2)"``; the class itself by default.
-            Expressions may use ``torch``, what ``imports`` and ``setup`` define, and the names of the module of the class.
+        factory: ``TwoTensor``, ``Float8Tensor.from_hp`` or ``"TwoTensor({0}, {0} * 2)"``; the class
+        itself by default.
+            Expressions may use ``torch``, what ``imports`` and ``setup`` define, and the names of
+            the module of the class.
         to_dense: the projection to dense, callable or expression.
         setup: lines to run once in front of everything (a device mesh).
-        programs: calls that must work and give the dense value: functions of ``x, y`` (two wrappers; ``p`` is a dense tensor
+        programs: calls that must work and give the dense value: functions of ``x, y`` (two
+        wrappers; ``p`` is a dense tensor
             like them, see `calls`), or expressions over these names.
-        random: operations draw random numbers by design: each is seeded, and its numbers are compared up to the tolerance.
-        valid: the mask of the elements of a wrapper that mean something, callable or expression; others are not compared.
-        use: what a model does with it: ``weight``, ``parameter``, ``activation`` or ``input``; what that cannot do without must
+        random: operations draw random numbers by design: each is seeded, and its numbers are
+        compared up to the tolerance. valid: the mask of the elements of a wrapper that mean
+        something, callable or expression; others are not compared. use: what a model does with it:
+        ``weight``, ``parameter``, ``activation`` or ``input``; what that cannot do without must
             work.
 
     Raises:
-        OptionError: the number of arguments cannot be found, an expression is none, the tolerance is no pair of
+        OptionError: the number of arguments cannot be found, an expression is none, the tolerance
+        is no pair of
             numbers >= 0, there is no such use.
     """
     _check(use, tolerance)
@@ -218,7 +226,8 @@ class _Source:
         return program
 
     def name_of(self, value: Any, unnamed: str = "factory") -> str:
-        """The text that stands for a class or function in a program; adds its import, or a note that it has none.
+        """The text that stands for a class or function in a program; adds its import, or a note
+        that it has none.
 
         Args:
             unnamed: what a lambda is called.
@@ -274,13 +283,15 @@ def _gaps(text: str, option: str) -> int:
         raise OptionError(
             f"the {option} {text!r} is no Python expression with gaps",
             got=error,
-            fix="write {0}, {1} ... for the dense tensors (to_dense: {0} for the wrapper), and {{ }} for braces",
+            fix="write {0}, {1} ... for the dense tensors (to_dense: {0} for the wrapper), and "
+            "{{ }} for braces",
         ) from error
     return len(fields)
 
 
 def _arguments(factory: Callable[..., Any]) -> int:
-    """How many dense tensors a factory takes: its parameters without defaults, without ``cls`` and ``self``."""
+    """How many dense tensors a factory takes: its parameters without defaults, without ``cls`` and
+    ``self``."""
     target: Any = factory
     if isinstance(factory, type):
         target = factory.__init__ if inspect.isfunction(factory.__init__) else factory.__new__  # type: ignore[misc]

@@ -1,7 +1,9 @@
-"""The sweep: each call of the table (`calls.py`) once on small instances, against the dense program.
+"""The sweep: each call of the table (`calls.py`) once on small instances, against the dense
+program.
 
-`sweep_of(subject)` gives what came of it: findings, each with the rule that it breaks and the lines that show it, and the
-coverage: which calls were right, refused, or not tried. Then some of the calls on other sizes, dtypes and layouts.
+`sweep_of(subject)` gives what came of it: findings, each with the rule that it breaks and the lines
+that show it, and the coverage: which calls were right, refused, or not tried. Then some of the
+calls on other sizes, dtypes and layouts.
 """
 
 from __future__ import annotations
@@ -141,7 +143,8 @@ class Sweep:
         try:
             if call.rule == "ST515":
                 return bool(x.storage_offset() == x[1:].storage_offset())
-            # where `to` gives a dense tensor, torch replaces what a parameter shows, not what is in it
+            # where `to` gives a dense tensor, torch replaces what a parameter shows, not what is in
+            # it
             return not isinstance(x.to(torch.float64), self.subject.cls)
         except Exception:
             return True
@@ -192,9 +195,10 @@ class Sweep:
                     what = f"its result is a {cls.__name__}, as those of {count} calls of this kind"
                     self.note(call, Found("ST312", what, kind, cls, lines), dense.operations)
 
-    # --------------------------------------------------------------------------------- contexts
+    # ---- contexts
     def contexts(self) -> None:
-        """Instances do not share what they know, and contexts that mean something else are not equal."""
+        """Instances do not share what they know, and contexts that mean something else are not
+        equal."""
         ops, x = self.operands, self.operands.shared["x"]
         for other in (ops.lines["y"], *(v.line for v in ops.variants)):
             ops.made(other)
@@ -260,7 +264,7 @@ class Sweep:
         self.note(None, Found("ST112", what, True, False, lines), frozenset())
 
 
-# ------------------------------------------------------------------------------------- torch's global state
+# ---- torch's global state
 def torch_state() -> tuple[Any, ...]:
     """What torch keeps for the whole process and a call must not change."""
     return (
@@ -281,7 +285,7 @@ def set_torch_state(state: tuple[Any, ...]) -> None:
     torch.set_num_threads(state[4])
 
 
-# ------------------------------------------------------------------------------------- all of it
+# ---- all of it
 _DONE: weakref.WeakKeyDictionary[Subject, Swept] = weakref.WeakKeyDictionary()
 #: told before each call, so that who watches knows what caused a crash or a hang
 before_each: list[Callable[[str], None]] = []

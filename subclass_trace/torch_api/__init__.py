@@ -1,8 +1,10 @@
-"""The only door to torch's private API. Everything else in this package uses public torch, or a name from here.
+"""The only door to torch's private API. Everything else in this package uses public torch, or a
+name from here.
 
-`tests/test_torch_door.py` lists these symbols and checks them on the installed torch. Supported: torch 2.11 to 2.15.
-Anything that pulls in Dynamo or inductor is imported inside a function, so that ``import subclass_trace`` stays light.
-All public names of the modules below are names of this package.
+`tests/test_torch_door.py` lists these symbols and checks them on the installed torch. Supported:
+torch 2.11 to 2.15. Anything that pulls in Dynamo or inductor is imported inside a function, so that
+``import subclass_trace`` stays light. All public names of the modules below are names of this
+package.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
 from torch.overrides import TorchFunctionMode as TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import autograd_would_have_decomposed as autograd_would_have_decomposed
+from torch.utils._python_dispatch import (
+    autograd_would_have_decomposed as autograd_would_have_decomposed,
+)
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 from .assertions import *
@@ -55,4 +59,7 @@ from .this_thread import *
 from .versions import untested as untested
 from .wrappers import *
 
-__all__ = ["done_work", "pytree"]  # torch's own pytrees, for the arguments of higher order operators
+__all__ = [
+    "done_work",
+    "pytree",
+]  # torch's own pytrees, for the arguments of higher order operators

@@ -1,9 +1,10 @@
-"""``if bad: raise ...`` and ``assert good, text``, of a truth that only the call knows: which branch ends in an error, and the
-operator that looks.
+"""``if bad: raise ...`` and ``assert good, text``, of a truth that only the call knows: which
+branch ends in an error, and the operator that looks.
 
-A region is traced as if the other branch were taken. Where a call would take the one that raises, the operator stops its
-program before anything is written, random numbers are what they were, and the function runs eagerly: that raises what the user
-wrote, after all that comes before it, and code of the region's may catch it.
+A region is traced as if the other branch were taken. Where a call would take the one that raises,
+the operator stops its program before anything is written, random numbers are what they were, and
+the function runs eagerly: that raises what the user wrote, after all that comes before it, and code
+of the region's may catch it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _library.define("note_random() -> ()")
 
 
 class OtherBranch(Exception):
-    """A call takes the branch that its program does not have; ``drawn``: the program has drawn random numbers; ``another``: a
-    specialization for it has one that has."""
+    """A call takes the branch that its program does not have; ``drawn``: the program has drawn
+    random numbers; ``another``: a specialization for it has one that has."""
 
     def __init__(self, drawn: bool, another: bool) -> None:
         super().__init__("a branch that raises was taken")
@@ -72,7 +73,8 @@ _LONGEST = 200
 
 
 def _without_reads(steps: list[dis.Instruction]) -> list[dis.Instruction]:
-    """Without what a clone puts in between: a constant, which it asks about what is on the stack."""
+    """Without what a clone puts in between: a constant, which it asks about what is on the
+    stack."""
     kept: list[dis.Instruction] = []
     k = 0
     while k < len(steps):
@@ -90,13 +92,16 @@ def _raises(steps: list[dis.Instruction]) -> bool:
     for step in steps[:_LONGEST]:
         if step.opname == "RAISE_VARARGS":
             return True
-        if step.opcode in _JUMPS or step.opname.startswith(("RETURN", "YIELD", "RERAISE", "SETUP_", "SEND")):
+        if step.opcode in _JUMPS or step.opname.startswith(
+            ("RETURN", "YIELD", "RERAISE", "SETUP_", "SEND")
+        ):
             return False
     return False
 
 
 def branch_without_error(frame: Any) -> bool | None:
-    """A value is asked for its truth in this frame, of a branch that ends in an error: the truth that does not lead there.
+    """A value is asked for its truth in this frame, of a branch that ends in an error: the truth
+    that does not lead there.
 
     None where something else asks, or where both ways go on.
     """
@@ -108,7 +113,10 @@ def branch_without_error(frame: Any) -> bool | None:
         return None
     jump = steps[at]
     there = next((k for k, step in enumerate(steps) if step.offset >= jump.argval), len(steps))
-    goes_on, jumps = not _raises(steps[at + 1 :]), not _raises(steps[there:]) or jump.argval < jump.offset
+    goes_on, jumps = (
+        not _raises(steps[at + 1 :]),
+        not _raises(steps[there:]) or jump.argval < jump.offset,
+    )
     if goes_on == jumps:
         return None
     return jumps is jump.opname.endswith("IF_TRUE")

@@ -28,7 +28,8 @@ def attention_kernels() -> AttentionKernels:
 
 
 def other_attention_code(kernels: AttentionKernels, bind: Callable[[str, Any], str]) -> str:
-    """Python that asks whether others are allowed now. ``bind`` gives what the code calls a name."""
+    """Python that asks whether others are allowed now. ``bind`` gives what the code calls a
+    name."""
     bind("torch", GUARD_NAMES["torch"])
     rows = zip(_ROWS, kernels.values, strict=True)
     return " or ".join(f"{flag.code} != {value!r}" for flag, value in rows)

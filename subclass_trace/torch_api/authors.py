@@ -1,4 +1,5 @@
-"""What `authoring/` needs of torch's private names, besides the section "for authors" of the package itself."""
+"""What `authoring/` needs of torch's private names, besides the section "for authors" of the
+package itself."""
 
 from __future__ import annotations
 
@@ -16,37 +17,49 @@ def is_c10d(op: Any) -> bool:
 
 
 def is_composite(op: Any) -> bool:
-    """Is the operation made of others above dispatch (CompositeImplicitAutograd), so that it never arrives itself?"""
+    """Is the operation made of others above dispatch (CompositeImplicitAutograd), so that it never
+    arrives itself?"""
     composite = op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
-    own = any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in ("CPU", "CUDA"))
+    own = any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in ("CPU", "CUDA")
+    )
     return bool(composite) and not own
 
 
 def decomposed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A composite operation taken apart, in C++ as eager mode does elsewhere: torch's Python forms of some differ.
+    """A composite operation taken apart, in C++ as eager mode does elsewhere: torch's Python forms
+    of some differ.
 
     A tracer has forms of its own (`composites`).
     """
     key = DispatchKey.CompositeImplicitAutograd
-    if torch.compiler.is_compiling() or not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
+    if torch.compiler.is_compiling() or not torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), key
+    ):
         return op.decompose(*args, **kwargs)
     return op._op_dk(key, *args, **kwargs)
 
 
-def below_torch_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def below_torch_function(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call a torch function as if no class had a ``__torch_function__``."""
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 
 
 def overloads(packet: OpOverloadPacket[Any, Any]) -> list[Any]:
-    """The overloads of an operation that its schema lists, such as ``aten.add.Tensor`` and ``aten.add.Scalar``."""
+    """The overloads of an operation that its schema lists, such as ``aten.add.Tensor`` and
+    ``aten.add.Scalar``."""
     found = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
-    return [op for op in found if torch._C._dispatch_has_kernel(op.name())]  # some exist for TorchScript alone
+    return [
+        op for op in found if torch._C._dispatch_has_kernel(op.name())
+    ]  # some exist for TorchScript alone
 
 
 def below_autograd() -> bool:
-    """Are we inside of an operation (or of inference mode), where nothing is recorded for a backward?
+    """Are we inside of an operation (or of inference mode), where nothing is recorded for a
+    backward?
 
     Dynamo traces the code above autograd only.
     """
@@ -56,7 +69,9 @@ def below_autograd() -> bool:
 
 
 #: collectives in place that move values and compute nothing: the same for every part of a tensor
-MOVES = frozenset(f"c10d::{name}" for name in ("broadcast_", "scatter_", "allgather_", "send", "recv_"))
+MOVES = frozenset(
+    f"c10d::{name}" for name in ("broadcast_", "scatter_", "allgather_", "send", "recv_")
+)
 
 
 def is_functional_collective(op: Any) -> bool:
@@ -65,8 +80,12 @@ def is_functional_collective(op: Any) -> bool:
 
 
 def joined_work(results: list[Any]) -> Any:
-    """The handles of collectives as one: the earlier ones are waited for. None if they are no such handles."""
-    if not all(isinstance(r, torch.ScriptObject) for r in results) or not torch.distributed.is_available():
+    """The handles of collectives as one: the earlier ones are waited for. None if they are no such
+    handles."""
+    if (
+        not all(isinstance(r, torch.ScriptObject) for r in results)
+        or not torch.distributed.is_available()
+    ):
         return None
     for r in results[:-1]:
         torch.distributed.Work.unbox(r).wait()
@@ -74,11 +93,20 @@ def joined_work(results: list[Any]) -> Any:
 
 
 def running_backward() -> str:
-    """Which node of autograd's graph runs in this thread (``MulBackward0``), and the line that made it, which torch knows
-    under ``torch.autograd.detect_anomaly()``; "" outside of a backward."""
+    """Which node of autograd's graph runs in this thread (``MulBackward0``), and the line that made
+    it, which torch knows under ``torch.autograd.detect_anomaly()``; "" outside of a backward."""
     node: Any = torch._C._current_autograd_node()
     if node is None:
         return ""
-    lines = [line for text in node.metadata.get("traceback_", ()) for line in text.splitlines() if "File" in line]
-    made = f"made at {lines[-1].strip()}" if lines else "torch.autograd.detect_anomaly() tells which line made it"
+    lines = [
+        line
+        for text in node.metadata.get("traceback_", ())
+        for line in text.splitlines()
+        if "File" in line
+    ]
+    made = (
+        f"made at {lines[-1].strip()}"
+        if lines
+        else "torch.autograd.detect_anomaly() tells which line made it"
+    )
     return f"asked for by {node.name()} in a backward ({made})"

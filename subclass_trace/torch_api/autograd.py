@@ -58,16 +58,21 @@ def is_tracked_view(t: torch.Tensor) -> bool:
 def creation_forbids_inplace(t: torch.Tensor) -> bool:
     """Would eager refuse an in-place operation on this view that autograd tracks?"""
     meta = torch._C._autograd.CreationMeta
-    return t._is_view() and torch._C._autograd._get_creation_meta(t) not in (meta.DEFAULT, meta.NO_GRAD_MODE)
+    return t._is_view() and torch._C._autograd._get_creation_meta(t) not in (
+        meta.DEFAULT,
+        meta.NO_GRAD_MODE,
+    )
 
 
 _GRAD_SOURCE: list[torch.Tensor] = []
 
 
 def make_nonleaf(t: torch.Tensor) -> None:
-    """Give ``t`` (a leaf, any class) an autograd history of its own, so that in-place operations move its ``grad_fn``.
+    """Give ``t`` (a leaf, any class) an autograd history of its own, so that in-place operations
+    move its ``grad_fn``.
 
-    The history ends in a node that raises when run: differentiate with respect to its gradient edge.
+    The history ends in a node that raises when run: differentiate with respect to its gradient
+    edge.
     """
     if not _GRAD_SOURCE:
         _GRAD_SOURCE.append(torch.zeros((), requires_grad=True))
@@ -84,7 +89,8 @@ asked_grad_dtype: Callable[[torch.Tensor], Any] = operator.attrgetter(
 
 
 def grad_dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype | None, ...]:
-    """The dtypes of gradients that tensors ask for: their own, unless a leaf says otherwise (None: any). No class is asked."""
+    """The dtypes of gradients that tensors ask for: their own, unless a leaf says otherwise (None:
+    any). No class is asked."""
     if are_plain_leaves(tensors):
         return tuple(map(asked_grad_dtype, tensors))
     with torch._C.DisableTorchFunctionSubclass():
@@ -113,7 +119,8 @@ def grad_dtype(t: torch.Tensor) -> torch.dtype | None:
 
 
 def track(t: torch.Tensor, dtype: torch.dtype | None) -> None:
-    """Let ``t``, of any class, require grad: with a history of its own, or as a leaf that asks for gradients of ``dtype``."""
+    """Let ``t``, of any class, require grad: with a history of its own, or as a leaf that asks for
+    gradients of ``dtype``."""
     with torch._C.DisableTorchFunctionSubclass():
         if dtype is t.dtype:
             make_nonleaf(t)
@@ -146,7 +153,10 @@ def saved_tensor_hooks_active() -> bool:
 
 def is_custom_node(fn: Any) -> bool:
     """Is this the node of a user's autograd.Function (Python or C++)?"""
-    return isinstance(fn, torch.autograd.function.BackwardCFunction) or type(fn).__name__ == "CppFunction"
+    return (
+        isinstance(fn, torch.autograd.function.BackwardCFunction)
+        or type(fn).__name__ == "CppFunction"
+    )
 
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
@@ -156,7 +166,8 @@ CHECKPOINT_GENERATOR = f"{_GENERATOR}_impl" if _BY_NAME else _GENERATOR
 
 
 def checkpoint_contexts(positional: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
-    """The ``context_fn`` among what `CHECKPOINT_GENERATOR` gets after the function; by name from torch 2.15 on."""
+    """The ``context_fn`` among what `CHECKPOINT_GENERATOR` gets after the function; by name from
+    torch 2.15 on."""
     found: Callable[[], Any] = named["context_fn"] if _BY_NAME else positional[1]
     return found
 
@@ -164,14 +175,16 @@ def checkpoint_contexts(positional: tuple[Any, ...], named: dict[str, Any]) -> C
 def call_backward_directly(function: type[torch.autograd.Function]) -> None:
     """Let the engine call ``function.backward`` without the frame that looks it up on each call.
 
-    The engine calls ``apply`` of the node's class; torch's version of it serves ``vjp`` and boxed gradients as well.
+    The engine calls ``apply`` of the node's class; torch's version of it serves ``vjp`` and boxed
+    gradients as well.
     """
     node_class: Any = function._backward_cls
     node_class.apply = function.backward
 
 
 def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` without its Python prologue; only right when no functorch transform is active."""
+    """``function.apply`` without its Python prologue; only right when no functorch transform is
+    active."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
@@ -181,14 +194,17 @@ def watched_engine(
     instead: Callable[..., bool],
     before: Callable[[Sequence[Any], Sequence[Any]], None],
 ) -> Iterator[None]:
-    """Inside, backwards that add to ``.grad`` are offered to ``instead(roots, tangents, retain_graph, create_graph, inputs)``,
-    which returns False to leave one to the engine. Before the others, `torch.autograd.grad`, ``before(roots, inputs)`` is
+    """Inside, backwards that add to ``.grad`` are offered to
+    ``instead(roots, tangents, retain_graph, create_graph, inputs)``, which returns False to leave
+    one to the engine. Before the others, `torch.autograd.grad`, ``before(roots, inputs)`` is
     called. (Those of other threads are left alone.)
     """
     module: Any = torch.autograd
     engine = module._engine_run_backward
 
-    def run(roots: Any, tangents: Any, retain: Any, create: Any, inputs: Any, *more: Any, **kinds: Any) -> Any:
+    def run(
+        roots: Any, tangents: Any, retain: Any, create: Any, inputs: Any, *more: Any, **kinds: Any
+    ) -> Any:
         call = (roots, tangents, retain, create, inputs, *more)
         if kinds.get("accumulate_grad"):
             return None if instead(*call) else engine(*call, **kinds)
@@ -200,8 +216,12 @@ def watched_engine(
 
 
 def says_spent(error: BaseException, *, freed: bool = False) -> bool:
-    """Does autograd say that what a backward needs is not there any more: freed by another one, or written?"""
-    says = ("Trying to backward through the graph a second time", "one of the variables needed for gradient")
+    """Does autograd say that what a backward needs is not there any more: freed by another one, or
+    written?"""
+    says = (
+        "Trying to backward through the graph a second time",
+        "one of the variables needed for gradient",
+    )
     return isinstance(error, RuntimeError) and str(error).startswith(says[:1] if freed else says)
 
 
@@ -210,17 +230,20 @@ def says_no_derivative(error: BaseException) -> bool:
     return str(error).startswith("the derivative for ")
 
 
-#: the attributes that are true of a tensor with hooks on its gradient, of a leaf with such that run when it has been added up
+#: the attributes that are true of a tensor with hooks on its gradient, of a leaf with such that run
+# when it has been added up
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
 def run_when_ready(node: Any) -> None:
-    """Let the engine run a node as soon as it can, as it does with the one that adds to the ``.grad`` of a leaf."""
+    """Let the engine run a node as soon as it can, as it does with the one that adds to the
+    ``.grad`` of a leaf."""
     node._set_sequence_nr(2**64 - 1)
 
 
 def is_reached(t: torch.Tensor) -> bool:
-    """Would a backward come to this tensor? A view that is made under no_grad says that it requires grad, as its base does."""
+    """Would a backward come to this tensor? A view that is made under no_grad says that it requires
+    grad, as its base does."""
     if t.grad_fn is not None or not t.requires_grad:
         return t.requires_grad
     with torch.enable_grad(), no_modes():
@@ -245,11 +268,14 @@ def saved_hooks_refused(refuse: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-# Tangents may stand for several ones at once. With ``is_grads_batched`` the engine runs once, inside of a vmap of torch's
-# older kind, whose tensors hide a dimension.
+# Tangents may stand for several ones at once. With ``is_grads_batched`` the engine runs once,
+# inside of a vmap of torch's older kind, whose tensors hide a dimension.
 def is_batched(grad: torch.Tensor | None) -> bool:
     """Does a gradient stand for several ones at once (``is_grads_batched``, ``torch.vmap``)?"""
-    asks = (torch._C._functorch.is_legacy_batchedtensor, torch._C._functorch.is_functorch_wrapped_tensor)
+    asks = (
+        torch._C._functorch.is_legacy_batchedtensor,
+        torch._C._functorch.is_functorch_wrapped_tensor,
+    )
     return grad is not None and any(ask(grad) for ask in asks)
 
 

@@ -1,4 +1,5 @@
-"""`torch.distributed.all_reduce(t)` and its siblings, which write to their arguments, as functional collectives copied back.
+"""`torch.distributed.all_reduce(t)` and its siblings, which write to their arguments, as functional
+collectives copied back.
 
 Autograd does not see them in eager mode, and version counters do not move: so it is here.
 """
@@ -21,7 +22,8 @@ _READ = ("tensor", "input_tensor", "input", "input_list")
 
 
 def collective_in_place(func: Any, args: Any, kwargs: Any) -> Any:
-    """A call of one of `COLLECTIVES`, on traced tensors; as it is where no functional one does the same."""
+    """A call of one of `COLLECTIVES`, on traced tensors; as it is where no functional one does the
+    same."""
     given = inspect.signature(func).bind(*args, **kwargs)
     given.apply_defaults()
     rows = _rows(func.__name__, given.arguments)
@@ -46,11 +48,19 @@ def _rows(name: str, given: dict[str, Any]) -> _Rows | None:
     values = [(n, given[n]) for n in _WRITTEN + _READ if n in given]
     tensors = [(n, t) for n, v in values for t in (v if isinstance(v, list) else [v])]
     group = given["group"] or c10d._get_default_group()
-    if given["async_op"] or group in c10d._world.pg_coalesce_state or c10d._rank_not_in_group(group):
+    if (
+        given["async_op"]
+        or group in c10d._world.pg_coalesce_state
+        or c10d._rank_not_in_group(group)
+    ):
         return None
-    if not all(is_fake(t) and t.is_contiguous() and t.dim() and not t.is_complex() for _, t in tensors):
+    if not all(
+        is_fake(t) and t.is_contiguous() and t.dim() and not t.is_complex() for _, t in tensors
+    ):
         return None
-    if torch.is_grad_enabled() and any(t.requires_grad for n, t in tensors if n in _READ and len(tensors) > 1):
+    if torch.is_grad_enabled() and any(
+        t.requires_grad for n, t in tensors if n in _READ and len(tensors) > 1
+    ):
         return None  # gloo computes some of these with operations that autograd sees
     reduction = REDUCE_OP_TO_STR.get(given["op"]) if "op" in given else ""
     if reduction is None:
@@ -99,9 +109,13 @@ def _reduce_scatter_single(given: dict[str, Any], reduction: str, group: Any) ->
 
 def _reduce_scatter(given: dict[str, Any], reduction: str, group: Any) -> _Rows | None:
     out, parts = given["output"], given["input_list"]
-    if len(parts) != group.size() or any(p.shape != out.shape or p.dtype != out.dtype for p in parts):
+    if len(parts) != group.size() or any(
+        p.shape != out.shape or p.dtype != out.dtype for p in parts
+    ):
         return None
-    new = _call("reduce_scatter_tensor", torch.stack(parts), reduction, group.size(), group.group_name)
+    new = _call(
+        "reduce_scatter_tensor", torch.stack(parts), reduction, group.size(), group.group_name
+    )
     return [(out, new.view(out.shape))]
 
 

@@ -1,6 +1,8 @@
-"""Functions of ``torch.compile`` inside a region: what they compile is traced, their own compiled code is not run.
+"""Functions of ``torch.compile`` inside a region: what they compile is traced, their own compiled
+code is not run.
 
-That code would compute on tensors without data, and its kernels are called past every mode that could see them.
+That code would compute on tensors without data, and its kernels are called past every mode that
+could see them.
 """
 
 from __future__ import annotations
@@ -21,17 +23,28 @@ from .this_thread import replaced_here
 
 
 def not_compiled_code() -> Any:
-    """The code of what torch wraps its own functions in that Dynamo shall not compile; ``__wrapped__`` is the function."""
+    """The code of what torch wraps its own functions in that Dynamo shall not compile;
+    ``__wrapped__`` is the function."""
     return torch._compile._disable_dynamo(lambda: None).__code__
 
 
 #: back ends of ``torch.compile`` that run the operations one by one
-_PLAIN = ("eager", "aot_eager", "eager_noexcept", "eager_debug", "aot_eager_decomp_partition", "subclass_trace")
+_PLAIN = (
+    "eager",
+    "aot_eager",
+    "eager_noexcept",
+    "eager_debug",
+    "aot_eager_decomp_partition",
+    "subclass_trace",
+)
 
 
 def is_compiled(f: types.FunctionType) -> bool:
-    """Is it a function of ``torch.compile``, which closes over what it compiles (``fn``) and how (``callback``)?"""
-    return "_torchdynamo_orig_callable" in f.__dict__ and {"callback", "fn"} <= {*f.__code__.co_freevars}
+    """Is it a function of ``torch.compile``, which closes over what it compiles (``fn``) and how
+    (``callback``)?"""
+    return "_torchdynamo_orig_callable" in f.__dict__ and {"callback", "fn"} <= {
+        *f.__code__.co_freevars
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +56,17 @@ class CompiledBy:
 
 
 def backend_of_compiled(f: types.FunctionType) -> tuple[str, Callable[..., Any]] | None:
-    """The name of the back end of a function of ``torch.compile``, and the back end; None where it has no code of its own to
-    lose."""
+    """The name of the back end of a function of ``torch.compile``, and the back end; None where it
+    has no code of its own to lose."""
     from torch._dynamo.eval_frame import innermost_backend
 
-    backend: Any = innermost_backend(f.__closure__[f.__code__.co_freevars.index("callback")].cell_contents)  # type: ignore[index]
-    name = str(getattr(backend, "compiler_name", None) or getattr(backend, "__name__", type(backend).__name__))
+    backend: Any = innermost_backend(
+        f.__closure__[f.__code__.co_freevars.index("callback")].cell_contents
+    )  # type: ignore[index]
+    name = str(
+        getattr(backend, "compiler_name", None)
+        or getattr(backend, "__name__", type(backend).__name__)
+    )
     return None if name in _PLAIN else (name, backend)
 
 
@@ -57,7 +75,9 @@ def owners_of_c_functions() -> dict[int, Any]:
     names = ("VariableFunctions", "nn", "fft", "linalg", "special")
     tables = (*(getattr(torch._C, f"_{name}") for name in names), torch._C)
     functions = (getattr(table, name) for table in tables for name in dir(table))
-    owners = (getattr(f, "__self__", None) for f in functions if type(f) is types.BuiltinFunctionType)
+    owners = (
+        getattr(f, "__self__", None) for f in functions if type(f) is types.BuiltinFunctionType
+    )
     return {id(owner): owner for owner in owners if owner is not None}
 
 
@@ -70,7 +90,17 @@ def is_library_operator(f: Any) -> bool:
     return isinstance(f, torch._ops.OpOverload) and f.namespace not in _OWN_OPERATORS
 
 
-_OWN_OPERATORS = ("aten", "prims", "prim", "c10d", "_c10d_functional", "_dtensor", "inductor", "debugprims", "rngprims")
+_OWN_OPERATORS = (
+    "aten",
+    "prims",
+    "prim",
+    "c10d",
+    "_c10d_functional",
+    "_dtensor",
+    "inductor",
+    "debugprims",
+    "rngprims",
+)
 
 
 @contextlib.contextmanager
@@ -94,7 +124,8 @@ def functions_of_operators(wrap: Callable[[Any], Any]) -> Iterator[None]:
 def compiled_functions_run_eagerly() -> Iterator[None]:
     """Inside, in this thread, a compiled function calls the function that it was made of.
 
-    ``torch.cond`` and the like start a compilation of their own, to turn their branches into graphs: it goes on.
+    ``torch.cond`` and the like start a compilation of their own, to turn their branches into
+    graphs: it goes on.
     """
     with contextlib.ExitStack() as stack:
         if "torch._dynamo.eval_frame" in sys.modules:
@@ -122,12 +153,16 @@ def _stance_of_this_thread() -> Iterator[None]:
     callback_of = frames._callback_from_stance
 
     def callback_from_stance(callback: Any) -> Any:
-        """Most calls are of functions that are never compiled, whatever the stance: torch's fake tensors are such."""
+        """Most calls are of functions that are never compiled, whatever the stance: torch's fake
+        tensors are such."""
         return None if callback is None else callback_of(callback)
 
     frames._stance, frames._callback_from_stance = mine, callback_from_stance
-    # Counting already, as for a compilation inside of another one: that ``fullgraph=True`` compiled nothing is no matter.
-    set_count: Callable[[int], int] = getattr(frames, "set_fullgraph_compiled_frame_count", lambda count: count)
+    # Counting already, as for a compilation inside of another one: that ``fullgraph=True`` compiled
+    # nothing is no matter.
+    set_count: Callable[[int], int] = getattr(
+        frames, "set_fullgraph_compiled_frame_count", lambda count: count
+    )
     count = set_count(0)
     try:  # the same but for a warning about hooks: a capture has its own
         with replaced_here(frames.OptimizedModule, "__call__", torch.nn.Module.__call__):
@@ -140,7 +175,8 @@ def _stance_of_this_thread() -> Iterator[None]:
 
 
 class _Stance:
-    """What Dynamo asks before it compiles a frame: ``force_eager`` in the thread that made it, the former one elsewhere."""
+    """What Dynamo asks before it compiles a frame: ``force_eager`` in the thread that made it, the
+    former one elsewhere."""
 
     def __init__(self, frames: Any) -> None:
         from torch._higher_order_ops.utils import _in_hop_compile

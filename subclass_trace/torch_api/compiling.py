@@ -1,7 +1,9 @@
-"""``torch.compiler.is_compiling()`` in a region: true, so that libraries take their traceable paths, in the thread that traces.
+"""``torch.compiler.is_compiling()`` in a region: true, so that libraries take their traceable
+paths, in the thread that traces.
 
-Torch's own flag is one for all threads: an optimizer that another thread steps meanwhile would compute with other numbers.
-So the function is told apart by its caller, and keeps its identity: some code holds it, and Dynamo knows it by that.
+Torch's own flag is one for all threads: an optimizer that another thread steps meanwhile would
+compute with other numbers. So the function is told apart by its caller, and keeps its identity:
+some code holds it, and Dynamo knows it by that.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ _OPTIMIZERS = "torch.optim"
 def compiling_in_this_thread() -> Iterator[None]:
     """``torch.compiler.is_compiling()`` is true inside, in this thread.
 
-    But not where it would change the numbers: for `nn.TransformerEncoder`, and for optimizers, which compute their bias
-    corrections in the precision of a tensor instead of Python's. Those that are asked to (``capturable``) may, on all devices.
+    But not where it would change the numbers: for `nn.TransformerEncoder`, and for optimizers,
+    which compute their bias corrections in the precision of a tensor instead of Python's. Those
+    that are asked to (``capturable``) may, on all devices.
     """
     outer, _state.tracing = _state.tracing, True
     try:
@@ -59,12 +62,16 @@ def answer() -> bool:
     if not _state.tracing:
         return bool(_plain())
     frame = asking(sys._getframe(2))
-    return not takes_fast_path(frame) and (not _is_of_optimizer(frame) or _may_be_captured(frame.f_locals))
+    return not takes_fast_path(frame) and (
+        not _is_of_optimizer(frame) or _may_be_captured(frame.f_locals)
+    )
 
 
 def _is_of_optimizer(frame: FrameType) -> bool:
     module = str(frame.f_globals.get("__name__"))
-    return module.startswith(_OPTIMIZERS) or isinstance(frame.f_locals.get("self"), torch.optim.Optimizer)
+    return module.startswith(_OPTIMIZERS) or isinstance(
+        frame.f_locals.get("self"), torch.optim.Optimizer
+    )
 
 
 def _may_be_captured(given: dict[str, Any]) -> bool:

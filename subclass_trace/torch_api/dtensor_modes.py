@@ -1,4 +1,5 @@
-"""Contexts that change what DTensor does with an operation: ``loss_parallel``, ``implicit_replication``, context parallel.
+"""Contexts that change what DTensor does with an operation: ``loss_parallel``,
+``implicit_replication``, context parallel.
 
 They are no dispatch modes: each sets an attribute of the one object that runs DTensor's operations.
 """
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 
 
 class DTensorModes(NamedTuple):
-    """What of them is active: are tensors taken for replicated ones, and the functions that run operations by hand."""
+    """What of them is active: are tensors taken for replicated ones, and the functions that run
+    operations by hand."""
 
     implicit_replication: bool
     handlers: tuple[tuple[Any, Any], ...]
@@ -19,7 +21,9 @@ class DTensorModes(NamedTuple):
     def __repr__(self) -> str:
         """Short, for messages of guards."""
         replication = "with" if self.implicit_replication else "without"
-        return f"<DTensor {replication} implicit replication, {len(self.handlers)} operations by hand>"
+        return (
+            f"<DTensor {replication} implicit replication, {len(self.handlers)} operations by hand>"
+        )
 
 
 def dtensor_dispatcher() -> Any:
@@ -40,7 +44,8 @@ def dtensor_modes(classes: Collection[type] | None = None) -> DTensorModes | Non
 
 
 def other_dtensor_modes_code(dispatcher: str, modes: DTensorModes) -> str:
-    """Python that asks whether something else is active; the contexts of torch differ in the number of their functions."""
+    """Python that asks whether something else is active; the contexts of torch differ in the number
+    of their functions."""
     count = len(modes.handlers)
     flag = f"{dispatcher}._allow_implicit_replication is not {modes.implicit_replication}"
     return f"{flag} or len({dispatcher}._custom_op_handlers) != {count}"

@@ -1,6 +1,8 @@
-"""What `frontends/dynamo.py` needs of torch's private API: Dynamo's numbers, its operators, its errors.
+"""What `frontends/dynamo.py` needs of torch's private API: Dynamo's numbers, its operators, its
+errors.
 
-Nothing here imports Dynamo when it is imported: the functions run inside a compilation, where Dynamo is loaded.
+Nothing here imports Dynamo when it is imported: the functions run inside a compilation, where
+Dynamo is loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from .this_thread import replaced_here
 def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
     """``torch.compile`` with our back end, and with a limit of recompilations of its own.
 
-    Otherwise (before torch 2.15) all that are compiled of one code object count as one, and run eagerly beyond the limit.
+    Otherwise (before torch 2.15) all that are compiled of one code object count as one, and run
+    eagerly beyond the limit.
     """
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
@@ -34,15 +37,20 @@ def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
     before = set(getattr(function, "__dict__", ()))
     compiled = torch.compile(function, backend=OUR_BACKEND, **options)
     if isinstance(function, torch.nn.Module) and "_is_torch_compile" not in before:
-        vars(function).pop("_is_torch_compile", None)  # torch marks the module instead of its wrapper
+        vars(function).pop(
+            "_is_torch_compile", None
+        )  # torch marks the module instead of its wrapper
     return compiled
 
 
 def placeholder_number(node: torch.fx.Node) -> Any:
-    """The symbol that stands for the number in an input without dimensions, as Dynamo makes them of Python floats; or None."""
+    """The symbol that stands for the number in an input without dimensions, as Dynamo makes them of
+    Python floats; or None."""
     fake = node.meta.get("example_value")
     number = fake.item_memo if isinstance(fake, FakeTensor) else None
-    return None if number is None or number.node.hint is None else number  # one of a value inside a tensor has none
+    return (
+        None if number is None or number.node.hint is None else number
+    )  # one of a value inside a tensor has none
 
 
 def is_of_dynamo(error: Exception) -> bool:
@@ -59,7 +67,8 @@ def is_of_dynamo(error: Exception) -> bool:
 
 
 def frames_tried() -> tuple[int, int]:
-    """How many frames Dynamo has tried to compile by now, in all threads, and how many of these it could not."""
+    """How many frames Dynamo has tried to compile by now, in all threads, and how many of these it
+    could not."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return 0, 0
@@ -94,7 +103,8 @@ _WHERE = "subclass_trace.frontends.dynamo:subclass_trace"
 
 
 def register_our_backend() -> None:
-    """Let ``torch.compile`` find our back end by its name, where the package is on the path without being installed."""
+    """Let ``torch.compile`` find our back end by its name, where the package is on the path without
+    being installed."""
     from torch._dynamo.backends import registry
 
     if OUR_BACKEND not in registry.list_backends(exclude_tags=()):
@@ -107,7 +117,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def never_compiled(function: _F) -> _F:
     """Dynamo leaves calls of this function alone, and all that they call.
 
-    Without it, a backward or a region that runs while a ``torch.compile`` further out is active would be compiled.
+    Without it, a backward or a region that runs while a ``torch.compile`` further out is active
+    would be compiled.
     """
     frames: Any = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
@@ -124,7 +135,10 @@ MARKS = frozenset(
         "_dynamo_hint_overrides",
         "_dynamo_shape_ids",
     ]
-    + [f"_dynamo_{kind}_indices" for kind in ("dynamic", "weak_dynamic", "static", "unbacked", "strict_unbacked")]
+    + [
+        f"_dynamo_{kind}_indices"
+        for kind in ("dynamic", "weak_dynamic", "static", "unbacked", "strict_unbacked")
+    ]
     + ["_dynamo_unbacked_bounds"]
 )
 
@@ -135,18 +149,22 @@ def marked(t: torch.Tensor, *marks: str) -> frozenset[int]:
 
 
 def marked_dims(t: torch.Tensor) -> frozenset[int]:
-    """Dimensions marked with ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic`` (or ``mark_unbacked``)."""
+    """Dimensions marked with ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic`` (or
+    ``mark_unbacked``)."""
     return marked(t, "dynamic", "weak_dynamic", "unbacked")
 
 
 def check_marks(t: torch.Tensor, spec: Any, path: str) -> None:
-    """A size that ``mark_dynamic`` marks is an error where the region fixes it, as with ``torch.compile``.
+    """A size that ``mark_dynamic`` marks is an error where the region fixes it, as with
+    ``torch.compile``.
 
     Raises:
         OptionError: it is.
     """
     for d in marked(t, "dynamic"):
-        if type(spec.size[d]) is int and spec.size[d] > 1:  # 0 and 1 are numbers in each trace, as in torch's
+        if (
+            type(spec.size[d]) is int and spec.size[d] > 1
+        ):  # 0 and 1 are numbers in each trace, as in torch's
             raise OptionError(
                 "a size that torch._dynamo.mark_dynamic marks is a number in the region",
                 path=f"{path}.shape[{d}]",
@@ -157,15 +175,21 @@ def check_marks(t: torch.Tensor, spec: Any, path: str) -> None:
 
 
 def disabled_function(frame: types.FrameType) -> Any:
-    """The function that ``torch.compiler.disable`` wraps, where this is the frame of such a wrapper; else None."""
+    """The function that ``torch.compiler.disable`` wraps, where this is the frame of such a
+    wrapper; else None."""
     code = frame.f_code
-    if code.co_freevars in (("fn", "self"), ("fn",)) and code.co_name in ("_fn", "nonrecursive_disable_wrapper"):
+    if code.co_freevars in (("fn", "self"), ("fn",)) and code.co_name in (
+        "_fn",
+        "nonrecursive_disable_wrapper",
+    ):
         return frame.f_locals["fn"]
     return None
 
 
 def _stance() -> str:
-    frames = sys.modules.get("torch._dynamo.eval_frame")  # where Dynamo is not loaded, nobody has set one
+    frames = sys.modules.get(
+        "torch._dynamo.eval_frame"
+    )  # where Dynamo is not loaded, nobody has set one
     return "default" if frames is None else frames._stance.stance
 
 
@@ -183,7 +207,9 @@ def check_stance(reason: str) -> None:
         GuardError: ``torch.compiler.set_stance`` does not want that.
     """
     if _stance() == "fail_on_recompile":
-        what = "a call would be compiled, and torch.compiler.set_stance('fail_on_recompile') is active"
+        what = (
+            "a call would be compiled, and torch.compiler.set_stance('fail_on_recompile') is active"
+        )
         raise GuardError(what, expected="calls that the specializations serve", got=reason)
 
 
@@ -217,15 +243,16 @@ def higher_order_named(name: str) -> Any:
 
 
 def no_proxies() -> Any:
-    """Inside, an `autograd.Function` of Dynamo's does not look for proxies of what it keeps: it would take the mode that
-    records for torch's own."""
+    """Inside, an `autograd.Function` of Dynamo's does not look for proxies of what it keeps: it
+    would take the mode that records for torch's own."""
     import torch.fx.experimental.proxy_tensor as proxies
 
     return replaced_here(proxies, "_get_proxies", lambda t: [], absent=lambda t: [])
 
 
 def dynamo_lock() -> Any:
-    """Dynamo's lock around compilations, which comes before ours; nothing where Dynamo is not loaded."""
+    """Dynamo's lock around compilations, which comes before ours; nothing where Dynamo is not
+    loaded."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     lock = getattr(frames, "compile_lock", None)
     return contextlib.nullcontext() if lock is None else lock

@@ -1,6 +1,8 @@
-"""Methods that Dynamo has taken apart: its guards compare the objects, and not what stands in their classes.
+"""Methods that Dynamo has taken apart: its guards compare the objects, and not what stands in their
+classes.
 
-Dynamo keeps serving the old code after ``Model.step = other``. A region that it serves looks at the classes before each call.
+Dynamo keeps serving the old code after ``Model.step = other``. A region that it serves looks at the
+classes before each call.
 """
 
 from __future__ import annotations
@@ -33,14 +35,18 @@ class TracedMethods:
         self._versions: list[int] = []
 
     def before_call(self) -> TracedMethods | None:
-        """Forget what Dynamo has compiled, if a method is another one by now; hear of what it compiles in this call. Who
-        heard of it before: see `after_call`."""
+        """Forget what Dynamo has compiled, if a method is another one by now; hear of what it
+        compiles in this call. Who heard of it before: see `after_call`."""
         before: TracedMethods | None = getattr(_here, "listener", None)
         _here.listener = self
         if len(self.codes) != self._learnt:
             self._learn()
-        elif [*map(words.value_of, self._words)] != self._versions or (self._methods and not self._words):
-            if any(_function_of(cls, name) is not function for cls, name, function in self._methods):
+        elif [*map(words.value_of, self._words)] != self._versions or (
+            self._methods and not self._words
+        ):
+            if any(
+                _function_of(cls, name) is not function for cls, name, function in self._methods
+            ):
                 _forget_compiled()
                 self.codes.clear()
                 self._methods.clear()
@@ -64,12 +70,18 @@ class TracedMethods:
             for name, member in list(space.items()):
                 function = _unwrapped(member)
                 if type(function) is types.FunctionType and function.__code__ in self.codes:
-                    self._methods += [(c, name, _function_of(c, name)) for c in (cls, *_classes(cls))]
+                    self._methods += [
+                        (c, name, _function_of(c, name)) for c in (cls, *_classes(cls))
+                    ]
         self._pin()
 
     def _pin(self) -> None:
         found = {cls: words.class_version(cls) for cls, _, _ in self._methods}
-        self._words = [word for word in found.values() if word is not None] if None not in found.values() else []
+        self._words = (
+            [word for word in found.values() if word is not None]
+            if None not in found.values()
+            else []
+        )
         self._versions = [*map(words.value_of, self._words)]
 
 
@@ -80,7 +92,8 @@ def _classes(cls: Any) -> Iterator[type]:
 
 
 def _unwrapped(member: Any) -> Any:
-    """The function in a static or class method, or in a property. No code of the member's class runs."""
+    """The function in a static or class method, or in a property. No code of the member's class
+    runs."""
     if type(member) is property:
         return member.fget
     return member.__func__ if type(member) in (staticmethod, classmethod) else member

@@ -22,9 +22,9 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 Write = Callable[[Callable[..., Any], tuple[Any, ...], bool], Any]
 #: ``(compare, numbers) -> truth``, or None where nobody can tell
 Decide = Callable[[Callable[..., int], tuple[Any, ...]], "bool | None"]
-_WRITERS: weakref.WeakKeyDictionary[Any, tuple[weakref.WeakMethod[Write], weakref.WeakMethod[Decide]]] = (
-    weakref.WeakKeyDictionary()
-)
+_WRITERS: weakref.WeakKeyDictionary[
+    Any, tuple[weakref.WeakMethod[Write], weakref.WeakMethod[Decide]]
+] = weakref.WeakKeyDictionary()
 _SYMBOLS = (torch.SymInt, torch.SymFloat)
 _KINDS = (*_SYMBOLS, torch.SymBool)
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")

@@ -1,4 +1,5 @@
-"""Expressions over symbols as data: trees of names from a closed table, so that reading one runs no text."""
+"""Expressions over symbols as data: trees of names from a closed table, so that reading one runs no
+text."""
 
 from __future__ import annotations
 
@@ -12,9 +13,50 @@ import torch
 
 #: of sympy's own classes
 _SYMPY = (
-    *("Add", "Mul", "Pow", "Mod", "Max", "Min", "Abs", "Piecewise", "And", "Or", "Not", "Xor", "ITE"),
-    *("Eq", "Ne", "Lt", "Le", "Gt", "Ge", "floor", "ceiling", "sign", "sqrt", "exp", "log", "sin", "cos", "tan"),
-    *("sinh", "cosh", "tanh", "asin", "acos", "atan", "Equality", "Unequality", "StrictLessThan", "LessThan"),
+    *(
+        "Add",
+        "Mul",
+        "Pow",
+        "Mod",
+        "Max",
+        "Min",
+        "Abs",
+        "Piecewise",
+        "And",
+        "Or",
+        "Not",
+        "Xor",
+        "ITE",
+    ),
+    *(
+        "Eq",
+        "Ne",
+        "Lt",
+        "Le",
+        "Gt",
+        "Ge",
+        "floor",
+        "ceiling",
+        "sign",
+        "sqrt",
+        "exp",
+        "log",
+        "sin",
+        "cos",
+        "tan",
+    ),
+    *(
+        "sinh",
+        "cosh",
+        "tanh",
+        "asin",
+        "acos",
+        "atan",
+        "Equality",
+        "Unequality",
+        "StrictLessThan",
+        "LessThan",
+    ),
     *("StrictGreaterThan", "GreaterThan", "ExprCondPair"),
 )
 
@@ -38,7 +80,9 @@ def _expression_classes() -> dict[str, Any]:
 
     found = {name: getattr(sympy, name) for name in _SYMPY if hasattr(sympy, name)}
     own = vars(functions).items()
-    found |= {name: cls for name, cls in own if isinstance(cls, type) and issubclass(cls, sympy.Basic)}
+    found |= {
+        name: cls for name, cls in own if isinstance(cls, type) and issubclass(cls, sympy.Basic)
+    }
     return {**found, "ExprCondPair": ExprCondPair}
 
 
@@ -77,7 +121,9 @@ def expression_of_data(data: list[Any]) -> Any:
     if kind == "symbol":
         if not str(rest[0]).isidentifier():
             raise ValueError(f"no name of a symbol: {rest[0]!r}")
-        return sympy.Symbol(str(rest[0]), **{str(k): bool(v) for k, v in rest[1].items() if v is not None})
+        return sympy.Symbol(
+            str(rest[0]), **{str(k): bool(v) for k, v in rest[1].items() if v is not None}
+        )
     if kind == "number":
         return sympy.Rational(int(rest[0]), int(rest[1]))
     if kind == "float":
@@ -85,7 +131,9 @@ def expression_of_data(data: list[Any]) -> Any:
     if kind == "truth":
         return sympy.true if rest[0] else sympy.false
     if kind == "constant":
-        return {"oo": sympy.oo, "zoo": sympy.zoo, "nan": sympy.nan, "pi": sympy.pi, "E": sympy.E}[rest[0]]
+        return {"oo": sympy.oo, "zoo": sympy.zoo, "nan": sympy.nan, "pi": sympy.pi, "E": sympy.E}[
+            rest[0]
+        ]
     cls = _expression_classes()[kind]
     args = [*map(expression_of_data, rest)]
     return cls(*args, evaluate=False) if cls in (sympy.Add, sympy.Mul, sympy.Pow) else cls(*args)
@@ -94,7 +142,11 @@ def expression_of_data(data: list[Any]) -> Any:
 def bytes_of(t: torch.Tensor) -> bytes:
     """The elements of a dense tensor of the CPU, in order."""
     whole = t.detach().contiguous()
-    return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size()) if whole.numel() else b""
+    return (
+        ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
+        if whole.numel()
+        else b""
+    )
 
 
 def tensor_of(held: bytes, dtype: torch.dtype, size: list[int], stride: list[int]) -> torch.Tensor:

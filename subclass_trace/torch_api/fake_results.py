@@ -1,12 +1,16 @@
-"""Results of operations on fake tensors that have been seen before, made without running the fake kernel again.
+"""Results of operations on fake tensors that have been seen before, made without running the fake
+kernel again.
 
-A model repeats its layers, so nine operations of ten have come before with the same sizes. FakeTensorMode has a cache of
-its own (PyTorch PR 111310 and later), which serves every kind of operation and so spends most of its time on the key.
-This one takes plain functional and view operations of ATen on strided tensors with static sizes, and nothing else; what
-it does not take goes to the mode. Where all sizes are static, it serves what fake kernels issue inside the mode as well.
+A model repeats its layers, so nine operations of ten have come before with the same sizes.
+FakeTensorMode has a cache of its own (PyTorch PR 111310 and later), which serves every kind of
+operation and so spends most of its time on the key. This one takes plain functional and view
+operations of ATen on strided tensors with static sizes, and nothing else; what it does not take
+goes to the mode. Where all sizes are static, it serves what fake kernels issue inside the mode as
+well.
 
-The common views never go to the mode: their kernels in C++ run on fake tensors, too. They are quicker than the mode's in
-Python, and those of eager to the stride: ``view(1, 3)`` of a tensor with strides (7, 1) has (3, 1), the mode's (7, 1).
+The common views never go to the mode: their kernels in C++ run on fake tensors, too. They are
+quicker than the mode's in Python, and those of eager to the stride: ``view(1, 3)`` of a tensor with
+strides (7, 1) has (3, 1), the mode's (7, 1).
 """
 
 from __future__ import annotations
@@ -28,7 +32,18 @@ from .repairs.fake_kernels import fake_kernels
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 _PLAIN = frozenset(
-    {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+    {
+        int,
+        float,
+        bool,
+        complex,
+        str,
+        type(None),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    }
 )
 _SEQUENCES = (list, tuple)
 _FAKE: Any = FAKE_TYPES[0]
@@ -85,7 +100,8 @@ class FakeResults:
         self._composite: dict[Any, bool] = {}
 
     def share(self) -> None:
-        """Also take what earlier captures have found, and let later ones take it: metadata, and no tensors."""
+        """Also take what earlier captures have found, and let later ones take it: metadata, and no
+        tensors."""
         self._known = _FOUND.setdefault(layout_key(), {})
         if len(self._known) > _MOST:
             self._known.clear()
@@ -123,29 +139,44 @@ class FakeResults:
             return call(*args, **kwargs)
         if known is None:
             out = self._run(func, args, kwargs, call)
-            made = None if key in self._known else _describe(out, args)  # the mode may have asked on its way
+            made = (
+                None if key in self._known else _describe(out, args)
+            )  # the mode may have asked on its way
             if made is not None:
                 self._known[key] = made
             return out
         return self._make(*known, args)
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
-        return fake_views(self._mode, func, args, kwargs) if func in _VIEWS else call(*args, **kwargs)
+    def _run(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]
+    ) -> Any:
+        return (
+            fake_views(self._mode, func, args, kwargs) if func in _VIEWS else call(*args, **kwargs)
+        )
 
     def is_composite(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Would the autograd engine have taken this operation apart, had it seen it (in inference mode it does not)?"""
+        """Would the autograd engine have taken this operation apart, had it seen it (in inference
+        mode it does not)?"""
         values = (*args, *kwargs.values())
         key = func, next((a.device.type for a in values if isinstance(a, Tensor)), None)
         if key not in self._composite:
             self._composite[key] = autograd_would_have_decomposed(func, values)
         return self._composite[key]
 
-    def _make(self, kind: type | None, made: tuple[_Made | None, ...], args: tuple[Any, ...]) -> Any:
+    def _make(
+        self, kind: type | None, made: tuple[_Made | None, ...], args: tuple[Any, ...]
+    ) -> Any:
         results = [
             None
             if m is None
             else fake_result(
-                self._mode, m.size, m.stride, m.offset, m.dtype, m.device, None if m.source is None else args[m.source]
+                self._mode,
+                m.size,
+                m.stride,
+                m.offset,
+                m.dtype,
+                m.device,
+                None if m.source is None else args[m.source],
             )
             for m in made
         ]
@@ -159,7 +190,8 @@ def _is_plain(func: Any) -> bool:
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the metadata of the result depends on; None if that cannot be told from a few plain values."""
+    """What the metadata of the result depends on; None if that cannot be told from a few plain
+    values."""
     key: list[Any] = [func, torch.get_default_dtype()]  # numbers promote to the default dtype
     if not _extend(key, args):
         return None
@@ -174,13 +206,28 @@ def _extend(key: list[Any], values: Any) -> bool:
     for a in values:
         kind = type(a)
         if kind is _FAKE:
-            if a.layout is not torch.strided or a.is_conj() or a.is_neg() or a.is_inference() or a.is_quantized:
+            if (
+                a.layout is not torch.strided
+                or a.is_conj()
+                or a.is_neg()
+                or a.is_inference()
+                or a.is_quantized
+            ):
                 return False
             if a.constant is not None:
                 return False
-            key += (a.shape, a.stride(), a.storage_offset(), a.dtype, a.fake_device, a.requires_grad)
+            key += (
+                a.shape,
+                a.stride(),
+                a.storage_offset(),
+                a.dtype,
+                a.fake_device,
+                a.requires_grad,
+            )
         elif kind in _PLAIN:
-            if kind is torch.device and a.index is None and a.type not in ("cpu", "meta"):  # the current one
+            if (
+                kind is torch.device and a.index is None and a.type not in ("cpu", "meta")
+            ):  # the current one
                 return False
             key += (kind, a)
         elif kind in _SEQUENCES:
@@ -192,7 +239,9 @@ def _extend(key: list[Any], values: Any) -> bool:
     return True
 
 
-def _describe(out: Any, args: tuple[Any, ...]) -> tuple[type | None, tuple[_Made | None, ...]] | None:
+def _describe(
+    out: Any, args: tuple[Any, ...]
+) -> tuple[type | None, tuple[_Made | None, ...]] | None:
     results = out if type(out) in _SEQUENCES else (out,)
     made = []
     for t in results:
@@ -200,16 +249,30 @@ def _describe(out: Any, args: tuple[Any, ...]) -> tuple[type | None, tuple[_Made
         if t is not None and row is None:
             return None
         made.append(row)
-    fresh = [storage_ref(t) for t, m in zip(results, made, strict=True) if m is not None and m.source is None]
+    fresh = [
+        storage_ref(t)
+        for t, m in zip(results, made, strict=True)
+        if m is not None and m.source is None
+    ]
     if len(set(fresh)) != len(fresh):  # results that share memory with each other
         return None
     return (None if results is not out else type(out)), tuple(made)
 
 
 def _describe_one(t: Any, args: tuple[Any, ...]) -> _Made | None:
-    if type(t) is not _FAKE or t.layout is not torch.strided or t.is_conj() or t.is_neg() or t.is_inference():
+    if (
+        type(t) is not _FAKE
+        or t.layout is not torch.strided
+        or t.is_conj()
+        or t.is_neg()
+        or t.is_inference()
+    ):
         return None
-    if t.constant is not None or t.is_quantized or not all(type(n) is int for n in (*t.shape, *t.stride())):
+    if (
+        t.constant is not None
+        or t.is_quantized
+        or not all(type(n) is int for n in (*t.shape, *t.stride()))
+    ):
         return None
     if any(t is a for a in args):
         return None
@@ -221,5 +284,10 @@ def _describe_one(t: Any, args: tuple[Any, ...]) -> _Made | None:
     if t.dtype != args[sources[0]].dtype if sources else t.storage_offset() != 0:
         return None
     return _Made(
-        tuple(t.shape), tuple(t.stride()), t.storage_offset(), t.dtype, t.fake_device, sources[0] if sources else None
+        tuple(t.shape),
+        tuple(t.stride()),
+        t.storage_offset(),
+        t.dtype,
+        t.fake_device,
+        sources[0] if sources else None,
     )

@@ -25,7 +25,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
-    """The mode in which the user function runs during capture. (Making a `ShapeEnv` imports Dynamo.)"""
+    """The mode in which the user function runs during capture. (Making a `ShapeEnv` imports
+    Dynamo.)"""
     return FakeTensorMode(shape_env=shape_env, static_shapes=True, allow_non_fake_inputs=False)
 
 
@@ -34,12 +35,15 @@ Remember: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[.
 
 
 def replace_cache(mode: FakeTensorMode, remember: Remember) -> None:
-    """``remember`` takes the place of the mode's own cache of results, which takes longer than most fake kernels."""
+    """``remember`` takes the place of the mode's own cache of results, which takes longer than most
+    fake kernels."""
 
     def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             out = mode._dispatch_impl(func, types, args, kwargs)
-            if isinstance(out, (list, tuple)) and isinstance(func, OpOverload):  # as the dispatcher gives it
+            if isinstance(out, (list, tuple)) and isinstance(
+                func, OpOverload
+            ):  # as the dispatcher gives it
                 return (tuple if len(func._schema.returns) > 1 else list)(out)
             return out
 
@@ -50,15 +54,25 @@ def replace_cache(mode: FakeTensorMode, remember: Remember) -> None:
 
 
 def replace_conversion(mode: FakeTensorMode) -> None:
-    """Dense strided tensors become fake ones of static sizes in a twentieth of the time; those of one storage share one.
+    """Dense strided tensors become fake ones of static sizes in a twentieth of the time; those of
+    one storage share one.
 
     All else, such as sparse and conjugated tensors, goes to the mode.
     """
     slow, storages = mode.from_tensor, dict[StorageWeakRef, torch.UntypedStorage]()
 
     def from_tensor(real: torch.Tensor, **options: Any) -> torch.Tensor:
-        plain = type(real) is torch.Tensor and real.layout is torch.strided and not real.requires_grad
-        if not plain or real.is_conj() or real.is_neg() or real.is_inference() or real.is_quantized or _wrapped(real):
+        plain = (
+            type(real) is torch.Tensor and real.layout is torch.strided and not real.requires_grad
+        )
+        if (
+            not plain
+            or real.is_conj()
+            or real.is_neg()
+            or real.is_inference()
+            or real.is_quantized
+            or _wrapped(real)
+        ):
             return slow(real, **options)
         of_real = real.untyped_storage()
         key = StorageWeakRef(of_real)  # type: ignore[no-untyped-call]
@@ -75,7 +89,9 @@ def replace_conversion(mode: FakeTensorMode) -> None:
 
 
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_NO_VERSIONS = functools.partial(torch._C._ExcludeDispatchKeyGuard, DispatchKeySet(DispatchKey.ADInplaceOrView))
+_NO_VERSIONS = functools.partial(
+    torch._C._ExcludeDispatchKeyGuard, DispatchKeySet(DispatchKey.ADInplaceOrView)
+)
 
 
 @contextlib.contextmanager
@@ -94,7 +110,8 @@ def quiet_fake_errors() -> Iterator[None]:
 
 
 def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
-    """An alias of a fake tensor without autograd history; issues no operation that a mode could see."""
+    """An alias of a fake tensor without autograd history; issues no operation that a mode could
+    see."""
     with torch._C._DisableTorchDispatch():
         return _faked(mode, fake, fake.fake_device)  # type: ignore[attr-defined]
 
@@ -108,7 +125,8 @@ def fake_result(
     device: torch.device,
     source: torch.Tensor | None,
 ) -> torch.Tensor:
-    """A fake tensor of this metadata, in the storage of ``source`` or in one of its own; no fake kernel runs."""
+    """A fake tensor of this metadata, in the storage of ``source`` or in one of its own; no fake
+    kernel runs."""
     if source is None:
         with torch._C._DisableTorchDispatch():
             plain = torch.empty_strided(size, stride, dtype=dtype, device="meta")
@@ -118,21 +136,34 @@ def fake_result(
             torch._C._set_throw_on_mutable_data_ptr(plain)
     else:
         with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
-            torch._C._set_meta_in_tls_dispatch_include(True)  # torch may have no kernels for the device
+            torch._C._set_meta_in_tls_dispatch_include(
+                True
+            )  # torch may have no kernels for the device
             plain = torch.as_strided(source, size, stride, offset)
     return _faked(mode, plain, device)
 
 
-def fake_views(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a view operation in C++ makes of a fake tensor of static sizes: the kernel that eager runs, on no data.
+def fake_views(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What a view operation in C++ makes of a fake tensor of static sizes: the kernel that eager
+    runs, on no data.
 
     The mode itself has it computed by Python code, for sizes that depend on data.
     """
-    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard(), no_python_dispatcher():
+    with (
+        torch._C._DisableTorchDispatch(),
+        torch._C._PreserveDispatchKeyGuard(),
+        no_python_dispatcher(),
+    ):
         torch._C._set_meta_in_tls_dispatch_include(True)
         out = func(*args, **kwargs)
     device = args[0].fake_device
-    return [_faked(mode, t, device) for t in out] if isinstance(out, (list, tuple)) else _faked(mode, out, device)
+    return (
+        [_faked(mode, t, device) for t in out]
+        if isinstance(out, (list, tuple))
+        else _faked(mode, out, device)
+    )
 
 
 #: the attributes that FakeTensor's constructor sets, but for the mode, by device
@@ -140,20 +171,27 @@ _ATTRIBUTES: dict[torch.device, dict[str, Any]] = {}
 
 
 def _faked(mode: FakeTensorMode, data: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``FakeTensor(mode, data, device)``, of which a capture makes a thousand and more, in a quarter of the time."""
+    """``FakeTensor(mode, data, device)``, of which a capture makes a thousand and more, in a
+    quarter of the time."""
     attributes = _ATTRIBUTES.get(device)
     if attributes is None:
         with torch._C._DisableTorchDispatch():
             made = FakeTensor(mode, torch.empty(0, device="meta"), device)
         attributes = _ATTRIBUTES[device] = {k: v for k, v in vars(made).items() if k != "fake_mode"}
-    out = torch.Tensor._make_subclass(FakeTensor, data, False, dispatch_device=True, device_for_backend_keys=device)
+    out = torch.Tensor._make_subclass(
+        FakeTensor, data, False, dispatch_device=True, device_for_backend_keys=device
+    )
     vars(out).update(attributes, fake_mode=mode)
     return out
 
 
 NO_FAKE_KERNEL = UnsupportedOperatorException
 
-DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+DATA_DEPENDENT_ERRORS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
 
 
 def fake_like(
@@ -165,18 +203,26 @@ def fake_like(
     device: torch.device,
     lazy: Sequence[bool],
 ) -> torch.Tensor:
-    """A fake tensor that lies so in a storage of its own. ``lazy``: its conjugate and its negative bit."""
+    """A fake tensor that lies so in a storage of its own. ``lazy``: its conjugate and its negative
+    bit."""
     with torch.no_grad():
         if type(offset) is int and not offset:
             made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         else:
             room = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
-            made = torch.empty_strided([room], [1], dtype=dtype, device="meta").as_strided(size, stride, offset)
+            made = torch.empty_strided([room], [1], dtype=dtype, device="meta").as_strided(
+                size, stride, offset
+            )
         made = torch._conj(made) if lazy[0] else made
         return _faked(mode, torch._neg_view(made) if lazy[1] else made, device)
 
 
 def symbolic_number(env: Any, kind: str, expr: Any, hint: Any) -> Any:
-    """A SymInt, SymFloat or SymBool of an expression; ``hint``: its value in the call that was traced."""
-    make = {"int": env.create_symintnode, "float": env.create_symfloatnode, "bool": env.create_symboolnode}[kind]
+    """A SymInt, SymFloat or SymBool of an expression; ``hint``: its value in the call that was
+    traced."""
+    make = {
+        "int": env.create_symintnode,
+        "float": env.create_symfloatnode,
+        "bool": env.create_symboolnode,
+    }[kind]
     return make(expr) if kind == "bool" else make(expr, hint=hint)

@@ -106,7 +106,7 @@ def of_c(
     )
 
 
-# ------------------------------------------------------------------------------ of the thread
+# ---- of the thread
 def _set_torch_function(state: tuple[bool, bool]) -> None:
     enabled, all_disabled = state
     states = _C._TorchFunctionState
@@ -265,7 +265,7 @@ def autocast_rows() -> Iterable[Flag]:
     )
 
 
-# ------------------------------------------------------------------------------ of the process
+# ---- of the process
 def defaults_rows() -> Iterable[Flag]:
     """What holds for all threads and decides what operators do."""
     yield Flag(

@@ -47,7 +47,7 @@ from .flag_rows import (
 )
 
 
-# -------------------------------------------------------------- of torch's Python, and the rest
+# ---- of torch's Python, and the rest
 def _set_attribute(holder: Any, name: str) -> Callable[[Any], None]:
     return lambda value: setattr(holder, name, value)
 

@@ -1,4 +1,5 @@
-"""Graph modules, and functional tensors: what runs on them comes out below without operations in place."""
+"""Graph modules, and functional tensors: what runs on them comes out below without operations in
+place."""
 
 from __future__ import annotations
 
@@ -22,23 +23,37 @@ Tensor = torch.Tensor
 
 @contextlib.contextmanager
 def functionalizing(mode: FakeTensorMode, below: Any) -> Iterator[None]:
-    """Inside, operations on functional tensors reach the dispatch mode ``below`` as functional ones on what they hold.
+    """Inside, operations on functional tensors reach the dispatch mode ``below`` as functional ones
+    on what they hold.
 
-    These are the tensors of C++ alone (``FunctionalTensorWrapper``, PyTorch PR 61404), without the class around them that
-    torch's tracers need.
+    These are the tensors of C++ alone (``FunctionalTensorWrapper``, PyTorch PR 61404), without the
+    class around them that torch's tracers need.
     """
     before = torch._functionalize_enable_reapply_views(True)  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
         stack.callback(torch._functionalize_enable_reapply_views, before)  # type: ignore[attr-defined]
-        for each in (no_modes(), mode, quiet_fake_errors(), warnings.catch_warnings(), below, torch.no_grad()):
+        for each in (
+            no_modes(),
+            mode,
+            quiet_fake_errors(),
+            warnings.catch_warnings(),
+            below,
+            torch.no_grad(),
+        ):
             stack.enter_context(each)
         warnings.simplefilter("ignore")  # there was nothing new to say
         stack.enter_context(disable_autocast())
         stack.enter_context(torch._C._AutoDispatchBelowAutograd())
         # versions, which fake tensors share with those of the trace, are not counted
-        excluded = torch._C._dispatch_tls_local_exclude_set() | DispatchKeySet(DispatchKey.ADInplaceOrView)
-        excluded = excluded.remove(DispatchKey.Functionalize) - FunctionalTensor._extra_dispatch_keys
-        included = torch._C._dispatch_tls_local_include_set() | DispatchKeySet(DispatchKey.Functionalize)
+        excluded = torch._C._dispatch_tls_local_exclude_set() | DispatchKeySet(
+            DispatchKey.ADInplaceOrView
+        )
+        excluded = (
+            excluded.remove(DispatchKey.Functionalize) - FunctionalTensor._extra_dispatch_keys
+        )
+        included = torch._C._dispatch_tls_local_include_set() | DispatchKeySet(
+            DispatchKey.Functionalize
+        )
         stack.enter_context(torch._C._ForceDispatchKeyGuard(included, excluded))
         yield
 
@@ -60,7 +75,9 @@ def replace_contents(functional: Tensor, value: Tensor) -> None:
     torch._functionalize_commit_update(functional)
 
 
-def graph_module(root: Any, graph: torch.fx.Graph, name: str = "GraphModule") -> torch.fx.GraphModule:
+def graph_module(
+    root: Any, graph: torch.fx.Graph, name: str = "GraphModule"
+) -> torch.fx.GraphModule:
     """A graph module that writes its Python code only when somebody reads or calls it."""
     from torch.fx._lazy_graph_module import _make_graph_module
 
@@ -80,7 +97,11 @@ def bucket_collectives(module: torch.fx.GraphModule, megabytes: float) -> None:
     from torch._inductor.pattern_matcher import stable_topological_sort
 
     with no_modes():
-        for merge in (bucketing.bucket_all_gather, bucketing.bucket_reduce_scatter, bucketing.bucket_all_reduce):
+        for merge in (
+            bucketing.bucket_all_gather,
+            bucketing.bucket_reduce_scatter,
+            bucketing.bucket_all_reduce,
+        ):
             merge(module, lambda _: megabytes, "default")
     stable_topological_sort(module.graph)
 
@@ -100,7 +121,8 @@ def lazy_graph_modules() -> Iterator[None]:
 
 
 def indexing_by_tensors() -> Any:
-    """Inside, ``x[i]`` with a tensor ``i`` of one element is an operation too, and no read of its number."""
+    """Inside, ``x[i]`` with a tensor ``i`` of one element is an operation too, and no read of its
+    number."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     return TransformGetItemToIndex()

@@ -1,8 +1,9 @@
-"""Versions of dicts, as torch's C++ guards know them (private API of Dynamo, which is not imported for it).
+"""Versions of dicts, as torch's C++ guards know them (private API of Dynamo, which is not imported
+for it).
 
-From Python 3.12 on torch keeps versions by dict watchers. From 3.13 on an attribute that is set on an object whose values lie
-inline moves no version of its dict, unless the dict owns its table (`own_table`). `versions_see_writes` tells at start-up
-whether versions can be trusted here.
+From Python 3.12 on torch keeps versions by dict watchers. From 3.13 on an attribute that is set on
+an object whose values lie inline moves no version of its dict, unless the dict owns its table
+(`own_table`). `versions_see_writes` tells at start-up whether versions can be trusted here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch._C._dynamo.guards import dict_version as dict_version
 
 
 def own_table(held: dict[Any, Any]) -> None:
-    """Make the dict of an instance report each write: one that had a key which is no text keeps its own table."""
+    """Make the dict of an instance report each write: one that had a key which is no text keeps its
+    own table."""
     if sys.version_info >= (3, 13):
         held[()] = None
         del held[()]

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 #: where torch keeps them; ``torch.optim`` hides its module of this name
-_MODULES = [importlib.import_module(name) for name in ("torch.nn.modules.module", "torch.optim.optimizer")]
+_MODULES = [
+    importlib.import_module(name) for name in ("torch.nn.modules.module", "torch.optim.optimizer")
+]
 
 
 #: a method of a module of TorchScript
@@ -43,7 +45,8 @@ def is_of_fsdp(module: torch.nn.Module) -> bool:
 
 
 def share_fsdp_state(module: torch.nn.Module, region: torch.nn.Module) -> None:
-    """FSDP2 finds in ``region`` what it keeps of ``module``: for its methods, and for the root around it."""
+    """FSDP2 finds in ``region`` what it keeps of ``module``: for its methods, and for the root
+    around it."""
     from torch.distributed import _composable_state
 
     states: Any = _composable_state._module_state_mapping

@@ -44,13 +44,23 @@ def _with_real_constants(mode: FakeTensorMode) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_effect_tokens(graph: torch.fx.Graph, nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """Rewrite these calls, which have effects, so that inductor keeps them in order: each takes the token of the one before.
+    """Rewrite these calls, which have effects, so that inductor keeps them in order: each takes the
+    token of the one before.
 
     While inside, an effect is registered for operations that have none.
     """
-    from torch._higher_order_ops.effects import _EffectType, _get_effect, _register_effectful_op, with_effects
+    from torch._higher_order_ops.effects import (
+        _EffectType,
+        _get_effect,
+        _register_effectful_op,
+        with_effects,
+    )
 
-    silent = {n.target for n in nodes if isinstance(n.target, OpOverload) and _get_effect(n.target) is None}
+    silent = {
+        n.target
+        for n in nodes
+        if isinstance(n.target, OpOverload) and _get_effect(n.target) is None
+    }
     handles = [_register_effectful_op(op, _EffectType.ORDERED) for op in silent]
     try:
         if nodes:
@@ -66,7 +76,9 @@ def with_effect_tokens(graph: torch.fx.Graph, nodes: Sequence[torch.fx.Node]) ->
             handle.destroy()
 
 
-def _chained(graph: torch.fx.Graph, node: torch.fx.Node, token: torch.fx.Node, call: Any) -> torch.fx.Node:
+def _chained(
+    graph: torch.fx.Graph, node: torch.fx.Node, token: torch.fx.Node, call: Any
+) -> torch.fx.Node:
     """Replace ``node`` by its call with a token; the next token."""
     value, target = node.meta.get("val"), cast("Any", node.target)
     several = isinstance(target, OpOverload) and len(target._schema.returns) > 1
@@ -100,11 +112,17 @@ def inductor_options(options: dict[str, Any]) -> Any:
 
 def mode_of(values: Iterable[Any]) -> Any:
     """The fake mode of the first fake tensor among these values; a new one if there is none."""
-    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
+    return (
+        next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
+    )
 
 
 def inductor_compile(
-    gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool = False, is_inference: bool = False
+    gm: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    is_backward: bool = False,
+    is_inference: bool = False,
 ) -> Callable[..., Any]:
     """Compile one dense graph, which inductor rewrites in place; a boxed callable.
 
@@ -119,7 +137,10 @@ def inductor_compile(
 
     vals = [node.meta.get("val") for node in gm.graph.nodes]
     mode = mode_of((*example_inputs, *vals))
-    fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x for x in example_inputs]
+    fakes = [
+        mode.from_tensor(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x
+        for x in example_inputs
+    ]
     results = gm.graph.output_node()
     results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))  # type: ignore[arg-type]
     with (
@@ -130,7 +151,8 @@ def inductor_compile(
         _with_real_constants(mode),
         config.patch(fallback_random=True),
     ):
-        if is_inference:  # in training torch runs these passes on the joint graph, which our partitioners have cut
+        # in training torch runs these passes on the joint graph, which our partitioners have cut
+        if is_inference:
             _recursive_joint_graph_passes(gm)
         return compile_fx_inner(
             gm,

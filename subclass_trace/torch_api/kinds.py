@@ -44,12 +44,15 @@ def overrides_torch_dispatch(cls: type) -> bool:
     """Does the class define its own ``__torch_dispatch__``?"""
     own = getattr(cls, "__torch_dispatch__", None)
     return (
-        own is not None and own is not torch._C._disabled_torch_dispatch_impl and own != torch.Tensor.__torch_dispatch__
+        own is not None
+        and own is not torch._C._disabled_torch_dispatch_impl
+        and own != torch.Tensor.__torch_dispatch__
     )
 
 
 def is_opaque(value: object) -> bool:
-    """Is this an object that torch lets a wrapper list besides its inner tensors, such as a DeviceMesh?"""
+    """Is this an object that torch lets a wrapper list besides its inner tensors, such as a
+    DeviceMesh?"""
     return is_opaque_class(type(value)) or _stands_for_opaque(value)
 
 
@@ -58,7 +61,9 @@ def is_opaque_class(cls: type) -> bool:
     if cls not in _OPAQUE_TYPES:
         import torch._library.opaque_object as objects
 
-        known: Any = getattr(objects, "is_custom_class", None) or objects.is_opaque_type  # until torch 2.14
+        known: Any = (
+            getattr(objects, "is_custom_class", None) or objects.is_opaque_type
+        )  # until torch 2.14
         _OPAQUE_TYPES[cls] = bool(known(cls))
     return _OPAQUE_TYPES[cls]
 
@@ -68,7 +73,9 @@ _OPAQUE_TYPES: dict[type, bool] = {}
 
 def placement_types() -> Iterator[type]:
     """The classes of DTensor's placements that exist by now."""
-    found = [getattr(sys.modules.get("torch.distributed.tensor.placement_types"), "Placement", None)]
+    found = [
+        getattr(sys.modules.get("torch.distributed.tensor.placement_types"), "Placement", None)
+    ]
     for cls in filter(None, found):
         yield cls
         found += type.__subclasses__(cls)
@@ -96,14 +103,20 @@ SYM_TYPES = (torch.SymInt, SymFloat, SymBool)
 
 
 def is_memo(attribute: str) -> bool:
-    """Does torch remember in this attribute what it was asked: a fake tensor a symbol (of ``item()``, of ``nonzero()``), a
-    class that says its shape itself (a jagged tensor's) what it said last?"""
+    """Does torch remember in this attribute what it was asked: a fake tensor a symbol (of
+    ``item()``, of ``nonzero()``), a class that says its shape itself (a jagged tensor's) what it
+    said last?"""
     return attribute.startswith(_MEMOS)
 
 
 _MEMOS = (
     *(f"_{name}" for name in vars(FakeTensor) if name.endswith("_memo")),
-    *("_sizes_capsule", "_strides_capsule", "_sym_sizes_capsule", "_sym_strides_capsule"),  # and the same with "_len"
+    *(
+        "_sizes_capsule",
+        "_strides_capsule",
+        "_sym_sizes_capsule",
+        "_sym_strides_capsule",
+    ),  # and the same with "_len"
 )
 
 
@@ -115,7 +128,8 @@ def is_dense(t: torch.Tensor) -> bool:
 
 
 def is_lazy(t: torch.Tensor) -> bool:
-    """Is what is in its memory still to be conjugated, or negated, or are there zeros and no memory?"""
+    """Is what is in its memory still to be conjugated, or negated, or are there zeros and no
+    memory?"""
     return t.is_conj() or t.is_neg() or t._is_zerotensor()
 
 
@@ -129,27 +143,40 @@ def dispatch_keys(t: torch.Tensor) -> int:
     return int(torch._C._dispatch_keys(t).raw_repr())
 
 
-def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[Any]) -> Callable[..., bool]:
-    """A C++ check of types, dispatch keys, dtypes, devices, requires_grad, sizes and strides, and of distinctness.
+def tensor_guard(
+    tensors: list[torch.Tensor], sizes: list[Any], strides: list[Any]
+) -> Callable[..., bool]:
+    """A C++ check of types, dispatch keys, dtypes, devices, requires_grad, sizes and strides, and
+    of distinctness.
 
     ``sizes`` and ``strides``: per tensor a list of ints, None where a dimension is not checked.
     """
     from torch._C._dynamo.guards import TensorGuards
 
-    check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    check: Callable[..., bool] = TensorGuards(
+        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    ).check
     return check
 
 
 def failed_tensor_guard(check: Any, paths: list[str], *now: torch.Tensor) -> Reason:
     """Why a `tensor_guard` of tensors at these paths fails."""
     why = str(check.__self__.check_verbose(*now, tensor_check_names=paths))
-    path, what, place, known = found.groups() if (found := _MISMATCH.match(why)) else (", ".join(paths), "", "", "")
-    return Reason(why, _AS_CODE.get(what, "check_tensor({path})").format(path=path, place=place, known=known.lower()))
+    path, what, place, known = (
+        found.groups() if (found := _MISMATCH.match(why)) else (", ".join(paths), "", "", "")
+    )
+    return Reason(
+        why,
+        _AS_CODE.get(what, "check_tensor({path})").format(
+            path=path, place=place, known=known.lower()
+        ),
+    )
 
 
 #: what torch says of a tensor that fails
 _MISMATCH = re.compile(
-    r"tensor '(.*?)' ([\w ]+) mismatch(?: at index (\d+))?\. expected (?:requires_grad=)?(.+?)(?:, actual|$)"
+    r"tensor '(.*?)' ([\w ]+) mismatch(?: at index (\d+))?\. expected "
+    r"(?:requires_grad=)?(.+?)(?:, actual|$)"
 )
 _AS_CODE = {
     "size": "{path}.shape[{place}] == {known}",

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
-#: torch's, those of this package and what it generates, and what Python puts between a call and a decorated function
+#: torch's, those of this package and what it generates, and what Python puts between a call and a
+# decorated function
 _NOT_USERS = (
     *(TORCH_FILES, os.path.dirname(os.path.dirname(__file__)) + os.sep, "<subclass_trace"),
     *(contextlib.__file__, functools.__file__, "<frozen importlib"),
@@ -20,8 +21,11 @@ _NOT_USERS = (
 
 
 def location_text(location: str) -> str:
-    """``file:line``, relative to the current directory or the installed packages if it lies there."""
-    return location.removeprefix(os.getcwd() + os.sep).rpartition(f"{os.sep}site-packages{os.sep}")[2]
+    """``file:line``, relative to the current directory or the installed packages if it lies
+    there."""
+    return location.removeprefix(os.getcwd() + os.sep).rpartition(f"{os.sep}site-packages{os.sep}")[
+        2
+    ]
 
 
 #: between the user's code, as an instrumented clone, and what it calls
@@ -29,7 +33,8 @@ _STATE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "state") + os.
 
 
 def asking(frame: Any) -> Any:
-    """The frame itself, or the one that it works for, where it is of the code that records reads."""
+    """The frame itself, or the one that it works for, where it is of the code that records
+    reads."""
     while frame is not None and frame.f_code.co_filename.startswith(_STATE):
         frame = frame.f_back
     return frame

@@ -37,8 +37,8 @@ def no_transforms() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def transformed_inputs(swap: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Inside, the transforms of ``torch.func``, and every ``autograd.Function``, work on ``swap(t)`` instead of a tensor
-    ``t``; in this thread."""
+    """Inside, the transforms of ``torch.func``, and every ``autograd.Function``, work on
+    ``swap(t)`` instead of a tensor ``t``; in this thread."""
     utils: Any = torch._functorch.utils
     unwrap = utils.unwrap_dead_wrappers
 
@@ -48,7 +48,10 @@ def transformed_inputs(swap: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
     def swapped(wrap: Callable[..., Any]) -> Callable[..., Any]:
         return lambda t, *rest: wrap(swap(t), *rest)
 
-    places = [(torch._functorch.vmap, "_add_batch_dim"), (torch._functorch.eager_transforms, "_wrap_for_grad")]
+    places = [
+        (torch._functorch.vmap, "_add_batch_dim"),
+        (torch._functorch.eager_transforms, "_wrap_for_grad"),
+    ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced_here(utils, "unwrap_dead_wrappers", unwrapped))
         for module, name in places:
@@ -82,14 +85,19 @@ def disable_autocast() -> Any:
     return torch._C._DisableAutocast()
 
 
-DispatchMode: Any = TorchDispatchMode  # Any, because torch's class is not annotated and could not be subclassed
+DispatchMode: Any = (
+    TorchDispatchMode  # Any, because torch's class is not annotated and could not be subclassed
+)
 
-no_overrides: Any = torch._C.DisableTorchFunction  # context: no __torch_function__, no function modes
+no_overrides: Any = (
+    torch._C.DisableTorchFunction
+)  # context: no __torch_function__, no function modes
 
 
 @contextlib.contextmanager
 def plain_dispatch() -> Iterator[None]:
-    """The state in which compiled graphs run: no modes, no overrides, no autocast, no gradients, no inference mode."""
+    """The state in which compiled graphs run: no modes, no overrides, no autocast, no gradients, no
+    inference mode."""
     with (
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),
@@ -116,7 +124,8 @@ def autocast_classes() -> tuple[type, ...]:
 
 
 def autocast_state() -> tuple[Any, ...]:
-    """Empty when autocast is off everywhere; else (device, dtype) pairs and whether the cache is on."""
+    """Empty when autocast is off everywhere; else (device, dtype) pairs and whether the cache is
+    on."""
     if not torch._C._is_any_autocast_enabled():
         return ()
     devices = [d for d in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(d)]
@@ -149,7 +158,8 @@ def forward_ad_active() -> bool:
 
 
 def default_devices() -> tuple[torch.device, ...] | None:
-    """The devices of ``torch.set_default_device`` and ``with torch.device(...)`` that are active, outermost first.
+    """The devices of ``torch.set_default_device`` and ``with torch.device(...)`` that are active,
+    outermost first.
 
     None when another ``__torch_function__`` mode is active as well.
     """
@@ -182,7 +192,8 @@ class DispatchLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class CallLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every call of an operation that runs inside, with its result; None while it has none."""
+    """Notes every call of an operation that runs inside, with its result; None while it has
+    none."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,8 @@
 """Symbols that are numbers to the user's code: ``isinstance(n, int)`` is true of them.
 
-What Python needs a number for (its text, its hash, ``int()``, an index) fixes the symbol, by a guard of the shape environment;
-arithmetic and comparisons are torch's own. Torch's code, and this package's, sees torch's classes.
+What Python needs a number for (its text, its hash, ``int()``, an index) fixes the symbol, by a
+guard of the shape environment; arithmetic and comparisons are torch's own. Torch's code, and this
+package's, sees torch's classes.
 """
 
 from __future__ import annotations
@@ -18,20 +19,58 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .exact_numbers import compares_floats_from_inside, decided, exactly, is_from_inside, refuse, rounded, step
+from .exact_numbers import (
+    compares_floats_from_inside,
+    decided,
+    exactly,
+    is_from_inside,
+    refuse,
+    rounded,
+    step,
+)
 from .kinds import is_fake
 from .lines import asking
 from .symbols import is_known, surely
 from .this_thread import replaced_here
 
 #: code below these does not take a symbol for a number
-_INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_INSIDE = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+)
 _USERS = os.path.join(_INSIDE[1], "zoo") + os.sep
-_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
+_BINARY = [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+]
 #: larger powers are left to torch
 _MOST_FACTORS = 8
 _EXTREMES = ["__sym_max__", "__sym_min__"]
-_OTHERS = ["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "trunc", "floor", "ceil", "round"]
+_OTHERS = [
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "neg",
+    "pos",
+    "abs",
+    "trunc",
+    "floor",
+    "ceil",
+    "round",
+]
 
 
 def _called_by_user(depth: int = 2) -> bool:
@@ -73,7 +112,8 @@ def _lifted(name: str, base: Any) -> Callable[..., Any]:
 
 
 def _power(n: Any, exponent: Any) -> Any:
-    """Whole powers as products: torch's ``**`` of a float takes it that the base is not negative."""
+    """Whole powers as products: torch's ``**`` of a float takes it that the base is not
+    negative."""
     n, exponent = as_torch_symbol(n), as_torch_symbol(exponent)
     if any(isinstance(k, tuple(_CLASSES)) and is_from_inside(k) for k in (n, exponent)):
         return _power_from_inside(n, exponent)
@@ -83,7 +123,8 @@ def _power(n: Any, exponent: Any) -> Any:
         return product if exponent > 0 else 1.0 / product
     if not whole and isinstance(n, torch.SymInt) and n < 0:
         return int(n) ** exponent  # complex, perhaps
-    # in the call, a negative number is an error; torch would prove that there is none, at great length
+    # in the call, a negative number is an error; torch would prove that there is none, at great
+    # length
     if type(exponent) is float and exponent == 0.5:
         return as_python_number(torch.sym_sqrt(n))
     return as_python_number(type(n).__pow__(n, exponent))
@@ -93,14 +134,17 @@ def _power_from_inside(base: Any, exponent: Any) -> Any:
     """A power that depends on values inside tensors, where it is a real number.
 
     Raises:
-        GuardOnDataDependentSymNode: the power of a negative number may be complex, or of an int a float.
+        GuardOnDataDependentSymNode: the power of a negative number may be complex, or of an int a
+        float.
     """
     numbers = (base, exponent)
     if all(isinstance(k, (int, torch.SymInt)) for k in numbers):
         if not isinstance(exponent, int) or exponent < 0:
             refuse(numbers)  # whether it is an int depends on its sign
         return as_python_number(base**exponent)
-    whole = isinstance(exponent, (int, torch.SymInt)) or (isinstance(exponent, float) and exponent.is_integer())
+    whole = isinstance(exponent, (int, torch.SymInt)) or (
+        isinstance(exponent, float) and exponent.is_integer()
+    )
     is_real = whole or (isinstance(base, (int, float)) and base > 0)
     if not is_real and _called_by_user(3):
         refuse(numbers)
@@ -110,7 +154,11 @@ def _power_from_inside(base: Any, exponent: Any) -> Any:
 
 def _power_of(n: Any, base: Any) -> Any:
     """``base ** n``."""
-    return _power(base, n) if is_from_inside(n) else as_python_number(_RPOW[type(n)](as_torch_symbol(n), base))
+    return (
+        _power(base, n)
+        if is_from_inside(n)
+        else as_python_number(_RPOW[type(n)](as_torch_symbol(n), base))
+    )
 
 
 def _rounded(n: Any, digits: Any = None) -> Any:
@@ -133,7 +181,9 @@ def _is_fixed(n: Any) -> bool:
 def _computes(base: Any, method: str) -> bool:
     """Has torch a formula? Of truths (``flag == True``) only where they are combined."""
     own = hasattr(base, method) and getattr(base, method) is not getattr(object, method, None)
-    return own and (base is not torch.SymBool or method in ("__and__", "__or__", "__rand__", "__ror__"))
+    return own and (
+        base is not torch.SymBool or method in ("__and__", "__or__", "__rand__", "__ror__")
+    )
 
 
 def _not(truth: Any) -> Any:
@@ -154,7 +204,8 @@ def _truth(truth: Any) -> bool:
 
 
 def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
-    """A class of symbols whose instances are ``plain`` numbers (int, float or bool) to user code."""
+    """A class of symbols whose instances are ``plain`` numbers (int, float or bool) to user
+    code."""
 
     def of_class(n: Any) -> Any:
         return plain if _called_by_user() else type(n)
@@ -162,7 +213,9 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
     def asked(method: str) -> Callable[..., Any]:
         def answer(n: Any, *rest: Any) -> Any:
             by_user = _called_by_user()
-            if by_user and method == "__hash__":  # a key of a container, which is looked up by our code too
+            if (
+                by_user and method == "__hash__"
+            ):  # a key of a container, which is looked up by our code too
                 vars(n)[_KEY] = True
             fixed = method == "__hash__" and _is_fixed(n)
             return getattr(plain(n) if fixed or by_user else as_torch_symbol(n), method)(*rest)
@@ -179,7 +232,10 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
         """What symbols cannot compute (``flag + 1``)."""
         return lambda n, *others: getattr(plain(n), method)(*others)
 
-    methods = (*(f"__{side}{m}__" for m in _BINARY for side in ("", "r")), *(f"__{m}__" for m in _OTHERS))
+    methods = (
+        *(f"__{side}{m}__" for m in _BINARY for side in ("", "r")),
+        *(f"__{m}__" for m in _OTHERS),
+    )
     body: dict[str, Any] = {
         method: _lifted(method, base) if _computes(base, method) else of_number(method)
         for method in methods
@@ -187,7 +243,11 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
     }
     body |= {method: _lifted(method, base) for method in _EXTREMES if base is not torch.SymBool}
     body |= {method: asked(method) for method in ("__hash__", "__str__", "__repr__", "__format__")}
-    body |= {name: of_number(name) for name in dir(plain) if hasattr(base, name) and not name.startswith("_")}
+    body |= {
+        name: of_number(name)
+        for name in dir(plain)
+        if hasattr(base, name) and not name.startswith("_")
+    }
     body |= {
         "__class__": property(of_class),
         "__getattr__": attribute,
@@ -228,12 +288,15 @@ def as_numbers(value: Any) -> Any:
 
 
 def plain_number(value: Any) -> Any:
-    """A symbol that the trace took for a constant, as that number; all else as it is, tuples item by item."""
+    """A symbol that the trace took for a constant, as that number; all else as it is, tuples item
+    by item."""
     if isinstance(value, tuple(_CLASSES)) and _is_fixed(value):
         return PYTHON_CLASSES[type(value)](value)
     if type(value) in (tuple, torch.Size):
         items = tuple(map(plain_number, value))
-        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+        return (
+            value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+        )
     return value
 
 
@@ -241,7 +304,11 @@ def holds_symbols(value: Any) -> bool:
     """Is it a symbolic size, or does it hold one?"""
     if isinstance(value, dict):
         value = tuple(value.values())
-    return any(map(holds_symbols, value)) if isinstance(value, (tuple, list)) else isinstance(value, torch.SymInt)
+    return (
+        any(map(holds_symbols, value))
+        if isinstance(value, (tuple, list))
+        else isinstance(value, torch.SymInt)
+    )
 
 
 class SizesAsNumbers(TorchFunctionMode):
@@ -253,7 +320,8 @@ class SizesAsNumbers(TorchFunctionMode):
 
 @contextlib.contextmanager
 def numbers_in_backwards() -> Iterator[None]:
-    """Inside, the backwards of custom Functions see symbols as numbers: the engine leaves function modes behind."""
+    """Inside, the backwards of custom Functions see symbols as numbers: the engine leaves function
+    modes behind."""
     cls = torch.autograd.function.BackwardCFunction
     apply: Any = cls.apply
 
@@ -266,8 +334,11 @@ def numbers_in_backwards() -> Iterator[None]:
 
 
 def _is_number(t: Any) -> bool:
-    """Is it a traced tensor with one real number? (Eager raises another error for more of them than ``item()``.)"""
-    return is_fake(t) and t.dtype is not torch.bool and not t.is_complex() and surely(t.numel() == 1)
+    """Is it a traced tensor with one real number? (Eager raises another error for more of them than
+    ``item()``.)"""
+    return (
+        is_fake(t) and t.dtype is not torch.bool and not t.is_complex() and surely(t.numel() == 1)
+    )
 
 
 def to_float(*args: Any) -> Any:
@@ -281,7 +352,8 @@ def to_float(*args: Any) -> Any:
 
 
 def to_int(*args: Any, **base: Any) -> Any:
-    """``int(n)``: a symbolic int is one already; of a traced tensor of whole numbers ``n.item()``."""
+    """``int(n)``: a symbolic int is one already; of a traced tensor of whole numbers
+    ``n.item()``."""
     n: Any = args[0] if len(args) == 1 and not base else None
     if _is_number(n) and not n.is_floating_point():
         return n.item()
@@ -294,10 +366,13 @@ _FUNCTIONS = ("cos", "sin", "tan", "tanh", "atan")
 
 @contextlib.contextmanager
 def math_of_symbols() -> Iterator[None]:
-    """Inside, ``math.cos(n)`` of a symbol is one; of a number from inside a tensor Python refuses it, as before."""
+    """Inside, ``math.cos(n)`` of a symbol is one; of a number from inside a tensor Python refuses
+    it, as before."""
     with contextlib.ExitStack() as stack:
         for name in _FUNCTIONS:
-            compute = functools.partial(_function, getattr(math, name), getattr(torch, f"_sym_{name}"))
+            compute = functools.partial(
+                _function, getattr(math, name), getattr(torch, f"_sym_{name}")
+            )
             stack.enter_context(replaced_here(math, name, compute))
         yield
 

@@ -33,7 +33,8 @@ def raw_callable(op: OpOverload) -> Callable[..., Any]:
 
 
 def overloads_of(key: object) -> list[Any] | None:
-    """The operations that a key of a table stands for: itself, or all overloads of a packet; None if it is none."""
+    """The operations that a key of a table stands for: itself, or all overloads of a packet; None
+    if it is none."""
     if isinstance(key, OpOverloadPacket):
         packet: Any = key
         return [getattr(packet, name) for name in packet.overloads()]
@@ -50,19 +51,21 @@ def op_schema(op: OpOverload) -> Any:
     return op._schema
 
 
-#: ``(op, **arguments)``: what ``op`` gives, and what copies of ``_all_bases`` are after it has written to them
+#: ``(op, **arguments)``: what ``op`` gives, and what copies of ``_all_bases`` are after it has
+# written to them
 auto_functionalized: Any = torch.ops.higher_order.auto_functionalized_v2
 
 
 def is_custom_write(op: Any) -> bool:
-    """Does ``op`` write to arguments, by a schema that somebody else than torch has written, so that torch knows no
-    functional form of it?"""
+    """Does ``op`` write to arguments, by a schema that somebody else than torch has written, so
+    that torch knows no functional form of it?"""
     known = not isinstance(op, OpOverload) or is_builtin(op) or not op._schema.is_mutable
     return not known and not _core._dispatch_has_kernel_for_dispatch_key(op.name(), "Functionalize")
 
 
 def view_form(op: OpOverload) -> OpOverload | None:
-    """The view of which ``op`` gives the shape to its first argument, as ``squeeze`` of ``squeeze_``; None without one."""
+    """The view of which ``op`` gives the shape to its first argument, as ``squeeze`` of
+    ``squeeze_``; None without one."""
     packet = getattr(torch.ops.aten, op_name(op).removesuffix("_"), None)
     names = (op._overloadname, "int")  # ``transpose_`` has no overloads, ``transpose`` has
     form = next((getattr(packet, name) for name in names if hasattr(packet, name)), None)
@@ -70,7 +73,8 @@ def view_form(op: OpOverload) -> OpOverload | None:
 
 
 class StandIn(torch.Tensor):
-    """A tensor without data, with the dispatch keys of a real one. It is passed to operations that never run."""
+    """A tensor without data, with the dispatch keys of a real one. It is passed to operations that
+    never run."""
 
     __torch_function__ = disabled_torch_function
 
@@ -90,18 +94,24 @@ class StandIn(torch.Tensor):
     ) -> torch.Tensor:
         """A stand-in of this metadata."""
         make: Any = torch.Tensor._make_wrapper_subclass
-        return make(StandIn, size, stride, offset, None, dtype, layout, device, False, requires_grad)  # type: ignore[no-any-return]
+        return make(
+            StandIn, size, stride, offset, None, dtype, layout, device, False, requires_grad
+        )  # type: ignore[no-any-return]
 
 
 def needs_exact_strides(target: object) -> bool:
     """Must the inputs of this operation have the strides that they have in eager mode?"""
     from torch._library.utils import get_layout_constraint_tag
 
-    return isinstance(target, OpOverload) and get_layout_constraint_tag(target) is torch.Tag.needs_exact_strides
+    return (
+        isinstance(target, OpOverload)
+        and get_layout_constraint_tag(target) is torch.Tag.needs_exact_strides
+    )
 
 
 def is_effectful(op: Any) -> bool:
-    """Is an effect registered for it (``torch.library``'s effect tokens), or does it take a script object?"""
+    """Is an effect registered for it (``torch.library``'s effect tokens), or does it take a script
+    object?"""
     from torch._higher_order_ops import effects
 
     return effects._get_effect(op) is not None

@@ -1,4 +1,5 @@
-"""What the partitioner needs of torch's private API: torch's own table of operations, impurity, size symbols."""
+"""What the partitioner needs of torch's private API: torch's own table of operations, impurity,
+size symbols."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import torch.fx as fx
 
 
 def op_table() -> tuple[frozenset[Any], ...]:
-    """Views, random and cheap operations (overload packets), as torch's partitioners sort them: our rules stay in
-    step with torch's table.
+    """Views, random and cheap operations (overload packets), as torch's partitioners sort them: our
+    rules stay in step with torch's table.
     """
     from torch._functorch.partitioners import get_default_op_list
 

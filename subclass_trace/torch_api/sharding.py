@@ -1,4 +1,5 @@
-"""DTensor works out the sizes and the placements of a result: in a trace as in eager, and as no part of the graph."""
+"""DTensor works out the sizes and the placements of a result: in a trace as in eager, and as no
+part of the graph."""
 
 from __future__ import annotations
 
@@ -16,16 +17,22 @@ from .this_thread import replaced_here
 
 
 @contextlib.contextmanager
-def sharding_as_eager(below: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Inside, DTensor chooses what it chooses in eager for the sizes of the call that is traced, and says what it says.
+def sharding_as_eager(
+    below: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """Inside, DTensor chooses what it chooses in eager for the sizes of the call that is traced,
+    and says what it says.
 
     Args:
-        below: the context of what is not the user's; comparing the costs of placements is much Python.
+        below: the context of what is not the user's; comparing the costs of placements is much
+        Python.
     """
     with contextlib.ExitStack() as stack:
         module: Any = sys.modules.get("torch.distributed.tensor._sharding_prop")
         if module is not None:
-            stack.enter_context(_meshes_as_outside(sys.modules["torch.distributed.device_mesh"].DeviceMesh))
+            stack.enter_context(
+                _meshes_as_outside(sys.modules["torch.distributed.device_mesh"].DeviceMesh)
+            )
             stack.enter_context(_metadata_as_eager(module.ShardingPropagator))
             stack.enter_context(_slices_as_eager(module.ShardingPropagator, below))
             stack.enter_context(_unrecorded_decompositions())
@@ -52,9 +59,9 @@ def _meshes_as_outside(cls: Any) -> Iterator[None]:
 def _metadata_as_eager(propagator: Any) -> Iterator[None]:
     """The metadata of results comes from fake tensors of the whole sizes.
 
-    Torch 2.13 does not record what it computes with these. Before, it would be, more or less of it as DTensor's caches are
-    warm. A size that depends on data is an error as in eager, where these fake tensors have no symbols: one of this trace
-    would stay in DTensor's cache.
+    Torch 2.13 does not record what it computes with these. Before, it would be, more or less of it
+    as DTensor's caches are warm. A size that depends on data is an error as in eager, where these
+    fake tensors have no symbols: one of this trace would stay in DTensor's cache.
     """
     name = "_propagate_tensor_meta_non_cached"
     original: Any = getattr(propagator, name)
@@ -76,7 +83,9 @@ def _no_sizes_from_data() -> Iterator[None]:
         yield
         return
     before = env.settings
-    env.settings = dataclasses.replace(before, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    env.settings = dataclasses.replace(
+        before, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
+    )
     try:
         yield
     finally:
@@ -85,8 +94,9 @@ def _no_sizes_from_data() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _slices_as_eager(propagator: Any, below: Any) -> Iterator[None]:
-    """A slice of the whole of a dimension that is spread leaves it there, and another one gathers it first. For sizes that
-    are symbols torch takes a slice for another one; here it is a condition of the trace."""
+    """A slice of the whole of a dimension that is spread leaves it there, and another one gathers
+    it first. For sizes that are symbols torch takes a slice for another one; here it is a condition
+    of the trace."""
     rules: Any = sys.modules.get("torch.distributed.tensor._ops._tensor_ops")
     known: Any = getattr(rules, "statically_known_true", None)
     if known is None:
@@ -109,9 +119,14 @@ def _slices_as_eager(propagator: Any, below: Any) -> Iterator[None]:
         if not asked[0] or not isinstance(condition, torch.SymBool):
             return bool(known(condition))
         # The end of a slice that goes on to the end is this number, beyond all sizes.
-        return getattr(condition.node.expr, "gts", None) == sys.maxsize or bool(guard_or_false(condition))
+        return getattr(condition.node.expr, "gts", None) == sys.maxsize or bool(
+            guard_or_false(condition)
+        )
 
-    with replaced_here(propagator, name, propagate), replaced_here(rules, "statically_known_true", holds):
+    with (
+        replaced_here(propagator, name, propagate),
+        replaced_here(rules, "statically_known_true", holds),
+    ):
         yield
 
 
@@ -124,7 +139,8 @@ def _slices_a_spread_dimension(op_schema: Any) -> bool:
 
 @contextlib.contextmanager
 def _unrecorded_decompositions() -> Iterator[None]:
-    """For an operation without a rule torch follows a decomposition of it, on tensors and with a mesh of its own.
+    """For an operation without a rule torch follows a decomposition of it, on tensors and with a
+    mesh of its own.
 
     Torch 2.11 imports that when it needs it first, which may be in a trace.
     """
@@ -143,7 +159,8 @@ def _unrecorded_decompositions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _strides_as_numbers(spec_class: Any) -> Iterator[None]:
-    """A symbolic stride becomes the number that it is (and is guarded) where a tensor's sizes are numbers (`x[:3, 0]`).
+    """A symbolic stride becomes the number that it is (and is guarded) where a tensor's sizes are
+    numbers (`x[:3, 0]`).
 
     Torch hashes those specs for DTensor's cache, where no symbol of a trace may be.
     """
@@ -159,7 +176,9 @@ def _strides_as_numbers(spec_class: Any) -> Iterator[None]:
         asking = sys._getframe(3)  # what has asked for the hash of the spec
         while asking.f_code.co_name in ("call", "hashed") and asking.f_back is not None:
             asking = asking.f_back
-        of_schema = asking.f_code.co_name == "__hash__"  # in Python torch does without a hash, if there is none
+        of_schema = (
+            asking.f_code.co_name == "__hash__"
+        )  # in Python torch does without a hash, if there is none
         if symbolic and not of_schema and not any(isinstance(n, torch.SymInt) for n in meta.shape):
             self.tensor_meta = meta._replace(stride=tuple(map(int, meta.stride)))
         return original(self)
@@ -170,7 +189,8 @@ def _strides_as_numbers(spec_class: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hashes_not_kept(spec_class: Any) -> Iterator[None]:
-    """A spec keeps its hash when it is asked first: in a trace of a backward that is a change of what a ``ctx`` holds."""
+    """A spec keeps its hash when it is asked first: in a trace of a backward that is a change of
+    what a ``ctx`` holds."""
     original: Any = spec_class.__hash__
 
     def hashed(self: Any) -> Any:
@@ -186,8 +206,8 @@ def _hashes_not_kept(spec_class: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sizes_as_numbers_for_offsets() -> Iterator[None]:
-    """A symbolic size becomes a number (and is guarded) where torch 2.13 asks in which place of it the part of this rank
-    begins (`argmax` does): it writes down all places."""
+    """A symbolic size becomes a number (and is guarded) where torch 2.13 asks in which place of it
+    the part of this rank begins (`argmax` does): it writes down all places."""
     utils: Any = sys.modules.get("torch.distributed.tensor._utils")
     name = "_get_shard_size_and_offsets"
     original: Any = getattr(utils, name, None)

@@ -13,8 +13,12 @@ _ids: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKe
 
 
 def trace_is_written() -> bool:
-    """Is the structured trace written to a folder? (There are handlers anyway: torch's, and those of pytest.)"""
-    return any(getattr(h, "root_dir", None) is not None for h in logging.getLogger("torch.__trace").handlers)
+    """Is the structured trace written to a folder? (There are handlers anyway: torch's, and those
+    of pytest.)"""
+    return any(
+        getattr(h, "root_dir", None) is not None
+        for h in logging.getLogger("torch.__trace").handlers
+    )
 
 
 def write_trace(
@@ -37,10 +41,22 @@ def write_trace(
         convert_frame.FRAME_COUNTER += 1
     compile_id = CompileId(frame_id=_ids[owner][0], frame_compile_id=next(_ids[owner][1]))
     (file, line, name), number = place, structured.intern_string(place[0])
-    about = {"compile_id": str(compile_id), "co_name": name, "co_filename": file, "co_firstlineno": line, **metrics}
+    about = {
+        "compile_id": str(compile_id),
+        "co_name": name,
+        "co_filename": file,
+        "co_firstlineno": line,
+        **metrics,
+    }
     with compile_context(CompileContext(compile_id)):
-        trace_structured("dynamo_start", lambda: {"stack": [{"line": line, "name": name, "filename": number}]})
+        trace_structured(
+            "dynamo_start", lambda: {"stack": [{"line": line, "name": name, "filename": number}]}
+        )
         for key, text in texts.items():
             artifact = {} if key.endswith("_graph") else {"name": key, "encoding": "string"}
-            trace_structured("artifact" if artifact else key, partial(dict, artifact), payload_fn=partial(str, text))
+            trace_structured(
+                "artifact" if artifact else key,
+                partial(dict, artifact),
+                payload_fn=partial(str, text),
+            )
         trace_structured("compilation_metrics", lambda: about)

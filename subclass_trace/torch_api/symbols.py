@@ -39,7 +39,8 @@ def new_symbol(env: ShapeEnv, hint: int, name: str) -> Any:
 
 
 def new_number(env: ShapeEnv, hint: Any, name: str) -> Any:
-    """A fresh SymInt or SymFloat of which nothing is assumed, not even that it is neither 0 nor 1."""
+    """A fresh SymInt or SymFloat of which nothing is assumed, not even that it is neither 0 nor
+    1."""
     source = input_source(name)
     how: dict[str, Any] = {"positive": None, "do_not_specialize_zero_one": True}
     symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, **how)
@@ -47,12 +48,17 @@ def new_number(env: ShapeEnv, hint: Any, name: str) -> Any:
     return make(symbol, hint=hint, source=source)
 
 
-def dynamic_context(sizes: Sequence[bool], alike: Sequence[bool]) -> StatelessSymbolicContext[Any, Any]:
-    """Which sizes of a dense tensor become symbols; where ``alike``, equal ones share one. Strides follow from the sizes, if
-    they can."""
+def dynamic_context(
+    sizes: Sequence[bool], alike: Sequence[bool]
+) -> StatelessSymbolicContext[Any, Any]:
+    """Which sizes of a dense tensor become symbols; where ``alike``, equal ones share one. Strides
+    follow from the sizes, if they can."""
     rows = zip(sizes, alike, strict=True)
     return StatelessSymbolicContext(
-        dynamic_sizes=[(DimDynamic.DUCK if s else DimDynamic.DYNAMIC) if d else DimDynamic.STATIC for d, s in rows],
+        dynamic_sizes=[
+            (DimDynamic.DUCK if s else DimDynamic.DYNAMIC) if d else DimDynamic.STATIC
+            for d, s in rows
+        ],
         dynamic_strides=[DimDynamic.INFER_STRIDE] * len(sizes),
     )
 
@@ -66,9 +72,11 @@ def unbacked_bindings(env: ShapeEnv, out: object) -> dict[Any, Any]:
 
 @contextlib.contextmanager
 def unbound_symbols_set_aside(env: ShapeEnv | None) -> Iterator[None]:
-    """A function is traced inside a running operation: its symbols are bound in it, those of the operation are not.
+    """A function is traced inside a running operation: its symbols are bound in it, those of the
+    operation are not.
 
-    Fake rules of operators that run a function several times have torch forget the symbols that it makes.
+    Fake rules of operators that run a function several times have torch forget the symbols that it
+    makes.
     """
     if env is None:
         yield
@@ -94,27 +102,40 @@ _UNARY = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", 
 
 
 #: the same as functions of symbols
-_SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {name: getattr(torch, f"_sym_{name}") for name in _UNARY}
+_SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
+    name: getattr(torch, f"_sym_{name}") for name in _UNARY
+}
 
 
 @functools.cache
 def _proxy_analysis() -> Any:
-    """Torch's arithmetic on plain Python numbers, with what would compute at once on a proxy as a node instead."""
+    """Torch's arithmetic on plain Python numbers, with what would compute at once on a proxy as a
+    node instead."""
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     def node(function: Callable[..., Any], count: int = 1) -> Any:
-        """The function of the first arguments; those that follow are dtypes, which follow from the function."""
+        """The function of the first arguments; those that follow are dtypes, which follow from the
+        function."""
 
         def call(*args: Any) -> Any:
             args = args[:count]
             proxy = next((a for a in args if isinstance(a, torch.fx.Proxy)), None)
-            return function(*args) if proxy is None else proxy.tracer.create_proxy("call_function", function, args, {})
+            return (
+                function(*args)
+                if proxy is None
+                else proxy.tracer.create_proxy("call_function", function, args, {})
+            )
 
         return staticmethod(call)
 
     def power(base: Any, exponent: Any) -> Any:
-        """Whole powers as products: ``**`` of a symbolic float asks whether the base is negative."""
-        whole = isinstance(exponent, (int, float)) and 0 < abs(exponent) <= 16 and exponent == int(exponent)
+        """Whole powers as products: ``**`` of a symbolic float asks whether the base is
+        negative."""
+        whole = (
+            isinstance(exponent, (int, float))
+            and 0 < abs(exponent) <= 16
+            and exponent == int(exponent)
+        )
         if not whole or not isinstance(base, torch.fx.Proxy):
             return base**exponent
         product: Any = functools.reduce(operator.mul, [base] * int(abs(exponent)))
@@ -142,22 +163,28 @@ def _proxy_analysis() -> Any:
         "not_": node(torch.sym_not),
         "minimum": node(torch.sym_min, 2),
         "maximum": node(torch.sym_max, 2),
-        "expr_cond_pair": staticmethod(lambda value, condition: (value, condition)),  # torch 2.11 has none
-        "piecewise": staticmethod(lambda *pairs: functools.reduce(choose, reversed(pairs[:-1]), pairs[-1][0])),
+        "expr_cond_pair": staticmethod(
+            lambda value, condition: (value, condition)
+        ),  # torch 2.11 has none
+        "piecewise": staticmethod(
+            lambda *pairs: functools.reduce(choose, reversed(pairs[:-1]), pairs[-1][0])
+        ),
     }
     members.update((name, node(function)) for name, function in _SYMBOLIC_MATH.items())
     return type("ProxyAnalysis", (PythonReferenceAnalysis,), members)
 
 
 def size_symbol(size: object) -> Any:
-    """The sympy symbol that a size (or another number) is, or None: not symbolic, an expression, or a nested int."""
+    """The sympy symbol that a size (or another number) is, or None: not symbolic, an expression, or
+    a nested int."""
     if not isinstance(size, (torch.SymInt, torch.SymFloat)) or size.node.is_nested_int():
         return None
     return size.node.expr if size.node.expr.is_Symbol else None
 
 
 def symbol_among(known: Collection[Any], number: object) -> Any:
-    """The symbol of ``known`` that a number is, or was made as before the trace took it for something else; else None."""
+    """The symbol of ``known`` that a number is, or was made as before the trace took it for
+    something else; else None."""
     if not isinstance(number, (torch.SymInt, torch.SymFloat)) or number.node.is_nested_int():
         return None
     node: Any = number.node
@@ -165,7 +192,8 @@ def symbol_among(known: Collection[Any], number: object) -> Any:
 
 
 def argument_symbol(number: Any) -> Any:
-    """The symbol that a number of the call was made as, whatever the trace took it for since; None for a constant."""
+    """The symbol that a number of the call was made as, whatever the trace took it for since; None
+    for a constant."""
     return number.node._expr if number.node._expr.is_Symbol else None
 
 
@@ -197,7 +225,8 @@ def is_data_dependent(size: Any) -> bool:
 
 
 def is_known(number: Any) -> bool:
-    """Does a symbolic number (an int, a float or a bool) follow from numbers that the traced call has?"""
+    """Does a symbolic number (an int, a float or a bool) follow from numbers that the traced call
+    has?"""
     node = number.node
     return bool(node.expr.free_symbols <= symbol_values(node.shape_env).keys())
 
@@ -229,7 +258,8 @@ def narrowed(known: Any, least: Any, most: Any) -> Any:
 
 
 def as_range(condition: Any) -> tuple[Any, Any, Any] | None:
-    """A condition that is a bound of one symbol: (symbol, least, most); None: it says something else."""
+    """A condition that is a bound of one symbol: (symbol, least, most); None: it says something
+    else."""
     import sympy  # type: ignore[import-untyped]
 
     left: Any = getattr(condition, "lhs", None)
@@ -247,7 +277,8 @@ def as_range(condition: Any) -> tuple[Any, Any, Any] | None:
 
 
 def shape_conditions(env: ShapeEnv, known: frozenset[Any]) -> list[Any]:
-    """What a trace assumed of its size symbols, as sympy conditions on ``known`` ones: ranges, and branches taken.
+    """What a trace assumed of its size symbols, as sympy conditions on ``known`` ones: ranges, and
+    branches taken.
 
     Ranges come first: a branch may divide by a size that was not 0.
     """
@@ -266,9 +297,9 @@ def shape_conditions(env: ShapeEnv, known: frozenset[Any]) -> list[Any]:
 def _in_terms_of(known: frozenset[Any], condition: Any, env: ShapeEnv) -> tuple[Any, ...]:
     """Conditions on ``known`` symbols from which this one follows.
 
-    A symbol that was found to be equal to others, or to a number, since the condition was assumed is what it is equal to:
-    that it is equal is checked with the size. Where it follows from nothing that a call tells, all sizes are taken for
-    constant.
+    A symbol that was found to be equal to others, or to a number, since the condition was assumed
+    is what it is equal to: that it is equal is checked with the size. Where it follows from nothing
+    that a call tells, all sizes are taken for constant.
     """
     unknown = condition.free_symbols - known
     if not unknown:
@@ -279,7 +310,8 @@ def _in_terms_of(known: frozenset[Any], condition: Any, env: ShapeEnv) -> tuple[
         return (condition,)
     values = symbol_values(env)
     if all(_is_singleton(values.get(s)) for s in free):
-        return ()  # a nested int is no number, and which ones are the same is guarded with the offsets
+        # a nested int is no number, and which ones are the same is guarded with the offsets
+        return ()
     return equalities(known, values)
 
 
@@ -326,19 +358,24 @@ def restore_assumptions(env: ShapeEnv, then: Assumptions) -> None:
 
 
 def fix_rounded(env: ShapeEnv, since: int = 0) -> None:
-    """Where a trace took a computed float for constant, take the symbols that it is computed of for constant instead.
+    """Where a trace took a computed float for constant, take the symbols that it is computed of for
+    constant instead.
 
     ``since``: how many guards are not looked at.
 
-    Sympy adds up in an order of its own, so that the guard ``1.0 + 2.0*p - p/3.0 == 1.0333`` may fail for the very
-    number that it was made from.
+    Sympy adds up in an order of its own, so that the guard ``1.0 + 2.0*p - p/3.0 == 1.0333`` may
+    fail for the very number that it was made from.
     """
     import sympy
 
     values = symbol_values(env)
     for guard in tuple(env.guards[since:]):
         e = guard.expr
-        if isinstance(e, sympy.Eq) and e.atoms(sympy.Float) and not (e.lhs.is_Symbol or e.rhs.is_Symbol):
+        if (
+            isinstance(e, sympy.Eq)
+            and e.atoms(sympy.Float)
+            and not (e.lhs.is_Symbol or e.rhs.is_Symbol)
+        ):
             for symbol in sorted(e.free_symbols & values.keys() - env.replacements.keys(), key=str):
                 env.evaluate_expr(sympy.Eq(symbol, values[symbol]))
 
@@ -352,7 +389,9 @@ def equalities(symbols: Any, values: Any) -> tuple[Any, ...]:
     """The condition of each symbol that has a value: that it has it."""
     import sympy
 
-    return tuple(sympy.Eq(s, values[s], evaluate=False) for s in sorted(symbols, key=str) if s in values)
+    return tuple(
+        sympy.Eq(s, values[s], evaluate=False) for s in sorted(symbols, key=str) if s in values
+    )
 
 
 def expression_source(expr: Any, names: dict[Any, str]) -> str:
@@ -360,12 +399,15 @@ def expression_source(expr: Any, names: dict[Any, str]) -> str:
     import sympy
     from torch.utils._sympy.printers import PythonPrinter
 
-    renamed = expr.xreplace({s: sympy.Symbol(n, integer=s.is_integer, real=True) for s, n in names.items()})
+    renamed = expr.xreplace(
+        {s: sympy.Symbol(n, integer=s.is_integer, real=True) for s, n in names.items()}
+    )
     return f"({PythonPrinter().doprint(renamed)})"
 
 
 def symbol_bounds(env: ShapeEnv, symbol: Any) -> tuple[Any, Any, Any]:
-    """The value of a symbol in the call that was traced, and between which numbers it lies; None for no such number."""
+    """The value of a symbol in the call that was traced, and between which numbers it lies; None
+    for no such number."""
     known = env.var_to_range.get(symbol)
     ends = (None, None) if known is None else (known.lower, known.upper)
     numbers = [int(n) if n is not None and n.is_Integer else None for n in ends]
@@ -374,7 +416,9 @@ def symbol_bounds(env: ShapeEnv, symbol: Any) -> tuple[Any, Any, Any]:
     return plain, numbers[0], numbers[1]
 
 
-def define_symbol(env: ShapeEnv, symbol: Any, value: Any, lower: int | None, upper: int | None) -> None:
+def define_symbol(
+    env: ShapeEnv, symbol: Any, value: Any, lower: int | None, upper: int | None
+) -> None:
     """Let an environment know of a symbol of another one."""
     import sympy
     from torch.utils._sympy.numbers import int_oo
@@ -383,7 +427,11 @@ def define_symbol(env: ShapeEnv, symbol: Any, value: Any, lower: int | None, upp
     many = int_oo if symbol.is_integer else sympy.oo
     ends = (-many if lower is None else lower, many if upper is None else upper)
     env.var_to_range[symbol] = ValueRanges(*ends)
-    place = env._get_sloc("a description")  # else torch looks for the user's frame, and imports torch.export for that
+    place = env._get_sloc(
+        "a description"
+    )  # else torch looks for the user's frame, and imports torch.export for that
     env.var_to_range_sloc[symbol] = ValueRangesSLoc(place, place)
     if value is not None:
-        symbol_values(env)[symbol] = sympy.Integer(value) if type(value) is int else sympy.Float(value)
+        symbol_values(env)[symbol] = (
+            sympy.Integer(value) if type(value) is int else sympy.Float(value)
+        )

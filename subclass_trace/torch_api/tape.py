@@ -1,10 +1,12 @@
-"""What `subclass_trace.tape` needs of torch's private API: the engine's compiler slot, autograd nodes, AOT functions.
+"""What `subclass_trace.tape` needs of torch's private API: the engine's compiler slot, autograd
+nodes, AOT functions.
 
 Note [One operation namespace per process]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-C++ hands the functional form of each autograd node type to ``bind_function`` once per process, to whichever compiler
-captures first. So everybody must keep them in one place: torch's own ``torch._dynamo.compiled_autograd.ops``, which is
-imported (with Dynamo) when compiled autograd is first switched on.
+C++ hands the functional form of each autograd node type to ``bind_function`` once per process, to
+whichever compiler captures first. So everybody must keep them in one place: torch's own
+``torch._dynamo.compiled_autograd.ops``, which is imported (with Dynamo) when compiled autograd is
+first switched on.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _compiler_slot: Any = torch._C._dynamo.compiled_autograd
 _Variable: Any = torch.autograd.Variable
 
 
-# ---------------------------------------------------------------------------------------------- the compiler slot
+# ---- the compiler slot
 def set_tape_compiler(factory: CompilerFactory | None, dynamic: bool = False) -> tuple[Any, bool]:
     """Install a compiler factory for the whole process, or none. Returns what was installed before.
 
@@ -49,9 +51,12 @@ def foreign_captures() -> int:
 call_cpp_tensor_pre_hooks: Callable[[int, Any], Any] = _compiler_slot.call_cpp_tensor_pre_hooks
 
 
-# ---------------------------------------------------------------------------------------------- operations
-def bind_tape_op(name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
-    """Keep the functional form of a node type under a name. See Note [One operation namespace per process]."""
+# ---- operations
+def bind_tape_op(
+    name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool
+) -> str:
+    """Keep the functional form of a node type under a name. See Note [One operation namespace per
+    process]."""
     return str(import_tape_ops().ops.add(name, function, is_custom, is_traceable))
 
 
@@ -74,12 +79,13 @@ def import_tape_ops() -> Any:
 
 
 def copy_slices_steps() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What C++'s ``CopySlices`` (in-place operations on views) does before and after the operation's own backward."""
+    """What C++'s ``CopySlices`` (in-place operations on views) does before and after the
+    operation's own backward."""
     module = import_tape_ops()
     return module.copy_slices_prologue, module.copy_slices_epilogue
 
 
-# ---------------------------------------------------------------------------------------------- the engine
+# ---- the engine
 def execution_engine() -> Any:
     """The object whose ``run_backward`` every backward of Python code goes through."""
     return _Variable._execution_engine
@@ -107,7 +113,7 @@ def gradient_node_of(root: Any) -> Any:
     return torch.autograd.graph.get_gradient_edge(root).node
 
 
-# ---------------------------------------------------------------------------------------------- Functions
+# ---- Functions
 def forward_class(ctx: Any) -> Any:
     """The autograd.Function class whose backward a ctx belongs to."""
     return ctx._forward_cls
@@ -123,7 +129,9 @@ def takes_nested_gradients(node: Any) -> bool:
     """Does this autograd node get, or its leaf have, a gradient that is a NestedTensor?"""
     leaf = getattr(node, "variable", None)
     rows = getattr(node, "_input_metadata", ())
-    return (leaf is not None and leaf.is_nested) or any(getattr(r, "is_nested_tensor", False) for r in rows)
+    return (leaf is not None and leaf.is_nested) or any(
+        getattr(r, "is_nested_tensor", False) for r in rows
+    )
 
 
 def walk_next(node: Any) -> Iterator[Any]:
@@ -132,7 +140,8 @@ def walk_next(node: Any) -> Iterator[Any]:
 
 
 def unusual_state() -> bool:
-    """Is anything active that decides what an operation does: modes, transforms, autocast, determinism?"""
+    """Is anything active that decides what an operation does: modes, transforms, autocast,
+    determinism?"""
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
@@ -143,7 +152,7 @@ def unusual_state() -> bool:
     )
 
 
-# ---------------------------------------------------------------------------------------------- captures
+# ---- captures
 class _Capturing(threading.local):
     """Is a capture under way in this thread, which backwards are part of?"""
 
@@ -156,7 +165,8 @@ capturing = _Capturing()
 
 @contextlib.contextmanager
 def backwards_are_traced() -> Iterator[None]:
-    """Inside, backwards of this thread are run by the plain engine, operation by operation: somebody records those."""
+    """Inside, backwards of this thread are run by the plain engine, operation by operation:
+    somebody records those."""
     outer, capturing.tracing = capturing.tracing, True
     try:
         yield

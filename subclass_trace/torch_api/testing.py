@@ -1,6 +1,8 @@
-"""The private torch that the conformance kit needs, as helpers whose source can be printed into a program.
+"""The private torch that the conformance kit needs, as helpers whose source can be printed into a
+program.
 
-So each of them imports what it needs inside of itself, and uses only torch and other helpers of this file.
+So each of them imports what it needs inside of itself, and uses only torch and other helpers of
+this file.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ def load_dynamo() -> None:
 
 
 def faking() -> Any:
-    """A mode in which every new tensor is fake, with static sizes (sizes of jagged tensors are symbols)."""
+    """A mode in which every new tensor is fake, with static sizes (sizes of jagged tensors are
+    symbols)."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -34,13 +37,21 @@ def faked(mode: Any, x: torch.Tensor, dynamic: bool = False) -> Any:
     """The fake twin of a tensor or wrapper; with ``dynamic``, all its sizes are symbols."""
     if not dynamic:
         return mode.from_tensor(x, static_shapes=True)
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext, SubclassSymbolicContext
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        StatelessSymbolicContext,
+        SubclassSymbolicContext,
+    )
 
     def context(t: Any) -> Any:
         dims = [DimDynamic.DYNAMIC] * t.dim()
         if not hasattr(type(t), "__tensor_flatten__"):
             return StatelessSymbolicContext(dynamic_sizes=dims)
-        inner = {n: context(v) for n in t.__tensor_flatten__()[0] if isinstance(v := getattr(t, n), torch.Tensor)}
+        inner = {
+            n: context(v)
+            for n in t.__tensor_flatten__()[0]
+            if isinstance(v := getattr(t, n), torch.Tensor)
+        }
         unknown: Any = None
         return SubclassSymbolicContext(
             dynamic_sizes=dims, inner_contexts=inner, tensor_source=unknown, view_base_context=None
@@ -55,12 +66,18 @@ def specialised(mode: Any) -> list[str]:
 
 
 def keeping_symbols() -> Any:
-    """A mode in which the operations of torch that turn symbolic sizes into numbers do not: complex and polar."""
+    """A mode in which the operations of torch that turn symbolic sizes into numbers do not: complex
+    and polar."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class KeepingSymbols(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            aten, plain = torch.ops.aten, not any(hasattr(type(a), "__tensor_flatten__") for a in args)
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            aten, plain = (
+                torch.ops.aten,
+                not any(hasattr(type(a), "__tensor_flatten__") for a in args),
+            )
             if plain and func is aten.polar.default:
                 args = (args[0] * args[1].cos(), args[0] * args[1].sin())
                 func = aten.complex.default
@@ -76,10 +93,14 @@ def numbers(size: Any) -> list[Any]:
     """The numbers behind sizes that may be symbols; "jagged" for a ragged one."""
     found: list[Any] = []
     for n in size:
-        ragged = isinstance(n, torch.SymInt) and (n.node.is_nested_int() or not hasattr(n.node, "expr"))
+        ragged = isinstance(n, torch.SymInt) and (
+            n.node.is_nested_int() or not hasattr(n.node, "expr")
+        )
         hint = None if ragged or not isinstance(n, torch.SymInt) else n.node.hint
         ragged = ragged or (isinstance(hint, torch.SymInt) or "j" in str(hint))
-        found.append("jagged" if ragged else int(n if hint is None else hint))  # int(n) would make it a number
+        found.append(
+            "jagged" if ragged else int(n if hint is None else hint)
+        )  # int(n) would make it a number
     return found
 
 
@@ -91,10 +112,13 @@ def is_fake_tensor(x: object) -> bool:
 
 
 def is_opaque_object(value: object) -> bool:
-    """Does torch let a wrapper list this object besides its inner tensors (a DeviceMesh, from torch 2.12 on)?"""
+    """Does torch let a wrapper list this object besides its inner tensors (a DeviceMesh, from torch
+    2.12 on)?"""
     import torch._library.opaque_object as objects
 
-    known: Any = getattr(objects, "is_custom_class", None) or objects.is_opaque_type  # until torch 2.14
+    known: Any = (
+        getattr(objects, "is_custom_class", None) or objects.is_opaque_type
+    )  # until torch 2.14
     return bool(known(type(value)))
 
 
@@ -153,13 +177,16 @@ class Pair(torch.Tensor):
 
             return value
 
-        outs = [func(*tree_map_only(Pair, half(n), args), **tree_map_only(Pair, half(n), kwargs)) for n in ("a", "b")]
+        outs = [
+            func(*tree_map_only(Pair, half(n), args), **tree_map_only(Pair, half(n), kwargs))
+            for n in ("a", "b")
+        ]
         return correct(func, args, kwargs, both(*outs))
 
 
 class Witness(torch.Tensor):
-    """A wrapper that nobody knows. It writes down the types of the tensors in each call that it is asked to take, and
-    leaves it to others.
+    """A wrapper that nobody knows. It writes down the types of the tensors in each call that it is
+    asked to take, and leaves it to others.
     """
 
     elem: Any
@@ -167,7 +194,9 @@ class Witness(torch.Tensor):
 
     @staticmethod
     def __new__(cls: Any, elem: Any) -> Any:
-        self = torch.Tensor._make_wrapper_subclass(cls, elem.shape, dtype=elem.dtype, device=elem.device)
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, elem.shape, dtype=elem.dtype, device=elem.device
+        )
         self.elem, self.seen = elem, []
         return self
 
@@ -192,5 +221,6 @@ class Witness(torch.Tensor):
 
 
 def outer_storage(x: torch.Tensor) -> int:
-    """The identity of the storage that torch thinks a tensor has (that of a wrapper is empty, but it is an identity)."""
+    """The identity of the storage that torch thinks a tensor has (that of a wrapper is empty, but
+    it is an identity)."""
     return int(x.untyped_storage()._cdata)

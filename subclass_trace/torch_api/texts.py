@@ -35,11 +35,17 @@ def _text(x: Any, depth: int) -> str:
         items = [f"{_text(k, 0)}: {_text(v, depth - 1)}" for k, v in list(x.items())[:_ITEMS]]
     elif depth and dataclasses.is_dataclass(x) and not isinstance(x, type):
         rows = [(f.name, getattr(x, f.name, None)) for f in dataclasses.fields(x) if f.repr]
-        return f"{kind.__qualname__}({', '.join(f'{name}={_text(v, depth - 1)}' for name, v in rows)})"
+        return (
+            f"{kind.__qualname__}({', '.join(f'{name}={_text(v, depth - 1)}' for name, v in rows)})"
+        )
     if items is not None:
         text = ", ".join([*items, *["..."] * (len(x) > _ITEMS)])
         return (
-            f"[{text}]" if kind is list else f"{{{text}}}" if isinstance(x, dict) else f"({text}{',' * (len(x) == 1)})"
+            f"[{text}]"
+            if kind is list
+            else f"{{{text}}}"
+            if isinstance(x, dict)
+            else f"({text}{',' * (len(x) == 1)})"
         )
     text = " ".join(repr(x).split())
     return f"a {kind.__qualname__}" if "tensor(" in text or "array(" in text else text

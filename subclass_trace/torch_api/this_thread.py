@@ -1,4 +1,5 @@
-"""Functions that stand in for others in one thread: all other threads call what was there before."""
+"""Functions that stand in for others in one thread: all other threads call what was there
+before."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def before_replacement(value: Any) -> Any:
 def replaced_here(
     holder: Any, name: str, stand_in: Callable[..., Any], absent: Callable[..., Any] | None = None
 ) -> Iterator[Callable[..., Any]]:
-    """Inside, ``holder.name``, a function or a method, is ``stand_in`` where this thread calls it; and it is what it was for
-    whoever has kept it from inside (a module that was imported there).
+    """Inside, ``holder.name``, a function or a method, is ``stand_in`` where this thread calls it;
+    and it is what it was for whoever has kept it from inside (a module that was imported there).
 
     Dynamo, which control flow operators start for their branches, sees what was there before.
     Yields what is there for all threads. ``absent``: what the others call if there was nothing.
@@ -65,7 +66,8 @@ def replaced_here(
 
 @contextlib.contextmanager
 def code_replaced(function: Any, code: Any) -> Iterator[None]:
-    """Inside, a function without a closure runs ``code``: whoever holds the function calls that, and it stays one object.
+    """Inside, a function without a closure runs ``code``: whoever holds the function calls that,
+    and it stays one object.
 
     Its source is what it was, for TorchScript. In other threads, too: it is up to the code to look.
     """

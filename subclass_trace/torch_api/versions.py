@@ -1,4 +1,5 @@
-"""Which versions of torch and Python are tested. One outside of them is no error: one warning says which these are."""
+"""Which versions of torch and Python are tested. One outside of them is no error: one warning says
+which these are."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def untested(torch_version: str, python_version: tuple[int, int]) -> str | None:
     """What is outside of the tested versions, as a sentence; None where nothing is.
 
     >>> untested("2.16.0a0+git1", (3, 12))
-    'subclass_trace is tested with torch 2.11 to 2.15 and Python 3.10 to 3.14; this is torch 2.16.0a0+git1'
+    'subclass_trace is tested with torch 2.11 to 2.15 and Python 3.10 to 3.14; this is torch
+    2.16.0a0+git1'
     >>> untested("2.13.0+cpu", (3, 10)) is None
     True
     """
@@ -25,7 +27,11 @@ def untested(torch_version: str, python_version: tuple[int, int]) -> str | None:
         ("torch", TORCH, tuple(map(int, found.groups())) if found else (), torch_version),
         ("Python", PYTHON, python_version, ".".join(map(str, python_version))),
     ]
-    beyond = [f"{name} {text}" for name, (first, last), version, text in pairs if not first <= version <= last]
+    beyond = [
+        f"{name} {text}"
+        for name, (first, last), version, text in pairs
+        if not first <= version <= last
+    ]
     if not beyond:
         return None
     ranges = " and ".join(f"{name} {a[0]}.{a[1]} to {b[0]}.{b[1]}" for name, (a, b), _, _ in pairs)

@@ -1,8 +1,10 @@
-"""Words of memory of CPython's objects that tell of writes: cheaper to compare than what the interpreter tells.
+"""Words of memory of CPython's objects that tell of writes: cheaper to compare than what the
+interpreter tells.
 
-The class of an object, the version of a class (which moves with each write to it or to a base of it), the version of a dict,
-the code of a function stand in a word each. Where they stand is found out at start-up, on objects of known contents; a kind of
-word that does not behave is not used, and what it would tell is compared by the interpreter's own means.
+The class of an object, the version of a class (which moves with each write to it or to a base of
+it), the version of a dict, the code of a function stand in a word each. Where they stand is found
+out at start-up, on objects of known contents; a kind of word that does not behave is not used, and
+what it would tell is compared by the interpreter's own means.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def space_word(thing: Any) -> ctypes.c_size_t | None:
     return word if word.value == id(object.__getattribute__(thing, "__dict__")) else None
 
 
-# ---------------------------------------------------------------------------------------------- where they stand
+# ---- where they stand
 @functools.lru_cache(None)
 def _offsets() -> dict[str, int | None]:
     """Of each kind of word, from the start of the object."""
@@ -102,13 +104,20 @@ def _offsets() -> dict[str, int | None]:
     }
 
 
-def _pointer(thing: Any, read: Callable[[Any], Any], at: range, write: Callable[[Any], None] | None) -> int | None:
-    """Where the pointer to what is read stands: the one word that has it, before and after a write."""
+def _pointer(
+    thing: Any, read: Callable[[Any], Any], at: range, write: Callable[[Any], None] | None
+) -> int | None:
+    """Where the pointer to what is read stands: the one word that has it, before and after a
+    write."""
     read(thing)
     offsets = [k * _POINTER for k in at]
 
     def having() -> list[int]:
-        return [k for k in offsets if ctypes.c_size_t.from_address(id(thing) + k).value == id(read(thing))]
+        return [
+            k
+            for k in offsets
+            if ctypes.c_size_t.from_address(id(thing) + k).value == id(read(thing))
+        ]
 
     found = having()
     if write is not None:
@@ -118,7 +127,8 @@ def _pointer(thing: Any, read: Callable[[Any], Any], at: range, write: Callable[
 
 
 def _ask(cls: type) -> None:
-    """A class has a version once it was asked for an attribute, here one that no metaclass answers for."""
+    """A class has a version once it was asked for an attribute, here one that no metaclass answers
+    for."""
     type.__getattribute__(cls, "__hash__")
 
 
@@ -132,7 +142,9 @@ def _of_version() -> int | None:
     start, size = 40 * _POINTER, 20 * _POINTER
 
     def words() -> list[int]:
-        return [ctypes.c_uint.from_address(id(Probe) + k).value for k in range(start, start + size, 4)]
+        return [
+            ctypes.c_uint.from_address(id(Probe) + k).value for k in range(start, start + size, 4)
+        ]
 
     writes: list[Callable[[], Any]] = [
         lambda: setattr(Probe, "b", 1),
@@ -151,12 +163,17 @@ def _of_version() -> int | None:
         gone = words()
         _ask(Probe)
         now = words()
-        moved &= {k for k in moved if before[k] == still[k] != 0 == gone[k] and now[k] not in (0, before[k])}
+        moved &= {
+            k
+            for k in moved
+            if before[k] == still[k] != 0 == gone[k] and now[k] not in (0, before[k])
+        }
     return start + 4 * moved.pop() if len(moved) == 1 else None
 
 
 def _of_dict() -> int | None:
-    """Of the version of a dict: it moves with each write, also through the object that it is the namespace of; by no read."""
+    """Of the version of a dict: it moves with each write, also through the object that it is the
+    namespace of; by no read."""
 
     class Probe:
         pass

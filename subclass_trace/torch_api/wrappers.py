@@ -16,13 +16,19 @@ make_wrapper_subclass: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_
 disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 
 
-def build_wrapper(cls: type, size: Any, stride: Any, offset: int, dtype: Any, layout: Any, device: Any) -> torch.Tensor:
-    """``Tensor._make_wrapper_subclass`` with positional arguments (a quarter faster than by keyword)."""
-    return make_wrapper_subclass(cls, size, stride, offset, None, dtype, layout, device, False, False)
+def build_wrapper(
+    cls: type, size: Any, stride: Any, offset: int, dtype: Any, layout: Any, device: Any
+) -> torch.Tensor:
+    """``Tensor._make_wrapper_subclass`` with positional arguments (a quarter faster than by
+    keyword)."""
+    return make_wrapper_subclass(
+        cls, size, stride, offset, None, dtype, layout, device, False, False
+    )
 
 
 def context_shortcut(cls: type) -> str | None:
-    """An attribute of which the flatten context (and any opaque attribute) is a function; None when there is none known."""
+    """An attribute of which the flatten context (and any opaque attribute) is a function; None when
+    there is none known."""
     return "_spec" if is_dtensor(cls) else None
 
 
@@ -36,7 +42,8 @@ def is_dtensor(cls: type) -> bool:
 
 
 def mesh_data(value: object) -> list[Any] | None:
-    """What a mesh of devices is like, and where in it this process stands, as plain data; None of anything else."""
+    """What a mesh of devices is like, and where in it this process stands, as plain data; None of
+    anything else."""
     module = sys.modules.get("torch.distributed.device_mesh")
     if module is None or not isinstance(value, module.DeviceMesh):
         return None
@@ -100,7 +107,10 @@ def is_numpy_scalar(value: object) -> bool:
 def enumeration_data(value: object) -> list[str] | None:
     """A member of an enumeration of torch's C++ code, by class and name; None of anything else."""
     cls = type(value)
-    if not isinstance(getattr(cls, "__members__", None), dict) or vars(torch._C).get(cls.__name__) is not cls:
+    if (
+        not isinstance(getattr(cls, "__members__", None), dict)
+        or vars(torch._C).get(cls.__name__) is not cls
+    ):
         return None
     return [cls.__name__, str(value.name)]  # type: ignore[attr-defined]
 

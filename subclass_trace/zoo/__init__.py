@@ -1,4 +1,5 @@
-"""Small, complete wrapper subclasses: examples to start from, and the subjects of this package's tests.
+"""Small, complete wrapper subclasses: examples to start from, and the subjects of this package's
+tests.
 
 Read `two.py` first. Each file is one idea.
 """

@@ -1,7 +1,8 @@
 """`Constant`: a tensor that is one number everywhere, with nothing inside.
 
-What it is for: a wrapper without leaves. ``__tensor_flatten__`` names no inner tensor, the number is context; so the
-number is part of the guards, and a region of Constants has no tensor inputs at all.
+What it is for: a wrapper without leaves. ``__tensor_flatten__`` names no inner tensor, the number
+is context; so the number is part of the guards, and a region of Constants has no tensor inputs at
+all.
 
     >>> c = Constant(0.5, (2, 3))
     >>> c.__tensor_flatten__()[0]
@@ -12,9 +13,9 @@ number is part of the guards, and a region of Constants has no tensor inputs at 
     tensor([[1.5000, 1.5000, 1.5000],
             [1.5000, 1.5000, 1.5000]])
 
-Views, clone, detach, conversions of dtype and device, and arithmetic with numbers (floating dtypes; folded in double
-precision) stay wrapped. Everything else computes on the dense tensor. A Constant has no memory, so writing is
-refused.
+Views, clone, detach, conversions of dtype and device, and arithmetic with numbers (floating dtypes;
+folded in double precision) stay wrapped. Everything else computes on the dense tensor. A Constant
+has no memory, so writing is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ from ..authoring.fields import build
 aten = torch.ops.aten
 
 
-class Constant(WrapperTensor, default="dequantize", advice="a Constant has no memory to write to: use torch.full"):
+class Constant(
+    WrapperTensor,
+    default="dequantize",
+    advice="a Constant has no memory to write to: use torch.full",
+):
     """A tensor of ``size`` that holds ``value`` everywhere."""
 
     value: float
@@ -74,7 +79,8 @@ _make: Any = Constant  # type checkers take the fields for the arguments of its 
 
 @Constant.implements(views, aten.clone.default, aten._to_copy.default)
 def _like(func: Any, x: Constant, *args: Any, **kwargs: Any) -> Any:
-    """The constants that ``func`` gives: sizes and strides come from running it on a meta tensor."""
+    """The constants that ``func`` gives: sizes and strides come from running it on a meta
+    tensor."""
     if not kwargs.get("dtype", torch.float32).is_floating_point:
         return NotImplemented
     device = torch.device(kwargs.pop("device", None) or x.device)
@@ -100,7 +106,9 @@ _ARITHMETIC: dict[Any, Callable[..., float]] = {
 @Constant.implements(*_ARITHMETIC)
 def _fold(func: Any, x: Any, *others: Any, **kwargs: Any) -> Any:
     """Arithmetic of a Constant and a number."""
-    numbers = all(isinstance(y, (int, float)) for y in others) and not (func is aten.div.Tensor and others[0] == 0)
+    numbers = all(isinstance(y, (int, float)) for y in others) and not (
+        func is aten.div.Tensor and others[0] == 0
+    )
     if kwargs or not numbers or not isinstance(x, Constant) or not x.dtype.is_floating_point:
         return NotImplemented
     value = _ARITHMETIC[func](x.value, *others)

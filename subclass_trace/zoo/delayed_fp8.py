@@ -1,8 +1,10 @@
-"""Delayed scaling for `ScaledFP8`: the scale of a tensor comes from the largest magnitudes of the steps before.
+"""Delayed scaling for `ScaledFP8`: the scale of a tensor comes from the largest magnitudes of the
+steps before.
 
-Dynamic scaling reads each tensor twice, first for its amax and then to quantise it. Delayed scaling (Micikevicius et al.,
-"FP8 Formats for Deep Learning", 2022; NVIDIA's Transformer Engine) knows the scale beforehand, notes the amax on the way,
-and saturates what is larger than anything in its history. The history is a buffer: a region gives it back changed.
+Dynamic scaling reads each tensor twice, first for its amax and then to quantise it. Delayed scaling
+(Micikevicius et al., "FP8 Formats for Deep Learning", 2022; NVIDIA's Transformer Engine) knows the
+scale beforehand, notes the amax on the way, and saturates what is larger than anything in its
+history. The history is a buffer: a region gives it back changed.
 
     >>> _ = torch.manual_seed(0)
     >>> layer = DelayedFP8Linear(16, 4, history=3)
@@ -13,8 +15,9 @@ and saturates what is larger than anything in its history. The history is a buff
     >>> bool((y - torch.nn.functional.linear(x, layer.weight, layer.bias)).norm() < 0.05 * y.norm())
     True
 
-A gradient is known in the backward, which should change nothing. So the history that follows comes out as the gradient
-of the history, and replaces it after the backward (as in Flax, "overwrite with gradient"):
+A gradient is known in the backward, which should change nothing. So the history that follows comes
+out as the gradient of the history, and replaces it after the backward (as in Flax, "overwrite with
+gradient"):
 
     >>> y.backward(torch.full_like(y, 2.0))
     >>> advance_gradient_scales(layer)
@@ -49,7 +52,8 @@ def _advanced(history: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
 
 
 class DelayedScale(nn.Module):
-    """Quantises one tensor of each step, with a scale from the last ``steps`` ones. In eval mode the history stays."""
+    """Quantises one tensor of each step, with a scale from the last ``steps`` ones. In eval mode
+    the history stays."""
 
     history: torch.Tensor
 
@@ -73,10 +77,13 @@ class DelayedScale(nn.Module):
 
 
 class _QuantiseGradient(torch.autograd.Function):
-    """The same value; its gradient comes back in FP8, and the gradient of the history is the history that follows."""
+    """The same value; its gradient comes back in FP8, and the gradient of the history is the
+    history that follows."""
 
     @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, history: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+    def forward(
+        ctx: Any, y: torch.Tensor, history: torch.Tensor, target: torch.dtype
+    ) -> torch.Tensor:
         ctx.save_for_backward(history)
         ctx.target = target
         return y.view_as(y)
@@ -86,14 +93,19 @@ class _QuantiseGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         (history,) = ctx.saved_tensors
         largest = _amax(grad)
-        return to_fp8(grad, ctx.target, _scale(history, largest, ctx.target)), _advanced(history, largest), None
+        return (
+            to_fp8(grad, ctx.target, _scale(history, largest, ctx.target)),
+            _advanced(history, largest),
+            None,
+        )
 
 
 class DelayedGradientScale(DelayedScale):
     """Quantises the gradient of a tensor, with a scale from the last ``steps`` backwards.
 
-    `advance_gradient_scales` moves the history on. Without it each gradient keeps its own scale, and with several
-    backwards before it their histories are added up: too large a scale saturates nothing.
+    `advance_gradient_scales` moves the history on. Without it each gradient keeps its own scale,
+    and with several backwards before it their histories are added up: too large a scale saturates
+    nothing.
     """
 
     def __init__(self, steps: int = 16, target: torch.dtype = E5M2) -> None:
@@ -102,17 +114,22 @@ class DelayedGradientScale(DelayedScale):
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """``y`` itself."""
-        same: torch.Tensor = torch_api.apply_function(_QuantiseGradient, y, self.history, self.target)
+        same: torch.Tensor = torch_api.apply_function(
+            _QuantiseGradient, y, self.history, self.target
+        )
         return same
 
     def _apply(self, fn: Any, recurse: bool = True) -> DelayedGradientScale:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.history = self.history.detach().requires_grad_()  # what `to` makes of a buffer has a history in autograd
+        self.history = (
+            self.history.detach().requires_grad_()
+        )  # what `to` makes of a buffer has a history in autograd
         return self
 
 
 def advance_gradient_scales(module: nn.Module) -> None:
-    """After a backward: the histories of gradients below ``module`` become what their gradients say."""
+    """After a backward: the histories of gradients below ``module`` become what their gradients
+    say."""
     for scale in module.modules():
         if isinstance(scale, DelayedGradientScale) and scale.history.grad is not None:
             with torch.no_grad():

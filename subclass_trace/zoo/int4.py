@@ -1,7 +1,8 @@
 """`PackedInt4`: a weight matrix with two 4-bit numbers in each byte and a scale for each row.
 
-What it is for: an inner tensor whose shape and dtype differ from the outer ones: the outer tensor is (m, n) floating
-point, the inner ones are (m, n // 2) uint8 and (m, 1). Weight-only quantisation: activations stay dense.
+What it is for: an inner tensor whose shape and dtype differ from the outer ones: the outer tensor
+is (m, n) floating point, the inner ones are (m, n // 2) uint8 and (m, 1). Weight-only quantisation:
+activations stay dense.
 
     >>> w = PackedInt4.quantize(torch.tensor([[7.0, -3.0], [0.25, -1.0]]))
     >>> w.shape, w.packed.shape
@@ -12,9 +13,10 @@ point, the inner ones are (m, n // 2) uint8 and (m, 1). Weight-only quantisation
     >>> torch.nn.functional.linear(torch.ones(1, 2), w)
     tensor([[ 4.0000, -0.7143]])
 
-Views that exist: detach, transposes, and slices of rows (of columns, when transposed). They alias, and since a row has
-its own scale, a write through a slice quantises the rows it touches and no others. Any other view is refused, because
-a dense copy would lose writes. In-place operations compute densely and quantise again; all else dequantises.
+Views that exist: detach, transposes, and slices of rows (of columns, when transposed). They alias,
+and since a row has its own scale, a write through a slice quantises the rows it touches and no
+others. Any other view is refused, because a dense copy would lose writes. In-place operations
+compute densely and quantise again; all else dequantises.
 """
 
 from __future__ import annotations
@@ -48,13 +50,17 @@ class PackedInt4(WrapperTensor, default="dequantize"):
         size, stride = (rows, 2 * half), (2 * fields.packed.stride(0), 1)
         if fields.transposed:
             size, stride = size[::-1], stride[::-1]
-        return Outer(size, stride, fields.scale.dtype, storage_offset=2 * fields.packed.storage_offset())
+        return Outer(
+            size, stride, fields.scale.dtype, storage_offset=2 * fields.packed.storage_offset()
+        )
 
     @staticmethod
     def quantize(x: torch.Tensor) -> PackedInt4:
         """Quantise an (m, n) tensor, n even, with one scale for each row. Not differentiable."""
         if x.dim() != 2 or x.shape[1] % 2:
-            raise ValueError(f"PackedInt4 holds matrices with an even number of columns, got {tuple(x.shape)}")
+            raise ValueError(
+                f"PackedInt4 holds matrices with an even number of columns, got {tuple(x.shape)}"
+            )
         return PackedInt4(*_quantise(x.detach()))
 
     def dequantize(self) -> torch.Tensor:
@@ -71,16 +77,22 @@ class PackedInt4(WrapperTensor, default="dequantize"):
         self.scale.copy_(scale)
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"PackedInt4(shape={tuple(self.shape)}, packed={self.packed!r}, scale={self.scale!r})"
+        return (
+            f"PackedInt4(shape={tuple(self.shape)}, packed={self.packed!r}, scale={self.scale!r})"
+        )
 
 
 def _quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-6) / 7
     q = (x / scale).round().clamp(-7, 7).to(torch.int8) & 0xF
-    return (q[:, ::2] | (q[:, 1::2] << 4)).view(torch.uint8).contiguous(), scale  # row by row, whatever x is
+    return (q[:, ::2] | (q[:, 1::2] << 4)).view(
+        torch.uint8
+    ).contiguous(), scale  # row by row, whatever x is
 
 
-PackedInt4.implements_per_inner(aten.copy_.default)  # exact, without a second rounding: each row has its own scale
+PackedInt4.implements_per_inner(
+    aten.copy_.default
+)  # exact, without a second rounding: each row has its own scale
 
 
 @PackedInt4.implements(aten._to_copy.default)

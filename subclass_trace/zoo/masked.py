@@ -1,7 +1,7 @@
 """`Masked`: data with missing elements, closed under pointwise operations.
 
-What it is for: an inner tensor of another dtype (bool) that has no gradient, and a rule that covers hundreds of
-operations at once: torch tags the pointwise ones.
+What it is for: an inner tensor of another dtype (bool) that has no gradient, and a rule that covers
+hundreds of operations at once: torch tags the pointwise ones.
 
     >>> x = Masked(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True]))
     >>> y = (x + torch.ones(3)).relu()
@@ -12,9 +12,10 @@ operations at once: torch tags the pointwise ones.
     >>> (x * Masked(torch.ones(3), torch.tensor([True, True, False]))).mask
     tensor([ True, False, False])
 
-An element of a pointwise result is present where it is present in all operands. ``sum`` adds what is present. Views,
-clone and conversions keep the mask. Everything else is refused, because there is no one answer: say which with
-``filled``. What stands in ``data_`` or in a gradient at a missing element means nothing.
+An element of a pointwise result is present where it is present in all operands. ``sum`` adds what
+is present. Views, clone and conversions keep the mask. Everything else is refused, because there is
+no one answer: say which with ``filled``. What stands in ``data_`` or in a gradient at a missing
+element means nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _LIKE = ("zeros", "ones", "empty", "full")
 
 
 class Masked(
-    WrapperTensor, default="refuse", advice="say what missing elements count as: x.filled(value); or write a Masked"
+    WrapperTensor,
+    default="refuse",
+    advice="say what missing elements count as: x.filled(value); or write a Masked",
 ):
     """``data_`` where ``mask`` is True, missing elsewhere; both have the same size and strides."""
 
@@ -42,7 +45,10 @@ class Masked(
     def __post_init__(self) -> None:
         data, mask = self.data_, self.mask
         if (mask.shape, mask.dtype) != (data.shape, torch.bool):
-            raise ValueError(f"mask must be bool of size {tuple(data.shape)}, got {mask.dtype} of {tuple(mask.shape)}")
+            raise ValueError(
+                f"mask must be bool of size {tuple(data.shape)}, got {mask.dtype} of "
+                f"{tuple(mask.shape)}"
+            )
 
     def filled(self, value: float) -> torch.Tensor:
         """The dense tensor with ``value`` at missing elements; no gradient flows into those."""
@@ -58,16 +64,23 @@ def _sum(func: Any, x: Masked, *args: Any, **kwargs: Any) -> Any:
     return func(_fill(x, 0), *args, **kwargs)
 
 
-@Masked.implements(elementwise, aten._to_copy.default, *(getattr(aten, f"{n}_like").default for n in _LIKE))
+@Masked.implements(
+    elementwise, aten._to_copy.default, *(getattr(aten, f"{n}_like").default for n in _LIKE)
+)
 def _pointwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     data_args, data_kwargs = torch_api.tree_map_only(Masked, lambda x: x.data_, (args, kwargs))
     out = func(*data_args, **data_kwargs)
-    return Masked(out, _common_mask(out, args, kwargs)) if isinstance(out, torch.Tensor) else NotImplemented
+    return (
+        Masked(out, _common_mask(out, args, kwargs))
+        if isinstance(out, torch.Tensor)
+        else NotImplemented
+    )
 
 
 @Masked.implements(in_place)
 def _in_place(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """The written tensor must be Masked, and loses elements, or gets them if nothing of the old value is left."""
+    """The written tensor must be Masked, and loses elements, or gets them if nothing of the old
+    value is left."""
     if not isinstance(x, Masked):
         return NotImplemented
     data_args, data_kwargs = torch_api.tree_map_only(Masked, lambda t: t.data_, (args, kwargs))
@@ -82,8 +95,12 @@ def _in_place(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 @Masked.implements(aten.new_empty_strided.default)
 def _new_empty_strided(func: Any, x: Masked, size: Any, stride: Any, **kwargs: Any) -> Masked:
-    """Memory to copy into: autograd asks for it when it must keep a gradient that somebody else holds."""
-    return Masked(func(x.data_, size, stride, **kwargs), func(x.mask, size, stride, **{**kwargs, "dtype": torch.bool}))
+    """Memory to copy into: autograd asks for it when it must keep a gradient that somebody else
+    holds."""
+    return Masked(
+        func(x.data_, size, stride, **kwargs),
+        func(x.mask, size, stride, **{**kwargs, "dtype": torch.bool}),
+    )
 
 
 _WRITES = frozenset({aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
@@ -108,5 +125,7 @@ class _Fill(torch.autograd.Function):
 def _common_mask(out: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """A new mask, laid out like ``out``: present where all operands are."""
     mask = torch.ones_like(out, dtype=torch.bool)
-    torch_api.tree_map_only(Masked, lambda x: mask.logical_and_(x.mask.to(out.device)), (args, kwargs))
+    torch_api.tree_map_only(
+        Masked, lambda x: mask.logical_and_(x.mask.to(out.device)), (args, kwargs)
+    )
     return mask

@@ -1,7 +1,8 @@
 """`OptionalBias`: data, and perhaps a correction: value = data + bias.
 
-What it is for: an inner tensor that some instances have and others do not (a zero point, a second scale), so that the
-attribute list of ``__tensor_flatten__`` varies per instance and a specialisation must guard it.
+What it is for: an inner tensor that some instances have and others do not (a zero point, a second
+scale), so that the attribute list of ``__tensor_flatten__`` varies per instance and a
+specialisation must guard it.
 
     >>> x = OptionalBias(torch.ones(2, 2))
     >>> y = OptionalBias(torch.ones(2, 2), torch.full((2, 2), 0.5))
@@ -12,8 +13,9 @@ attribute list of ``__tensor_flatten__`` varies per instance and a specialisatio
     >>> y @ torch.ones(2)
     tensor([3., 3.])
 
-Views, clone, neg, add and sub of two, and multiplication by a number stay wrapped; in-place operations keep the
-attribute list (they write the value to ``data_`` and zero to ``bias``); everything else gives the dense tensor.
+Views, clone, neg, add and sub of two, and multiplication by a number stay wrapped; in-place
+operations keep the attribute list (they write the value to ``data_`` and zero to ``bias``);
+everything else gives the dense tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class OptionalBias(WrapperTensor, default="dequantize"):
 
     def __post_init__(self) -> None:
         data, bias = self.data_, self.bias
-        if bias is not None and not ((bias.shape, bias.dtype) == (data.shape, data.dtype) and same_strides(bias, data)):
+        if bias is not None and not (
+            (bias.shape, bias.dtype) == (data.shape, data.dtype) and same_strides(bias, data)
+        ):
             raise ValueError(
                 f"bias must be like data: {tuple(data.shape)}, {data.stride()}, {data.dtype}; "
                 f"got {tuple(bias.shape)}, {bias.stride()}, {bias.dtype}"
@@ -49,7 +53,9 @@ class OptionalBias(WrapperTensor, default="dequantize"):
     def requantize_(self, value: torch.Tensor) -> None:
         """Write a dense value: to ``data_``, and zero to ``bias``."""
         self.data_.copy_(value)
-        if self.bias is not None:  # it stays: the attribute list must not change under a view or a caller
+        if (
+            self.bias is not None
+        ):  # it stays: the attribute list must not change under a view or a caller
             self.bias.zero_()
 
 
@@ -59,7 +65,9 @@ OptionalBias.implements_per_inner(aten.neg.default)
 
 @OptionalBias.implements(aten.mul.Tensor, aten.div.Tensor)
 def _scalar_product(func: Any, x: Any, y: Any) -> Any:
-    if not (isinstance(x, OptionalBias) and x.dtype.is_floating_point and isinstance(y, (int, float))):
+    if not (
+        isinstance(x, OptionalBias) and x.dtype.is_floating_point and isinstance(y, (int, float))
+    ):
         return NotImplemented
     return x.replace(data_=func(x.data_, y), bias=None if x.bias is None else func(x.bias, y))
 

@@ -1,8 +1,9 @@
 """`ScaledFP8`: FP8 training on tensors that know their scale. value = qdata * scale.
 
-What it is for: matmuls in float8 and activations that are saved for backward in one byte each. `fp8_linear` is
-``F.linear`` with activation, weight and gradient quantised per tensor as they come (dynamic scaling; delayed scaling is
-in `delayed_fp8`); the class does the rest, because autograd saves the `ScaledFP8` operands of a matmul as they are.
+What it is for: matmuls in float8 and activations that are saved for backward in one byte each.
+`fp8_linear` is ``F.linear`` with activation, weight and gradient quantised per tensor as they come
+(dynamic scaling; delayed scaling is in `delayed_fp8`); the class does the rest, because autograd
+saves the `ScaledFP8` operands of a matmul as they are.
 
     >>> _ = torch.manual_seed(0)
     >>> x, w = torch.randn(8, 16), torch.randn(4, 16, requires_grad=True)
@@ -15,15 +16,16 @@ in `delayed_fp8`); the class does the rest, because autograd saves the `ScaledFP
     >>> to_fp8(x)[:2].t()
     ScaledFP8(shape=(16, 2), float8_e4m3fn as float32, scale=tensor(0.0076))
 
-Which operations stay in FP8: views, clone, changes of device or floating dtype, ``mm`` and ``addmm`` of two ScaledFP8
-(dense result, from ``torch._scaled_mm``). In-place operations compute densely and quantise the result again, so
-optimizers work on a ScaledFP8 parameter. Everything else gives the dense tensor that it would give on the value, and so
-does ``zeros_like``: optimizers make their state with it, and Adam's second moment does not survive one scale in FP8.
+Which operations stay in FP8: views, clone, changes of device or floating dtype, ``mm`` and
+``addmm`` of two ScaledFP8 (dense result, from ``torch._scaled_mm``). In-place operations compute
+densely and quantise the result again, so optimizers work on a ScaledFP8 parameter. Everything else
+gives the dense tensor that it would give on the value, and so does ``zeros_like``: optimizers make
+their state with it, and Adam's second moment does not survive one scale in FP8.
 
-Limits. There is one scale for the whole storage: a write through a view of a *part* keeps the scale and saturates
-instead of touching the other elements. One NaN or infinity makes the whole tensor useless, as in all per-tensor
-schemes. Updates smaller than half an FP8 step are lost: for training keep the weights in high precision, which is
-the default of `FP8Linear`.
+Limits. There is one scale for the whole storage: a write through a view of a *part* keeps the scale
+and saturates instead of touching the other elements. One NaN or infinity makes the whole tensor
+useless, as in all per-tensor schemes. Updates smaller than half an FP8 step are lost: for training
+keep the weights in high precision, which is the default of `FP8Linear`.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class ScaledFP8(WrapperTensor, default="dequantize"):
         return f"ScaledFP8(shape={tuple(self.shape)}, {types}, scale={self.scale!r})"
 
 
-# ------------------------------------------------------------------------------------------- quantise and dequantise
+# ---- quantise and dequantise
 def _scale_for(value: torch.Tensor, target: torch.dtype) -> torch.Tensor:
     """The scale that maps the largest magnitude of ``value`` to the largest FP8 number."""
     if value.numel() == 0:
@@ -96,7 +98,9 @@ def _quantise(value: torch.Tensor, scale: torch.Tensor, target: torch.dtype) -> 
 
 class _Quantise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: torch.Tensor, target: torch.dtype, scale: torch.Tensor | None) -> ScaledFP8:
+    def forward(
+        ctx: FunctionCtx, x: torch.Tensor, target: torch.dtype, scale: torch.Tensor | None
+    ) -> ScaledFP8:
         scale = _scale_for(x, target) if scale is None else scale
         return ScaledFP8(_quantise(x, scale, target), scale, x.dtype)
 
@@ -106,7 +110,8 @@ class _Quantise(torch.autograd.Function):
 
 
 class _Matmul(torch.autograd.Function):
-    """a @ w.t() for two ScaledFP8, with the gradient quantised once for both matmuls of the backward."""
+    """a @ w.t() for two ScaledFP8, with the gradient quantised once for both matmuls of the
+    backward."""
 
     @staticmethod
     def forward(ctx: Any, a: ScaledFP8, w: ScaledFP8) -> torch.Tensor:
@@ -122,14 +127,18 @@ class _Matmul(torch.autograd.Function):
         return None if w is None else g.mm(w), None if a is None else g.t().mm(a)
 
 
-def to_fp8(x: torch.Tensor, target: torch.dtype = E4M3, scale: torch.Tensor | None = None) -> ScaledFP8:
-    """Quantise with one scale for the tensor: amax / finfo.max, or ``scale`` (float32, 0-dim), beyond which values
-    saturate. Straight-through gradient."""
-    result: ScaledFP8 = x if isinstance(x, ScaledFP8) else torch_api.apply_function(_Quantise, x, target, scale)
+def to_fp8(
+    x: torch.Tensor, target: torch.dtype = E4M3, scale: torch.Tensor | None = None
+) -> ScaledFP8:
+    """Quantise with one scale for the tensor: amax / finfo.max, or ``scale`` (float32, 0-dim),
+    beyond which values saturate. Straight-through gradient."""
+    result: ScaledFP8 = (
+        x if isinstance(x, ScaledFP8) else torch_api.apply_function(_Quantise, x, target, scale)
+    )
     return result
 
 
-# ---------------------------------------------------------------------------------------------------- operation rules
+# ---- operation rules
 @ScaledFP8.implements(views)
 def _view(func: Any, x: ScaledFP8, *args: Any, **kwargs: Any) -> Any:
     out = func(x.qdata, *args, **kwargs)
@@ -158,7 +167,11 @@ def _to_copy(func: Any, x: ScaledFP8, *, dtype: torch.dtype | None = None, **kwa
 def _copy_(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     if not isinstance(x, ScaledFP8):
         return NotImplemented
-    exact = isinstance(source, ScaledFP8) and source.qdata.dtype == x.qdata.dtype and source.shape == x.shape
+    exact = (
+        isinstance(source, ScaledFP8)
+        and source.qdata.dtype == x.qdata.dtype
+        and source.shape == x.shape
+    )
     if exact and x.whole:  # no second rounding
         x.scale.copy_(source.scale)
         x.qdata.copy_(source.qdata)
@@ -182,7 +195,10 @@ def _matmul_inputs(a: Any, b: Any) -> bool:
 def _mm(func: Any, a: Any, b: Any) -> Any:
     if not _matmul_inputs(a, b):
         return NotImplemented
-    left, right = a.qdata.contiguous(), b.qdata.t().contiguous().t()  # what GPU kernels want: row times column major
+    left, right = (
+        a.qdata.contiguous(),
+        b.qdata.t().contiguous().t(),
+    )  # what GPU kernels want: row times column major
     accumulate = torch.float32 if a.dtype == torch.float64 else a.dtype
     out = torch_api.scaled_mm(left, right, scale_a=a.scale, scale_b=b.scale, out_dtype=accumulate)
     return out.to(a.dtype)
@@ -197,17 +213,21 @@ def _addmm(func: Any, bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: floa
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
 
 
-# ------------------------------------------------------------------------------------------------------------- layers
-def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+# ---- layers
+def fp8_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """``F.linear`` with the three matmuls of training in FP8.
 
-    Forward: activation and weight in e4m3, each with a scale from its own amax. Backward: the incoming gradient is
-    quantised once, to e5m2 (more range, fewer digits), and multiplied with the saved e4m3 operands. What is saved for
-    backward is FP8. The bias, its gradient and all results are in the dtype of ``x``. ``x`` and ``weight`` may already
-    be `ScaledFP8`.
+    Forward: activation and weight in e4m3, each with a scale from its own amax. Backward: the
+    incoming gradient is quantised once, to e5m2 (more range, fewer digits), and multiplied with the
+    saved e4m3 operands. What is saved for backward is FP8. The bias, its gradient and all results
+    are in the dtype of ``x``. ``x`` and ``weight`` may already be `ScaledFP8`.
     """
     lead = x.shape[:-1]
-    y: torch.Tensor = torch_api.apply_function(_Matmul, to_fp8(x.reshape(-1, x.shape[-1])), to_fp8(weight))
+    y: torch.Tensor = torch_api.apply_function(
+        _Matmul, to_fp8(x.reshape(-1, x.shape[-1])), to_fp8(weight)
+    )
     y = y.view(*lead, weight.shape[0])
     return y if bias is None else y + bias.to(y.dtype)
 
@@ -215,8 +235,8 @@ def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 class FP8Linear(nn.Linear):
     """``nn.Linear`` that computes with `fp8_linear`.
 
-    With ``fp8_weight=True`` the weight parameter itself is a `ScaledFP8`: one byte per element, and each optimizer step
-    quantises it again.
+    With ``fp8_weight=True`` the weight parameter itself is a `ScaledFP8`: one byte per element, and
+    each optimizer step quantises it again.
     """
 
     def __init__(
@@ -235,7 +255,8 @@ class FP8Linear(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, fp8_weight: bool = False) -> FP8Linear:
-        """The same layer with the same parameters (with ``fp8_weight``: a quantised copy of the weight)."""
+        """The same layer with the same parameters (with ``fp8_weight``: a quantised copy of the
+        weight)."""
         new = cls(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         new.weight = _fp8_parameter(linear.weight) if fp8_weight else linear.weight
         new.bias = linear.bias
@@ -249,11 +270,15 @@ def _fp8_parameter(weight: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(to_fp8(weight.detach()), requires_grad=weight.requires_grad)
 
 
-def convert_linears(module: nn.Module, *, fp8_weight: bool = False, layer: type[FP8Linear] = FP8Linear) -> nn.Module:
-    """Swap every ``nn.Linear`` (not its subclasses) below ``module`` for an `FP8Linear` (or ``layer``), in place.
+def convert_linears(
+    module: nn.Module, *, fp8_weight: bool = False, layer: type[FP8Linear] = FP8Linear
+) -> nn.Module:
+    """Swap every ``nn.Linear`` (not its subclasses) below ``module`` for an `FP8Linear` (or
+    ``layer``), in place.
 
-    Returns ``module``, or its replacement when it is itself an ``nn.Linear``. A layer that is used in several places
-    stays one layer. Hooks are not carried over; ``fp8_weight`` unties a weight that is shared with another layer.
+    Returns ``module``, or its replacement when it is itself an ``nn.Linear``. A layer that is used
+    in several places stays one layer. Hooks are not carried over; ``fp8_weight`` unties a weight
+    that is shared with another layer.
     """
     if type(module) is nn.Linear:
         return layer.from_linear(module, fp8_weight=fp8_weight)

@@ -1,8 +1,8 @@
 """`TwoTensor`: two tensors that go through the same program, the smallest complete wrapper.
 
-What it is for: the test subject for everything that is not about values. Every operation runs on both inner tensors,
-so a region over TwoTensors must give exactly what the dense region gives on each of them. It nests: the inner tensors
-may be wrappers.
+What it is for: the test subject for everything that is not about values. Every operation runs on
+both inner tensors, so a region over TwoTensors must give exactly what the dense region gives on
+each of them. It nests: the inner tensors may be wrappers.
 
     >>> x = TwoTensor(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]))
     >>> y = (x * 2)[1:]
@@ -11,8 +11,9 @@ may be wrappers.
     >>> y.add_(1) is y
     True
 
-Limits: random operations draw twice. A Python value that depends on the data (``item``, ``equal``) is refused when
-the halves disagree. Writing a TwoTensor into a plain tensor is refused, since there are two values to write.
+Limits: random operations draw twice. A Python value that depends on the data (``item``, ``equal``)
+is refused when the halves disagree. Writing a TwoTensor into a plain tensor is refused, since there
+are two values to write.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class TwoTensor(WrapperTensor, default="per_inner"):
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Do two tensors of one shape lie alike? The stride of a dimension of size 1 means nothing, and is not the same
-    on every path."""
-    return all(size == 1 or s == t for size, s, t in zip(a.shape, a.stride(), b.stride(), strict=True))
+    """Do two tensors of one shape lie alike? The stride of a dimension of size 1 means nothing, and
+    is not the same on every path."""
+    return all(
+        size == 1 or s == t for size, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)
+    )

@@ -1,9 +1,11 @@
 """Quick calls of an operation: the cheapest callable that does exactly the same.
 
-``torch.ops.aten.add.Tensor(x, y)`` spends more time in Python and in boxing than ``torch.add(x, y)`` does. But a Python
-function may issue other operations than its name says (``torch.reshape`` issues ``view`` or ``clone``), fill in
-arguments from global state (``torch.empty`` the default dtype), or issue nothing (``Tensor.contiguous``). So a C
-binding is used only when it is proved, else the operation's raw C++ callable is. See Note [Proof of a binding].
+``torch.ops.aten.add.Tensor(x, y)`` spends more time in Python and in boxing than
+``torch.add(x, y)`` does. But a Python function may issue other operations than its name says
+(``torch.reshape`` issues ``view`` or ``clone``), fill in arguments from global state
+(``torch.empty`` the default dtype), or issue nothing (``Tensor.contiguous``). So a C binding is
+used only when it is proved, else the operation's raw C++ callable is. See Note [Proof of a
+binding].
 
     >>> x = fx.Graph().placeholder("x")
     >>> x.meta["val"] = torch.ones(2, 3)
@@ -14,21 +16,25 @@ binding is used only when it is proved, else the operation's raw C++ callable is
 
 Note [Proof of a binding]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
-A C binding is an argument parser, perhaps some handwritten code, and a call of the dispatcher. What the dispatcher does
-then is the same for the binding and for the raw callable, so it is enough to look at the calls that reach it. The
-binding is called on *stand-ins*: strided tensors without data that require grad and have the dispatch keys of real ones. A
-dispatch mode records what arrives and answers with stand-ins; nothing runs. It must record one call: of this overload, with
-these very tensors and these very numbers.
+A C binding is an argument parser, perhaps some handwritten code, and a call of the dispatcher. What
+the dispatcher does then is the same for the binding and for the raw callable, so it is enough to
+look at the calls that reach it. The binding is called on *stand-ins*: strided tensors without data
+that require grad and have the dispatch keys of real ones. A dispatch mode records what arrives and
+answers with stand-ins; nothing runs. It must record one call: of this overload, with these very
+tensors and these very numbers.
 
-The stand-ins are made from a *pattern* of the arguments: tensors as (rank, dtype, device), symbolic sizes as "a number",
-constants as themselves. The proof reads the pattern and nothing else, so its result is cached under the pattern's text. Rank,
-dtype and device stay in the pattern, because argument parsers look at them: a tensor of rank 0 may be taken for a number.
+The stand-ins are made from a *pattern* of the arguments: tensors as (rank, dtype, device), symbolic
+sizes as "a number", constants as themselves. The proof reads the pattern and nothing else, so its
+result is cached under the pattern's text. Rank, dtype and device stay in the pattern, because
+argument parsers look at them: a tensor of rank 0 may be taken for a number.
 
-One more call is allowed: factories (``torch.full``) turn what they made into a variable; with a dispatch mode, which
-holds a second reference to it, that takes a ``detach`` of the answer. Without a mode it takes nothing.
+One more call is allowed: factories (``torch.full``) turn what they made into a variable; with a
+dispatch mode, which holds a second reference to it, that takes a ``detach`` of the answer. Without
+a mode it takes nothing.
 
-The state is that of compiled code at run time (`torch_api.plain_dispatch`): no gradients, so that composite operations are
-seen as what they issue; no inference mode, where they would be seen as themselves; no autocast, no modes.
+The state is that of compiled code at run time (`torch_api.plain_dispatch`): no gradients, so that
+composite operations are seen as what they issue; no inference mode, where they would be seen as
+themselves; no autocast, no modes.
 """
 
 from __future__ import annotations
@@ -43,14 +49,26 @@ import torch.fx as fx
 
 from ... import torch_api
 
-_CONSTANTS = (int, bool, str, type(None), float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_CONSTANTS = (
+    int,
+    bool,
+    str,
+    type(None),
+    float,
+    complex,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 _INDEX = "_base_index"
 _BINDING_TYPES = (type(torch.add), type(torch.Tensor.add))
 _aten = torch.ops.aten
 
 
 class Binding(NamedTuple):
-    """What takes the arguments of an operation as they stand in the graph, and its name for people."""
+    """What takes the arguments of an operation as they stand in the graph, and its name for
+    people."""
 
     callable: Callable[..., Any]
     name: str
@@ -59,14 +77,18 @@ class Binding(NamedTuple):
 def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Binding:
     """The cheapest callable that does what ``op`` does, for arguments like these.
 
-    Never fails: without an example value, or without a proof, the answer is the target's own callable. The first call for a
-    pattern of arguments costs some tens of microseconds, later ones a few.
+    Never fails: without an example value, or without a proof, the answer is the target's own
+    callable. The first call for a pattern of arguments costs some tens of microseconds, later ones
+    a few.
 
     Args:
-        args, kwargs: may be nodes, which carry example values in ``meta["val"]``, fake or real, or numbers.
+        args, kwargs: may be nodes, which carry example values in ``meta["val"]``, fake or real, or
+        numbers.
     """
     if not isinstance(op, torch_api.OpOverload):
-        if torch_api.higher_order_name(op) == "auto_functionalized_v2" and _writes_whole_bases(args[0], kwargs):
+        if torch_api.higher_order_name(op) == "auto_functionalized_v2" and _writes_whole_bases(
+            args[0], kwargs
+        ):
             return Binding(_write_to_copies, "write_to_copies")
         return Binding(op, str(getattr(op, "__name__", op)))
     if op in _SIZE_READS:
@@ -77,7 +99,9 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
     key = op, repr(given)  # tells 1 from True and 1.0, and 0.0 from -0.0
     found = _cache.get(key)
     if found is None:
-        if torch_api.functorch_active():  # dispatch is not what it will be at run time: neither prove nor remember
+        if (
+            torch_api.functorch_active()
+        ):  # dispatch is not what it will be at run time: neither prove nor remember
             return _raw(op)
         found = _search(op, *given)
         _cache[key] = found
@@ -89,14 +113,17 @@ def _patterns(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if op.namespace != "aten":
         return None
     try:
-        with torch_api.no_overrides():  # reading a fake tensor's dtype is an override to a user's function mode
+        with (
+            torch_api.no_overrides()
+        ):  # reading a fake tensor's dtype is an override to a user's function mode
             return _pattern(tuple(args)), {k: _pattern(v) for k, v in kwargs.items()}
     except _NoPattern:
         return None
 
 
 def proved(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What was proved for a call, to be learnt elsewhere: the pattern, and where the function was found.
+    """What was proved for a call, to be learnt elsewhere: the pattern, and where the function was
+    found.
 
     None where nothing is to be proved.
     """
@@ -137,15 +164,24 @@ def _raw(op: torch_api.OpOverload) -> Binding:
 
 
 def _writes_whole_bases(op: Any, given: Mapping[str, Any]) -> bool:
-    """Does a custom operation that writes to arguments write to no views: does `auto_functionalized_v2` say nothing of any?"""
-    names = {p.name for p in torch_api.op_schema(op).arguments} if isinstance(op, torch_api.OpOverload) else set()
+    """Does a custom operation that writes to arguments write to no views: does
+    `auto_functionalized_v2` say nothing of any?"""
+    names = (
+        {p.name for p in torch_api.op_schema(op).arguments}
+        if isinstance(op, torch_api.OpOverload)
+        else set()
+    )
     indices = {f"_{n}{_INDEX}" for n in names if type(given.get(f"_{n}{_INDEX}")) is int}
-    if not given.keys() <= {*names, *indices, "_all_bases"} or any(n.endswith(_INDEX) for n in names):
+    if not given.keys() <= {*names, *indices, "_all_bases"} or any(
+        n.endswith(_INDEX) for n in names
+    ):
         return False
     return bool(indices) and all(torch_api.is_dense(b.meta["val"]) for b in given["_all_bases"])
 
 
-def _write_to_copies(op: Any, /, _all_bases: Sequence[torch.Tensor], **given: Any) -> tuple[Any, ...]:
+def _write_to_copies(
+    op: Any, /, _all_bases: Sequence[torch.Tensor], **given: Any
+) -> tuple[Any, ...]:
     """What `auto_functionalized_v2` does then, in a tenth of the time."""
     copies = [b.clone() for b in _all_bases]
     for key in [key for key in given if key.endswith(_INDEX)]:
@@ -169,7 +205,9 @@ _SIZE_READS: dict[Any, Binding] = {
     _aten.sym_size.int: Binding(torch.Tensor.size, "torch.Tensor.size"),
     _aten.sym_stride.int: Binding(torch.Tensor.stride, "torch.Tensor.stride"),
     _aten.sym_numel.default: Binding(torch.Tensor.numel, "torch.Tensor.numel"),
-    _aten.sym_storage_offset.default: Binding(torch.Tensor.storage_offset, "torch.Tensor.storage_offset"),
+    _aten.sym_storage_offset.default: Binding(
+        torch.Tensor.storage_offset, "torch.Tensor.storage_offset"
+    ),
 }
 # What Python calls otherwise than the operation is called; proved like the others.
 _OTHER_NAMES: dict[Any, Binding] = {
@@ -179,7 +217,7 @@ _OTHER_NAMES: dict[Any, Binding] = {
 _cache: dict[Any, Binding] = {}
 
 
-# ---------------------------------------------------------------------------------------------- patterns
+# ---- patterns
 class _NoPattern(Exception):
     """An argument cannot be described by a pattern."""
 
@@ -196,7 +234,14 @@ class _Number(NamedTuple):
     type: type
 
 
-_NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, int: int, float: float, bool: bool}
+_NUMBERS = {
+    torch.SymInt: int,
+    torch.SymFloat: float,
+    torch.SymBool: bool,
+    int: int,
+    float: float,
+    bool: bool,
+}
 
 
 def _pattern(arg: Any) -> Any:
@@ -218,7 +263,7 @@ def _value_pattern(val: Any) -> Any:
     raise _NoPattern
 
 
-# ---------------------------------------------------------------------------------------------- proofs
+# ---- proofs
 def _search(op: torch_api.OpOverload, args: Any, kwargs: Any) -> Binding:
     name = torch_api.op_name(op)
     with torch_api.plain_dispatch():
@@ -241,26 +286,38 @@ def _issues_only(function: Any, op: torch_api.OpOverload, args: Any, kwargs: Any
             result = function(*values, **options)
     except Exception:  # whatever it is, this function is not this operation
         return False
-    return recorder.call is not None and _same_call(op, (values, options), recorder.call) and recorder.gave(result)
+    return (
+        recorder.call is not None
+        and _same_call(op, (values, options), recorder.call)
+        and recorder.gave(result)
+    )
 
 
 def _realize(pattern: Any, numbers: Iterator[int]) -> Any:
-    """A value of this pattern: new stand-ins for tensors, so that no two of them are the same object."""
+    """A value of this pattern: new stand-ins for tensors, so that no two of them are the same
+    object."""
     if isinstance(pattern, _Tensor):
         return _stand_in(pattern, pattern.dtype.is_floating_point or pattern.dtype.is_complex)
     if isinstance(pattern, _Number):
         return pattern.type(next(numbers))
-    return type(pattern)([_realize(p, numbers) for p in pattern]) if isinstance(pattern, (list, tuple)) else pattern
+    return (
+        type(pattern)([_realize(p, numbers) for p in pattern])
+        if isinstance(pattern, (list, tuple))
+        else pattern
+    )
 
 
 def _stand_in(pattern: _Tensor, requires_grad: bool = False) -> torch.Tensor:
     size = tuple(range(2, 2 + pattern.rank))
     stride = tuple(3 * math.prod(size[:d]) for d in range(pattern.rank))
-    return torch_api.StandIn.make(size, stride, pattern.dtype, pattern.device, torch.strided, requires_grad)
+    return torch_api.StandIn.make(
+        size, stride, pattern.dtype, pattern.device, torch.strided, requires_grad
+    )
 
 
 class _Recorder(torch_api.DispatchMode):  # type: ignore[misc]
-    """Records what reaches the dispatcher, and answers in the form that ``op`` answers in. Runs nothing."""
+    """Records what reaches the dispatcher, and answers in the form that ``op`` answers in. Runs
+    nothing."""
 
     def __init__(self, op: torch_api.OpOverload) -> None:
         super().__init__()
@@ -274,26 +331,33 @@ class _Recorder(torch_api.DispatchMode):  # type: ignore[misc]
         if func is not self.op or self.call is not None:
             raise _Unexpected(func)
         self.call = args, kwargs or {}
-        answers = [_answer(func, ret, args, kwargs or {}) for ret in torch_api.op_schema(func).returns]
+        answers = [
+            _answer(func, ret, args, kwargs or {}) for ret in torch_api.op_schema(func).returns
+        ]
         self.answer = None if not answers else answers[0] if len(answers) == 1 else tuple(answers)
         return self.answer
 
     def gave(self, result: Any) -> bool:
         """Is this the answer?"""
         if isinstance(self.answer, (list, tuple)):
-            return isinstance(result, (list, tuple)) and [*map(id, result)] == [*map(id, self.answer)]
+            return isinstance(result, (list, tuple)) and [*map(id, result)] == [
+                *map(id, self.answer)
+            ]
         return result is self.answer
 
 
 class _Unexpected(Exception):
-    """Something else than the wanted operation, or more than it, was issued; or it gives no tensors."""
+    """Something else than the wanted operation, or more than it, was issued; or it gives no
+    tensors."""
 
 
 _RESULT = _Tensor(1, torch.float32, torch.device("cpu"))
 
 
 def _answer(op: Any, ret: Any, args: Any, kwargs: Any) -> Any:
-    if ret.alias_info is not None and ret.alias_info.is_write:  # an in-place or out= operation returns its argument
+    if (
+        ret.alias_info is not None and ret.alias_info.is_write
+    ):  # an in-place or out= operation returns its argument
         wanted, rows = (
             ret.alias_info.before_set,
             zip(op._schema.arguments, _by_parameter(op, args, kwargs), strict=True),
@@ -306,10 +370,13 @@ def _answer(op: Any, ret: Any, args: Any, kwargs: Any) -> Any:
     return _stand_in(_RESULT)
 
 
-# ---------------------------------------------------------------------------------------------- comparisons
+# ---- comparisons
 def _by_parameter(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments in the order of the schema, defaults filled in."""
-    return [*args, *(kwargs.get(p.name, p.default_value) for p in op._schema.arguments[len(args) :])]
+    return [
+        *args,
+        *(kwargs.get(p.name, p.default_value) for p in op._schema.arguments[len(args) :]),
+    ]
 
 
 def _same_call(op: Any, passed: tuple[Any, Any], seen: tuple[Any, Any]) -> bool:
@@ -317,14 +384,21 @@ def _same_call(op: Any, passed: tuple[Any, Any], seen: tuple[Any, Any]) -> bool:
     if not {p.name for p in parameters}.issuperset(passed[1]):
         return False
     rows = zip(_by_parameter(op, *passed), _by_parameter(op, *seen), parameters, strict=True)
-    return all(_same_argument(a, b, str(p.type)) or (p.name, a, b) == ("pin_memory", None, False) for a, b, p in rows)
+    return all(
+        _same_argument(a, b, str(p.type)) or (p.name, a, b) == ("pin_memory", None, False)
+        for a, b, p in rows
+    )
 
 
 def _same_argument(passed: Any, seen: Any, kind: str) -> bool:
     if isinstance(passed, torch.Tensor) or isinstance(seen, torch.Tensor):
         return passed is seen
     if isinstance(passed, (list, tuple)) and isinstance(seen, (list, tuple)):
-        return len(passed) == len(seen) and all(_same_argument(a, b, "") for a, b in zip(passed, seen, strict=True))
+        return len(passed) == len(seen) and all(
+            _same_argument(a, b, "") for a, b in zip(passed, seen, strict=True)
+        )
     if "float" in kind and type(passed) is int:  # the raw callable converts as well
         passed = float(passed)
-    return type(passed) is type(seen) and bool(passed == seen or (passed != passed and seen != seen))
+    return type(passed) is type(seen) and bool(
+        passed == seen or (passed != passed and seen != seen)
+    )

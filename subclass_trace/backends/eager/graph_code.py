@@ -1,8 +1,10 @@
-"""Straight-line code for dense graphs: an fx graph goes in, a Python function over one list of inputs comes out.
+"""Straight-line code for dense graphs: an fx graph goes in, a Python function over one list of
+inputs comes out.
 
-The convention is *boxed*: the caller passes a list and keeps no reference to its items; the function empties the list
-and deletes every value, inputs too, right after its last use. This is what keeps the peak memory of a backward low: a
-saved activation is freed when the gradient that needs it is done.
+The convention is *boxed*: the caller passes a list and keeps no reference to its items; the
+function empties the list and deletes every value, inputs too, right after its last use. This is
+what keeps the peak memory of a backward low: a saved activation is freed when the gradient that
+needs it is done.
 
     >>> graph = torch.fx.Graph()
     >>> x, y = graph.placeholder("x"), graph.placeholder("y")
@@ -55,11 +57,13 @@ from .views import Call, inputs_of, spare_views
 _file_numbers = itertools.count()
 
 
-def display(value: list[Any] | tuple[Any, ...] | dict[Any, Any] | slice, code: Callable[[Any], str]) -> str:
+def display(
+    value: list[Any] | tuple[Any, ...] | dict[Any, Any] | slice, code: Callable[[Any], str]
+) -> str:
     """The source of a container, each item written by ``code``.
 
-    >>> display([1, (2,), {"k": slice(3)}], lambda v: display(v, repr) if isinstance(v, (tuple, dict)) else repr(v))
-    "[1, (2,), {'k': slice(None, 3, None)}]"
+    >>> display([1, (2,), {"k": slice(3)}], lambda v: display(v, repr) if isinstance(v, (tuple,
+    dict)) else repr(v)) "[1, (2,), {'k': slice(None, 3, None)}]"
     """
     if isinstance(value, list):
         return f"[{', '.join(map(code, value))}]"
@@ -92,19 +96,21 @@ class BoxedGraph:
 def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
     """Generate and compile the code of a dense graph.
 
-    All nodes are run, in their order, but for views that can be spared. Attributes of ``gm`` are read now, once. The text
-    depends on the graph alone.
+    All nodes are run, in their order, but for views that can be spared. Attributes of ``gm`` are
+    read now, once. The text depends on the graph alone.
 
     Args:
-        gm: a graph of placeholders, attributes and function calls, with example values in ``meta["val"]``.
-        name: the name of the function.
+        gm: a graph of placeholders, attributes and function calls, with example values in
+        ``meta["val"]``. name: the name of the function.
 
     Raises:
         VerificationError: an argument of a node is a symbolic size that is not a node of the graph.
     """
     body = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    return compile_half(Half(gm, inputs, body, list(_flat(gm.graph.output_node().args[0])), {}), name=name)
+    return compile_half(
+        Half(gm, inputs, body, list(_flat(gm.graph.output_node().args[0])), {}), name=name
+    )
 
 
 def compile_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedGraph:
@@ -113,10 +119,13 @@ def compile_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedGra
 
 
 def compile_half(half: Half, *, name: str, by_autograd: bool = False) -> BoxedGraph:
-    """`compile_graph` for one of the two programs of a partition. ``by_autograd``: each view leaves its own history."""
+    """`compile_graph` for one of the two programs of a partition. ``by_autograd``: each view leaves
+    its own history."""
     for node in half.body:
         if node.op in ("call_method", "call_module"):
-            raise UnsupportedError(f"the graph holds a {node.op} node", path=node.name, fix="trace to aten operations")
+            raise UnsupportedError(
+                f"the graph holds a {node.op} node", path=node.name, fix="trace to aten operations"
+            )
     body, merged, calls = half.body, half.merged, dict[fx.Node, Call]()
     if not by_autograd:
         body, merged, calls = spare_views(body, half.outputs, merged, frozenset(half.inputs))
@@ -130,7 +139,8 @@ def compile_half(half: Half, *, name: str, by_autograd: bool = False) -> BoxedGr
 
 
 def proofs_of(half: Half, *, by_autograd: bool = False) -> list[tuple[Any, str, str]]:
-    """(operation, pattern, where its function was found), for the calls of a program that was compiled: see `bindings`."""
+    """(operation, pattern, where its function was found), for the calls of a program that was
+    compiled: see `bindings`."""
     body, merged, calls = half.body, half.merged, dict[fx.Node, Call]()
     if not by_autograd:
         body, merged, calls = spare_views(body, half.outputs, merged, frozenset(half.inputs))
@@ -149,12 +159,17 @@ def function_of(text: str, name: str, namespace: dict[str, Any], what: str) -> A
     return function
 
 
-# ---------------------------------------------------------------------------------------------- text
+# ---- text
 class _Writer:
-    """Writes one function. Names are those of the nodes, made unique among everything the function mentions."""
+    """Writes one function. Names are those of the nodes, made unique among everything the function
+    mentions."""
 
     def __init__(
-        self, half: Half, calls: Mapping[fx.Node, Call], name: str, guards: Mapping[fx.Node, fx.Node] | None = None
+        self,
+        half: Half,
+        calls: Mapping[fx.Node, Call],
+        name: str,
+        guards: Mapping[fx.Node, fx.Node] | None = None,
     ) -> None:
         """``guards``: of nodes that run in some calls only, see `branches`."""
         self.half, self.calls, self.name, self.guards = half, calls, name, guards or {}
@@ -169,7 +184,10 @@ class _Writer:
         """The source of the whole list."""
         half = self.half
         order = [n for n in half.body if n.op != "get_attr"]
-        for node in (*half.inputs, *order):  # variables first: they have the better right to their names
+        for node in (
+            *half.inputs,
+            *order,
+        ):  # variables first: they have the better right to their names
             self.variables[node] = self._fresh(node.name)
         for node in half.body:
             if node.op == "get_attr":
@@ -180,7 +198,9 @@ class _Writer:
         deaths, used = self._deaths(order)
         self.lines.append(f"def {self.name}(inputs):")
         if half.inputs:
-            self.lines.append(f"    {display(tuple(half.inputs), self.variables.__getitem__)} = inputs")
+            self.lines.append(
+                f"    {display(tuple(half.inputs), self.variables.__getitem__)} = inputs"
+            )
         self.lines.append("    inputs.clear()")
         given: list[fx.Node] = []  # what was there before a branch, and dies in it
         for step in (None, *order):
@@ -194,11 +214,16 @@ class _Writer:
                 self._line(f"del {', '.join(self.variables[n] for n in dead)}", guard)
             given += [n for n in dead if guard is not None and self.guards.get(n) is not guard]
         self._otherwise(given)
-        self.lines.append(f"    return {display(tuple(half.outputs), lambda r: self._text(r, None))}")
+        self.lines.append(
+            f"    return {display(tuple(half.outputs), lambda r: self._text(r, None))}"
+        )
         return "\n".join(self.lines)
 
-    def _deaths(self, order: list[fx.Node]) -> tuple[dict[fx.Node | None, list[fx.Node]], set[fx.Node]]:
-        """Which local values die after which node, under None those that nothing uses; and the values that something uses."""
+    def _deaths(
+        self, order: list[fx.Node]
+    ) -> tuple[dict[fx.Node | None, list[fx.Node]], set[fx.Node]]:
+        """Which local values die after which node, under None those that nothing uses; and the
+        values that something uses."""
         merged = self.half.merged
         kept = {merged.get(r, r) for r in self.half.outputs if isinstance(r, fx.Node)}
         last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.half.inputs)
@@ -206,7 +231,9 @@ class _Writer:
             guard = self.guards.get(node)
             for named in (*inputs_of(node, self.calls), *([] if guard is None else [guard])):
                 used = merged.get(named, named)
-                if used.op != "get_attr" or used in last:  # a saved constant is an input of the backward
+                if (
+                    used.op != "get_attr" or used in last
+                ):  # a saved constant is an input of the backward
                     last[used] = node
         deaths: dict[fx.Node | None, list[fx.Node]] = {}
         for value, by in last.items():
@@ -218,7 +245,10 @@ class _Writer:
         """One line that calls an operation; its value gets a name if anything uses it."""
         call, target = self.calls.get(node), node.target
         if target is operator.getitem:
-            text, comment = f"{self._text(node.args[0], node)}[{self._text(node.args[1], node)}]", ""
+            text, comment = (
+                f"{self._text(node.args[0], node)}[{self._text(node.args[1], node)}]",
+                "",
+            )
         else:
             if call is None:
                 text, name = self._called(node, target, node.args, node.kwargs)
@@ -228,7 +258,9 @@ class _Writer:
                 if call.chain:
                     origin = made = self.variables[call.origin]
                     for view in call.chain:
-                        made, _ = self._called(node, view.target, view.args, view.kwargs, first=made)
+                        made, _ = self._called(
+                            node, view.target, view.args, view.kwargs, first=made
+                        )
                     text = f"{text} if {origin}.is_contiguous() else {made}"
             line = where(node)  # for tracebacks, which show it
             called = target if isinstance(target, torch_api.OpOverload) else name
@@ -245,9 +277,14 @@ class _Writer:
     def _otherwise(self, values: list[fx.Node]) -> None:
         """After a branch: where it did not run, these die as well."""
         if values:
-            self.lines += ["    else:", f"        del {', '.join(self.variables[n] for n in values)}"]
+            self.lines += [
+                "    else:",
+                f"        del {', '.join(self.variables[n] for n in values)}",
+            ]
 
-    def _called(self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None) -> tuple[str, str]:
+    def _called(
+        self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None
+    ) -> tuple[str, str]:
         """The text of a call and what it calls; ``first`` in the place of its first argument."""
         binding = bind_call(target, given, named)
         args = [self._text(a, node) for a in given[first is not None :]]
@@ -255,7 +292,7 @@ class _Writer:
         args = args if first is None else [first, *args]
         return f"{self._global(binding.callable, binding.name)}({', '.join(args)})", binding.name
 
-    # ------------------------------------------------------------------------------------------ arguments
+    # ---- arguments
     def _text(self, arg: Any, user: fx.Node | None) -> str:
         if isinstance(arg, fx.Node):
             return self.variables[arg]
@@ -269,18 +306,28 @@ class _Writer:
             what = "a symbolic size is an argument of a node, but no node of the graph computes it"
             raise VerificationError(what, path="output" if user is None else user.name, got=arg)
         named = isinstance(arg, (*_NAMED, float, complex))
-        return self._global(arg, str(arg).replace("-", "minus_") if named else f"{type(arg).__name__}_constant")
+        return self._global(
+            arg, str(arg).replace("-", "minus_") if named else f"{type(arg).__name__}_constant"
+        )
 
     def _global(self, value: Any, name: str) -> str:
         """The name of a global that holds ``value``."""
-        key = (type(value), repr(value)) if isinstance(value, (*_NAMED, float, complex)) else id(value)
+        key = (
+            (type(value), repr(value))
+            if isinstance(value, (*_NAMED, float, complex))
+            else id(value)
+        )
         if key not in self._globals:
             self._globals[key] = self._fresh(name)
             self.namespace[self._globals[key]] = value  # also keeps the id in the key alive
         return self._globals[key]
 
     def _fresh(self, name: str) -> str:
-        base = re.sub(r"\W+", "_", name.removeprefix("torch._C._")).strip("_") if not name.isidentifier() else name
+        base = (
+            re.sub(r"\W+", "_", name.removeprefix("torch._C._")).strip("_")
+            if not name.isidentifier()
+            else name
+        )
         base += "_" if name.endswith("_") and not base.endswith("_") else ""
         base = base if base.isidentifier() else f"value_{base}"
         candidate = base
@@ -299,7 +346,9 @@ class _Proofs(_Writer):
         super().__init__(half, calls, name)
         self.found: dict[tuple[Any, str, str], None] = {}
 
-    def _called(self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None) -> tuple[str, str]:
+    def _called(
+        self, node: fx.Node, target: Any, given: Any, named: Any, first: str | None = None
+    ) -> tuple[str, str]:
         made = super()._called(node, target, given, named, first)
         if (known := proved(target, given, named)) is not None:
             self.found[(target, *known)] = None

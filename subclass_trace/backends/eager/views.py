@@ -1,14 +1,18 @@
-"""Views that can be spared: each costs as much as a small kernel, and autograd leaves many of them in a backward.
+"""Views that can be spared: each costs as much as a small kernel, and autograd leaves many of them
+in a backward.
 
-* A view with the very layout of a value that it is a view of (``t(t(x))``, an ``expand`` to the size at hand) is that value,
-  wherever it is only read or written.
-* A chain of views that nothing else reads is one call: a ``view``, if it consists of such, else an ``as_strided`` with the
-  numbers of the trace. These are right for a contiguous tensor alone. The results of products are; any other one is asked: a
-  hook on saved activations may give back the same values in another order in memory. Of what is not, the chain is made.
-* A sum that keeps its dimensions for the view right after it to drop them (autograd makes one for each bias) drops them itself.
+* A view with the very layout of a value that it is a view of (``t(t(x))``, an ``expand`` to the
+  size at hand) is that value, wherever it is only read or written.
+* A chain of views that nothing else reads is one call: a ``view``, if it consists of such, else an
+  ``as_strided`` with the numbers of the trace. These are right for a contiguous tensor alone. The
+  results of products are; any other one is asked: a hook on saved activations may give back the
+  same values in another order in memory. Of what is not, the chain is made.
+* A sum that keeps its dimensions for the view right after it to drop them (autograd makes one for
+  each bias) drops them itself.
 
-What the graph returns stays a tensor of its own, made as the graph says: its place in memory, its base and its history are
-other people's business. It may be a value that an operation of the graph made, and nothing else is returned as it.
+What the graph returns stays a tensor of its own, made as the graph says: its place in memory, its
+base and its history are other people's business. It may be a value that an operation of the graph
+made, and nothing else is returned as it.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ class Call:
 
     Attributes:
         target, origin, rest: the operation and its arguments.
-        chain: where given, the call is right for a contiguous origin alone: else these views are made of it, one of the
+        chain: where given, the call is right for a contiguous origin alone: else these views are
+        made of it, one of the
             other, the node being the last.
     """
 
@@ -56,7 +61,8 @@ def inputs_of(node: fx.Node, calls: Mapping[fx.Node, Call]) -> list[fx.Node]:
 
 
 def final(node: fx.Node, known: Merged) -> fx.Node:
-    """What a node stands for in the end: what it stood for when it was merged may be another one by now."""
+    """What a node stands for in the end: what it stood for when it was merged may be another one by
+    now."""
     while node in known:
         node = known[node]
     return node
@@ -65,8 +71,8 @@ def final(node: fx.Node, known: Merged) -> fx.Node:
 def spare_views(
     body: list[fx.Node], results: list[Any], merged: Merged, given: Collection[fx.Node] = ()
 ) -> tuple[list[fx.Node], Merged, dict[fx.Node, Call]]:
-    """The nodes that are still to be run; for each other one that has a value, the node that has the same; and the views that
-    are called in another way.
+    """The nodes that are still to be run; for each other one that has a value, the node that has
+    the same; and the views that are called in another way.
 
     Args:
         body: nodes in order.
@@ -78,13 +84,19 @@ def spare_views(
     program.drop_summed()
     program.merge_round_trips()
     program.shorten_chains()
-    return program.live(), {n: final(other, program.known) for n, other in program.known.items()}, program.calls
+    return (
+        program.live(),
+        {n: final(other, program.known) for n, other in program.known.items()},
+        program.calls,
+    )
 
 
 class _Program:
     """A list of nodes: which are views, which stand for others, and how they are called."""
 
-    def __init__(self, body: list[fx.Node], results: list[Any], merged: Merged, given: Collection[fx.Node]) -> None:
+    def __init__(
+        self, body: list[fx.Node], results: list[Any], merged: Merged, given: Collection[fx.Node]
+    ) -> None:
         self.body, self.known, self.inside = [*body], dict(merged), set(body)
         self.kept = {final(r, merged) for r in results if isinstance(r, fx.Node)}
         self.views = {node for node in body if node not in given and is_view(node)}
@@ -99,20 +111,32 @@ class _Program:
     def drop_summed(self) -> None:
         """Sums with the views that drop what they have summed over."""
         for total, node in zip(self.body[:-1], self.body[1:], strict=True):
-            if total.target is not aten.sum.dim_IntList or [*total.users] != [node] or node.target not in _PURE_VIEWS:
+            if (
+                total.target is not aten.sum.dim_IntList
+                or [*total.users] != [node]
+                or node.target not in _PURE_VIEWS
+            ):
                 continue
             args: Any = total.args
-            if args[2:] != (True,) or total.kwargs or total in self.kept or not layout_of(total.meta.get("val")):
+            if (
+                args[2:] != (True,)
+                or total.kwargs
+                or total in self.kept
+                or not layout_of(total.meta.get("val"))
+            ):
                 continue
             shape = total.meta["val"].shape
             over = {d % max(len(shape), 1) for d in args[1]}
-            if over and [n for d, n in enumerate(shape) if d not in over] == [*node.meta["val"].shape]:
+            if over and [n for d, n in enumerate(shape) if d not in over] == [
+                *node.meta["val"].shape
+            ]:
                 self.calls[node] = Call(total.target, args[0], (args[1],))
                 self.views.discard(node)
                 self.body.remove(total)
 
     def merge_round_trips(self) -> None:
-        """Views with the layout of what they are views of, for sizes that are plain numbers, are that."""
+        """Views with the layout of what they are views of, for sizes that are plain numbers, are
+        that."""
         layout = functools.cache(lambda node: layout_of(node.meta.get("val")))
 
         def same_place(node: fx.Node) -> Iterator[fx.Node]:
@@ -120,7 +144,11 @@ class _Program:
             return (o for o in self.origins(node) if own is not None and layout(o) == own)
 
         for node in self.body:
-            if node in self.views and node not in self.kept and (same := next(same_place(node), None)) is not None:
+            if (
+                node in self.views
+                and node not in self.kept
+                and (same := next(same_place(node), None)) is not None
+            ):
                 self.known[node] = same
         for result in self.kept & self.views:
             own = next((o for o in same_place(result) if o not in self.kept), None)
@@ -137,7 +165,12 @@ class _Program:
             for read in node.all_input_nodes
         }
         for node in self.body:
-            if node in self.views and node in needed and node not in self.kept and node not in self.known:
+            if (
+                node in self.views
+                and node in needed
+                and node not in self.kept
+                and node not in self.known
+            ):
                 call = self._in_one_step(node, needed | self.kept)
                 if call is not None:
                     self.calls[node] = call
@@ -157,13 +190,19 @@ class _Program:
         start, end = layout_of(origin.meta.get("val")), layout_of(node.meta.get("val"))
         if start is None or end is None or start[2:] != end[2:]:
             return None
-        value, made, certain = origin.meta["val"], node.meta["val"], origin.target in _CONTIGUOUS_RESULTS
+        value, made, certain = (
+            origin.meta["val"],
+            node.meta["val"],
+            origin.target in _CONTIGUOUS_RESULTS,
+        )
         certain = certain and origin in self.inside
         offset = made.storage_offset() - value.storage_offset()
         if not value.is_contiguous() or value.numel() == 0 or (offset and not certain):
             return None  # an input may lie anywhere in its storage
         place = (list(made.shape), list(made.stride()), *([offset] if offset else []))
-        return Call(aten.as_strided.default, origin, place, () if certain else tuple(reversed(chain)))
+        return Call(
+            aten.as_strided.default, origin, place, () if certain else tuple(reversed(chain))
+        )
 
     def live(self) -> list[fx.Node]:
         """The nodes but for views that nothing reads."""
@@ -176,22 +215,30 @@ class _Program:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Is it a view operation of torch's, which computes nothing? One of somebody else's may do more."""
+    """Is it a view operation of torch's, which computes nothing? One of somebody else's may do
+    more."""
     target, args = node.target, node.args
     if not isinstance(target, torch_api.OpOverload) or not _views(target):
         return False
-    return bool(args) and isinstance(args[0], fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+    return (
+        bool(args)
+        and isinstance(args[0], fx.Node)
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    )
 
 
 @functools.cache
 def _views(target: torch_api.OpOverload) -> bool:
     if torch_api.op_schema(target).is_mutable:
         return False
-    return (target.is_view and target.namespace in ("aten", "prims")) or target is aten._unsafe_view.default
+    return (
+        target.is_view and target.namespace in ("aten", "prims")
+    ) or target is aten._unsafe_view.default
 
 
 def layout_of(value: object) -> tuple[Any, ...] | None:
-    """Where a tensor lies in its storage and what is there; None where that is not known in plain numbers."""
+    """Where a tensor lies in its storage and what is there; None where that is not known in plain
+    numbers."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     numbers = (*value.shape, *value.stride(), value.storage_offset())
@@ -203,7 +250,15 @@ def layout_of(value: object) -> tuple[Any, ...] | None:
 def is_fresh(node: fx.Node) -> bool:
     """Is the value a new tensor: neither an input, nor a view, nor one of several results?"""
     target: Any = node.target
-    if node.op != "call_function" or not isinstance(target, torch_api.OpOverload) or target.namespace != "aten":
+    if (
+        node.op != "call_function"
+        or not isinstance(target, torch_api.OpOverload)
+        or target.namespace != "aten"
+    ):
         return False
     returns = torch_api.op_schema(target).returns
-    return target is not aten._unsafe_view.default and len(returns) == 1 and returns[0].alias_info is None
+    return (
+        target is not aten._unsafe_view.default
+        and len(returns) == 1
+        and returns[0].alias_info is None
+    )

@@ -1,1 +1,2 @@
-"""The rules: one file per family. Importing a file registers its rules; `rules.load` imports them all."""
+"""The rules: one file per family. Importing a file registers its rules; `rules.load` imports them
+all."""

@@ -1,9 +1,10 @@
 """ST7xx: compiled against eager, with regions of this package and with torch.compile.
 
 Each example compiles the same function with both: one of all programs that the class runs in eager
-mode, since these are the dearest rules. Where torch.compile is known to fail for a sound class (a view
-as a result, a tangent of another type, a wrapper without inner tensors), only the region is asked. What a region refuses
-by a typed error (the class asks for `id`, or for the time) is no fault of the class: torch.compile alone judges then.
+mode, since these are the dearest rules. Where torch.compile is known to fail for a sound class (a
+view as a result, a tangent of another type, a wrapper without inner tensors), only the region is
+asked. What a region refuses by a typed error (the class asks for `id`, or for the time) is no fault
+of the class: torch.compile alone judges then.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ TORCH = "torch.compile(f, backend='aot_eager', fullgraph=True)"
 
 @rule("ST701", "a compiled function gives the results of the eager one", cost=Cost.DEAR)
 def forward(t: Script) -> None:
-    """Class, sizes, strides and values of the result are those of eager mode, in the first call and in a second one with
-    other numbers in tensors of the same sizes. Differences come from code in the class that behaves otherwise on fake
-    tensors, from state outside of the context, from values that were read while tracing, and from a context that holds
-    values and is not compared.
+    """Class, sizes, strides and values of the result are those of eager mode, in the first call and
+    in a second one with other numbers in tensors of the same sizes. Differences come from code in
+    the class that behaves otherwise on fake tensors, from state outside of the context, from values
+    that were read while tracing, and from a context that holds values and is not compared.
 
     Passes: `cls(func(x.codes), x.scale)`, on whatever tensors it gets.
     Fails: `self.calls += 1; return x if self.calls > 1 else -x`.
@@ -52,13 +53,14 @@ def forward(t: Script) -> None:
 
 @rule("ST702", "compiled gradients are those of eager mode", cost=Cost.DEAR)
 def backward(t: Script) -> None:
-    """The backward is traced together with the forward: other modes are on, and tensors are fake. The gradients must be
-    those of eager mode, and of the same class; also for a tangent of another type than the traced one, for which a region
-    traces another backward. (torch.compile refuses such tangents, or asks `__coerce_same_metadata_as_tangent__`: it is not
-    asked.)
+    """The backward is traced together with the forward: other modes are on, and tensors are fake.
+    The gradients must be those of eager mode, and of the same class; also for a tangent of another
+    type than the traced one, for which a region traces another backward. (torch.compile refuses
+    such tangents, or asks `__coerce_same_metadata_as_tangent__`: it is not asked.)
 
     Passes: a backward of operations alone.
-    Fails: a backward that asks `isinstance(grad, MyTensor)` for the class that it saw in eager mode.
+    Fails: a backward that asks `isinstance(grad, MyTensor)` for the class that it saw in eager
+    mode.
     """
     t.wrapper("x", grad=True, min_dims=1, min_side=2)
     ops = _working(t, "(x * 2).sigmoid()", "x.sin() * x", "x.asinh()", "x * 2", _LINEAR, grad=True)
@@ -107,8 +109,8 @@ def _dense_tangents(t: Script, ops: list[str]) -> None:
     "ST703", "one compiled function serves several sizes", severity=Severity.WARNING, cost=Cost.DEAR
 )
 def dynamic_sizes(t: Script) -> None:
-    """With `dynamic=True` sizes are symbols. The class must compute outer sizes from them, and not from numbers that it
-    remembers: a second call with other sizes gives the result of eager mode.
+    """With `dynamic=True` sizes are symbols. The class must compute outer sizes from them, and not
+    from numbers that it remembers: a second call with other sizes gives the result of eager mode.
 
     Passes: `x.codes.view(x.shape[0], -1)`.
     Fails: `x.codes.view(self.rows, -1)`, with the rows of the instance that was traced.
@@ -134,11 +136,13 @@ def dynamic_sizes(t: Script) -> None:
 
 @rule("ST704", "a compiled function writes what the eager one writes", cost=Cost.DEAR)
 def mutation(t: Script) -> None:
-    """A write to an argument inside of a compiled function must be in the argument after the call. Tracers follow in-place
-    operations on the inner tensors; replacing an attribute in `__torch_dispatch__` changes the traced instance only.
+    """A write to an argument inside of a compiled function must be in the argument after the call.
+    Tracers follow in-place operations on the inner tensors; replacing an attribute in
+    `__torch_dispatch__` changes the traced instance only.
 
-    torch.compile writes the result back by `copy_` of one wrapper into the other, of which each inner tensor must be copied
-    by itself: a `copy_` that quantises anew, or computes with the whole value, fails here. For a class of the kit that is
+    torch.compile writes the result back by `copy_` of one wrapper into the other, of which each
+    inner tensor must be copied by itself: a `copy_` that quantises anew, or computes with the whole
+    value, fails here. For a class of the kit that is
     `MyTensor.implements_per_inner(aten.copy_.default)`.
 
     Passes: `x.codes.add_(n); return x`.
@@ -164,7 +168,7 @@ def mutation(t: Script) -> None:
     t.each(_compilers(t), steps, _REFUSED)
 
 
-# ------------------------------------------------------------------------------------------------------------- inside
+# ---- inside
 _LINEAR = "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)"
 
 
@@ -189,7 +193,8 @@ def _define(t: Script, ops: list[str]) -> None:
 
 
 def _compilers(t: Script, dynamic: bool = False) -> tuple[str, ...]:
-    """What to compile with, if the class can be traced at all: the rules on the protocol and on fake tensors hold.
+    """What to compile with, if the class can be traced at all: the rules on the protocol and on
+    fake tensors hold.
 
     torch.compile does not take wrappers without inner tensors.
     """

@@ -1,4 +1,5 @@
-"""ST2xx: fake tensors and symbolic sizes. A tracer runs the class on tensors that have sizes but no data."""
+"""ST2xx: fake tensors and symbolic sizes. A tracer runs the class on tensors that have sizes but no
+data."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ OPERATIONS = (
 
 @rule("ST201", "a wrapper has a fake twin")
 def fake_twin(t: Script) -> None:
-    """Tracing starts with `FakeTensorMode.from_tensor`: the wrapper is flattened, its inner tensors are replaced by fake
-    ones, and it is unflattened. That must work, give the same class and metadata, and every tensor inside must be fake.
+    """Tracing starts with `FakeTensorMode.from_tensor`: the wrapper is flattened, its inner tensors
+    are replaced by fake ones, and it is unflattened. That must work, give the same class and
+    metadata, and every tensor inside must be fake.
 
     Passes: unflatten that calls `_make_wrapper_subclass` and stores what it is given.
     Fails: a constructor that calls `codes.max().item()` or `codes.data_ptr()`.
@@ -42,14 +44,17 @@ def fake_twin(t: Script) -> None:
 
 @rule("ST203", "operations on fake tensors are those on real ones")
 def fake_operations(t: Script) -> None:
-    """What the class does must depend on metadata alone. If an operation gives another type, size, stride or dtype on
-    fake tensors than on real ones, or works on one kind only, then traced programs differ from eager ones.
+    """What the class does must depend on metadata alone. If an operation gives another type, size,
+    stride or dtype on fake tensors than on real ones, or works on one kind only, then traced
+    programs differ from eager ones.
 
-    A real tensor inside the result of a traced operation is a constant that the graph does not know: it is frozen, cannot
-    be moved or differentiated, and mixing it with fake tensors raises in the next operation.
+    A real tensor inside the result of a traced operation is a constant that the graph does not
+    know: it is frozen, cannot be moved or differentiated, and mixing it with fake tensors raises in
+    the next operation.
 
     Passes: `cls(func(x.codes), x.scale)`.
-    Fails: `if not isinstance(x.codes, FakeTensor): ...`, or `torch.tensor(2.0)` kept from an earlier call.
+    Fails: `if not isinstance(x.codes, FakeTensor): ...`, or `torch.tensor(2.0)` kept from an
+    earlier call.
     """
     t.wrapper("x")
     op = t.choose(*OPERATIONS)
@@ -71,13 +76,15 @@ def fake_operations(t: Script) -> None:
     cost=Cost.SEVERAL,
 )
 def symbolic_sizes(t: Script) -> None:
-    """With dynamic shapes the outer sizes and those of the inner tensors are `torch.SymInt`. Flatten, unflatten and
-    operations must take and keep them. `int(size)`, `bool(size > 4)`, f-strings of sizes and comparisons with sizes in
-    the context make the tracer guard on the number that it sees: the program is compiled again for each size, and
-    `mark_dynamic` raises "constraints violated".
+    """With dynamic shapes the outer sizes and those of the inner tensors are `torch.SymInt`.
+    Flatten, unflatten and operations must take and keep them. `int(size)`, `bool(size > 4)`,
+    f-strings of sizes and comparisons with sizes in the context make the tracer guard on the number
+    that it sees: the program is compiled again for each size, and `mark_dynamic` raises
+    "constraints violated".
 
-    What torch does by itself does not count: `torch.complex` and `torch.polar` of symbolic sizes fix them, and a size of 1
-    is a number to torch, so that of blocks of 32 rows there are at least two.
+    What torch does by itself does not count: `torch.complex` and `torch.polar` of symbolic sizes
+    fix them, and a size of 1 is a number to torch, so that of blocks of 32 rows there are at least
+    two.
 
     Passes: `codes.view(m // 32, 32, n)`.
     Fails: `codes.view(int(m) // 32, 32, n)`, or `if codes.shape[0] > 4`.

@@ -1,4 +1,5 @@
-"""ST4xx: gradients. Autograd runs above the class, with formulas that use whatever operations they need."""
+"""ST4xx: gradients. Autograd runs above the class, with formulas that use whatever operations they
+need."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ def keeps_requires_grad(t: Script) -> None:
 
 @rule("ST402", "gradients are those of the dense program", cost=Cost.SWEEP)
 def gradients(t: Script) -> None:
-    """With a projection P to dense (`P(op(x)) == op(P(x))`), the gradient for a wrapper, projected, is the gradient for the
-    dense value. A wrong one nearly always comes from an operation of a backward formula that the class computes wrongly.
+    """With a projection P to dense (`P(op(x)) == op(P(x))`), the gradient for a wrapper, projected,
+    is the gradient for the dense value. A wrong one nearly always comes from an operation of a
+    backward formula that the class computes wrongly.
 
     Passes: `sigmoid_backward` of the dense values.
     Fails: `sigmoid_backward` of the codes.
@@ -28,8 +30,9 @@ def gradients(t: Script) -> None:
 
 @rule("ST406", "a dense tangent gives the right gradient or is refused", cost=Cost.SWEEP)
 def dense_tangents(t: Script) -> None:
-    """The tangent that comes in need not be of the class: losses that dequantise, `y.backward(torch.ones(...))` and
-    autograd's own zeros are dense. Mixed operations must compute the right value, or refuse (DTensor does).
+    """The tangent that comes in need not be of the class: losses that dequantise,
+    `y.backward(torch.ones(...))` and autograd's own zeros are dense. Mixed operations must compute
+    the right value, or refuse (DTensor does).
 
     Passes: `mul` of a dense tangent and a wrapper computes with `wrapper.dequantize()`.
     Fails: it takes the tangent for codes, and multiplies with the scale once more.
@@ -38,8 +41,9 @@ def dense_tangents(t: Script) -> None:
 
 @rule("ST410", "a write to a computed value is differentiated")
 def writes_are_differentiated(t: Script) -> None:
-    """`y = x * 1; y[1:].mul_(3)`: the gradient of a write through a view goes through `new_empty_strided`, `copy_`,
-    `clone` and the view itself, all of them on the class. A class may refuse these; it must not get them wrong.
+    """`y = x * 1; y[1:].mul_(3)`: the gradient of a write through a view goes through
+    `new_empty_strided`, `copy_`, `clone` and the view itself, all of them on the class. A class may
+    refuse these; it must not get them wrong.
 
     Passes: `new_empty_strided`, `copy_`, `clone` and views are right, or refused.
     Fails: `new_empty_strided` gives a dense tensor, into which codes are copied.
@@ -60,7 +64,7 @@ def writes_are_differentiated(t: Script) -> None:
     t.expect(t.project("g"), "dense_g", "the gradient of the dense program")
 
 
-# ------------------------------------------------------------------------------------------------------------- inside
+# ---- inside
 def _agree(t: Script) -> None:
     """The forward is right: if it is not, that is another rule's matter."""
     t.only_if_near(t.project("y"), "dense_y", "its forward is another thing")

@@ -13,12 +13,14 @@ _OPERATIONS = (
 
 @rule("ST601", "inside another wrapper it computes as alone", cost=Cost.SEVERAL)
 def inside_another(t: Script) -> None:
-    """DTensor holds local tensors, and other wrappers hold inner tensors, of any class. An outer wrapper calls ATen
-    operations on them from its own `__torch_dispatch__`. What works at the top level must work there, with the same value:
-    rules that exist for `torch.Tensor` methods only are not reached.
+    """DTensor holds local tensors, and other wrappers hold inner tensors, of any class. An outer
+    wrapper calls ATen operations on them from its own `__torch_dispatch__`. What works at the top
+    level must work there, with the same value: rules that exist for `torch.Tensor` methods only are
+    not reached.
 
-    Autograd sees the outermost wrapper only. Its backward formulas run on it, and through it on the wrapper inside; the
-    gradient of a pair must be the pair of the gradients. (Wrong in torch.compile until PyTorch issue 124878.)
+    Autograd sees the outermost wrapper only. Its backward formulas run on it, and through it on the
+    wrapper inside; the gradient of a pair must be the pair of the gradients. (Wrong in
+    torch.compile until PyTorch issue 124878.)
 
     Passes: rules are those of `__torch_dispatch__`.
     Fails: `F.relu` has a rule in `__torch_function__`, and `aten.relu` none, or another one.
@@ -62,8 +64,9 @@ def inside_another(t: Script) -> None:
     cost=Cost.SWEEP,
 )
 def strides(t: Script) -> None:
-    """Views and copies choose the strides of their result by fixed rules, which compilers compute on their own with meta
-    tensors. A wrapper whose outer strides are others breaks `view`, `is_contiguous` and the guards on strides.
+    """Views and copies choose the strides of their result by fixed rules, which compilers compute
+    on their own with meta tensors. A wrapper whose outer strides are others breaks `view`,
+    `is_contiguous` and the guards on strides.
 
     Passes: `return_and_correct_aliasing`, and the strides of the inner tensor.
     Fails: `_make_wrapper_subclass(cls, shape)` without `strides=`, for a transposed one.

@@ -8,16 +8,19 @@ from ..script import NotApplicable, Script
 
 @rule("ST101", "flattening and unflattening gives the same tensor")
 def round_trips(t: Script) -> None:
-    """Compilers, fake tensors, checkpointing and FSDP take a wrapper apart with `__tensor_flatten__` and build it again
-    with `__tensor_unflatten__`. What comes back must have the same type, sizes, strides, dtype, device, layout, storage
-    offset and context, or the program that was traced is not the one that was written.
+    """Compilers, fake tensors, checkpointing and FSDP take a wrapper apart with
+    `__tensor_flatten__` and build it again with `__tensor_unflatten__`. What comes back must have
+    the same type, sizes, strides, dtype, device, layout, storage offset and context, or the program
+    that was traced is not the one that was written.
 
-    Everything that makes two instances behave differently, and is no tensor, is context: also the numbers and texts that
-    the constructor took. Autograd history is none of it: who rebuilds a wrapper sets `requires_grad` himself, so unflatten
-    must return a leaf, which requires grad only if the context says so.
+    Everything that makes two instances behave differently, and is no tensor, is context: also the
+    numbers and texts that the constructor took. Autograd history is none of it: who rebuilds a
+    wrapper sets `requires_grad` himself, so unflatten must return a leaf, which requires grad only
+    if the context says so.
 
-    Passes: `return ["codes"], (self.scale, self.axis)`, and unflatten hands all of them to the constructor.
-    Fails: `return ["codes"], (self.scale,)`, where the constructor takes `axis=0` as well.
+    Passes: `return ["codes"], (self.scale, self.axis)`, and unflatten hands all of them to the
+    constructor. Fails: `return ["codes"], (self.scale,)`, where the constructor takes `axis=0` as
+    well.
     """
     t.wrapper("x")
     t.run("y = rebuild(x)", "flatten and unflatten must not raise")
@@ -41,15 +44,18 @@ def round_trips(t: Script) -> None:
 
 @rule("ST102", "flattening names the same attributes, and they hold the same tensors, each time")
 def stable_attributes(t: Script) -> None:
-    """The flat list of inner tensors has no names on it: the n-th tensor belongs to the n-th attribute. So the list
-    must have the same names in the same order for the same instance and for a rebuilt one, without duplicates (not the
-    order of a set). An optional inner tensor that is absent is left out; it must be absent after the round trip too.
+    """The flat list of inner tensors has no names on it: the n-th tensor belongs to the n-th
+    attribute. So the list must have the same names in the same order for the same instance and for
+    a rebuilt one, without duplicates (not the order of a set). An optional inner tensor that is
+    absent is left out; it must be absent after the round trip too.
 
-    The names are read with `getattr`, more than once, and each must give the tensor that the wrapper computes with, not a
-    copy of it or a view made anew: compilers write mutations back into it.
+    The names are read with `getattr`, more than once, and each must give the tensor that the
+    wrapper computes with, not a copy of it or a view made anew: compilers write mutations back into
+    it.
 
     Passes: `return ["codes", "scale"], None`.
-    Fails: `return list({"codes", "scale"}), None`, or a property `codes` that returns `self._codes.view(...)`.
+    Fails: `return list({"codes", "scale"}), None`, or a property `codes` that returns
+    `self._codes.view(...)`.
     """
     t.wrapper("x")
     t.require("names = x.__tensor_flatten__()[0]")
@@ -73,12 +79,14 @@ def stable_attributes(t: Script) -> None:
 
 @rule("ST103", "unflattening stores the inner tensors that it is given", severity=Severity.WARNING)
 def inner_identity(t: Script) -> None:
-    """A compiled graph returns dense tensors, and unflatten wraps them. If it stores copies, views and in-place writes
-    through the wrapper no longer reach the memory that the graph (or the caller) holds, and every call pays the copy.
-    Conversions belong into the constructor that users call, not into unflatten.
+    """A compiled graph returns dense tensors, and unflatten wraps them. If it stores copies, views
+    and in-place writes through the wrapper no longer reach the memory that the graph (or the
+    caller) holds, and every call pays the copy. Conversions belong into the constructor that users
+    call, not into unflatten.
 
     Passes: `return cls(inner["codes"], inner["scale"])`, where the constructor stores what it gets.
-    Fails: `return cls.from_dense(inner["codes"])`, or `self.codes = codes.contiguous().clone()` in the constructor.
+    Fails: `return cls.from_dense(inner["codes"])`, or `self.codes = codes.contiguous().clone()` in
+    the constructor.
     """
     t.wrapper("x")
     t.require("before = inners(x)")
@@ -99,10 +107,11 @@ def inner_identity(t: Script) -> None:
 
 @rule("ST106", "the context is equal to its own copy")
 def context_comparable(t: Script) -> None:
-    """Dynamo keeps a deep copy of the context as a guard and compares it with `==` in each call. A context that cannot
-    be copied, whose `==` raises or gives no bool (arrays), or that is not equal to its copy (NaN, objects compared
-    by identity) fails with "Guard failed on the same frame it was created", or recompiles each time. Classes may
-    define the class method `__metadata_guard__(cls, original, other)` instead.
+    """Dynamo keeps a deep copy of the context as a guard and compares it with `==` in each call. A
+    context that cannot be copied, whose `==` raises or gives no bool (arrays), or that is not equal
+    to its copy (NaN, objects compared by identity) fails with "Guard failed on the same frame it
+    was created", or recompiles each time. Classes may define the class method
+    `__metadata_guard__(cls, original, other)` instead.
 
     Passes: a tuple of numbers and texts, or a frozen dataclass.
     Fails: an object without `__eq__`, a numpy array, `float("nan")`.
@@ -120,8 +129,9 @@ def context_comparable(t: Script) -> None:
 
 @rule("ST115", "equal contexts have equal hashes")
 def context_hash(t: Script) -> None:
-    """Caches of compiled graphs look contexts up. One that is equal to its copy and has another hash (that of its identity)
-    is found by nobody: each call compiles anew, and tables grow. A context that cannot be hashed is sound.
+    """Caches of compiled graphs look contexts up. One that is equal to its copy and has another
+    hash (that of its identity) is found by nobody: each call compiles anew, and tables grow. A
+    context that cannot be hashed is sound.
 
     Passes: a frozen dataclass, a tuple of numbers.
     Fails: `__eq__` by value and `__hash__ = object.__hash__`.
@@ -137,8 +147,9 @@ def context_hash(t: Script) -> None:
 
 @rule("ST107", "every tensor of the instance is an inner tensor")
 def complete_attributes(t: Script) -> None:
-    """A tensor in the context, or in an attribute that flatten does not name, is invisible to the compiler: its values are
-    frozen into the trace, it is not moved to another device with the rest, gets no gradient, and stays alive in the guards.
+    """A tensor in the context, or in an attribute that flatten does not name, is invisible to the
+    compiler: its values are frozen into the trace, it is not moved to another device with the rest,
+    gets no gradient, and stays alive in the guards.
 
     Passes: `return ["codes", "scale"], None`.
     Fails: `return ["codes"], self.scale`, where the scale is a tensor.
@@ -147,15 +158,18 @@ def complete_attributes(t: Script) -> None:
     t.require("context = x.__tensor_flatten__()[1]")
     t.expect("tensors_within(context)", "[]", "tensors belong into the list of inner tensors")
     t.require("named = {id(v) for v in inners(x).values()}")
-    unnamed = "[n for n, v in instance_state(x).items() if isinstance(v, torch.Tensor) and id(v) not in named]"
+    unnamed = (
+        "[n for n, v in instance_state(x).items() if isinstance(v, torch.Tensor) and id(v) "
+        "not in named]"
+    )
     t.expect(unnamed, "[]", "each tensor of the instance must be named by flatten")
 
 
 @rule("ST109", "inner tensors do not require grad")
 def inner_without_grad(t: Script) -> None:
-    """Autograd works on the wrapper; `__torch_dispatch__` runs below it, on inner tensors that are plain data. An inner
-    tensor that requires grad starts a second graph that nobody walks: its `grad` stays empty, memory leaks, and
-    compilers refuse or detach it.
+    """Autograd works on the wrapper; `__torch_dispatch__` runs below it, on inner tensors that are
+    plain data. An inner tensor that requires grad starts a second graph that nobody walks: its
+    `grad` stays empty, memory leaks, and compilers refuse or detach it.
 
     Passes: `self.codes = codes.detach()`.
     Fails: `self.codes = torch.nn.Parameter(codes)`.
@@ -175,12 +189,12 @@ def inner_without_grad(t: Script) -> None:
     severity=Severity.WARNING,
 )
 def built_from_grad(t: Script) -> None:
-    """A constructor is not differentiable by itself. Given a tensor that requires grad it may refuse, detach, or be an
-    `autograd.Function` whose result requires grad. Storing the tensor as it is looks fine, and loses the gradient.
-    (Item 1 of PyTorch issue 162964.)
+    """A constructor is not differentiable by itself. Given a tensor that requires grad it may
+    refuse, detach, or be an `autograd.Function` whose result requires grad. Storing the tensor as
+    it is looks fine, and loses the gradient. (Item 1 of PyTorch issue 162964.)
 
-    Passes: an `autograd.Function` whose forward returns the wrapper, or `raise ValueError` for `codes.requires_grad`.
-    Fails: `cls(x, x * 2)` with an `x` that requires grad, stored as it is.
+    Passes: an `autograd.Function` whose forward returns the wrapper, or `raise ValueError` for
+    `codes.requires_grad`. Fails: `cls(x, x * 2)` with an `x` that requires grad, stored as it is.
     """
     t.wrapper("x", floating=True)
     try:
@@ -188,7 +202,8 @@ def built_from_grad(t: Script) -> None:
     except NotApplicable:
         return t.passed()  # refusing is a sound answer
     t.expect(
-        "[n for n, v in inners(y).items() if getattr(v, 'requires_grad', False) and y.grad_fn is None]",
+        "[n for n, v in inners(y).items() if getattr(v, 'requires_grad', False) and y.grad_fn is "
+        "None]",
         "[]",
         "an inner tensor may require grad only if the wrapper passes the gradient on",
     )
@@ -197,9 +212,9 @@ def built_from_grad(t: Script) -> None:
 
 @rule("ST111", "unflattening honours the outer size and stride", severity=Severity.WARNING)
 def honours_outer(t: Script) -> None:
-    """With dynamic shapes one traced program serves many sizes: the context stays that of the trace, and inner tensors,
-    outer size and outer stride are those of the call. So sizes must be taken from the arguments (or from the inner
-    tensors), never from the context.
+    """With dynamic shapes one traced program serves many sizes: the context stays that of the
+    trace, and inner tensors, outer size and outer stride are those of the call. So sizes must be
+    taken from the arguments (or from the inner tensors), never from the context.
 
     Passes: `_make_wrapper_subclass(cls, outer_size, strides=outer_stride, ...)` in unflatten.
     Fails: `torch.Size(context["shape"])` in unflatten.

@@ -8,8 +8,9 @@ from ..script import Script
 
 @rule("ST804", "repr works and does not change anything")
 def prints(t: Script) -> None:
-    """`Tensor.__repr__` reads the storage that a wrapper does not have, so a class needs a `__repr__` of its own; debuggers,
-    logging and error messages call it. It must work for every instance, give text, and leave the instance alone.
+    """`Tensor.__repr__` reads the storage that a wrapper does not have, so a class needs a
+    `__repr__` of its own; debuggers, logging and error messages call it. It must work for every
+    instance, give text, and leave the instance alone.
 
     Passes: `return f"MyTensor({self.codes}, scale={self.scale})"`.
     Fails: no `__repr__`, or one that normalises the codes in place.
@@ -25,8 +26,9 @@ def prints(t: Script) -> None:
 
 @rule("ST802", "no call hangs or kills the interpreter", cost=Cost.SWEEP)
 def comes_to_an_end(t: Script) -> None:
-    """Each call of the sweep comes to an end in a few seconds. One that does not, or that kills the process, takes everything
-    down: a loop that waits for a shape which never comes, or a raw pointer to memory that a wrapper does not have.
+    """Each call of the sweep comes to an end in a few seconds. One that does not, or that kills the
+    process, takes everything down: a loop that waits for a shape which never comes, or a raw
+    pointer to memory that a wrapper does not have.
 
     Passes: an error.
     Fails: `while x.dim() > 1: x = x.squeeze(0)` for a dimension that cannot go.
@@ -35,9 +37,10 @@ def comes_to_an_end(t: Script) -> None:
 
 @rule("ST805", "results do not keep operands alive", cost=Cost.SEVERAL)
 def let_go(t: Script) -> None:
-    """What an operation gives holds its own inner tensors; the wrapper that it was made of must be free to go (but for views,
-    and for what autograd saves). A class that keeps the operand in the result, in its context or in a table of the class
-    holds on to every activation of a training run.
+    """What an operation gives holds its own inner tensors; the wrapper that it was made of must be
+    free to go (but for views, and for what autograd saves). A class that keeps the operand in the
+    result, in its context or in a table of the class holds on to every activation of a training
+    run.
 
     Passes: `cls(func(x.data_), x.scale)`.
     Fails: `out.source = x`, or `CACHE[id(x)] = x`.

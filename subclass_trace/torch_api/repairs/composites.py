@@ -1,17 +1,21 @@
-"""Composite operations as eager mode computes them, where torch's Python form of one computes something else.
+"""Composite operations as eager mode computes them, where torch's Python form of one computes
+something else.
 
-With symbolic sizes, in inference mode, and where a class decomposes an operation itself, torch takes some operations
-apart in Python instead of in C++. These Python forms differ from the C++ kernels, and have another one here:
+With symbolic sizes, in inference mode, and where a class decomposes an operation itself, torch
+takes some operations apart in Python instead of in C++. These Python forms differ from the C++
+kernels, and have another one here:
 
-    rnn_tanh, rnn_relu, lstm, gru   no dropout between the layers: a comparison of torch's is the wrong way round; refused
-    dropout                         draws random numbers for p = 1; copies where the kernel returns its argument
-    multilabel_margin_loss_forward  counts class 0 for each target that a row has less than classes; refused
-    upsample_linear and the like    rounds in another way, by 1 for bytes; refused for these
-    batch norms, margin losses      wrappers get the parts, where eager mode hands the operation itself to their class
+    rnn_tanh, rnn_relu, lstm, gru   no dropout between the layers: a comparison of torch's is the
+    wrong way round; refused dropout                         draws random numbers for p = 1; copies
+    where the kernel returns its argument multilabel_margin_loss_forward  counts class 0 for each
+    target that a row has less than classes; refused upsample_linear and the like    rounds in
+    another way, by 1 for bytes; refused for these batch norms, margin losses      wrappers get the
+    parts, where eager mode hands the operation itself to their class
 
 What is refused with symbolic sizes is traced again with numbers, and then computed by the kernel.
-And the sizes of pooling's results are computed without a branch: before torch 2.13 it asks for the remainder of a division,
-which changes nothing, and a size of each remainder would get a specialization of its own.
+And the sizes of pooling's results are computed without a branch: before torch 2.13 it asks for the
+remainder of a division, which changes nothing, and a size of each remainder would get a
+specialization of its own.
 """
 
 from __future__ import annotations
@@ -40,8 +44,11 @@ _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAu
 
 @contextlib.contextmanager
 def composites_as_eager() -> Iterator[None]:
-    """Inside, an operation that torch takes apart in Python computes what it computes in eager mode."""
-    forms = [(op, key, op.py_kernels[key]) for op in _FORMS for key in _KEYS if key in op.py_kernels]
+    """Inside, an operation that torch takes apart in Python computes what it computes in eager
+    mode."""
+    forms = [
+        (op, key, op.py_kernels[key]) for op in _FORMS for key in _KEYS if key in op.py_kernels
+    ]
     with (
         replaced_here(decompositions, "_rnn_helper", _refused),
         replaced_here(_meta_registrations, "div_rtn", operator.floordiv),
@@ -53,12 +60,16 @@ def composites_as_eager() -> Iterator[None]:
             _set_forms(forms)
 
 
-def _of_this_thread(form: Callable[..., Any] | None, kernel: Callable[..., Any]) -> Callable[..., Any] | None:
+def _of_this_thread(
+    form: Callable[..., Any] | None, kernel: Callable[..., Any]
+) -> Callable[..., Any] | None:
     """What another thread traces meanwhile is computed with ``kernel``."""
     if form is None:
         return None
     thread = threading.get_ident()
-    return lambda *args, **kwargs: (form if threading.get_ident() == thread else kernel)(*args, **kwargs)
+    return lambda *args, **kwargs: (form if threading.get_ident() == thread else kernel)(
+        *args, **kwargs
+    )
 
 
 def _set_forms(rows: Sequence[tuple[Any, Any, Callable[..., Any] | None]]) -> None:
@@ -74,7 +85,9 @@ def _plainly(f: Callable[..., Tensor], *args: Any) -> Tensor:
     return f(*args)
 
 
-def dropout_form(input: Tensor, p: Any, train: bool, call: Callable[..., Tensor] = _plainly) -> Tensor:
+def dropout_form(
+    input: Tensor, p: Any, train: bool, call: Callable[..., Tensor] = _plainly
+) -> Tensor:
     """`torch.dropout`; ``call``: calls what draws the mask, with a rate that may be a symbol."""
     if not train or p == 0 or input.numel() == 0:
         return input
@@ -83,7 +96,8 @@ def dropout_form(input: Tensor, p: Any, train: bool, call: Callable[..., Tensor]
     out: Tensor
     if input.device.type == "cpu" and not input.is_nested:
         if input.is_contiguous() or _is_wrapper(input):
-            # As in eager mode. The fused kernel scales after it has masked, which rounds in another way.
+            # As in eager mode. The fused kernel scales after it has masked, which rounds in another
+            # way.
             mask = call(Tensor.bernoulli_, torch.empty_like(input), 1 - p)
             out = input * _aten.div_.Scalar(mask, 1 - p)
             return out
@@ -93,17 +107,22 @@ def dropout_form(input: Tensor, p: Any, train: bool, call: Callable[..., Tensor]
 
 def _refused(*_: Any, **__: Any) -> Any:
     raise NeedsEager(
-        "torch takes an operation apart in Python here, where its form computes something else than the kernel",
-        fix="leave recurrent layers, multilabel margin losses and interpolations of bytes out of the region",
+        "torch takes an operation apart in Python here, where its form computes something else "
+        "than the kernel",
+        fix="leave recurrent layers, multilabel margin losses and interpolations of bytes out of "
+        "the region",
     )
 
 
 def _unless_bytes(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *args, **kwargs: (_refused if x.dtype is torch.uint8 else form)(x, *args, **kwargs)
+    return lambda x, *args, **kwargs: (_refused if x.dtype is torch.uint8 else form)(
+        x, *args, **kwargs
+    )
 
 
 def _itself_for_wrappers(op: Any, form: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """``form`` (else torch's own) for dense tensors. A wrapper gets the operation itself, as in eager mode."""
+    """``form`` (else torch's own) for dense tensors. A wrapper gets the operation itself, as in
+    eager mode."""
     form = form or next(op.py_kernels[key] for key in _KEYS if key in op.py_kernels)
 
     def either(*args: Any, **kwargs: Any) -> Any:
@@ -127,11 +146,16 @@ def _in_cpp(op: Any) -> Iterator[None]:
 
 
 def _is_wrapper(value: Any) -> bool:
-    return isinstance(value, Tensor) and type(value) is not FakeTensor and is_traceable_wrapper_subclass(value)
+    return (
+        isinstance(value, Tensor)
+        and type(value) is not FakeTensor
+        and is_traceable_wrapper_subclass(value)
+    )
 
 
 _INTERPOLATIONS = [
-    getattr(_aten, f"upsample_{name}").vec for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
+    getattr(_aten, f"upsample_{name}").vec
+    for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
 ]
 _FORMS: dict[Any, Callable[..., Any]] = {
     _aten.dropout.default: dropout_form,

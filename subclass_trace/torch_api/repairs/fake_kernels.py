@@ -1,4 +1,5 @@
-"""Fake kernels that this torch lacks, or has wrong, so that a trace would believe a size or a stride that is not so."""
+"""Fake kernels that this torch lacks, or has wrong, so that a trace would believe a size or a
+stride that is not so."""
 
 from __future__ import annotations
 
@@ -38,13 +39,19 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
         _aten.rand.generator: _random,
         _aten.randn.generator: _random,
         _aten.randint.generator: lambda high, size, **options: _random(size, **_WHOLE | options),
-        _aten.randint.low_generator: lambda low, high, size, **options: _random(size, **_WHOLE | options),
+        _aten.randint.low_generator: lambda low, high, size, **options: _random(
+            size, **_WHOLE | options
+        ),
         **layout_kernels(),
     }
     if _aten._unique.default not in op_implementations_dict:
         found[_aten._unique.default] = _unique
     if not _fft_dims_are_sorted():
-        found |= {_aten._fft_c2c.default: _fft_c2c, _aten._fft_r2c.default: _fft_r2c, _aten._fft_c2r.default: _fft_c2r}
+        found |= {
+            _aten._fft_c2c.default: _fft_c2c,
+            _aten._fft_r2c.default: _fft_r2c,
+            _aten._fft_c2r.default: _fft_c2r,
+        }
     return found
 
 
@@ -78,13 +85,15 @@ def _random(size: Sequence[int], generator: object = None, **options: Any) -> Te
 
 
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, ...]:
-    """Torch 2.11 and 2.12 have none: FakeTensorMode runs the real kernel on zeros, and believes its size."""
+    """Torch 2.11 and 2.12 have none: FakeTensorMode runs the real kernel on zeros, and believes its
+    size."""
     return _aten._unique2.default(x, sorted, return_inverse)[:2]  # type: ignore[no-any-return]
 
 
-# ---------------------------------------------------------------------------------------------- Fourier transforms
+# ---- Fourier transforms
 def _fft_dims_are_sorted() -> bool:
-    """Do the fake kernels take dimensions in the order that the real ones take them in? From torch 2.12 on."""
+    """Do the fake kernels take dimensions in the order that the real ones take them in? From torch
+    2.12 on."""
     from torch._meta_registrations import _sort_dims
 
     return bool(_sort_dims(torch.empty(2, 3, device="meta"), [1, 0]) == [0, 1])
@@ -95,7 +104,8 @@ def _by_stride(x: Tensor, dims: Sequence[int]) -> list[int]:
 
 
 def _like_fft(x: Tensor, size: Sequence[int], dims: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The result on a CPU lies in memory as: the other dimensions in the order of the input, then those transformed."""
+    """The result on a CPU lies in memory as: the other dimensions in the order of the input, then
+    those transformed."""
     order = [*_by_stride(x, [d for d in range(x.dim()) if d not in dims]), *dims]
     out = x.new_empty([size[d] for d in order], dtype=dtype)
     return out.permute([order.index(d) for d in range(x.dim())])

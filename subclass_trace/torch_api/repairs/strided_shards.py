@@ -1,6 +1,8 @@
-"""``_StridedShard``: how a DTensor is spread whose sharded dimension was merged with others, ``x.view(b * s, h)``.
+"""``_StridedShard``: how a DTensor is spread whose sharded dimension was merged with others,
+``x.view(b * s, h)``.
 
-Torch makes it in views, and forgets a part of it where tensors are taken apart for tracing, or have symbolic sizes.
+Torch makes it in views, and forgets a part of it where tensors are taken apart for tracing, or have
+symbolic sizes.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from ..wrappers import is_dtensor
 
 
 def repaired_unflatten(cls: type) -> Callable[..., torch.Tensor] | None:
-    """What to call in the place of ``cls.__tensor_unflatten__``, where torch's own loses something; None elsewhere.
+    """What to call in the place of ``cls.__tensor_unflatten__``, where torch's own loses something;
+    None elsewhere.
 
-    A view of a DTensor that merges a dimension into the sharded one has a ``_StridedShard`` besides an explicit order of
-    shards. The constructor of its spec refuses the two together, unless a flag says that the order is no reading of the
-    placement: DTensor's ``__tensor_flatten__`` leaves that flag out (torch 2.13; older versions have none).
+    A view of a DTensor that merges a dimension into the sharded one has a ``_StridedShard`` besides
+    an explicit order of shards. The constructor of its spec refuses the two together, unless a flag
+    says that the order is no reading of the placement: DTensor's ``__tensor_flatten__`` leaves that
+    flag out (torch 2.13; older versions have none).
     """
     if not is_dtensor(cls):
         return None
@@ -47,7 +51,9 @@ def repaired_unflatten(cls: type) -> Callable[..., torch.Tensor] | None:
             shard_order=order,
             use_strided_shard_as_shard_order=False,
         )
-        made: torch.Tensor = make(DTensor, inner["_local_tensor"], spec, requires_grad=requires_grad)
+        made: torch.Tensor = make(
+            DTensor, inner["_local_tensor"], spec, requires_grad=requires_grad
+        )
         return made
 
     return unflatten
@@ -55,9 +61,11 @@ def repaired_unflatten(cls: type) -> Callable[..., torch.Tensor] | None:
 
 @contextlib.contextmanager
 def numbers_as_split_factors() -> Iterator[None]:
-    """While inside, a symbolic size becomes the number that it is (and is guarded) where a ``_StridedShard`` holds it.
+    """While inside, a symbolic size becomes the number that it is (and is guarded) where a
+    ``_StridedShard`` holds it.
 
-    Torch 2.13 refuses such views: a list of as many pieces is made in each call. Older versions make it a number.
+    Torch 2.13 refuses such views: a list of as many pieces is made in each call. Older versions
+    make it a number.
     """
     views: Any = sys.modules.get("torch.distributed.tensor._ops._view_ops")
     known: Any = getattr(views, "_explicit_unbacked_hint", None)
@@ -86,13 +94,16 @@ def numbers_as_split_factors() -> Iterator[None]:
 
 
 def _size_of_even_parts(cls: Any) -> Callable[..., Any]:
-    """Of a symbolic size that is spread evenly, each rank has an equal part (that it is even is guarded).
+    """Of a symbolic size that is spread evenly, each rank has an equal part (that it is even is
+    guarded).
 
     Torch makes a list of all places, which fixes the size.
     """
     original: Any = cls.local_shard_size_and_offset
 
-    def found(self: Any, curr_local_size: Any, num_chunks: Any, rank: Any, *mode: Any, **named: Any) -> Any:
+    def found(
+        self: Any, curr_local_size: Any, num_chunks: Any, rank: Any, *mode: Any, **named: Any
+    ) -> Any:
         asked = next(iter((*mode, *named.values())), None)
         symbolic = isinstance(curr_local_size, torch.SymInt) and curr_local_size.node.has_hint()
         if symbolic and getattr(asked, "name", None) == "NONE":  # no places, but their number

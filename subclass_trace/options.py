@@ -27,37 +27,34 @@ class Options:
     Attributes:
         backend: name, callable ``(graph module, example inputs) -> callable``, or a `Backend`.
         fw_compiler, bw_compiler: separate compilers for the two graphs; they override the back
-        end's. frontend: "auto": our trace, and ``torch.compile(backend="subclass_trace")`` where it
-        refuses a region, or where calls
-            differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the
-            start. The environment variable ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a
-            test run may ask for refusals everywhere.
+            end's.
+        frontend: "auto": our trace, and ``torch.compile(backend="subclass_trace")`` where it
+            refuses a region, or where calls differ without end; "trace": the refusal is raised;
+            "dynamo": ``torch.compile`` from the start. The environment variable
+            ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a test run may ask for refusals
+            everywhere.
         fullgraph: where a region is handed over, a break of the graph is an error. (Our trace
-        always is one graph.) mode: "default", or None.
+            always is one graph.)
+        mode: "default", or None.
         dynamic: None: a size or number that changed between calls becomes symbolic in the next
-        specialization; True: every
-            size of the arguments is symbolic from the first call on; False: none but those that are
-            marked.
+            specialization; True: every size of the arguments is symbolic from the first call on;
+            False: none but those that are marked.
         options: for the back end: inductor's settings, or ``options=`` of a callable.
         disable: `compile` gives the function back as it is.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in
-        ``functorch.compile``. None:
-            "min_cut"; but the eager back end leaves a region of a few small operations to autograd
-            itself.
+            ``functorch.compile``. None: "min_cut"; but the eager back end leaves a region of a few
+                small operations to autograd itself.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or
-        a number of bytes. decompositions: operation -> function, applied while capturing, before
-        those of the back end. An operation is
-            an overload (``torch.ops.aten.gelu.default``), or a packet (``torch.ops.aten.gelu``) for
-            all its overloads.
+            a number of bytes.
+        decompositions: operation -> function, applied while capturing, before those of the back
+            end. An operation is an overload (``torch.ops.aten.gelu.default``), or a packet
+            (``torch.ops.aten.gelu``) for all its overloads.
         passes: what the dense graph goes through before it is partitioned: functions of a
-        `passes.JointGraph`, or names of
-            registered ones, in order.
+            `passes.JointGraph`, or names of registered ones, in order.
         on_error: "raise": a pass that fails is a `PassError`; "skip": the region is compiled
-        without its passes, with a
-            warning.
+            without its passes, with a warning.
         cache: True: what is traced is kept in a directory of this user's, and another process binds
-        it instead of a trace
-            (docs/deploying.md).
+            it instead of a trace (docs/deploying.md).
         max_specializations: more of them raise a GuardError that says which guard kept failing.
     """
 
@@ -256,7 +253,7 @@ def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:
 
     Raises:
         OptionError: it is no dict, or has a key that is no operation, or a value that is no
-        function.
+            function.
     """
     if not isinstance(table, dict):
         raise OptionError(

@@ -240,9 +240,8 @@ def build(
         if t is not None:
             if t.requires_grad:
                 values[name] = t = t.detach()
-            if (
-                t.is_conj() or t.is_neg()
-            ):  # inside of dispatch torch does not look at the bits of inner tensors
+            # inside of dispatch torch does not look at the bits of inner tensors
+            if t.is_conj() or t.is_neg():
                 raise UnsupportedError(
                     f"the inner tensor {name} has a conjugate or negative bit",
                     path=f"{cls.__name__}.{name}",

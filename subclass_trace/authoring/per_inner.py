@@ -3,6 +3,7 @@ copies."""
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -57,8 +58,8 @@ def per_inner(cls: type[Any], func: Any, inner: tuple[str, ...] | None = None) -
 
     Args:
         inner: the names of the inner tensors that take part; None for all. A view shares the others
-        with its base,
-            a new tensor gets copies of them, an in-place operation leaves them alone.
+            with its base, a new tensor gets copies of them, an in-place operation leaves them
+            alone.
 
     The returned function raises UnsupportedError where the operands do not have the same inner
     tensors and context, where a plain tensor would be written to, and where results that are no
@@ -83,12 +84,10 @@ def per_inner(cls: type[Any], func: Any, inner: tuple[str, ...] | None = None) -
             raise _writes_plain(cls, func)
         if sized:
             _check_shapes(func, first, names)
+        parts = [operator.attrgetter(name) for name in names]
         outs = [
-            func(
-                *substitute(cls, lambda x: getattr(x, name), args),  # noqa: B023  (called at once)
-                **(substitute(cls, lambda x: getattr(x, name), kwargs) if kwargs else kwargs),  # noqa: B023
-            )
-            for name in names
+            func(*substitute(cls, part, args), **(substitute(cls, part, kwargs) if kwargs else {}))
+            for part in parts
         ]
         if returns_arguments(func):
             return None  # `put_right` returns the arguments themselves
@@ -222,7 +221,7 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
 
     Args:
         otherwise: for another dtype or layout, and for contiguous strides that the copy would not
-        have.
+            have.
     """
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -300,7 +299,7 @@ def copy_into(cls: type[Any], func: Any, otherwise: Run, exact: bool) -> Run:
     Args:
         otherwise: for any other source, or target.
         exact: False where views share inner tensors with their base, which a copy into a view must
-        not change.
+            not change.
     """
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

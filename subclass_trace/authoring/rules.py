@@ -252,9 +252,8 @@ def _unlisted(cls: type[Any], func: Any, default: Run) -> Run:
 def _decomposed(func: Any, default: Run) -> Run:
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = _authors.decomposed(func, args, kwargs)
-        return (
-            default(args, kwargs) if out is NotImplemented else out
-        )  # torch.export keeps some composites whole
+        # torch.export keeps some composites whole
+        return default(args, kwargs) if out is NotImplemented else out
 
     return run
 

@@ -81,8 +81,9 @@ class WrapperTensor(torch.Tensor):
         default: what operations without a rule do: ``"refuse"`` (UnsupportedError; the default of
         the default),
             ``"dequantize"`` (compute on ``self.dequantize()``, the result is dense), ``"weight"``
-            (the same, and what a weight must do: `weights`), or ``"per_inner"`` (run on each inner
-            tensor, the result is wrapped again). Inherited.
+            (the same, and what a
+            weight must do: `weights`), or ``"per_inner"`` (run on each inner tensor, the result is
+            wrapped again). Inherited.
         advice: what users are told to do instead where an operation is refused. Inherited.
 
     What the class gets: constructor, `__tensor_flatten__`, `__tensor_unflatten__`,
@@ -96,7 +97,7 @@ class WrapperTensor(torch.Tensor):
 
     Raises:
         ProtocolError: at class creation, for a declaration that cannot work; the message has the
-        fix.
+            fix.
     """
 
     __torch_function__ = torch_api.disabled_torch_function
@@ -166,12 +167,13 @@ class WrapperTensor(torch.Tensor):
 
         Give overloads (``aten.mm.default``), packets (``aten.add``: all overloads) or groups
         (`authoring.views`, ...; a rule for one operation has precedence). A rule may return
-        NotImplemented to leave a call to the default. What it returns is put right: in-place and
-        out= operations return the written argument, and views share the storage of their base.
+        NotImplemented to leave a call to the default. What it
+        returns is put right: in-place and out= operations return the written argument, and views
+        share the storage of their base.
 
         Raises:
             ProtocolError: no ATen operation, or a composite one, which never arrives (see the
-            guide).
+                guide).
         """
 
         def register(rule: F) -> F:
@@ -204,8 +206,7 @@ class WrapperTensor(torch.Tensor):
 
         Args:
             inner: the inner tensors that take part, if not all; a view shares the others with its
-            base, a new tensor
-                has copies of them, an in-place operation leaves them alone.
+                base, a new tensor has copies of them, an in-place operation leaves them alone.
         """
         _add_families(cls, operations, inner)
 
@@ -265,9 +266,8 @@ class WrapperTensor(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         with torch_api.no_modes():  # printing is not part of a traced program
             parts = []
-            for name, value in values_of(
-                self
-            ).items():  # no comprehension: the caller asks for the text
+            # no comprehension: the caller asks for the text
+            for name, value in values_of(self).items():
                 parts.append(f"{name}={value!r}")
             if self.grad_fn is not None:
                 parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
@@ -340,14 +340,8 @@ class WrapperTensor(torch.Tensor):
 
 # ---- making the class
 def _reserved() -> frozenset[str]:
-    names = {
-        "self",
-        "cls",
-        "outer_size",
-        "outer_stride",
-        "requantize_",
-        "names",
-    }  # torch 2.11 has Tensor.names
+    # torch 2.11 has Tensor.names
+    names = {"self", "cls", "outer_size", "outer_stride", "requantize_", "names"}
     return frozenset(names) | frozenset(dir(torch.Tensor)) | frozenset(dir(WrapperTensor))
 
 

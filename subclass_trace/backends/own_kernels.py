@@ -2,8 +2,9 @@
 end.
 
 A trace marks the nodes that such a call has written (``meta["compiled_by"]``). Where the region has
-no backward left, and runs operation by operation, each run of them becomes one node: its back end
-gets it as a graph module, with the tensors of the first call, as Dynamo would call it.
+no backward left, and runs
+operation by operation, each run of them becomes one node: its back end gets it as a graph module,
+with the tensors of the first call, as Dynamo would call it.
 """
 
 from __future__ import annotations

@@ -81,9 +81,9 @@ def resolve_backend(
 
     Args:
         backend: a name, a back end, or a callable ``(graph_module, example_inputs) -> callable``
-        for every graph. fw_compiler: replaces the compiler of forward and inference graphs and,
-        without ``bw_compiler``, that of
-            backward graphs (as in ``functorch.compile.aot_function``).
+            for every graph.
+        fw_compiler: replaces the compiler of forward and inference graphs and, without
+            ``bw_compiler``, that of backward graphs (as in ``functorch.compile.aot_function``).
         bw_compiler: replaces the compiler of backward graphs.
 
     Raises:

@@ -61,9 +61,8 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         isinstance(n, int) for n in (distance, *a.stride(), *b.stride())
     ):
         return True
-    reach: dict[
-        int, list[int]
-    ] = {}  # stride -> how far two elements may be apart along it, either way
+    # stride -> how far two elements may be apart along it, either way
+    reach: dict[int, list[int]] = {}
     for way, t in enumerate((a, b)):
         for size, stride in zip(t.shape, t.stride(), strict=True):
             reach.setdefault(stride, [0, 0])[way] += size - 1 if isinstance(size, int) else 1 << 62

@@ -73,8 +73,7 @@ class CapturedResults:
         values: specs of the live tensors that the forward graph returns.
         views: numbers of the values that are views when the region runs eagerly.
         outputs, shared, unbacked, described, paths: see `plan`; ``size_outputs``: how many symbolic
-        numbers the forward
-            graph returns.
+            numbers the forward graph returns.
     """
 
     values: tuple[Spec, ...]
@@ -94,9 +93,11 @@ class Captured:
     Attributes:
         described: what each graph input is.
         mutations: see `plan`; ``recipes``: how the result is made of the flat outputs, and what
-        they are put into. differentiable: numbers of the values that get tangents;
-        ``differentiated``: of the inputs that get gradients. forward: what the forward graph
-        returns. tape: the retained autograd graph; None when nothing is differentiable.
+            they are put into.
+        differentiable: numbers of the values that get tangents; ``differentiated``: of the inputs
+            that get gradients.
+        forward: what the forward graph returns.
+        tape: the retained autograd graph; None when nothing is differentiable.
         reads: what the region read of the inputs besides their values.
     """
 
@@ -163,7 +164,7 @@ class Capture:
 
         Raises:
             SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors
-            are unchanged.
+                are unchanged.
         """
         grad_mode, recorder = torch.is_grad_enabled(), self.recorder
         with self.session.modes():
@@ -362,9 +363,8 @@ def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> N
 def _note_random(recorder: Recorder) -> None:
     """The state of random numbers, where some are drawn and a call may be made again eagerly."""
     nodes = [n for n in recorder.graph.nodes if n.op == "call_function"]
-    checks = [
-        n for n in nodes if n.target is torch_api.check and len(n.args) == 2
-    ]  # others come first
+    # others come first
+    checks = [n for n in nodes if n.target is torch_api.check and len(n.args) == 2]
     if checks and any(map(is_random, nodes)):
         for check in checks:
             check.args = (*check.args, True)
@@ -379,7 +379,7 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
 
     Raises:
         NeedsEager: an inner tensor requires grad: the constructor did not detach it; or its
-        gradient is wanted.
+            gradient is wanted.
     """
     values, known = (
         (*(row.traced for row in inputs.rows), *outputs),

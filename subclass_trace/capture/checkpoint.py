@@ -63,8 +63,7 @@ def _policy(context_fn: Any) -> Any:
         found = policy(context, func, *args, **kwargs)
         if isinstance(found, checkpoint.CheckpointPolicy):
             return found
-        return (
-            checkpoint.CheckpointPolicy.MUST_SAVE if found is True else prefer
-        )  # as torch understands it
+        # as torch understands it
+        return checkpoint.CheckpointPolicy.MUST_SAVE if found is True else prefer
 
     return asked

@@ -195,9 +195,8 @@ def _is_step(node: fx.Node) -> bool:
         return isinstance(value, Tensor) and _is_small(value)
     if node.op != "call_function" or has_effects(node.target) or is_random(node):
         return False
-    if isinstance(
-        value, torch_api.SYM_TYPES
-    ):  # what the call tells without tensors is computed where it is needed
+    # what the call tells without tensors is computed where it is needed
+    if isinstance(value, torch_api.SYM_TYPES):
         return not torch_api.is_known(value) and all(map(_is_small, _tensors_of(node)))
     known = isinstance(node.target, torch_api.OpOverload) or node.target is operator.getitem
     return known and all(map(_is_small, (*_tensors(value), *_tensors_of(node))))

@@ -86,9 +86,8 @@ def typed_errors() -> Iterator[None]:
     except torch_api.NO_FAKE_KERNEL as error:
         raise _has_no_fake_kernel(error) from error
     except (RuntimeError, AssertionError) as error:
-        if isinstance(
-            error.__cause__, torch_api.DATA_DEPENDENT_ERRORS
-        ):  # DTensor raises another error from it
+        # DTensor raises another error from it
+        if isinstance(error.__cause__, torch_api.DATA_DEPENDENT_ERRORS):
             raise refusal_of_data(error) from error
         # Of fake tensors, of operators of the user's, and of collectives that cannot be traced.
         if _raised_by_torch(error, "_subclasses", "_library", os.path.join("distributed", "nn")):

@@ -148,7 +148,8 @@ def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
     """Nodes that touch no memory that an operation writes.
 
     ``known``: those of an earlier replay; all, if an earlier graph was made without one. The nodes
-    of the forward stay among them: what it has saved is found by their names.
+    of the forward stay among
+    them: what it has saved is found by their names.
 
     Raises:
         NeedsEager: a later backward writes what a node of the forward made, or reads.
@@ -233,14 +234,11 @@ class Functionalization:
     def __init__(self, recorder: Any) -> None:
         self.recorder, self.mode = recorder, recorder.mode
         self.writer = _Writer(recorder.mode, recorder.decompositions, recorder.results)
-        self.writer.root, self.writer.numbers = (
-            recorder.root,
-            recorder.numbers,
-        )  # names of constants
+        # names of constants
+        self.writer.root, self.writer.numbers = recorder.root, recorder.numbers
         self.env: dict[fx.Node, Any] = {}
-        self.copies: dict[
-            fx.Node, fx.Node
-        ] = {}  # of nodes that are no operation on memory that is written
+        # of nodes that are no operation on memory that is written
+        self.copies: dict[fx.Node, fx.Node] = {}
         self.kernels = torch_api.fake_kernels()
 
     def run(self, forward: Any, gradients: Sequence[Any]) -> tuple[fx.GraphModule, list[str]]:
@@ -249,7 +247,7 @@ class Functionalization:
 
         Args:
             forward: see `TracedForward`; its outputs are read at its boundary, before the backward
-            may write anything.
+                may write anything.
 
         Raises:
             NeedsEager, UnsupportedError: torch has no functional form of a write.
@@ -295,7 +293,8 @@ class Functionalization:
         sizes = "unbacked_bindings" in node.meta and not getattr(target, "is_view", False)
         if node.op == "get_attr" or isinstance(value, torch_api.SYM_TYPES) or sizes:
             return True
-        mended = target in self.kernels and not target._schema.is_mutable  # type: ignore[union-attr]
+        pure = not target._schema.is_mutable  # type: ignore[union-attr]
+        mended = target in self.kernels and pure
         return isinstance(target, torch_api.HigherOrderOperator) or has_effects(target) or mended
 
     def _copy(self, node: fx.Node) -> None:
@@ -329,9 +328,8 @@ class Functionalization:
             if target is aten.bernoulli_.float:
                 torch_api.with_symbols(target, _in_memory_order(args[0]), *args[1:], **kwargs)
                 return args[0]
-            if _loses_layout(
-                node
-            ):  # the new value is copied to where the old one was, as that is laid out
+            # the new value is copied to where the old one was, as that is laid out
+            if _loses_layout(node):
                 new = args[0].clone()
                 call(new, *args[1:], **kwargs)
                 return args[0].copy_(new)

@@ -97,14 +97,12 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             refuse_memory(name, args, self.recorder.user_line)
         if name in _HOOK_METHODS:
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
-        if (
-            name == "_nested_tensor_from_mask_left_aligned"
-        ):  # what it would be for is refused, if it comes to that
+        # what it would be for is refused, if it comes to that
+        if name == "_nested_tensor_from_mask_left_aligned":
             return True
         func, args = with_places(self.recorder, func, args)
-        if (
-            name in _POWERS
-        ):  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
+        # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
+        if name in _POWERS:
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._by_class(func, types, args, kwargs)

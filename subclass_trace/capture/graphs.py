@@ -67,7 +67,8 @@ def finish(
 
     Args:
         gradients: what a backward gives, and ``descriptors`` of these; none: the graph is a forward
-        alone. functional: else operations in place stay as they were recorded.
+            alone.
+        functional: else operations in place stay as they were recorded.
         passes: the graph goes through these.
     """
     if recorder.mutable and functional:
@@ -165,9 +166,8 @@ def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) ->
     for node in graph.nodes:
         primal = node.op == "placeholder" and not str(node.target).startswith("tangents")
         if node in live or primal:
-            env[node] = copy = new.create_node(
-                node.op, node.target, name=node.name
-            )  # quicker than node_copy
+            # quicker than node_copy
+            env[node] = copy = new.create_node(node.op, node.target, name=node.name)
             copy.args = fx.map_arg(node.args, env.__getitem__)
             if node.kwargs:
                 copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)

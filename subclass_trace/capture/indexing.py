@@ -27,16 +27,16 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
     items = list(args[1]) if type(args[1]) is tuple else [args[1]]
     if func is Tensor.__setitem__ and len(items) == 1 and _is_choice(args[0], items[0], args[2]):
         return _write_if, (args[0], items[0], args[2])
+    # no lists
     known = all(
         i is None or i is ... or isinstance(i, (int, slice, torch.SymInt, Tensor)) for i in items
-    )  # no lists
+    )
     sized = type(args[1]) is tuple and _has_symbolic_sizes(args[0])
     if not (sized or any(map(_is_place, items))) or not known or sum(i is ... for i in items) > 1:
         return func, args
     x = args[0]
-    for k in reversed(
-        range(len(items))
-    ):  # torch, too, takes numbers and slices before the tensors of an index
+    # torch, too, takes numbers and slices before the tensors of an index
+    for k in reversed(range(len(items))):
         if _is_place(items[k]):
             dim = _dim_of(x, items, k)
             x = _select(recorder, x, dim, items.pop(k))

@@ -55,16 +55,14 @@ class InnerBackward:
             reads,
             reads.inputs,
         )
-        self._before: dict[
-            int, Any
-        ] = {}  # number of an input -> the (traced) gradient that it came with, or `_UNREAD`
+        # number of an input -> the (traced) gradient that it came with, or `_UNREAD`
+        self._before: dict[int, Any] = {}
         self._now: dict[int, Tensor | None] = {}  # and the one that it has
         self.own: dict[
             int, Tensor
         ] = {}  # leaves that the region makes, by their ids, to whose gradients backwards added
-        self._hooked: frozenset[int] = (
-            frozenset()
-        )  # numbers of the leaves whose hooks the backward that runs calls
+        # numbers of the leaves whose hooks the backward that runs calls
+        self._hooked: frozenset[int] = frozenset()
 
     # ---- the attribute
     def access(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -164,8 +162,7 @@ class InnerBackward:
 
         Raises:
             NeedsEager: after a backward a tensor from outside gets another ``requires_grad``.
-            Dynamo has one graph for what is
-                before and after, and with that one backward.
+                Dynamo has one graph for what is before and after, and with that one backward.
         """
         if (
             self._now
@@ -255,7 +252,7 @@ class InnerBackward:
 
         Raises:
             UnsupportedError: that may lead to another tensor whose gradient is wanted; or to a
-            hook.
+                hook.
         """
         outside = {
             row.edge.node: number

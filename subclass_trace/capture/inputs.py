@@ -81,10 +81,12 @@ class Inputs:
     Attributes:
         rows: one for each distinct tensor; ``before``: its state then, as ``remember`` tells it.
         leaf_values: the live fake of each dense leaf; ``originals``: the same as it came in, and
-        stays so. leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph
-        inputs. sizes: number of a graph input -> the symbol that it is, for sizes that no dense
-        leaf carries. inference_leaves: numbers of the leaves that are inference tensors;
-        ``with_gradients``: inner ones that require grad.
+            stays so.
+        leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph inputs.
+        sizes: number of a graph input -> the symbol that it is, for sizes that no dense leaf
+            carries.
+        inference_leaves: numbers of the leaves that are inference tensors; ``with_gradients``:
+            inner ones that require grad.
     """
 
     def __init__(self, session: Session, remember: Callable[[Tensor], Any]) -> None:
@@ -103,9 +105,8 @@ class Inputs:
         self._number_of_real: dict[int, int] = {}
         self._reals: list[Callable[[], Tensor | None]] = []
         self._number_of_traced: dict[int, int] = {}
-        self._inside: dict[
-            int, tuple[Tensor, Path]
-        ] = {}  # wrappers inside of inputs, with where they are
+        # wrappers inside of inputs, with where they are
+        self._inside: dict[int, tuple[Tensor, Path]] = {}
 
     def add(self, arguments: Sequence[Argument], dynamic: DynamicDims) -> list[Tensor]:
         """Make graph inputs and traced values for tensors that are new: inside of
@@ -139,10 +140,8 @@ class Inputs:
     def _leaves(self, argument: Argument, dynamic: DynamicDims) -> tuple[Spec, tuple[int, ...]]:
         """The spec of a real tensor, and the numbers of its dense leaves, each of which is a graph
         input."""
-        with (
-            torch.no_grad(),
-            torch_api.no_modes(),
-        ):  # real tensors: nothing here is part of the trace
+        # real tensors: nothing here is part of the trace
+        with torch.no_grad(), torch_api.no_modes():
             leaves, spec = flatten(argument.value, argument.path)
             guarded_spec(spec, argument.path)  # refuses contexts that no guard could compare
             paths = map(Path, leaf_paths(spec, str(argument.path)))
@@ -189,9 +188,8 @@ class Inputs:
         if isinstance(spec, WrapperSpec):
             self.session.wrappers.append((argument.path, traced))
         self.before.append(self.remember(traced))
-        self._reals.append(
-            weakref.ref(real)
-        )  # torch swaps no tensor (``module.to``) that a capture holds
+        # torch swaps no tensor (``module.to``) that a capture holds
+        self._reals.append(weakref.ref(real))
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
     def _refuse_joined(self, real: Tensor) -> None:
@@ -310,7 +308,9 @@ class StandIns:
         """A jagged tensor that torch itself holds, and of which it reads the class alone."""
         with torch.no_grad(), torch_api.no_modes():
             leaves, spec = flatten(real)
-        spec = replace(spec, size=self.recorder.symbols.ragged_sizes(spec.size))  # type: ignore[union-attr,arg-type]
+        assert isinstance(spec, WrapperSpec)
+        size: Any = self.recorder.symbols.ragged_sizes(spec.size)
+        spec = replace(spec, size=size)
         with torch.no_grad():
             traced: Tensor = rebuild(spec, iter([self.recorder.constant(t) for t in leaves]))
         return traced

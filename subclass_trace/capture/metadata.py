@@ -2,8 +2,9 @@
 does it start.
 
 A traced stand-in would answer for itself. So `MetadataReads` answers for the input that it stands
-for, and notes what was read: that is guarded, and only that. It sees calls through
-`CapturedFunctions`. What differs in each call is refused; all else the stand-in answers.
+for, and notes what was
+read: that is guarded, and only that. It sees calls through `CapturedFunctions`. What differs in
+each call is refused; all else the stand-in answers.
 """
 
 from __future__ import annotations
@@ -83,8 +84,7 @@ class MetadataReads:
 
         Raises:
             UnsupportedError: the region lets an input that is no leaf retain its gradient, or asks
-            for what neither an
-                answer nor a guard can be given.
+                for what neither an answer nor a guard can be given.
         """
         owner, get = getattr(func, "__self__", None), func.__name__ == "__get__"
         row = self.inputs.row_of(traced)

@@ -65,9 +65,8 @@ def read_mutations(
         NeedsEager: the region changes an input otherwise.
     """
     reals = [inputs.real(number) for number in range(len(inputs.rows))]
-    bases = [
-        None if real is None else family(real) for real in reals
-    ]  # kept, so that their ids stay theirs
+    # kept, so that their ids stay theirs
+    bases = [None if real is None else family(real) for real in reals]
     memory = Counter(map(_memory, inputs.originals))  # inputs in one memory may share a counter
     writes = Counter(storage for storage, _ in recorder.writes)
     plans = []

@@ -68,7 +68,6 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(_INDEXED, _indexed),
     aten.rrelu_with_noise.default: _contiguous,
     aten.equal.default: _equal,
-    aten.detach_.default: lambda recorder, func, args, kwargs: func(
-        *args
-    ),  # the very value: no node
+    # the very value: no node
+    aten.detach_.default: lambda recorder, func, args, kwargs: func(*args),
 }

@@ -151,9 +151,8 @@ class OutputClassifier:
             t.layout is torch.strided and torch_api.storage_ref(t) not in storages for t in leaves
         ):
             return False  # its data was set, or the class has gathered what it shows
-        if (
-            o.is_nested and not base.is_nested
-        ):  # autograd's function of such a view holds the traced offsets
+        # autograd's function of such a view holds the traced offsets
+        if o.is_nested and not base.is_nested:
             return False
         if o.grad_fn is None:
             return True
@@ -168,7 +167,7 @@ class OutputClassifier:
 
         Raises:
             NeedsEager: it leads elsewhere, as where a view of a view was made under no_grad, or
-            past hooks.
+                past hooks.
         """
         ends = {base.grad_fn, self._edges.get(id(base))} - {None}
         todo, seen, found = [o.grad_fn], set(), False
@@ -184,7 +183,8 @@ class OutputClassifier:
                 return False
             elif node not in seen:
                 seen.add(node)
-                todo.extend(n for n, _ in node.next_functions if n is not None)  # type: ignore[union-attr]
+                following = node.next_functions  # type: ignore[union-attr]
+                todo.extend(n for n, _ in following if n is not None)
         if not found:
             raise self._refused_view(o)
         return True
@@ -202,9 +202,8 @@ class OutputClassifier:
         if number is None:
             self._check_attributes(base, *flatten(base))
         place = self._emit_once(base) if number is None else number
-        steps = (
-            ViewStep(way),
-        )  # as a whole, until the plan is made: its symbols may become numbers
+        # as a whole, until the plan is made: its symbols may become numbers
+        steps = (ViewStep(way),)
         return ViewOutput(place, number is not None, steps, o.grad_fn is not None, spec)
 
     def _gives(
@@ -238,9 +237,8 @@ class OutputClassifier:
                 *torch_api.DATA_DEPENDENT_ERRORS,
             ):
                 return False
-        if base.is_nested or any(
-            map(_is_unknown, sizes)
-        ):  # fresh offsets have a ragged size of their own
+        # fresh offsets have a ragged size of their own
+        if base.is_nested or any(map(_is_unknown, sizes)):
             return True
         return (
             type(made) is type(spec)
@@ -269,9 +267,8 @@ class OutputClassifier:
         as_base = t._base is not None and t._base.requires_grad
         own = t.requires_grad and t.grad_fn is None
         if own and (not as_base if is_traceable(t) else torch_api.is_reached(t)):
-            raise (
-                UnsupportedError if t._base is None else NeedsEager
-            )(  # Dynamo's graph has the leaf of a view, too
+            # Dynamo's graph has the leaf of a view, too
+            raise (UnsupportedError if t._base is None else NeedsEager)(
                 "the region makes an autograd leaf, and returns it",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
                 fix="call requires_grad_() on the result",
@@ -347,9 +344,8 @@ def shared_leaves(
     """
     inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
-    written = {
-        storage for storage, _ in recorder.writes
-    }  # in any part: the graph recomputes all of it
+    # in any part: the graph recomputes all of it
+    written = {storage for storage, _ in recorder.writes}
     found: dict[int, SharedLeaf] = {}
     first: dict[int, int] = {}
     place = 0
@@ -398,7 +394,7 @@ def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs
 
     Raises:
         NeedsEager: a result has a list, dict, array or dataclass that is in the context of an
-        input.
+            input.
     """
     specs = [flatten(row.traced)[1] for row in inputs.rows]  # kept, so that ids stay theirs
     held = {id(o) for spec in specs for o in _objects(spec)}

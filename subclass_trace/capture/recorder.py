@@ -7,10 +7,13 @@ autograd engine issue; out comes a graph node for it, with these keys in ``node.
     val                a FakeTensor (or a list of them) without history
     partitioner_tag    "is_forward" or "is_backward"
     seq_nr             number of the autograd node; a backward node carries its forward node's
-    (PyTorch PR 103129) phase              "forward", or "backward": of the region's own backward,
-    too frames             the user's frames, turned into ``stack_trace`` text when the graph is
-    finished nn_module_stack    the modules that were being called, as torch.export has them: place
-    -> (path, class), outermost first custom             what `torch.fx.traceback.annotate` says
+                       (PyTorch PR 103129)
+    phase              "forward", or "backward": of the region's own backward, too
+    frames             the user's frames, turned into ``stack_trace`` text when the graph is
+                       finished
+    nn_module_stack    the modules that were being called, as torch.export has them: place -> (path,
+                       class), outermost first
+    custom             what `torch.fx.traceback.annotate` says
     recompute, ac_graph_id   tags of selective activation checkpointing
 
 In-place operations are recorded as they run; `functionalize` replays the finished graph when there
@@ -81,28 +84,23 @@ class Recorder(TracedGraph):
         self.beside: set[fx.Node] | None = None  # see `functionalize`
         self.has_hooks = False  # on values of the region
         self.hooked: set[Any] = set()  # the autograd nodes of values with hooks
-        self.graded: dict[
-            int, Tensor
-        ] = {}  # values of the region whose ``.grad`` the region has set, by id
+        # values of the region whose ``.grad`` the region has set, by id
+        self.graded: dict[int, Tensor] = {}
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.around = torch_api.running_node()  # a backward may call a region
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
         self.forward_state: Any = None  # that of the forward, while a backward is traced with it
-        self.looks_after_writes = (
-            False  # at a value, to see whether a branch is taken that the graph does not have
-        )
+        # at a value, to see whether a branch is taken that the graph does not have
+        self.looks_after_writes = False
         self.branches: Any = None  # `decided.StateBranches`
-        self.asks_for_numbers = (
-            False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
-        )
+        # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
+        self.asks_for_numbers = False
         self.writes: list[tuple[Any, ByteRange]] = []
-        self.outliving: frozenset[Any] = (
-            frozenset()
-        )  # while a backward is traced: storages that are not its own
-        self.perhaps_shared: set[Any] = (
-            set()
-        )  # storages of copies that may be none in a call, and of what is copied
+        # while a backward is traced: storages that are not its own
+        self.outliving: frozenset[Any] = frozenset()
+        # storages of copies that may be none in a call, and of what is copied
+        self.perhaps_shared: set[Any] = set()
         self.sealed = False  # the user function has run: its inputs are known
         self.met: set[str] = set()  # "attention", whose kernels a caller may choose
         self.classes: set[type] = set()  # of wrappers that operations ran on
@@ -146,9 +144,8 @@ class Recorder(TracedGraph):
         Raises:
             UnsupportedError: the function comes upon it by a path that has no name.
         """
-        if torch_api.is_zeros(
-            real
-        ):  # a batching rule in C++ has made a view of them past this mode
+        # a batching rule in C++ has made a view of them past this mode
+        if torch_api.is_zeros(real):
             raise NeedsEager(
                 "the region takes forward-mode derivatives under vmap", path=self.user_line()
             )
@@ -188,9 +185,8 @@ class Recorder(TracedGraph):
             return out
         with self.below():
             out = self._dispatch(func, types, given, named)
-        if (
-            out is NotImplemented and given is not args
-        ):  # for code that is not looked into they are numbers
+        # for code that is not looked into they are numbers
+        if out is NotImplemented and given is not args:
             with self:
                 return func(*given, **named)
         return out
@@ -227,18 +223,16 @@ class Recorder(TracedGraph):
                     return _LAYOUT[func](args[0])
                 self.classes.add(t)
                 return NotImplemented
-        if (
-            torch_api.function_stack_length()
-        ):  # what looks at the calls of Python code is not asked about ours
+        # what looks at the calls of Python code is not asked about ours
+        if torch_api.function_stack_length():
             with torch_api.no_overrides():
                 return self._run_dense(func, types, args, kwargs or {})
         return self._run_dense(func, types, args, kwargs or {})
 
     def _run_dense(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An operation on dense tensors."""
-        if (
-            func.namespace == "prim" or func in _LAYOUT
-        ):  # an error message of autograd asks for numbers, of symbols too
+        # an error message of autograd asks for numbers, of symbols too
+        if func.namespace == "prim" or func in _LAYOUT:
             return func(*args, **kwargs)
         if func.namespace == "c10d":
             raise collective(func, self.user_line())
@@ -377,10 +371,8 @@ class Recorder(TracedGraph):
                 fix="set the default dtype outside of the region, or name dtypes",
             )
         if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
-            node.kwargs = {
-                **node.kwargs,
-                "dtype": out.dtype,
-            }  # a backward may run under another default dtype
+            # a backward may run under another default dtype
+            node.kwargs = {**node.kwargs, "dtype": out.dtype}
         self.note_results(node, out, args)
         return out
 

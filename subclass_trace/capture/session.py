@@ -91,9 +91,8 @@ class Session:
             enter = stack.enter_context
             self._grad = torch.is_grad_enabled()
             enter(self.mode)
-            enter(
-                torch_api.quiet_fake_errors()
-            )  # what a fake kernel refuses is raised, and told once
+            # what a fake kernel refuses is raised, and told once
+            enter(torch_api.quiet_fake_errors())
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(torch_api.enable_python_dispatcher())
                 enter(torch_api.numbers_in_backwards())
@@ -110,12 +109,10 @@ class Session:
             # On the devices' own threads, a backward on fakes would wait behind one that waits for
             # the lock of traces.
             enter(torch.autograd.set_multithreading_enabled(False))
-            enter(
-                _door.backwards_are_traced()
-            )  # a compiled autograd that is on would make a tape of each
-            if (
-                torch_api.saved_tensor_hooks_active()
-            ):  # the caller's hooks see what is saved at run time instead
+            # a compiled autograd that is on would make a tape of each
+            enter(_door.backwards_are_traced())
+            # the caller's hooks see what is saved at run time instead
+            if torch_api.saved_tensor_hooks_active():
                 enter(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
             enter(torch_api.sharding_as_eager(self.recorder.below))
             enter(torch_api.numbers_as_split_factors())
@@ -181,7 +178,7 @@ class Session:
 
         Raises:
             UnsupportedError: something is: the formulas that torch makes of floats are right to
-            rounding alone.
+                rounding alone.
         """
         floats = self.recorder.symbols.floats
         for guard in self.shape_env.guards if floats else ():

@@ -35,14 +35,12 @@ class Symbols:
     def __init__(self, graph: fx.Graph, mode: Any) -> None:
         self.graph, self.mode = graph, mode
         self.tracer = fx.proxy.GraphAppendingTracer(graph)
-        self.data_dependent = (
-            False  # has the capture met a number that depends on values inside tensors?
-        )
+        # has the capture met a number that depends on values inside tensors?
+        self.data_dependent = False
         self.floats: set[Any] = set()  # symbols of floats that the call brings
         self._nodes: dict[Any, fx.Node] = {}  # expression -> what computes it
-        self._sources: dict[
-            Any, tuple[fx.Node, str, int]
-        ] = {}  # symbol -> input, what of it, dimension
+        # symbol -> input, what of it, dimension
+        self._sources: dict[Any, tuple[fx.Node, str, int]] = {}
         self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
 
     # ---- where symbols come from

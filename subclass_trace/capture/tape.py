@@ -46,8 +46,8 @@ class TracedBackward:
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself
     (only when traced with ``create_graph``), and ``differentiable`` tells which gradients are its
     outputs: those with a history of their own. ``passed[k]``: gradient k is the very object that is
-    ("tangent", number of the output) or ("gradient", k), or None. ``guards``: on the Python state
-    that its code read.
+    ("tangent", number of the output) or ("gradient", k), or None.
+    ``guards``: on the Python state that its code read.
     """
 
     joint: fx.GraphModule
@@ -103,8 +103,9 @@ class Tape:
         """Trace the backward for these tangents (None: this output has none).
 
         With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape,
-        after the region's own. ``autocast``: the state under which the engine runs the backward,
-        see `torch_api.autocast_state`.
+        after the region's own.
+        ``autocast``: the state under which the engine runs the backward, see
+        `torch_api.autocast_state`.
         """
         recorder = self.session.recorder
         present = [k for k, spec in enumerate(tangents) if spec is not None]
@@ -314,7 +315,8 @@ def connected(outputs: Sequence[Tensor], rows: Sequence[tuple[int, Any]]) -> lis
     """Those of the rows (input number, gradient edge) that the histories of ``outputs`` lead to.
 
     An input that the region only overwrites (a module's ``self.aux = loss``) brings the graph of
-    the last step along, which is freed by now: as in eager, no backward may lead there.
+    the last step along,
+    which is freed by now: as in eager, no backward may lead there.
     """
     reached = set(nodes_behind(outputs, []))
     return [row for row in rows if row[1].node in reached]

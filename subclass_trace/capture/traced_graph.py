@@ -56,12 +56,12 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         self.graph, self.root = fx.Graph(), torch.nn.Module()
         self.symbols = Symbols(self.graph, mode)
         self.tracer = self.symbols.tracer
-        self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
+        # Nested ints ask the PROXY mode's tracer.
+        self.tracer.enable_thunkify = False  # type: ignore[attr-defined]
         self.tag = "is_forward"
         self._last_placeholder: fx.Node | None = None
-        self._nodes: dict[
-            int, tuple[fx.Node, Tensor]
-        ] = {}  # holds the tensors, so that ids stay unique
+        # holds the tensors, so that ids stay unique
+        self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
         self.numbers = itertools.count()  # of constants and branches, of all traces into this graph
         self._adopted: list[int] = []
@@ -225,9 +225,8 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
                 torch_api.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out
             )
             for i, o in enumerate(out):
-                if isinstance(
-                    o, (Tensor, list, tuple)
-                ):  # flex attention's backward has a tuple of gradients
+                # flex attention's backward has a tuple of gradients
+                if isinstance(o, (Tensor, list, tuple)):
                     item = self.graph.call_function(operator.getitem, (node, i))
                     item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
                     self.track_result(item, o)

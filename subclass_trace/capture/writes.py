@@ -41,7 +41,8 @@ def check_write(
 
     Raises:
         RuntimeError: the result has no place in the dtype of what is written, as that of
-        ``x.mul_(1j)`` for a real ``x``. NeedsEager: eager mode is asked.
+            ``x.mul_(1j)`` for a real ``x``.
+        NeedsEager: eager mode is asked.
     """
     if (
         torch.Tag.pointwise in func.tags
@@ -55,9 +56,8 @@ def check_write(
             )
     name = func._schema.name.removeprefix("aten::")
     rows = list(_tensors(func, args, kwargs))
-    each = (
-        torch.Tag.pointwise in func.tags or name == "copy_"
-    )  # one element of each for one that is written
+    # one element of each for one that is written
+    each = torch.Tag.pointwise in func.tags or name == "copy_"
     lists = name.startswith("_foreach")
     if lists and _meet([t for t, writes in rows if writes]):
         raise refused_write(func, rows[0][0], line(), "one element by several tensors of a list")

@@ -42,7 +42,7 @@ def check(record: Any) -> Any:
 
     Raises:
         DescriptionError: a field is of another type, or what no plan of ours has; the path names
-        it.
+            it.
     """
     cls: Any = type(record)
     for name, fits in _checks(cls):

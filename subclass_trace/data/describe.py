@@ -120,7 +120,7 @@ def describe(
     Args:
         options: what of a region's options decides a trace.
         call: the roots: the function, and the arguments where something among them is found by its
-        place.
+            place.
     """
     w = _Writer(call, program.plan)
     state = w.guards(guards)
@@ -161,9 +161,8 @@ class _Writer(GraphWriter):
     def __init__(self, call: Call, plan: Plan) -> None:
         super().__init__(call)
         self._classes: dict[type, None] = {}
-        self._parts: dict[
-            int, list[Any]
-        ] = {}  # id of a part of the context of an input -> where it is
+        # id of a part of the context of an input -> where it is
+        self._parts: dict[int, list[Any]] = {}
         for row in plan.inputs.rows:
             self._find_parts(row.spec, row.position, [])
 
@@ -251,7 +250,8 @@ def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts
 
     Raises:
         DescriptionError: it is broken, of another version, or names something that is not loaded;
-        the path names the field. Unlike: what is here is something else than what it was made of.
+            the path names the field.
+        Unlike: what is here is something else than what it was made of.
     """
     with _typed():
         _check(data, options)

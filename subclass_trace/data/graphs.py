@@ -2,9 +2,10 @@
 and what its value is like.
 
 An argument is named by how many nodes before it stands, so that equal layers are equal text; an
-output by its number. Values are written as layouts: sizes, strides, dtype, device, with expressions
-over symbols where they have some; `GraphReader` makes fake tensors of them, so that a back end
-compiles what it would have compiled after a trace.
+output by its number. Values
+are written as layouts: sizes, strides, dtype, device, with expressions over symbols where they have
+some; `GraphReader` makes fake tensors of them, so that a back end compiles what it would have
+compiled after a trace.
 """
 
 from __future__ import annotations
@@ -222,8 +223,7 @@ class GraphReader(PlaceReader):
 
     Args:
         fakes: values are fake tensors, as a compiler wants them, also where sizes are plain
-        numbers: stand-ins do for the
-            eager back end, and a fake mode imports Dynamo.
+            numbers: stand-ins do for the eager back end, and a fake mode imports Dynamo.
     """
 
     def __init__(self, data: Any, call: Call, fakes: bool, constants: Any = None) -> None:

@@ -2,7 +2,8 @@
 things that have names.
 
 What JSON has stands for itself; all else is a list that begins with a tag. One line of `_CODECS`
-says of each kind how it is written and read. A float is written in hexadecimal: every bit of it.
+says of each kind how it is
+written and read. A float is written in hexadecimal: every bit of it.
 
 >>> Writer().value((1, 0.5, float("nan"), {"k": torch.float32}))
 ['tuple', 1, ['float', '0x1.0000000000000p-1'], ['float', 'nan'], ['dict', ['k', ['dtype',
@@ -77,7 +78,7 @@ class Writer:
     Attributes:
         gaps: what could not be.
         constants: the bytes of tensors, in base64, by the name under which the tensors ask for
-        them.
+            them.
     """
 
     def __init__(self) -> None:

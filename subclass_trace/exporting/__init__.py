@@ -58,9 +58,11 @@ def export(
     Args:
         args, kwargs: of an example call.
         dynamic_shapes: as of `torch.export.export`: argument -> dimension -> `torch.export.Dim`, or
-        one of its hints. joint: the program gives gradients, too: of the loss, or for tangents that
-        follow the arguments. strict: what a call would change besides tensors (an attribute, a
-        list) is an error; else it is left out.
+            one of its hints.
+        joint: the program gives gradients, too: of the loss, or for tangents that follow the
+            arguments.
+        strict: what a call would change besides tensors (an attribute, a list) is an error; else it
+            is left out.
 
     Raises:
         ExportError: it cannot be exported; the path says what, the fix how it can.

@@ -47,10 +47,9 @@ class Exported:
         state: the state of the module as dense tensors.
         arguments: the tensors that a call passes.
         gradients: of the joint form: the dense tensors that the gradients are of, in the order in
-        which they follow the
-            results;
+            which they follow the results;
         tangents: what such a program takes after the arguments (nothing, where the one result is a
-        loss).
+            loss).
     """
 
     program: ExportedProgram
@@ -68,7 +67,7 @@ class Exported:
 
         Raises:
             ExportError: the arguments have another structure, or a tensor is another kind of
-            wrapper.
+                wrapper.
         """
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if tree != self._tree:

@@ -365,6 +365,5 @@ class Exporter:
                     else OutputKind.GRADIENT_TO_PARAMETER
                 )
                 found.append((ProgramOutput(node, kind, name), name))
-        return sorted(
-            found, key=lambda row: row[0].kind is not OutputKind.USER_OUTPUT
-        )  # torch wants these first
+        # torch wants these first
+        return sorted(found, key=lambda row: row[0].kind is not OutputKind.USER_OUTPUT)

@@ -122,7 +122,7 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
 
     Raises:
         ExportError: a size that was asked for is a number, or the trace has assumed more of it than
-        a range.
+            a range.
     """
     found: dict[Any, Any] = {}
     asked: dict[Any, Wanted] = {}

@@ -56,9 +56,9 @@ def subclass_trace(
 
     Raises:
         OptionError: an unknown option or value. (Dynamo shows it as the cause of a
-        ``BackendCompilerFailed``.) UnsupportedError: the graph holds an operator that cannot be
-        traced; the message names it. What else is refused is so
-            in the first call.
+            ``BackendCompilerFailed``.)
+        UnsupportedError: the graph holds an operator that cannot be traced; the message names it.
+            What else is refused is so in the first call.
     """
     chosen = dataclasses.replace(dynamo_options(mode, options), frontend="trace")
     skip_known_faults(graph)

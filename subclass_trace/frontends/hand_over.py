@@ -106,10 +106,8 @@ class HandOver:
         # Eager mode may need more memory than there is.
         scarce = options.activation_memory_budget is not None or torch.accelerator.is_available()
         self._timed = 0 if scarce or why is None else policy.POLICY.timed
-        self._seconds = [
-            float("inf"),
-            float("inf"),
-        ]  # the fastest call by Dynamo's graphs, and the fastest eager one
+        # the fastest call by Dynamo's graphs, and the fastest eager one
+        self._seconds = [float("inf"), float("inf")]
         self.call: Callable[..., Any] = self._first
         if why is not None:
             warn_user(
@@ -124,9 +122,8 @@ class HandOver:
             SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
         """
         graphs, calls = graphs_run
-        keep = (
-            saved_tensor_hooks_active()
-        )  # a checkpoint that runs this again shall meet the same one
+        # a checkpoint that runs this again shall meet the same one
+        keep = saved_tensor_hooks_active()
         eagerly = (
             self._row >= policy.POLICY.warm
             and self._timed > 0

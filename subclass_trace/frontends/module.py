@@ -65,12 +65,11 @@ class ModuleRegion:
 
         Raises:
             UnsupportedError: the region has hooks of its own as well, to which these would not be
-            in the order of eager.
+                in the order of eager.
         """
         if not any(self._own_tables.values()):
-            return _forward(
-                self, *args, **kwargs
-            )  # also where the module has a forward in its ``__dict__``
+            # also where the module has a forward in its ``__dict__``
+            return _forward(self, *args, **kwargs)
         if torch_api.are_hooks_on_all_modules():
             raise UnsupportedError(
                 "the region of a module has hooks of its own, and there are hooks on all modules",
@@ -154,9 +153,8 @@ def _class_of_regions(cls: type[torch.nn.Module]) -> type:
 
         members["__call__"] = _called
         forward: Any = functools.wraps(cls.forward)(_taken)
-        with contextlib.suppress(
-            TypeError, ValueError
-        ):  # Transformers asks which arguments a model takes
+        # Transformers asks which arguments a model takes
+        with contextlib.suppress(TypeError, ValueError):
             forward.__signature__ = inspect.signature(cls.forward)
         _classes[cls] = type(cls.__name__, (ModuleRegion, cls), {**members, "forward": forward})
     return _classes[cls]

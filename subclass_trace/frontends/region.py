@@ -83,9 +83,8 @@ class Region:
         self.__eagerly = EagerCalls()
         self.__history = SizeHistory()
         self.__dynamo: HandOver | None = None
-        self.__inlined: dict[
-            str, str
-        ] = {}  # functions of ``torch.compile`` in it -> their back ends, which do not run
+        # functions of ``torch.compile`` in it -> their back ends, which do not run
+        self.__inlined: dict[str, str] = {}
         self.__row: list[Reason] = []  # why the last calls missed, since one was served
 
     @property
@@ -204,7 +203,7 @@ class Region:
 
         Raises:
             UnsupportedError: the call would run eagerly, because of what is active around it; or
-            the region is refused.
+                the region is refused.
         """
         reason = eager_reason()
         if reason is not None:
@@ -222,8 +221,9 @@ class Region:
 
         Raises:
             DescriptionError: it is broken, of other versions, or names something that is not
-            loaded; the path says which. Unlike: it does not serve this call, or something that it
-            depends on is another one here; ``reason`` says what.
+                loaded; the path says which.
+            Unlike: it does not serve this call, or something that it depends on is another one
+                here; ``reason`` says what.
         """
         with torch_api.dynamo_lock(), TRACE_LOCK:
             return self.__add(
@@ -249,12 +249,12 @@ class Region:
 
         Args:
             args, kwargs: of a call that one of them serves. What is written is read back and bound
-            to it before the file is
-                there; and what a region finds among arguments by identity can be written.
+                to it before the file is there; and what a region finds among arguments by identity
+                can be written.
 
         Raises:
             ArtifactError: there is nothing to write, or nothing that serves this call once it is
-            read back.
+                read back.
         """
         with torch_api.dynamo_lock(), TRACE_LOCK:
             described = [entry.describe(*args, **kwargs) for entry in self.__entries]
@@ -414,7 +414,7 @@ class Region:
 
         Args:
             thresholds: the numbers that decide who serves a call, too (`policy.Policy` says what
-            each means).
+                each means).
         """
         from ..report.text import explain
 
@@ -480,9 +480,8 @@ def _no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if (
-                gc.get_freeze_count() == 0
-            ):  # else the caller froze objects, which unfreeze would release
+            # else the caller froze objects, which unfreeze would release
+            if gc.get_freeze_count() == 0:
                 # there and back: what was made here is old at once, so that enabling does not
                 gc.freeze()
                 gc.unfreeze()  # set off a full collection over all of it

@@ -65,10 +65,11 @@ class Specialization:
         ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``written``:
-        its source. failed: why it does not serve a call; None if it does.
+            its source.
+        failed: why it does not serve a call; None if it does.
         seconds: stage -> how long it took; ``passes``: what each pass did to the first graph.
         inlined: functions of ``torch.compile`` that are part of it -> their back ends, which do not
-        run.
+            run.
     """
 
     misses: tuple[Reason, ...]
@@ -128,7 +129,7 @@ class Specialization:
 
         Args:
             args, kwargs: of a call that it serves, where the region finds things among them by
-            identity.
+                identity.
         """
         roots = Call(args, kwargs, self.state.function)
         options = self.options.of_a_trace()
@@ -156,7 +157,8 @@ class _Maker:
 
     Attributes:
         flat: the distinct tensors and numbers, in the order in which they were found; ``places``:
-        where. handed: what stands for each; ``roots``: of the call.
+            where.
+        handed: what stands for each; ``roots``: of the call.
         inputs: of the capture, which sets it.
     """
 
@@ -183,10 +185,8 @@ class _Maker:
 
     def tensors(self, found: Sequence[tuple[Place, Tensor]]) -> list[Tensor]:
         """The traced tensors for these."""
-        with (
-            torch_api.no_overrides(),
-            torch_api.no_modes(),
-        ):  # real tensors: nothing here is part of the trace
+        # real tensors: nothing here is part of the trace
+        with torch_api.no_overrides(), torch_api.no_modes():
             new = []
             for k, (place, real) in enumerate(found, len(self.flat)):
                 new.append(Argument(real, self._path(place), k, place, self._kind(place, real)))
@@ -394,12 +394,12 @@ def from_description(
     Args:
         data: `Description.data`, perhaps as JSON has given it back.
         history: what a re-trace knows of sizes, for a backward of other tangents than those that
-        are described.
+            are described.
 
     Raises:
         DescriptionError: it is broken, old or foreign.
         Unlike: it is not for this call, or what is read here is something else; ``reason`` says
-        what.
+            what.
     """
     roots = Call(*call, function)
     backend = options.resolve_backend()

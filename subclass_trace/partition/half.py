@@ -128,8 +128,8 @@ class Partitioned:
         second: the backward; its inputs are named after saved values and tangents.
         saved: the `trace_name` of each saved value, in the order of the forward's outputs.
         backward_inputs: for each backward placeholder that of the saved value that it takes, or the
-        name of the tangent. extra: names among ``saved`` that the partitioner did not ask for
-        (docs/notes/tangents.md).
+            name of the tangent.
+        extra: names among ``saved`` that the partitioner did not ask for (docs/notes/tangents.md).
     """
 
     first: Half

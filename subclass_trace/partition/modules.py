@@ -169,7 +169,7 @@ def _check_fit(
 
     Raises:
         VerificationError: they do not return lists, lack outputs, save what is no node, or take
-        unknown inputs.
+            unknown inputs.
     """
     ends = [next(iter(reversed(module.graph.nodes)), None) for module in (forward, backward)]
     lists = [

@@ -21,8 +21,9 @@ def saved_table(
     """One row per saved value, in order.
 
     Bytes are counted once per storage, for dynamic sizes as in the traced call. Inputs and results
-    cost nothing: the caller holds them anyway. ``described``: what each graph input is; ``copied``
-    are results that no caller gets.
+    cost nothing: the
+    caller holds them anyway. ``described``: what each graph input is; ``copied`` are results that
+    no caller gets.
     """
     rows = []
     seen: set[int | None] = set()

@@ -146,8 +146,9 @@ class Table:
         ins, users: rows that it reads, and that read it; merged.
         size: bytes of the value.
         storage: key of its memory; ``view``: it lies in the memory of a row that it reads, and
-        takes no time. tag, recompute: what ``meta`` says of the side it belongs to, and of
-        checkpointing. rows: the live rows in order.
+            takes no time.
+        tag, recompute: what ``meta`` says of the side it belongs to, and of checkpointing.
+        rows: the live rows in order.
         forward_out, backward_out: the outputs; ``outputs``: the rows among them.
         primals, tangents: the placeholders by kind.
         in_backward: depends on a tangent, or has to run there.
@@ -230,9 +231,8 @@ class Table:
         """
         held = {self.storage[o] for o in outputs if type(o) is int} - {None}
         kept: set[Any] = {n for n, k in zip(self.nodes, self.storage, strict=True) if k in held}
-        kept |= {
-            n.args[0] for n in kept if n.target is operator.getitem
-        }  # one of several results of an operation
+        # one of several results of an operation
+        kept |= {n.args[0] for n in kept if n.target is operator.getitem}
         rows = zip(self.nodes, self.bits, strict=True)
         return [bool(b & MERGEABLE) and n not in kept and n.name not in apart for n, b in rows]
 
@@ -240,9 +240,8 @@ class Table:
         """Fill ``same`` and ``ins``."""
         row, same, ins = self.row, self.same, self.ins
         seen: dict[Any, int] = {}
-        alike: dict[
-            Any, int
-        ] = {}  # operation and rows that are read -> the first such row, or -1: it is in ``seen``
+        # operation and rows that are read -> the first such row, or -1: it is in ``seen``
+        alike: dict[Any, int] = {}
         region = 0
 
         def enter(i: int) -> None:

@@ -23,7 +23,9 @@ def min_cut(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Pa
     minimum cut."""
     from functorch.compile import min_cut_rematerialization_partition
 
-    return min_cut_rematerialization_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
+    halves: tuple[fx.GraphModule, fx.GraphModule]
+    halves = min_cut_rematerialization_partition(joint, inputs, **keywords)
+    return halves
 
 
 def call(
@@ -36,7 +38,8 @@ def call(
     """Call a partitioner with the keywords that it takes.
 
     Torch's merge equal nodes, and by that two draws of random numbers that their list does not name
-    (``randn_like(x) - randn_like(x)`` becomes 0): here they merge none.
+    (``randn_like(x) -
+    randn_like(x)`` becomes 0): here they merge none.
     """
     keywords: dict[str, Any] = {"num_fwd_outputs": num_forward}
     try:

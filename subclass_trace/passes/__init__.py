@@ -4,9 +4,11 @@
 >>> def sum_in_double(graph):
 ...     for node in list(graph.find(operation="aten.sum.default")):
 ...         wide = graph.insert(node.args[0], torch.ops.aten._to_copy.default, node.args[0],
-dtype=torch.float64) ...         total = graph.insert(wide, torch.ops.aten.sum.default, wide)
+            dtype=torch.float64)
+...         total = graph.insert(wide, torch.ops.aten.sum.default, wide)
 ...         graph.replace(node, graph.insert(total, torch.ops.aten._to_copy.default, total,
-dtype=torch.float32)) ...         graph.graph.erase_node(node)
+            dtype=torch.float32))
+...         graph.graph.erase_node(node)
 >>> total = st.compile(torch.sum, passes=[sum_in_double])
 >>> total(torch.tensor([1e8, 1.0, -1e8])).item()
 1.0
@@ -155,10 +157,8 @@ class PassRecord:
 
     def __str__(self) -> str:
         rows = [f"{count:+d} {name}" for name, count in self.operations.items()]
-        return (
-            f"{self.name}: "
-            f"{', '.join(rows) or ('arguments or tags changed' if self.diff else 'nothing changed')}"
-        )
+        unseen = "arguments or tags changed" if self.diff else "nothing changed"
+        return f"{self.name}: {', '.join(rows) or unseen}"
 
 
 @dataclass(eq=False)

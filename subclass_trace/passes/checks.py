@@ -38,8 +38,7 @@ class Before:
     Attributes:
         nodes: node -> its operation and arguments.
         inputs: their names; ``outputs``: the types of what it returns; ``shared``: which of them
-        lie in one memory, and in
-            whose.
+            lie in one memory, and in whose.
         effects: what is called for what it does, in order; ``collectives``: the same.
     """
 
@@ -104,9 +103,8 @@ def check(graph: fx.Graph, before: Before, name: str, *, reorders: bool) -> None
     if not reorders:
         _same("the order of collectives", name, before.collectives, now.collectives)
     known: dict[str, fx.Node] = {}
-    for (
-        node
-    ) in graph.nodes:  # a value of the trace is one node: a copy's metadata made another one of it
+    # a value of the trace is one node: a copy's metadata made another one of it
+    for node in graph.nodes:
         if (traced := node.meta.get("trace_name")) is not None and known.setdefault(
             traced, node
         ) is not node:

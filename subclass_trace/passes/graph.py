@@ -61,7 +61,8 @@ class JointGraph:
 
         Args:
             module: a pattern (``layers.*.attention``): nodes of such a module, or of one inside of
-            it. operation: a pattern (``aten.mm.default``).
+                it.
+            operation: a pattern (``aten.mm.default``).
             phase: "forward" or "backward"; None: both.
         """
         for node in self.graph.nodes:

@@ -32,10 +32,9 @@ def memory_policy(rules: Mapping[str, str]) -> Pass:
 
     Args:
         rules: "module" or "module::operation" (patterns; ``*::aten.mm.default``) -> "save",
-        "recompute", "prefer_save",
-            "prefer_recompute", or "offload" (to the memory of the CPU, until the backward). A later
-            rule counts more. A module means what is computed in it, in the modules inside of it,
-            too.
+            "recompute", "prefer_save", "prefer_recompute", or "offload" (to the memory of the CPU,
+            until the backward). A later rule counts more. A module means what is computed in it, in
+            the modules inside of it, too.
 
     Raises:
         OptionError: an unknown word. By the pass, `PassError`: a rule that matches nothing.
@@ -118,9 +117,8 @@ def _offload(graph: JointGraph, node: fx.Node) -> None:
         return
     away = graph.insert(node, aten._to_copy.default, node, device=torch.device("cpu"))
     away.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    if (
-        name := node.meta.get("trace_name")
-    ) is not None:  # backwards that are traced later read the copy, too
+    # backwards that are traced later read the copy, too
+    if (name := node.meta.get("trace_name")) is not None:
         away.meta["trace_name"] = f"{name} of the CPU"
         served = graph.module.meta["served"]
         graph.module.meta["served"] = [

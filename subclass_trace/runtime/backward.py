@@ -49,7 +49,8 @@ class Circumstances:
         create_graph: it can be differentiated twice.
         conditions: on sizes and numbers, beyond those of the specialization.
         state: tells of the arguments of the forward's call whether the Python state that its code
-        read is as it was. autocast: the state of autocast, as in `Ambient`.
+            read is as it was.
+        autocast: the state of autocast, as in `Ambient`.
         dtensor: what was active around DTensors, if it met any.
     """
 
@@ -105,11 +106,12 @@ class CompiledBackward:
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
         passed: which gradients are the very object that is ("tangent", number) or ("gradient",
-        number). when: the circumstances in which it serves.
+            number).
+        when: the circumstances in which it serves.
         next: the backwards of this backward, if it can be differentiated twice.
         reads: the Python state that its code reads.
         graph: its graph module, or the `Half` that makes it; pasted into tapes of compiled
-        autograd.
+            autograd.
     """
 
     tangents: tuple[Spec | None, ...]
@@ -176,9 +178,8 @@ class CompiledBackward:
         leaves = [fit_strides(t, sizes(s.stride)) for t, s in zip(tangents, wanted, strict=True)]
         given = {"saved": saved, "tangent": leaves, "size": env}
         args = [given[kind][key] for kind, key in self.inputs]  # type: ignore[index]
-        if (
-            not self.when.create_graph
-        ):  # the program frees each value after its last use; nothing else may hold it
+        # the program frees each value after its last use; nothing else may hold it
+        if not self.when.create_graph:
             saved.clear()
         with torch.no_grad():
             flat = iter(self.call(args))
@@ -205,8 +206,10 @@ class Backwards:
         inputs: how many inputs are differentiated.
         tape: the retained autograd graph; None until `again` has traced the call once more.
         again: makes the tape of a call where there is none (that of a description is in another
-        process). forward_nodes: the forward as it was recorded; ``trace``: what it was like, where
-        that was in another process. origin: the same for these and for the backwards of them.
+            process).
+        forward_nodes: the forward as it was recorded; ``trace``: what it was like, where that was
+            in another process.
+        origin: the same for these and for the backwards of them.
         takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
         narrow: are told when a backward does not hold for the sizes of a call.

@@ -35,9 +35,8 @@ class WriteBack(torch.autograd.Function):
             leaves[k].copy_(fresh[k])
         ctx.is_view = x._is_view()
         ctx.mark_dirty(x)
-        ctx.set_materialize_grads(
-            False
-        )  # zeros would run the backward of what no gradient comes from
+        # zeros would run the backward of what no gradient comes from
+        ctx.set_materialize_grads(False)
         return x
 
     @staticmethod

@@ -123,8 +123,9 @@ class Unwrapper:
     Attributes:
         examples: values of the specs, by local names.
         tensors: distinct tensors, with their paths; ``sized``: jagged ones, and those with sizes in
-        contexts. changing: contexts that can be changed in place, by local names, with what they
-        are and their paths.
+            contexts.
+        changing: contexts that can be changed in place, by local names, with what they are and
+            their paths.
     """
 
     def __init__(self, source: Source, examples: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ class EntryEmitter:
 
     Args:
         state: guards of Python state, which find the flat arguments; ``ambient``: the state of the
-        thread.
+            thread.
     """
 
     def __init__(self, program: Program, ambient: Ambient, state: StateGuards) -> None:

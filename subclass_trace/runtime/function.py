@@ -63,7 +63,8 @@ def _with_history(
 ) -> Sequence[Tensor | None]:
     """Gradients that can be differentiated."""
     present = [(t, spec) for t, spec in zip(tangents, entry.tangents, strict=True) if t is not None]
-    tracked = [*edges_of(ctx), *(t for t, spec in present if spec.requires_grad)]  # type: ignore[union-attr]
+    wanted = (t for t, spec in present if spec.requires_grad)  # type: ignore[union-attr]
+    tracked = [*edges_of(ctx), *wanted]
     leaves = [leaf for t, _ in present for leaf in leaves_of(t)]
     found = entry.run(saved, leaves, env)
     kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
@@ -139,9 +140,9 @@ def edges_of(ctx: Any) -> list[Tensor]:
 
 # ---- what is saved
 # Autograd keeps what the backward reads, and compares its versions (``save_for_backward``).
-# Operations on a wrapper do not move the counters of its leaves: ``ctx.watched`` has the versions
-# of wrappers of which a leaf is saved, behind weak references: one that nobody holds is not
-# written.
+# Operations on a wrapper do not move
+# the counters of its leaves: ``ctx.watched`` has the versions of wrappers of which a leaf is saved,
+# behind weak references: one that nobody holds is not written.
 def watch(values: Sequence[Tensor]) -> tuple[tuple[Any, int], ...]:
     """References to wrappers, which keep none of them alive, with their versions."""
     return tuple([(weakref.ref(t), t._version) for t in values if not t.is_inference()])
@@ -181,9 +182,10 @@ class DifferentiableBackward(torch.autograd.Function):
 
         Args:
             kept: what the next backward may read: saved values, and leaves of tangents, by their
-            names. watched: wrappers of which a leaf is among that, see `watch`.
+                names.
+            watched: wrappers of which a leaf is among that, see `watch`.
             tracked: what the gradients are differentiated for, the region's inputs and then
-            tangents.
+                tangents.
         """
         ctx.set_materialize_grads(False)
         ctx.entry, ctx.env, ctx.watched, ctx.edges = entry, env, watched, edges(tracked)

@@ -254,10 +254,10 @@ class FunctionEmitter:
                 )
                 s.line(f"if not ({hold}): return None")
             # Of any strides: they are brought to those that the graph was traced for.
-            tensors = unwrapper.tensors
+            tensors: Any = unwrapper.tensors
             tensors[:] = [
                 (n, replace(t, stride=(None,) * len(t.size)), path) for n, t, path in tensors
-            ]  # type: ignore[union-attr]
+            ]
             tensor_checks(unwrapper, unwrapper.examples, symbols, env)
         # Under names of their own: a dense leaf may be brought to other strides, and its name goes
         # before the graph runs.

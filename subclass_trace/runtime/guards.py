@@ -24,12 +24,10 @@ class Ambient:
     deterministic: bool
     dtype: torch.dtype
     devices: tuple[torch.device, ...] = ()  # default devices
-    dtensor: torch_api.DTensorModes | None = field(
-        default=None, compare=False
-    )  # compared where a trace met a DTensor
-    attention: torch_api.AttentionKernels | None = field(
-        default=None, compare=False
-    )  # where it met attention
+    # compared where a trace met a DTensor
+    dtensor: torch_api.DTensorModes | None = field(default=None, compare=False)
+    # where it met attention
+    attention: torch_api.AttentionKernels | None = field(default=None, compare=False)
 
     @staticmethod
     def now() -> Ambient:

@@ -57,8 +57,9 @@ class Pins:
 
     Attributes:
         batches: what C code compares; ``empty``: dicts that have to stay so; ``facts``: what only
-        Python code compares. things: what stands at the places `places`: the tensors, and what is
-        written or compared in each call.
+            Python code compares.
+        things: what stands at the places `places`: the tensors, and what is written or compared in
+            each call.
     """
 
     def __init__(
@@ -76,9 +77,8 @@ class Pins:
             dict.fromkeys(p for p in wanted if not p.moves and not p.late)
         )
         self.empty: list[Any] = []
-        self.facts: list[
-            tuple[Callable[..., Any], Any, Any, Any]
-        ] = []  # reader, of what, key, what it gives
+        # reader, of what, key, what it gives
+        self.facts: list[tuple[Callable[..., Any], Any, Any, Any]] = []
         self.things: list[Any] = []
         self.batches = batches()
         self._compared: set[str] = set()

@@ -164,8 +164,9 @@ def detached_values(captured: Captured, forward: Half) -> frozenset[int]:
     """Positions of outputs that are made objects of their own.
 
     They are, or share memory with, a graph input or an earlier output; or they are dense values
-    that the graph happens to compute as views: autograd would protect a view that comes out of a
-    Function from in-place operations, and would take another tensor for its base.
+    that the graph happens
+    to compute as views: autograd would protect a view that comes out of a Function from in-place
+    operations, and would take another tensor for its base.
     """
     values = captured.results.values
     kept = () if captured.tape is not None else captured.results.views
@@ -213,9 +214,8 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
     made: Any = None
     aside = torch_api.unbound_symbols_set_aside(session.shape_env)
     numbers = torch_api.numbers_as_split_factors()  # as while it was traced, which has guarded them
-    with contextlib.suppress(
-        *torch_api.DATA_DEPENDENT_ERRORS
-    ):  # the class reads a number, as it will of a call's base
+    # the class reads a number, as it will of a call's base
+    with contextlib.suppress(*torch_api.DATA_DEPENDENT_ERRORS):
         # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class
         # may make tensors.
         with (
@@ -253,7 +253,8 @@ def _watched(
     """The inputs and the values that are wrappers, and of which a leaf is saved.
 
     Operations on a wrapper do not move its leaf's version counter, so that a change by the caller
-    between forward and backward would go unnoticed: the counter of the wrapper is compared as well.
+    between forward and
+    backward would go unnoticed: the counter of the wrapper is compared as well.
     """
     outputs = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
     kept = {*map(torch_api.storage_key, outputs[len(outputs) - saved :])} - {None}

@@ -56,7 +56,8 @@ def watch_contexts(
     change of them is refused.
 
     ``same`` tells whether the objects that are the contexts ``now`` are as they were. The wrappers,
-    at ``paths``, are not held: one that the region writes leads to the backward.
+    at ``paths``, are not
+    held: one that the region writes leads to the backward.
     """
 
     def check(_: Any) -> None:

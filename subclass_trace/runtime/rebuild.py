@@ -49,6 +49,5 @@ def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:
     """``t`` itself, or a copy with the strides that a graph was traced for."""
     if t.layout is not torch.strided or tuple(t.stride()) == tuple(stride):
         return t
-    return t.new_empty_strided(t.shape, stride).copy_(
-        t
-    )  # of a batch: room for all of it, whichever dimension that is
+    # of a batch: room for all of it, whichever dimension that is
+    return t.new_empty_strided(t.shape, stride).copy_(t)

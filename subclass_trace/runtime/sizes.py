@@ -68,9 +68,8 @@ def _mark_outer(spec: Spec) -> Spec:
     if not isinstance(spec, WrapperSpec):
         return spec
     context = spec.context
-    if any(
-        isinstance(to_expr(n), SizeExpr) for n in (*spec.size, *spec.stride)
-    ):  # none that became a constant
+    # none that became a constant
+    if any(isinstance(to_expr(n), SizeExpr) for n in (*spec.size, *spec.stride)):
         context = without_outer(context, spec.size, spec.stride)
         context = without_outer(context, hints(spec.size), hints(spec.stride))
     return replace(spec, context=context, inners=tuple(map(_mark_outer, spec.inners)))
@@ -98,10 +97,8 @@ def holds(condition: Any, env: Env) -> bool:
     has none, is not."""
     try:
         return bool(condition.xreplace(dict(env)))
-    except (
-        ArithmeticError,
-        TypeError,
-    ):  # sympy also computes with its infinities, which it cannot compare
+    # sympy also computes with its infinities, which it cannot compare
+    except (ArithmeticError, TypeError):
         return False
 
 
@@ -112,9 +109,8 @@ def evaluator(env: Env) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 def concrete(spec: Spec, env: Env) -> Spec:
     """The spec with the sizes of this call."""
-    jagged = (
-        getattr(spec, "layout", None) is torch.jagged
-    )  # has a size that no symbol stands for, perhaps
+    # has a size that no symbol stands for, perhaps
+    jagged = getattr(spec, "layout", None) is torch.jagged
     if not env and not jagged:
         return spec
     return map_spec(spec, evaluator(env), lambda c: map_sizes(c, lambda n: evaluate(n, env)))

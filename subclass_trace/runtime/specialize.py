@@ -35,8 +35,9 @@ class Graphs:
     """The graphs of a specialization, as graph modules that are made on demand.
 
     ``joint`` and ``backward`` are None when there is no backward. ``by_autograd``: the eager back
-    end leaves the backward to autograd, where no partitioner is asked for. ``own_kernels``:
-    functions of ``torch.compile`` in it that run theirs.
+    end leaves the backward to
+    autograd, where no partitioner is asked for. ``own_kernels``: functions of ``torch.compile`` in
+    it that run theirs.
     """
 
     joint: fx.GraphModule | None
@@ -65,7 +66,8 @@ class _Cut:
         first: the forward; ``compiler``: for it; ``call``: it is compiled already.
         saved: what it saves; ``in_program``: it writes to its inputs.
         backward: the first backward, for the tangents ``guess``, which is ``second`` with
-        ``inputs``. joint: kept if asked for.
+            ``inputs``.
+        joint: kept if asked for.
     """
 
     captured: Captured
@@ -219,7 +221,7 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
 
     Raises:
         NeedsEager: it cannot be traced. Whatever the reason is, eager would raise it in the
-        backward, if there ever is one.
+            backward, if there ever is one.
     """
     try:
         guess = tape.guess()

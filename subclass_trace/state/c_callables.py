@@ -165,7 +165,8 @@ def _dispatched(rec: Any, f: Any, a: Args, k: Named) -> Any:
     rec.cells_of(f)
     rec.step(cells["registry"], "contents", None, registry)
     rec.touch(registry)
-    found = registry.get(a[0]) or unwatched(functools._find_impl, a[0], registry)  # type: ignore[attr-defined]
+    find_impl = functools._find_impl  # type: ignore[attr-defined]
+    found = registry.get(a[0]) or unwatched(find_impl, a[0], registry)
     keys = [key for key, held in registry.items() if held is found]
     return rec.item(registry, keys[0], found) if keys else found
 

@@ -123,7 +123,9 @@ class _Run(Caller):
             g for g, _ in (*self.known.values(), *self.roots.values()) if type(g) is torch.Generator
         ]
         known: Any = (torch.default_generator, *met)
-        if generator._cdata not in {g._cdata for g in known}:  # type: ignore[attr-defined]  # a call may wrap it in another object
+        # A call may wrap it in another object.
+        cdata = generator._cdata  # type: ignore[attr-defined]
+        if cdata not in {g._cdata for g in known}:
             raise SideEffectError(
                 "the region draws from a random generator that it makes, and would go on with it",
                 fix="make it outside of the region and pass it",

@@ -143,7 +143,8 @@ def has_generated_equality(value: Any) -> bool:
     """Is it an instance of a dataclass whose ``==`` compares the fields?"""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return False
-    return bool(type(value).__dataclass_params__.eq and "__eq__" in vars(type(value)))  # type: ignore[attr-defined]
+    cls: Any = type(value)
+    return bool(cls.__dataclass_params__.eq and "__eq__" in vars(cls))
 
 
 def is_copied(value: Any) -> bool:
@@ -151,9 +152,8 @@ def is_copied(value: Any) -> bool:
     array?"""
     if type(value) in (list, dict, set, bytearray, array.array):
         return True
-    if (
-        type(value).__module__ == "numpy"
-    ):  # a number of numpy's cannot be written, and an iterator of it has no bytes
+    # a number of numpy's cannot be written, and an iterator of it has no bytes
+    if type(value).__module__ == "numpy":
         return hasattr(value, "__setitem__") and hasattr(value, "tobytes")
     return has_generated_equality(value) and not type(value).__dataclass_params__.frozen
 

@@ -47,9 +47,9 @@ def kind_of(cls: type) -> Kind:
 #: special methods that a Parameter class may have without being another tensor: they make, copy,
 # save, print it
 _HARMLESS = """
-    __new__ __init__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __setstate__ __repr__ __init_subclass__ __dir__ __doc__
-    __class_getitem__ __subclasshook__ __module__ __dict__ __weakref__ __annotations__ __torch_function__
-    __static_attributes__ __firstlineno__
+    __new__ __init__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __setstate__ __repr__
+    __init_subclass__ __dir__ __doc__ __class_getitem__ __subclasshook__ __module__ __dict__
+    __weakref__ __annotations__ __torch_function__ __static_attributes__ __firstlineno__
 """
 
 
@@ -118,9 +118,8 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
         return NotYet(
             "a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__
         )
-    plain = (
-        issubclass(cls, torch.nn.Parameter) or len(problems(cls)) == 3
-    )  # the class has nothing of the protocol
+    # the class has nothing of the protocol
+    plain = issubclass(cls, torch.nn.Parameter) or len(problems(cls)) == 3
     return (NeedsEager if plain else ProtocolError)(
         f"{cls.__qualname__} is a tensor subclass that cannot be traced through: "
         f"{why_not_traceable(cls)}",
@@ -154,9 +153,10 @@ def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.T
     Static methods, class methods and the old form of two arguments (inner tensors, context) are
     accepted.
     """
+    its_own: Any = cls
     method: Callable[..., torch.Tensor] = (
-        torch_api.repaired_unflatten(cls) or cls.__tensor_unflatten__
-    )  # type: ignore[attr-defined]
+        torch_api.repaired_unflatten(cls) or its_own.__tensor_unflatten__
+    )
     try:
         inspect.signature(method).bind({}, None, (), ())
     except TypeError:

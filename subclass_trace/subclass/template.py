@@ -106,9 +106,8 @@ def _indistinguishable(a: Tensor, b: Tensor) -> bool:
     mine, theirs = vars(a), vars(b)
     if set(mine) != set(theirs) or not all(same_context(v, theirs[k]) for k, v in mine.items()):
         return False
-    with (
-        torch_api.DispatchLog() as log
-    ):  # a class with a size or stride policy of its own answers by dispatch
+    # a class with a size or stride policy of its own answers by dispatch
+    with torch_api.DispatchLog() as log:
         same = all(f(a) == f(b) for f in _PROPERTIES)
     return same and not log.operations and torch_api.dispatch_keys(a) == torch_api.dispatch_keys(b)
 
@@ -161,9 +160,8 @@ class Examples:
                 if not offset:
                     return made
                 room = offset + made.untyped_storage().nbytes() // made.element_size()
-                return made.set_(
-                    made.new_empty(room).untyped_storage(), offset, size, stride
-                )  # some classes repeat it
+                # some classes repeat it
+                return made.set_(made.new_empty(room).untyped_storage(), offset, size, stride)
         inner = {n: self.make(s) for n, s in zip(spec.names, spec.inners, strict=True)}
         return unflatten_of(spec.cls)(
             inner, with_outer(spec.context, size, stride), torch.Size(size), stride

@@ -30,8 +30,7 @@ def inner_values(
 
     Raises:
         ProtocolError: ``__tensor_flatten__`` returns something else than (names, context), or names
-        an attribute that
-            is missing, or one that is neither a tensor nor opaque.
+            an attribute that is missing, or one that is neither a tensor nor opaque.
     """
     cls = type(wrapper)
     try:
@@ -93,7 +92,8 @@ def visit(
     Args:
         leaf: called with each dense tensor and its path, in flatten order.
         wrapper: called with each wrapper after its inner values: (wrapper, names, results, context,
-        path). opaque: called with each opaque attribute and its path.
+            path).
+        opaque: called with each opaque attribute and its path.
 
     Raises:
         ProtocolError: see `inner_values`; also for a tensor subclass without the protocol.

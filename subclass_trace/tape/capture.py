@@ -333,7 +333,8 @@ def _materializes(cls: Any) -> bool:
     """Does the engine hand zeros to this Function where a gradient is undefined?
 
     It does when the capture knows of it; that another Function returned None is known in the run
-    only. There is no way to ask a ctx: the forward's code is looked at.
+    only. There is no way
+    to ask a ctx: the forward's code is looked at.
     """
     return not any(
         "set_materialize_grads" in code.co_names

@@ -147,9 +147,8 @@ class _Writer:
         for node in self.nodes:
             if node.op != "call_function" or node in parts:
                 continue
-            if (
-                node.meta.get("kind") == "segment"
-            ):  # its list is all that holds its values: see segments.py
+            # its list is all that holds its values: see segments.py
+            if node.meta.get("kind") == "segment":
                 self.lines.append(f"    values = {self._text(node.args[0])}")
                 self._delete(dies.pop(node, []))
                 self._call(node, "    ", "values")

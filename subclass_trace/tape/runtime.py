@@ -151,9 +151,8 @@ class Engine:
             captures = (
                 thread.runners and not _door.capturing.tracing and not torch.is_anomaly_enabled()
             )
-            captures = (
-                captures and not create_graph
-            )  # values that hooks unpack get their history in the engine alone
+            # values that hooks unpack get their history in the engine alone
+            captures = captures and not create_graph
             if captures:
                 if found[0] is FACTORY[0]:
                     self._part_from_foreign_tapes()

@@ -102,16 +102,14 @@ class Segment:
         except Exception as error:
             if len(self.region.specializations) != before:
                 raise
-            self.refused = (
-                error  # it cannot be traced; if the error is the user's, it comes again now
-            )
+            # it cannot be traced; if the error is the user's, it comes again now
+            self.refused = error
             return self.function(given)
         made = self.region.specializations
         if len(made) != before:
             runtime.stats.segments += len(made) - before
-            if all(
-                isinstance(r, Tensor) for r in results
-            ):  # an undefined gradient is no leaf of the region's results
+            # an undefined gradient is no leaf of the region's results
+            if all(isinstance(r, Tensor) for r in results):
                 self._arm(made[-1], values)
         return results
 

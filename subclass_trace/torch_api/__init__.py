@@ -59,7 +59,5 @@ from .this_thread import *
 from .versions import untested as untested
 from .wrappers import *
 
-__all__ = [
-    "done_work",
-    "pytree",
-]  # torch's own pytrees, for the arguments of higher order operators
+# torch's own pytrees, for the arguments of higher order operators
+__all__ = ["done_work", "pytree"]

@@ -79,7 +79,9 @@ class StandIn(torch.Tensor):
     __torch_function__ = disabled_torch_function
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError(f"{func} ran on a stand-in")
 
     @staticmethod
@@ -93,10 +95,10 @@ class StandIn(torch.Tensor):
         offset: int = 0,
     ) -> torch.Tensor:
         """A stand-in of this metadata."""
-        make: Any = torch.Tensor._make_wrapper_subclass
+        make: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
         return make(
             StandIn, size, stride, offset, None, dtype, layout, device, False, requires_grad
-        )  # type: ignore[no-any-return]
+        )
 
 
 def needs_exact_strides(target: object) -> bool:

@@ -104,8 +104,8 @@ class DelayedGradientScale(DelayedScale):
     """Quantises the gradient of a tensor, with a scale from the last ``steps`` backwards.
 
     `advance_gradient_scales` moves the history on. Without it each gradient keeps its own scale,
-    and with several backwards before it their histories are added up: too large a scale saturates
-    nothing.
+    and with several
+    backwards before it their histories are added up: too large a scale saturates nothing.
     """
 
     def __init__(self, steps: int = 16, target: torch.dtype = E5M2) -> None:
@@ -121,9 +121,8 @@ class DelayedGradientScale(DelayedScale):
 
     def _apply(self, fn: Any, recurse: bool = True) -> DelayedGradientScale:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.history = (
-            self.history.detach().requires_grad_()
-        )  # what `to` makes of a buffer has a history in autograd
+        # what `to` makes of a buffer has a history in autograd
+        self.history = self.history.detach().requires_grad_()
         return self
 
 

@@ -1,7 +1,8 @@
 """`Masked`: data with missing elements, closed under pointwise operations.
 
 What it is for: an inner tensor of another dtype (bool) that has no gradient, and a rule that covers
-hundreds of operations at once: torch tags the pointwise ones.
+hundreds of
+operations at once: torch tags the pointwise ones.
 
     >>> x = Masked(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True]))
     >>> y = (x + torch.ones(3)).relu()

@@ -19,13 +19,15 @@ saves the `ScaledFP8` operands of a matmul as they are.
 Which operations stay in FP8: views, clone, changes of device or floating dtype, ``mm`` and
 ``addmm`` of two ScaledFP8 (dense result, from ``torch._scaled_mm``). In-place operations compute
 densely and quantise the result again, so optimizers work on a ScaledFP8 parameter. Everything else
-gives the dense tensor that it would give on the value, and so does ``zeros_like``: optimizers make
-their state with it, and Adam's second moment does not survive one scale in FP8.
+gives the dense tensor that it would give on the value, and so
+does ``zeros_like``: optimizers make their state with it, and Adam's second moment does not survive
+one scale in FP8.
 
 Limits. There is one scale for the whole storage: a write through a view of a *part* keeps the scale
 and saturates instead of touching the other elements. One NaN or infinity makes the whole tensor
-useless, as in all per-tensor schemes. Updates smaller than half an FP8 step are lost: for training
-keep the weights in high precision, which is the default of `FP8Linear`.
+useless, as in all per-tensor
+schemes. Updates smaller than half an FP8 step are lost: for training keep the weights in high
+precision, which is the default of `FP8Linear`.
 """
 
 from __future__ import annotations
@@ -195,10 +197,8 @@ def _matmul_inputs(a: Any, b: Any) -> bool:
 def _mm(func: Any, a: Any, b: Any) -> Any:
     if not _matmul_inputs(a, b):
         return NotImplemented
-    left, right = (
-        a.qdata.contiguous(),
-        b.qdata.t().contiguous().t(),
-    )  # what GPU kernels want: row times column major
+    # what GPU kernels want: row times column major
+    left, right = a.qdata.contiguous(), b.qdata.t().contiguous().t()
     accumulate = torch.float32 if a.dtype == torch.float64 else a.dtype
     out = torch_api.scaled_mm(left, right, scale_a=a.scale, scale_b=b.scale, out_dtype=accumulate)
     return out.to(a.dtype)

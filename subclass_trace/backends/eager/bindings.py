@@ -18,10 +18,10 @@ Note [Proof of a binding]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
 A C binding is an argument parser, perhaps some handwritten code, and a call of the dispatcher. What
 the dispatcher does then is the same for the binding and for the raw callable, so it is enough to
-look at the calls that reach it. The binding is called on *stand-ins*: strided tensors without data
-that require grad and have the dispatch keys of real ones. A dispatch mode records what arrives and
-answers with stand-ins; nothing runs. It must record one call: of this overload, with these very
-tensors and these very numbers.
+look at the calls that reach it. The
+binding is called on *stand-ins*: strided tensors without data that require grad and have the
+dispatch keys of real ones. A dispatch mode records what arrives and answers with stand-ins; nothing
+runs. It must record one call: of this overload, with these very tensors and these very numbers.
 
 The stand-ins are made from a *pattern* of the arguments: tensors as (rank, dtype, device), symbolic
 sizes as "a number", constants as themselves. The proof reads the pattern and nothing else, so its
@@ -83,7 +83,7 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
 
     Args:
         args, kwargs: may be nodes, which carry example values in ``meta["val"]``, fake or real, or
-        numbers.
+            numbers.
     """
     if not isinstance(op, torch_api.OpOverload):
         if torch_api.higher_order_name(op) == "auto_functionalized_v2" and _writes_whole_bases(
@@ -99,9 +99,8 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
     key = op, repr(given)  # tells 1 from True and 1.0, and 0.0 from -0.0
     found = _cache.get(key)
     if found is None:
-        if (
-            torch_api.functorch_active()
-        ):  # dispatch is not what it will be at run time: neither prove nor remember
+        # dispatch is not what it will be at run time: neither prove nor remember
+        if torch_api.functorch_active():
             return _raw(op)
         found = _search(op, *given)
         _cache[key] = found
@@ -113,9 +112,8 @@ def _patterns(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if op.namespace != "aten":
         return None
     try:
-        with (
-            torch_api.no_overrides()
-        ):  # reading a fake tensor's dtype is an override to a user's function mode
+        # reading a fake tensor's dtype is an override to a user's function mode
+        with torch_api.no_overrides():
             return _pattern(tuple(args)), {k: _pattern(v) for k, v in kwargs.items()}
     except _NoPattern:
         return None
@@ -355,9 +353,8 @@ _RESULT = _Tensor(1, torch.float32, torch.device("cpu"))
 
 
 def _answer(op: Any, ret: Any, args: Any, kwargs: Any) -> Any:
-    if (
-        ret.alias_info is not None and ret.alias_info.is_write
-    ):  # an in-place or out= operation returns its argument
+    # an in-place or out= operation returns its argument
+    if ret.alias_info is not None and ret.alias_info.is_write:
         wanted, rows = (
             ret.alias_info.before_set,
             zip(op._schema.arguments, _by_parameter(op, args, kwargs), strict=True),

@@ -101,7 +101,8 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
 
     Args:
         gm: a graph of placeholders, attributes and function calls, with example values in
-        ``meta["val"]``. name: the name of the function.
+            ``meta["val"]``.
+        name: the name of the function.
 
     Raises:
         VerificationError: an argument of a node is a symbolic size that is not a node of the graph.
@@ -184,10 +185,8 @@ class _Writer:
         """The source of the whole list."""
         half = self.half
         order = [n for n in half.body if n.op != "get_attr"]
-        for node in (
-            *half.inputs,
-            *order,
-        ):  # variables first: they have the better right to their names
+        # variables first: they have the better right to their names
+        for node in (*half.inputs, *order):
             self.variables[node] = self._fresh(node.name)
         for node in half.body:
             if node.op == "get_attr":
@@ -231,9 +230,8 @@ class _Writer:
             guard = self.guards.get(node)
             for named in (*inputs_of(node, self.calls), *([] if guard is None else [guard])):
                 used = merged.get(named, named)
-                if (
-                    used.op != "get_attr" or used in last
-                ):  # a saved constant is an input of the backward
+                # a saved constant is an input of the backward
+                if used.op != "get_attr" or used in last:
                     last[used] = node
         deaths: dict[fx.Node | None, list[fx.Node]] = {}
         for value, by in last.items():

@@ -40,8 +40,7 @@ class Call:
     Attributes:
         target, origin, rest: the operation and its arguments.
         chain: where given, the call is right for a contiguous origin alone: else these views are
-        made of it, one of the
-            other, the node being the last.
+            made of it, one of the other, the node being the last.
     """
 
     target: Any

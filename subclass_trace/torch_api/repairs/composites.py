@@ -6,11 +6,14 @@ takes some operations apart in Python instead of in C++. These Python forms diff
 kernels, and have another one here:
 
     rnn_tanh, rnn_relu, lstm, gru   no dropout between the layers: a comparison of torch's is the
-    wrong way round; refused dropout                         draws random numbers for p = 1; copies
-    where the kernel returns its argument multilabel_margin_loss_forward  counts class 0 for each
-    target that a row has less than classes; refused upsample_linear and the like    rounds in
-    another way, by 1 for bytes; refused for these batch norms, margin losses      wrappers get the
-    parts, where eager mode hands the operation itself to their class
+                                    wrong way round; refused
+    dropout                         draws random numbers for p = 1; copies where the kernel returns
+                                    its argument
+    multilabel_margin_loss_forward  counts class 0 for each target that a row has less than classes;
+    refused
+    upsample_linear and the like    rounds in another way, by 1 for bytes; refused for these
+    batch norms, margin losses      wrappers get the parts, where eager mode hands the operation
+                                    itself to their class
 
 What is refused with symbolic sizes is traced again with numbers, and then computed by the kernel.
 And the sizes of pooling's results are computed without a branch: before torch 2.13 it asks for the

@@ -2,9 +2,8 @@
 compiled autograd.
 
 Parameters are DTensors, each has a hook that clips its gradient, and activations are kept off the
-device between
-forward and backward (here: as numpy arrays). Printed are losses, time and peak memory of the
-backwards, and the tape.
+device between forward and backward (here: as numpy arrays). Printed are losses, time and peak
+memory of the backwards, and the tape.
 
 It runs as one process; under ``torchrun --nproc-per-node=2 -m examples.compiled_autograd``
 parameters are sharded.

@@ -16,10 +16,9 @@ from .model import Sizes
 from .side_by_side import WARM_UP, Job, Result
 
 # Relative, at every step. The eager back end runs the same kernels in the same order: all losses
-# measured so far were
-# equal bit for bit. Other back ends round differently: 4e-7 measured for inductor with DTensor
-# weights, and 4e-3 with FP8 weights, where the smallest difference makes a value fall to the next
-# FP8 number, 6 % away.
+# measured so far were equal bit for bit. Other back ends round differently: 4e-7 measured for
+# inductor with DTensor weights, and 4e-3 with FP8 weights, where the smallest difference makes a
+# value fall to the next FP8 number, 6 % away.
 TOLERANCE, LOOSE_TOLERANCE = 1e-6, 2e-2
 FALL = 0.9  # the last losses must be below this part of the first one
 ENOUGH = 20  # steps to expect that of

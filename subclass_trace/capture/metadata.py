@@ -2,9 +2,8 @@
 does it start.
 
 A traced stand-in would answer for itself. So `MetadataReads` answers for the input that it stands
-for, and notes what was
-read: that is guarded, and only that. It sees calls through `CapturedFunctions`. What differs in
-each call is refused; all else the stand-in answers.
+for, and notes what was read: that is guarded, and only that. It sees calls through
+`CapturedFunctions`. What differs in each call is refused; all else the stand-in answers.
 """
 
 from __future__ import annotations

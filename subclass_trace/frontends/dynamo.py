@@ -4,8 +4,8 @@ partition and run time.
 >>> import torch
 >>> from subclass_trace.frontends.dynamo import register
 >>> register()  # not needed where the package is installed: torch finds its entry point
->>> f = torch.compile(lambda x: x.sin() * 2, backend="subclass_trace", options={"partitioner":
-"default"})
+>>> options = {"partitioner": "default"}
+>>> f = torch.compile(lambda x: x.sin() * 2, backend="subclass_trace", options=options)
 >>> f(torch.zeros(2))
 tensor([0., 0.])
 

@@ -2,10 +2,10 @@
 
 A *ban* says that a row is computed in the forward and never recomputed; torch's rules on the rows
 of a table, but that whatever lies in another row's memory may be recomputed. A *weight* is the
-price of saving a row; `INF` means that it cannot be
-saved. It is what memory really holds: a storage costs its bytes once; a view is never saved, its
-owner is; inputs, and results that eager autograd would keep as well, are alive anyway and cost
-nothing; a graph input that the region writes back into is saved as a clone, which is paid for.
+price of saving a row; `INF` means that it cannot be saved. It is what memory really holds: a
+storage costs its bytes once; a view is never saved, its owner is; inputs, and results that eager
+autograd would keep as well, are alive anyway and cost nothing; a graph input that the region writes
+back into is saved as a clone, which is paid for.
 """
 
 from __future__ import annotations

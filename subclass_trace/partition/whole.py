@@ -1,10 +1,9 @@
 """A region that runs its own backward is one graph: what is computed again there, and where.
 
 The same choice as for two graphs (`MinCut`: tags of checkpoints, bans, budget) is made on the table
-of this graph, as if it
-were cut in front of its backward. Nothing is moved: what a backward reads and the choice does not
-save is copied in front of the first operation of the backward that needs it, and the forward's own
-dies where its last forward user is.
+of this graph, as if it were cut in front of its backward. Nothing is moved: what a backward reads
+and the choice does not save is copied in front of the first operation of the backward that needs
+it, and the forward's own dies where its last forward user is.
 
 In a graph as it was recorded memory is written. What is copied runs later, so nothing is that reads
 or gives memory which is written between the two places.

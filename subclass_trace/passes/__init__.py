@@ -3,11 +3,10 @@
 >>> import torch, subclass_trace as st
 >>> def sum_in_double(graph):
 ...     for node in list(graph.find(operation="aten.sum.default")):
-...         wide = graph.insert(node.args[0], torch.ops.aten._to_copy.default, node.args[0],
-            dtype=torch.float64)
+...         to, x = torch.ops.aten._to_copy.default, node.args[0]
+...         wide = graph.insert(x, to, x, dtype=torch.float64)
 ...         total = graph.insert(wide, torch.ops.aten.sum.default, wide)
-...         graph.replace(node, graph.insert(total, torch.ops.aten._to_copy.default, total,
-            dtype=torch.float32))
+...         graph.replace(node, graph.insert(total, to, total, dtype=torch.float32))
 ...         graph.graph.erase_node(node)
 >>> total = st.compile(torch.sum, passes=[sum_in_double])
 >>> total(torch.tensor([1e8, 1.0, -1e8])).item()

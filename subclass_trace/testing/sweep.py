@@ -2,9 +2,8 @@
 program.
 
 `sweep_of(subject)` gives what came of it: findings, each with the rule that it breaks and the lines
-that show it, and the
-coverage: which calls were right, refused, or not tried. Then some of the calls on other sizes,
-dtypes and layouts.
+that show it, and the coverage: which calls were right, refused, or not tried. Then some of the
+calls on other sizes, dtypes and layouts.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ nodes, AOT functions.
 Note [One operation namespace per process]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 C++ hands the functional form of each autograd node type to ``bind_function`` once per process, to
-whichever compiler
-captures first. So everybody must keep them in one place: torch's own
+whichever compiler captures first. So everybody must keep them in one place: torch's own
 ``torch._dynamo.compiled_autograd.ops``, which is imported (with Dynamo) when compiled autograd is
 first switched on.
 """

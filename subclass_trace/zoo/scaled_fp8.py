@@ -25,9 +25,8 @@ one scale in FP8.
 
 Limits. There is one scale for the whole storage: a write through a view of a *part* keeps the scale
 and saturates instead of touching the other elements. One NaN or infinity makes the whole tensor
-useless, as in all per-tensor
-schemes. Updates smaller than half an FP8 step are lost: for training keep the weights in high
-precision, which is the default of `FP8Linear`.
+useless, as in all per-tensor schemes. Updates smaller than half an FP8 step are lost: for training
+keep the weights in high precision, which is the default of `FP8Linear`.
 """
 
 from __future__ import annotations

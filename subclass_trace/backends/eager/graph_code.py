@@ -62,8 +62,9 @@ def display(
 ) -> str:
     """The source of a container, each item written by ``code``.
 
-    >>> display([1, (2,), {"k": slice(3)}], lambda v: display(v, repr) if isinstance(v, (tuple,
-    dict)) else repr(v)) "[1, (2,), {'k': slice(None, 3, None)}]"
+    >>> inner = lambda v: display(v, repr) if isinstance(v, (tuple, dict)) else repr(v)
+    >>> display([1, (2,), {"k": slice(3)}], inner)
+    "[1, (2,), {'k': slice(None, 3, None)}]"
     """
     if isinstance(value, list):
         return f"[{', '.join(map(code, value))}]"

@@ -244,6 +244,7 @@ def build(
             if t.is_conj() or t.is_neg():
                 raise UnsupportedError(
                     f"the inner tensor {name} has a conjugate or negative bit",
+                    code="wrapper-form",
                     path=f"{cls.__name__}.{name}",
                     fix="use x.resolve_conj().resolve_neg(), or x.conj_physical()",
                 )

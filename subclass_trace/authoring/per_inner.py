@@ -118,6 +118,7 @@ def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) ->
             cls = type(first).__name__
             raise UnsupportedError(
                 f"{func} runs on each inner tensor of {cls}, but its operands differ",
+                code="wrapper-form",
                 path=cls,
                 expected=f"inner tensors {list(names)} and context "
                 f"{torch_api.text_of(context, 80)} in all of them",
@@ -144,6 +145,7 @@ def _check_shapes(func: Any, x: Any, names: Sequence[str]) -> None:
             raise UnsupportedError(
                 f"{func} runs on each inner tensor of {cls}, but {name} has another shape than "
                 "the wrapper",
+                code="wrapper-form",
                 path=f"{cls}.{name}",
                 expected=f"shape {tuple(x.shape)}, stride {x.stride()}",
                 got=f"shape {tuple(t.shape)}, stride {t.stride()}",
@@ -156,6 +158,7 @@ def _writes_plain(cls: type, func: Any) -> RuleError:
     made = f"if torch makes it: {cls.__name__}.implements_per_inner(authoring.factories)"
     return RuleError(
         f"{func} would write a {cls.__name__} into a plain tensor",
+        code="no-rule",
         expected=f"a {cls.__name__} as the argument that is written to",
         fix=f"make the written tensor a {cls.__name__} ({made}), or use the out-of-place operation",
     )
@@ -188,6 +191,7 @@ def _together(
     cls = type(x).__name__
     raise RuleError(
         f"{func} gives {different} for the inner tensors of a {cls}",
+        code="no-rule",
         expected=f"{torch_api.text_of(head, 80)} for each, as for {names[0]}",
         got=f"{torch_api.text_of(out, 80)} for {name}",
         fix=f"do not read values of a {cls} into Python, or read them from its inner tensors",
@@ -349,7 +353,9 @@ def refuse(cls: type[Any], func: Any, fix: str | None = None) -> RuleError:
     asked = _authors.running_backward()
     got = f"{func}, {asked}" if asked else func
     what = f"{name} has no rule for {func}"
-    return RuleError(what, path=_user_line(), got=got, fix=fix or cls._wrapper_advice or general)
+    return RuleError(
+        what, code="no-rule", path=_user_line(), got=got, fix=fix or cls._wrapper_advice or general
+    )
 
 
 def _user_line() -> str | None:

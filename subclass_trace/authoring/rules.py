@@ -193,6 +193,7 @@ def resolve(cls: type[Any], func: Any) -> Run:
     if not isinstance(func, torch_api.OpOverload):
         raise UnsupportedError(
             f"{cls.__name__} has no rule for {func}: it is a higher order operator",
+            code="wrapper-form",
             fix="trace through the wrapper (subclass_trace.compile), or call it on the inner "
             "tensors",
         )

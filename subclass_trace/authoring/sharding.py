@@ -34,6 +34,7 @@ def pre_all_gather(x: Any, ranks: int, outer_size: Any) -> tuple[tuple[torch.Ten
             raise UnsupportedError(
                 f"the all-gather of {cls} cannot be derived: {name} does not have one row for "
                 "each row of the wrapper",
+                code="wrapper-form",
                 path=f"{cls}.{name}",
                 expected=f"{x.shape[0] if x.dim() else 'no'} rows",
                 got=f"shape {tuple(t.shape)}",

@@ -93,6 +93,7 @@ def requantizer(cls: type[Any]) -> Callable[[Any, torch.Tensor], None] | None:
             raise UnsupportedError(
                 f"{type(self).__name__}.{name}() gives other inner tensors than those that would "
                 "be written",
+                code="wrapper-form",
                 path=type(self).__name__,
                 expected=dict(zip(names, sizes[0], strict=True)),
                 got=dict(zip(names, sizes[1], strict=True)),

@@ -282,6 +282,7 @@ class WrapperTensor(torch.Tensor):
         if not self.is_leaf:
             raise UnsupportedError(
                 f"a {type(self).__name__} with a grad_fn cannot be copied deeply",
+                code="wrapper-form",
                 expected="a leaf of the autograd graph",
                 fix="copy x.detach()",
             )

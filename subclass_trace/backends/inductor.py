@@ -46,7 +46,9 @@ def compile_with_inductor(
                 f"inductor has no place for a generator of random numbers ({node.target})",
                 "draw outside",
             )
-            raise UnsupportedError(what, path=line_text(node.meta.get("frames")), fix=fix)
+            raise UnsupportedError(
+                what, code="generator-of-a-graph", path=line_text(node.meta.get("frames")), fix=fix
+            )
     own = _copy(gm)
     output = own.graph.output_node()
     if not isinstance(output.args[0], (tuple, list)):  # inductor wants several results

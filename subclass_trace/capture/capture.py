@@ -18,7 +18,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan import OutputPlan, PlanMutations, SharedLeaf, SideEffect, ValueOutput
 from ..plan.descriptors import (
     AnyDescriptor,
@@ -180,8 +180,9 @@ class Capture:
                 changed = list(self.functions.gradients.changed())
                 if torch.is_grad_enabled() != grad_mode:
                     torch.set_grad_enabled(grad_mode)
-                    raise NeedsEager(
+                    raise UnsupportedError(
                         "the region leaves gradients on or off",
+                        code="grad-mode-left",
                         fix="use torch.no_grad() as a context",
                     )
                 recorder.sealed = True
@@ -297,7 +298,9 @@ class Capture:
         )
         if live and not rows:
             raise UnsupportedError(
-                "a result requires grad by a leaf of the region's own making alone", fix="detach it"
+                "a result requires grad by a leaf of the region's own making alone",
+                code="leaf-made-inside",
+                fix="detach it",
             )
         described = inputs.describe()
         tape = self._tape(live, results.described, rows, forward) if live else None
@@ -346,12 +349,14 @@ def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> N
             raise UnsupportedError(
                 "a result leads to a leaf that the region makes, and whose gradient a backward "
                 "of the region has set",
+                code="leaf-made-inside",
                 fix="detach the result, or use torch.autograd.grad",
             )
         if not any(map(torch_api.is_fake, leaves_of(leaf))):
             raise UnsupportedError(
                 "code inside the region takes a tensor of the caller's, which requires grad, in "
                 "a way that cannot be traced",
+                code="tensor-from-unread-code",
                 expected="tensors that Python code of the region reads; or that require no grad, "
                 "or under torch.no_grad()",
                 got=f"operations on a tensor of shape {tuple(leaf.shape)} itself, as under "
@@ -378,7 +383,7 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
     """The wrapper of a call is built of tensors without a history.
 
     Raises:
-        NeedsEager: an inner tensor requires grad: the constructor did not detach it; or its
+        UnsupportedError: an inner tensor requires grad: the constructor did not detach it; or its
             gradient is wanted.
     """
     values, known = (
@@ -390,17 +395,19 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
         taken = leaves_behind([v for v in values if isinstance(v, Tensor)], [])
         kept = {id(t) for rows in inside.values() for _, t in rows}
         if not known.isdisjoint(map(id, taken)) or not known <= kept:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the region takes an inner tensor that requires grad out of its wrapper",
+                code="inner-requires-grad",
                 fix="detach it",
             )
     for value in values:
         if any(
             id(t) not in known and torch_api.is_reached(t) for _, t in inside.get(id(value), ())
         ):
-            raise NeedsEager(
+            raise UnsupportedError(
                 f"the region makes a {type(value).__qualname__} that keeps a tensor which "
                 "requires grad inside",
+                code="inner-requires-grad",
                 fix="detach it in the constructor, or make the constructor an autograd.Function",
             )
 
@@ -410,7 +417,7 @@ def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
     (``known``).
 
     Raises:
-        NeedsEager: the region has entered or left that.
+        UnsupportedError: the region has entered or left that.
     """
     mode = torch.is_inference_mode_enabled()
     for value in values:
@@ -419,14 +426,18 @@ def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
             for t in (value, *leaves_of(value))
         ):
             what = "the region makes a result in another inference mode than the caller's"
-            raise NeedsEager(what, fix="enter or leave inference mode around the region")
+            raise UnsupportedError(
+                what,
+                code="inference-mode-left",
+                fix="enter or leave inference mode around the region",
+            )
 
 
 def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
     """Writes to one input that another one sees.
 
     Raises:
-        NeedsEager: there are such.
+        UnsupportedError: there are such.
     """
     places: dict[Any, list[int]] = {}
     for k, t in enumerate(inputs.originals if recorder.mutable else ()):
@@ -438,8 +449,9 @@ def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
             k for k in places.get(storage, ()) if byte_range(inputs.originals[k]).overlaps(written)
         ]
         if len(seen) > 1:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "arguments share memory that the region writes",
+                code="shared-memory-written",
                 path=inputs.leaf_paths[seen[0]],
                 fix="pass one of them alone, and make the others inside of the region",
             )

@@ -11,13 +11,13 @@ import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from .aliasing import repeats
 from .effects import has_effects
 from .symbols import READERS
@@ -61,7 +61,7 @@ def _refuse_views(recorder: Any) -> None:
     (``as_strided``), which a functional tensor has none of.
 
     Raises:
-        NeedsEager: there is one.
+        UnsupportedError: there is one.
     """
     for node in recorder.graph.nodes:
         single = isinstance(node.target, torch_api.OpOverload)
@@ -135,10 +135,10 @@ def _out_arguments(target: Any) -> list[str]:
 
 def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
     # Dynamo leaves the step of an optimizer out of its graphs.
-    cls = UnsupportedError if "_fused_" in str(node.target) else NeedsEager
-    return cls(
+    return UnsupportedError(
         f"torch cannot make {node.target} functional in this place: "
         f"{' '.join(str(why).split())[:300]}",
+        code="fused-step" if "_fused_" in str(node.target) else "not-functional",
         path=line_text(node.meta.get("frames")),
         fix="use the out-of-place operation, or write to a clone",
     )
@@ -152,7 +152,7 @@ def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
     them: what it has saved is found by their names.
 
     Raises:
-        NeedsEager: a later backward writes what a node of the forward made, or reads.
+        UnsupportedError: a later backward writes what a node of the forward made, or reads.
     """
     beside = _untouched(graph)
     if known is None:
@@ -163,8 +163,9 @@ def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
         if n.op == "placeholder" or n.meta.get("partitioner_tag") == "is_forward"
     }
     if touched := (known & of_forward) - beside:
-        raise NeedsEager(
+        raise UnsupportedError(
             "a later backward writes memory of the forward",
+            code="late-write",
             path=line_text(touched.pop().meta.get("frames")),
         )
     return (beside - of_forward) | (known & of_forward)
@@ -250,7 +251,7 @@ class Functionalization:
                 may write anything.
 
         Raises:
-            NeedsEager, UnsupportedError: torch has no functional form of a write.
+            UnsupportedError: torch has no functional form of a write.
         """
         _refuse_views(self.recorder)
         graph = self.recorder.graph
@@ -293,8 +294,7 @@ class Functionalization:
         sizes = "unbacked_bindings" in node.meta and not getattr(target, "is_view", False)
         if node.op == "get_attr" or isinstance(value, torch_api.SYM_TYPES) or sizes:
             return True
-        pure = not target._schema.is_mutable  # type: ignore[union-attr]
-        mended = target in self.kernels and pure
+        mended = target in self.kernels and not cast(Any, target)._schema.is_mutable
         return isinstance(target, torch_api.HigherOrderOperator) or has_effects(target) or mended
 
     def _copy(self, node: fx.Node) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
@@ -75,8 +75,9 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             and getattr(func, "__self__", None) is Tensor.data
             and torch_api.is_fake(args[0])
         ):
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the region gives a tensor other memory (x.data = y)",
+                code="memory-exchanged",
                 path=self.recorder.user_line(),
             )
         if name in TEXTS and args:
@@ -131,6 +132,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if self.reads.inputs.number_of(self.stand_ins.known(t)) is not None:
             raise UnsupportedError(
                 "the region registers a hook on a tensor from outside, which would keep it",
+                code="hook-on-outside",
                 path=self.recorder.user_line(),
                 fix="register it outside of the region, or on x * 1",
             )
@@ -182,8 +184,9 @@ def _one_hot(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     index, classes = (*args, *kwargs.values(), -1)[:2]
     if torch_api.is_fake(index):
         if index.dtype is not torch.int64 or classes <= 0:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "one_hot whose values tell the number of classes, or that eager refuses",
+                code="one-hot",
                 got=classes,
             )
         if index.device.type != "cuda":  # there the kernel asserts

@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..subclass.protocol import REAL
 from ..torch_api import pytree
 from .graphs import is_write
@@ -52,7 +52,12 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
                 for x in pytree.tree_leaves(operands)
             ):
                 what = f"{func.name()} over wrappers"
-                raise NeedsEager(what, path=recorder.user_line(), fix="give it dense tensors")
+                raise UnsupportedError(
+                    what,
+                    code="operator-over-wrappers",
+                    path=recorder.user_line(),
+                    fix="give it dense tensors",
+                )
             with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
                 try:
                     module = torch_api.make_fx(function, {**recorder.decompositions, **_DETACH})(
@@ -64,12 +69,19 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
                         "pass it as an operand",
                     )
                     raise UnsupportedError(
-                        what, path=recorder.user_line(), got=str(error)[:200], fix=fix
+                        what,
+                        code="branch-of-operator",
+                        path=recorder.user_line(),
+                        got=str(error)[:200],
+                        fix=fix,
                     ) from error
                 if any(map(is_write, module.graph.nodes)):
                     what = f"a branch of {func.name()} writes in place"
                     raise UnsupportedError(
-                        what, path=recorder.user_line(), fix="write out of place"
+                        what,
+                        code="branch-of-operator",
+                        path=recorder.user_line(),
+                        fix="write out of place",
                     )
                 modules[id(function)] = module
                 met.append(operands)

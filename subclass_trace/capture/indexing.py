@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..subclass.protocol import Kind, kind_of
 
 Tensor = torch.Tensor
@@ -59,8 +59,9 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
         with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
             return x.select(dim, place)
     except (RuntimeError, *torch_api.DATA_DEPENDENT_ERRORS) as error:  # DTensor's
-        raise NeedsEager(
-            "a wrapper is indexed by a number from inside a tensor, which its class has to know"
+        raise UnsupportedError(
+            "a wrapper is indexed by a number from inside a tensor, which its class has to know",
+            code="index-from-values",
         ) from error
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan import gradient_of
 from ..state.instrument import clone
 from ..subclass.flatten import leaves_of
@@ -96,6 +96,7 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region asks for the gradient of a tensor, and that is sparse, or is also "
                 "another of its inputs",
+                code="inner-differentiation",
                 path=row.path,
                 got=f"a gradient of layout {real.layout}",
                 fix="pass the gradient as an argument alone",
@@ -134,6 +135,7 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region calls .backward() with create_graph=True or inputs=, or to a leaf "
                 "with a hook, or of an input",
+                code="inner-backward",
                 path=self.recorder.user_line(),
                 fix="use torch.autograd.grad",
             )
@@ -161,7 +163,7 @@ class InnerBackward:
         """As a GAN's step does with its discriminator.
 
         Raises:
-            NeedsEager: after a backward a tensor from outside gets another ``requires_grad``.
+            UnsupportedError: after a backward a tensor from outside gets another ``requires_grad``.
                 Dynamo has one graph for what is before and after, and with that one backward.
         """
         if (
@@ -169,9 +171,10 @@ class InnerBackward:
             and t.requires_grad is not requires_grad
             and self.inputs.number_of(t) is not None
         ):
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the region calls .backward(), and changes requires_grad of a tensor from "
                 "outside afterwards",
+                code="requires-grad-changed",
                 path=self.recorder.user_line(),
                 fix="make a region of what comes before, and one of what comes after",
             )
@@ -186,6 +189,7 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region calls .backward(), and that leads to a tensor with a history from "
                 "outside",
+                code="inner-backward",
                 path=row.path,
                 fix="detach it, or call .backward() on the result outside of the region",
             )
@@ -240,6 +244,7 @@ class InnerBackward:
     def _has_hooks(self, row: TracedInput) -> UnsupportedError:
         return UnsupportedError(
             "the region differentiates, and a tensor behind that has hooks on its gradient",
+            code="inner-differentiation",
             path=row.path,
             got="register_hook, register_post_accumulate_grad_hook or retain_grad was called on it",
             fix="differentiate outside of the region, or register the hook inside of it on x * 1",
@@ -281,6 +286,7 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region differentiates, and may lead through the graph of a tensor from "
                 "outside to another one",
+                code="inner-differentiation",
                 path=self.recorder.user_line(),
                 got=", ".join(str(self.inputs.rows[k].path) for k in (*above, *wanted)),
                 fix="detach it, or differentiate outside",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan.descriptors import Descriptor, Input, Size, leaves_of
 from ..state.kinds import set_by_class
 from ..state.place import Place
@@ -151,6 +151,7 @@ class Inputs:
             if torch_api.is_fake(leaf):
                 raise UnsupportedError(
                     "a region was called with a FakeTensor",
+                    code="fake-tensor",
                     path=path,
                     fix="call it with real tensors",
                 )
@@ -248,8 +249,9 @@ class Inputs:
 
 def _refuse_joined(inner: Tensor, path: Path) -> None:
     if not inner.requires_grad:
-        raise NeedsEager(
+        raise UnsupportedError(
             "a wrapper is an input, and is inside of another input",
+            code="wrapper-in-wrapper",
             path=path,
             fix="take the inner one from the outer one inside of the region",
         )

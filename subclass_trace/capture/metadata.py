@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan import gradient_of
 from .inputs import Inputs
 from .recorder import Recorder
@@ -128,9 +128,9 @@ class MetadataReads:
         """What an input, or a view of one, would answer otherwise in another call."""
         if not self._lies_in_input(traced):
             return
-        kind = NeedsEager if name in _DYNAMO_IS_WRONG else UnsupportedError
-        raise kind(
+        raise UnsupportedError(
             f"the region asks for {name} of an input, which differs between calls",
+            code="address" if name in _DYNAMO_IS_WRONG else "unstable-metadata",
             path=recorder.user_line(),
             fix="ask outside of the region",
         )

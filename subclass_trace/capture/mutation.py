@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.attributes import attributes_of_wrapper
 from ..subclass.flatten import flatten, guarded_spec
@@ -62,7 +62,7 @@ def read_mutations(
     values.
 
     Raises:
-        NeedsEager: the region changes an input otherwise.
+        UnsupportedError: the region changes an input otherwise.
     """
     reals = [inputs.real(number) for number in range(len(inputs.rows))]
     # kept, so that their ids stay theirs
@@ -96,9 +96,10 @@ def read_mutations(
     return plans
 
 
-def _changes(path: Path, how: str) -> NeedsEager:
-    return NeedsEager(
+def _changes(path: Path, how: str) -> UnsupportedError:
+    return UnsupportedError(
         f"the region changes an input {how}",
+        code="input-changed",
         path=path,
         expected="writes to the data of inputs; under autograd, to such as are no leaves",
         fix="write to it by x.copy_(y) under torch.no_grad(), or return a new tensor",
@@ -109,7 +110,7 @@ def _written(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder) 
     """The leaves of an input that the region has written, by place.
 
     Raises:
-        NeedsEager: it has changed more of it than its data.
+        UnsupportedError: it has changed more of it than its data.
     """
     t, (leaves, after) = row.traced, flatten(row.traced, row.path)
     data, wrapper = [], isinstance(row.spec, WrapperSpec)

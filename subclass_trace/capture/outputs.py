@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan import (
     ConstantOutput,
     InputOutput,
@@ -71,8 +71,9 @@ class OutputClassifier:
 
     def _classify(self, o: Any) -> OutputPlan:
         if is_ragged(o):
-            raise NeedsEager(
+            raise UnsupportedError(
                 "a result is the ragged size of a jagged tensor",
+                code="ragged-result",
                 fix="return the tensor, or its offsets",
             )
         if isinstance(o, torch_api.SYM_TYPES):
@@ -86,8 +87,9 @@ class OutputClassifier:
         if id(o) in self._position_of:
             return InputOutput(self._position_of[id(o)])
         if number is not None:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "a result is the .grad of a tensor from outside",
+                code="grad-as-result",
                 path=self._path,
                 fix="return a clone of it",
             )
@@ -99,6 +101,7 @@ class OutputClassifier:
             raise UnsupportedError(
                 "the region calls retain_grad() on a result, or sets its .grad: its gradient "
                 "inside of the region",
+                code="gradient-kept-on-result",
                 path=self._path,
                 fix="do so with the result, outside of the region, and compute the rest from "
                 "that result",
@@ -126,8 +129,11 @@ class OutputClassifier:
             o.grad_fn  # noqa: B018
         except RuntimeError as error:
             got = str(error).split(".")[0]
-            raise NeedsEager(
-                "a result is a view that autograd does not let be used", path=self._path, got=got
+            raise UnsupportedError(
+                "a result is a view that autograd does not let be used",
+                code="view-as-result",
+                path=self._path,
+                got=got,
             ) from error
 
     def need(self, sizes: Iterable[Any]) -> None:
@@ -166,8 +172,8 @@ class OutputClassifier:
         """Does the history of ``o`` lead to its base, past no ``autograd.Function`` of the user's?
 
         Raises:
-            NeedsEager: it leads elsewhere, as where a view of a view was made under no_grad, or
-                past hooks.
+            UnsupportedError: it leads elsewhere, as where a view of a view was made under no_grad,
+                or past hooks.
         """
         ends = {base.grad_fn, self._edges.get(id(base))} - {None}
         todo, seen, found = [o.grad_fn], set(), False
@@ -176,8 +182,10 @@ class OutputClassifier:
             if node in ends or getattr(node, "variable", None) is base:
                 found = True
             elif node in self.recorder.hooked:
-                raise NeedsEager(
-                    "a result is a view of a view with hooks, which would not run", path=self._path
+                raise UnsupportedError(
+                    "a result is a view of a view with hooks, which would not run",
+                    code="view-as-result",
+                    path=self._path,
                 )
             elif torch_api.is_custom_node(node):
                 return False
@@ -192,8 +200,10 @@ class OutputClassifier:
     def _view(self, o: Tensor, base: Tensor, spec: Spec) -> OutputPlan:
         number, way, sizes = self.inputs.number_of(base), torch_api.view_function(o), list[Any]()
         if o._backward_hooks:
-            raise NeedsEager(
-                "a result is a view with hooks, which would not see its gradient", path=self._path
+            raise UnsupportedError(
+                "a result is a view with hooks, which would not see its gradient",
+                code="view-as-result",
+                path=self._path,
             )
         moved = o.grad_fn is None and base.requires_grad and torch_api.is_tracked_view(o)
         gives = not moved and self._gives(way, base, spec, sizes)
@@ -246,9 +256,10 @@ class OutputClassifier:
             and same_but_for_grad(made, spec)
         )
 
-    def _refused_view(self, view: Tensor) -> NeedsEager:
-        return NeedsEager(
+    def _refused_view(self, view: Tensor) -> UnsupportedError:
+        return UnsupportedError(
             "a result is a view that cannot be replayed on its base",
+            code="view-as-result",
             path=self._path,
             got=f"a view of shape {tuple(view.shape)}",
             fix="return a clone of it",
@@ -267,9 +278,9 @@ class OutputClassifier:
         as_base = t._base is not None and t._base.requires_grad
         own = t.requires_grad and t.grad_fn is None
         if own and (not as_base if is_traceable(t) else torch_api.is_reached(t)):
-            # Dynamo's graph has the leaf of a view, too
-            raise (UnsupportedError if t._base is None else NeedsEager)(
+            raise UnsupportedError(
                 "the region makes an autograd leaf, and returns it",
+                code="leaf-made-inside" if t._base is None else "leaf-of-a-view",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
                 fix="call requires_grad_() on the result",
             )
@@ -280,7 +291,8 @@ class OutputClassifier:
         """A call makes a value of its inner tensors and its context, but for one attribute.
 
         Raises:
-            NeedsEager: the region has set other attributes of it, which a fresh one would not have.
+            UnsupportedError: the region has set other attributes of it, which a fresh one would
+                not have.
         """
 
         def fresh() -> dict[str, Any]:
@@ -296,9 +308,10 @@ class OutputClassifier:
         for name, value in attributes_of_wrapper(o, spec).items():
             differs = name != known_as and (name not in known or _is_another(value, known[name]))
             if differs and (name not in known or not _is_another(known[name], fresh()[name])):
-                raise NeedsEager(
+                raise UnsupportedError(
                     "the region sets an attribute of a result, or makes an nn.Parameter of what "
                     "is shown elsewhere",
+                    code="attributes-of-result",
                     path=self._path.attr(name),
                     fix="set it on the result, outside of the region",
                 )
@@ -340,7 +353,7 @@ def shared_leaves(
         contents: numbers of the values that are new contents of inputs.
 
     Raises:
-        NeedsEager: the region writes to memory that such a result shows in part.
+        UnsupportedError: the region writes to memory that such a result shows in part.
     """
     inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
@@ -352,8 +365,9 @@ def shared_leaves(
     for number, value in enumerate(values):
         leaves, spec = flatten(value)
         if number not in contents and id(value) in inside:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "a result is a wrapper that is inside of an input",
+                code="wrapper-in-wrapper",
                 fix="take it out of the input outside",
             )
         for k, t in enumerate(leaves, place):
@@ -370,9 +384,10 @@ def shared_leaves(
                     together = t._version == inputs.leaf_values[whole[0]]._version
                     found[k] = SharedLeaf("detach()" if together else "data", whole[0])
                 elif others:
-                    raise NeedsEager(
+                    raise UnsupportedError(
                         "a result shares memory with an input that the region writes, and "
                         "autograd does not know",
+                        code="shared-memory-written",
                         path=Path("result").item(number),
                         fix="return a clone",
                     )
@@ -393,16 +408,17 @@ def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs
     changes one changes the other.
 
     Raises:
-        NeedsEager: a result has a list, dict, array or dataclass that is in the context of an
+        UnsupportedError: a result has a list, dict, array or dataclass that is in the context of an
             input.
     """
     specs = [flatten(row.traced)[1] for row in inputs.rows]  # kept, so that ids stay theirs
     held = {id(o) for spec in specs for o in _objects(spec)}
     for number, value in enumerate(values if held else ()):
         if number not in contents and any(id(o) in held for o in _objects(flatten(value)[1])):
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the context of a result holds an object of that of an input, which can be "
                 "changed in place",
+                code="context-shared",
                 path=Path("result").item(number),
                 fix="make it immutable (@dataclass(frozen=True)), or let the class copy it",
             )

@@ -34,7 +34,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import SubclassTraceError, UnsupportedError
 from ..state.boundary import ENTER, kind_of
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
@@ -117,6 +117,7 @@ class Recorder(TracedGraph):
             return self._nodes[id(self.lift(value))][0]
         raise UnsupportedError(
             "the region met a fake tensor that was made outside of it",
+            code="fake-tensor",
             got=f"{value}",
             fix="do not keep tensors from an earlier trace in Python state that the region reads",
         )
@@ -146,13 +147,16 @@ class Recorder(TracedGraph):
         """
         # a batching rule in C++ has made a view of them past this mode
         if torch_api.is_zeros(real):
-            raise NeedsEager(
-                "the region takes forward-mode derivatives under vmap", path=self.user_line()
+            raise UnsupportedError(
+                "the region takes forward-mode derivatives under vmap",
+                code="forward-mode",
+                path=self.user_line(),
             )
         unknown = id(real) not in self._lifted and self.state is not None and self.state.follows
         if unknown and self.tag == "is_forward" and not self.sealed:
             raise UnsupportedError(
                 "the region uses a tensor that no argument, name or attribute leads to",
+                code="nameless-tensor",
                 path=self.user_line(),
                 fix="pass it as an argument, or hold it in an attribute",
             )
@@ -365,8 +369,9 @@ class Recorder(TracedGraph):
         node = self.call(target, args, kwargs)
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the region runs operations under a default dtype that it has set itself",
+                code="default-dtype-set",
                 path=self.user_line(),
                 fix="set the default dtype outside of the region, or name dtypes",
             )
@@ -409,7 +414,7 @@ class Recorder(TracedGraph):
         """``t.squeeze_()``: from now on the tensor is the view that ``t.squeeze()`` gives.
 
         Raises:
-            NeedsEager: it shares memory with what comes from outside, or autograd knows it.
+            UnsupportedError: it shares memory with what comes from outside, or autograd knows it.
         """
         t, view = args[0], torch_api.view_form(func)
         if view is None or t.requires_grad or self._is_from_outside(t):

@@ -37,6 +37,7 @@ class Dim(enum.IntEnum):
 def _refuse_hooks(recorder: Recorder) -> None:
     raise UnsupportedError(
         "the region sets saved-tensor hooks",
+        code="saved-tensor-hooks-set",
         path=recorder.user_line(),
         fix="set them around the call of the region",
     )
@@ -185,7 +186,9 @@ class Session:
             is_formula = not all(side.is_Atom for side in guard.expr.args)
             if is_formula and not floats.isdisjoint(guard.expr.free_symbols):
                 raise UnsupportedError(
-                    "the region branches on a float, or needs it as a number", got=guard.expr
+                    "the region branches on a float, or needs it as a number",
+                    code="branch-on-float",
+                    got=guard.expr,
                 )
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:

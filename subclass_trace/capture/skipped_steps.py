@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NotYet, UnsupportedError
+from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
 from .aliasing import same_elements
 from .effects import is_kept
@@ -37,8 +37,10 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
         if _python_state(recorder) != before:
             if sum(map(len, optimizer.state.values())) == rows:
                 raise _refused(recorder, "changes Python state")
-            raise NotYet(
-                "the first step of an optimizer, which makes its state", path=recorder.user_line()
+            raise UnsupportedError(
+                "the first step of an optimizer, which makes its state",
+                code="makes-state",
+                path=recorder.user_line(),
             )
         nodes = list(itertools.takewhile(lambda n: n is not last, reversed(recorder.graph.nodes)))
         if any(
@@ -112,5 +114,7 @@ def _python_state(recorder: Any) -> Any:
 
 def _refused(recorder: Any, what: str) -> UnsupportedError:
     return UnsupportedError(
-        f"an optimizer's step, which a GradScaler may leave out, {what}", path=recorder.user_line()
+        f"an optimizer's step, which a GradScaler may leave out, {what}",
+        code="step-left-out",
+        path=recorder.user_line(),
     )

@@ -118,7 +118,9 @@ class Symbols:
             UnsupportedError: a ragged size is used as a number, or a symbol belongs to no input.
         """
         if is_ragged(value):
-            raise UnsupportedError("a ragged size (nested int) is used as a number", got=value)
+            raise UnsupportedError(
+                "a ragged size (nested int) is used as a number", code="ragged-number", got=value
+            )
         expr = value.node.expr
         if expr.is_number or (expr.is_Boolean and not expr.free_symbols):
             return (
@@ -147,7 +149,9 @@ class Symbols:
         found = self._sources.get(symbol)
         if found is None:
             raise UnsupportedError(
-                f"the size symbol {symbol} belongs to no input of the region", got=value
+                f"the size symbol {symbol} belongs to no input of the region",
+                code="size-of-no-input",
+                got=value,
             )
         node, kind, dim = found
         if kind == "self":
@@ -207,6 +211,7 @@ class Symbols:
             if not row.expr.free_symbols <= known:
                 raise UnsupportedError(
                     "a condition on values inside tensors cannot be checked in each call",
+                    code="condition-on-values",
                     got=row.expr,
                 )
             text = f"a condition on values inside tensors does not hold: {row.expr}"

@@ -16,7 +16,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan.descriptors import AnyDescriptor, GradientOf, TangentOf, gradients_of, tangents_of
 from ..state.guards import StateGuards
 from ..state.run import backward_state
@@ -189,15 +189,18 @@ class Tape:
         for known, (path, now) in zip(before, self._contexts(), strict=True):
             if not same_but_for_grad(known, now):
                 raise UnsupportedError(
-                    "a custom backward or a hook changes the flatten context of an input", path=path
+                    "a custom backward or a hook changes the flatten context of an input",
+                    code="context-changed",
+                    path=path,
                 )
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
         for k, g in enumerate(grads):
             if g is not None and g.layout not in (torch.strided, torch.jagged):
-                raise NeedsEager(
+                raise UnsupportedError(
                     "the gradient of an input is a sparse tensor",
+                    code="sparse-gradient",
                     path=str(self.of[k]),
                     fix="make it with sparse=False, or call that layer outside of the region",
                 )
@@ -253,6 +256,7 @@ class Tape:
                 raise
             raise UnsupportedError(
                 f"the backward uses an operation that cannot be traced: {error}",
+                code="backward-operation",
                 expected="operations with a fake kernel, which wrappers implement",
                 fix="register one (torch.library.register_fake), or compile with dynamic=False",
             ) from error
@@ -279,8 +283,9 @@ def _refuse_effects(nodes: Sequence[fx.Node]) -> None:
     forward is left out."""
     for node in nodes:
         if is_kept(node) and node.target not in CHECKS:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the backward calls an operation that has effects",
+                code="backward-effect",
                 got=node.target,
                 fix="call it in the forward",
             )

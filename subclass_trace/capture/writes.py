@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from .aliasing import may_overlap, repeats, same_elements
 
 Tensor = torch.Tensor
@@ -42,7 +42,7 @@ def check_write(
     Raises:
         RuntimeError: the result has no place in the dtype of what is written, as that of
             ``x.mul_(1j)`` for a real ``x``.
-        NeedsEager: eager mode is asked.
+        UnsupportedError: eager mode is asked.
     """
     if (
         torch.Tag.pointwise in func.tags
@@ -84,10 +84,11 @@ def _meet(tensors: Sequence[Tensor]) -> bool:
     return False
 
 
-def refused_write(func: Any, written: Tensor, line: str | None, what: str) -> NeedsEager:
+def refused_write(func: Any, written: Tensor, line: str | None, what: str) -> UnsupportedError:
     """The error for a write to ``what``."""
-    return NeedsEager(
+    return UnsupportedError(
         f"the region writes to {what}",
+        code="write",
         path=line,
         got=f"{func} on a tensor of shape {tuple(written.shape)}",
         fix="write to a clone",
@@ -98,6 +99,7 @@ def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError
     """The error for a backward that writes to what it was not given for that."""
     return UnsupportedError(
         "the backward of the region writes to an input or a result of the region",
+        code="backward-write",
         path=line,
         got=f"{func} on a tensor of shape {tuple(written.shape)}",
         fix="hand the new contents out as the gradient of that input (zoo.DelayedFP8Linear "
@@ -111,6 +113,7 @@ def collective(func: Any, line: str | None) -> UnsupportedError:
     graph can hold."""
     return UnsupportedError(
         "the region calls a collective in place",
+        code="collective-in-place",
         path=line,
         got=str(func),
         fix="wait for it at once (async_op=False), on dense contiguous tensors, or call the "

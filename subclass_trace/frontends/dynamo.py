@@ -156,6 +156,7 @@ def check_operators(graph: fx.GraphModule) -> None:
                 lines = frames_of_text(node.meta.get("stack_trace"))
                 raise UnsupportedError(
                     f"the higher order operator {name!r} is not supported",
+                    code="operator-in-dynamo",
                     path=f"{lines[0][0].co_filename}:{lines[0][1]}" if lines else None,
                     expected=f"one of {', '.join(sorted(_INLINED | _KEPT))}",
                     got=name,

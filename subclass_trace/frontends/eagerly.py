@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import policy, torch_api
-from ..errors import NeedsEager, NotYet
+from ..errors import SubclassTraceError, UnsupportedError
 from ..report.events import ran_eagerly
 from ..state.boundary import module_root
 from ..state.recorder import instance_dict
@@ -66,10 +66,12 @@ class EagerCalls:
         self._all = reason
         torch_api.warn_user(f"all calls of a region run eagerly from now on: {reason}")
 
-    def refused(self, error: NeedsEager, args: Any, kwargs: Any) -> str:
-        """Calls like this one run eagerly from now on; the reason."""
+    def refused(self, error: SubclassTraceError, args: Any, kwargs: Any, *, once: bool) -> str:
+        """Calls like this one run eagerly from now on, or this one does, ``once``; the reason."""
         reason = error.what if error.path is None else f"{error.what} ({error.path})"
-        if isinstance(error, NotYet):
+        if isinstance(error, UnsupportedError):
+            reason += f" [{error.code}]"
+        if once:
             self._waited += 1
         else:
             self._kinds[_kind(args, kwargs)] = reason

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import policy
-from ..errors import LimitError, NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import handed_over, ran_eagerly
 from ..report.names import name_of
@@ -71,12 +71,6 @@ class Retraces:
             self._in_vain >= policy.POLICY.in_vain or self.compiled >= recompile_limit()
         ):  # no frame is compiled more often
             self.why = reasons[-1].splitlines()[0] if reasons else "code that is new in each call"
-
-
-def hands_over(error: SubclassTraceError) -> bool:
-    """Is it a refusal that Dynamo may know better? Errors of protocols, arguments, options, back
-    ends, tangents and the verifier are not."""
-    return isinstance(error, (UnsupportedError, LimitError)) and not isinstance(error, NeedsEager)
 
 
 class HandOver:
@@ -191,10 +185,11 @@ class HandOver:
 
     def explain(self) -> str:
         """Who serves, and why; both times, where eager mode is faster."""
+        code = f" [{self.why.code}]" if isinstance(self.why, UnsupportedError) else ""
         because = (
             'as frontend="dynamo" asks'
             if self.why is None
-            else f"because our trace is refused:\n{self.why}"
+            else f"because our trace is refused{code}:\n{self.why}"
         )
         eagerly = (
             ", which compiles too little of it: it runs eagerly"

@@ -73,6 +73,7 @@ class ModuleRegion:
         if torch_api.are_hooks_on_all_modules():
             raise UnsupportedError(
                 "the region of a module has hooks of its own, and there are hooks on all modules",
+                code="hooks-on-all-modules",
                 path=type(self).__qualname__,
                 fix="register the region's hooks on the module, before it is compiled",
             )

@@ -22,15 +22,7 @@ from .. import policy, torch_api
 from ..artifacts import saved
 from ..artifacts.cache import Cache
 from ..artifacts.source import Source
-from ..errors import (
-    GuardError,
-    LimitError,
-    NeedsEager,
-    Reason,
-    RuleError,
-    SubclassTraceError,
-    UnsupportedError,
-)
+from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import compiled
 from ..report.names import name_of
@@ -43,7 +35,8 @@ from ..state.place import Call
 from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
-from .hand_over import HandOver, hands_over
+from .hand_over import HandOver
+from .routes import Route, route_of
 from .specialization import Specialization, compile_call, from_description, of_another, remember
 
 _OTHER_VALUE = Reason("a value in the state of the region, on which it branches, is another one")
@@ -151,22 +144,18 @@ class Region:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
             entry = self.__specialize(args, kwargs, left, waits=self.__eagerly.may_wait)
-        except NeedsEager as refused:
-            return self.__eagerly.run(
-                self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs
-            )
-        except RuleError:
-            return self.__function(*args, **kwargs)  # eager mode raises it, too
         except SubclassTraceError as refused:
-            if self.__options.frontend != "auto" or not hands_over(refused):
-                raise
-            return self.__hand_over(refused).call(*args, **kwargs)
+            return self.__serve_refused(refused, args, kwargs)
         except Exception as error:  # the function's own: what it does eagerly stands
             result = self.__function(*args, **kwargs)
-            got = f"{type(error).__name__}: {error}"
+            failed = UnsupportedError(
+                "the trace fails where eager does not",
+                code="fails-in-trace",
+                got=f"{type(error).__name__}: {error}",
+            )
             if self.__options.frontend != "auto":
-                raise UnsupportedError("the trace fails where eager does not", got=got) from error
-            self.__hand_over(UnsupportedError(f"the trace fails where eager does not: {got}"))
+                raise failed from error
+            self.__hand_over(failed)
             return result
         # As later calls: the engine shall meet one kind of backward from the first step on.
         try:
@@ -183,6 +172,20 @@ class Region:
                 )
             return self.__slow_call(args, kwargs, left, again=True)
         return result
+
+    def __serve_refused(
+        self, error: SubclassTraceError, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call that our trace refuses, by whom the table of routes says."""
+        route = route_of(error)
+        if route in (Route.EAGER, Route.ONCE):
+            reason = self.__eagerly.refused(error, args, kwargs, once=route is Route.ONCE)
+            return self.__eagerly.run(reason, self.__function, args, kwargs)
+        if route is Route.AS_EAGER:
+            return self.__function(*args, **kwargs)
+        if route is Route.RAISE or self.__options.frontend != "auto":
+            raise error
+        return self.__hand_over(error).call(*args, **kwargs)
 
     def __other_branch(
         self, taken: torch_api.OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -208,7 +211,10 @@ class Region:
         reason = eager_reason()
         if reason is not None:
             raise UnsupportedError(
-                "this call would run eagerly", got=reason, fix="leave that mode or transform first"
+                "this call would run eagerly",
+                code="runs-eagerly",
+                got=reason,
+                fix="leave that mode or transform first",
             )
         return self.__specialize(args, kwargs)
 

@@ -27,7 +27,6 @@ from ..data.describe import Description, describe, read, trace_of
 from ..data.programs import program_of
 from ..errors import (
     DescriptionError,
-    NotYet,
     OptionError,
     Reason,
     SubclassTraceError,
@@ -50,6 +49,7 @@ from ..state.run import StateRun
 from ..subclass.paths import Path
 from ..torch_api.dynamo import check_marks
 from .dynamic import SizeHistory, choose
+from .routes import Route, route_of
 
 Tensor = torch.Tensor
 #: the positional and keyword arguments of a call
@@ -343,6 +343,12 @@ def _specialize(
     )
 
 
+def _stands(error: Exception) -> bool:
+    """Would a trace without symbols be refused, too?"""
+    refused = isinstance(error, SubclassTraceError) and route_of(error) is Route.ONCE
+    return refused or isinstance(error, OptionError)
+
+
 def compile_call(
     function: Callable[..., Any],
     call: Arguments,
@@ -374,7 +380,7 @@ def compile_call(
     try:
         return make(symbols=True)
     except Exception as error:
-        if not history.has_symbols or isinstance(error, (OptionError, NotYet)):
+        if not history.has_symbols or _stands(error):
             raise
     made = make(symbols=False)  # what the function itself raises comes again
     history.fix_all()

@@ -66,6 +66,7 @@ class MinCut:
         except Infeasible:
             raise UnsupportedError(
                 "what the backward needs can be neither saved nor recomputed",
+                code="no-partition",
                 expected="on each way from a value that is computed once to the backward, one "
                 "value that can be saved",
                 fix="let the checkpoint policy save one of these (MUST_SAVE), or leave it out of "

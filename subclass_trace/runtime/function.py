@@ -38,6 +38,7 @@ def run_backward(
         raise UnsupportedError(
             "the backward of a region with wrappers, or of a compiler, gets several gradients at "
             "once",
+            code="batched-gradients",
             expected="one gradient, or a region of dense tensors with backend='eager'",
             got="is_grads_batched=True, or a vectorized jacobian",
             fix="call the backward once for each",
@@ -130,6 +131,7 @@ def edges_of(ctx: Any) -> list[Tensor]:
             raise UnsupportedError(
                 "a backward is differentiated twice, after an input of the region was detached "
                 "in place",
+                code="detached-input",
                 expected="inputs that require grad, as in the call",
                 got=f"number {len(found)} of those that get a gradient, which does not",
                 fix="detach a clone of it, or do it inside of the region",

@@ -15,7 +15,7 @@ from .. import torch_api
 from ..capture.capture import Captured
 from ..capture.graphs import primal_number
 from ..capture.session import Session
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..partition.half import Half
 from ..plan import (
     InputPlan,
@@ -208,7 +208,7 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
     numbers by now, where the region has read one that has to fit other sizes.
 
     Raises:
-        NeedsEager: they are not a chain of operations of one tensor each.
+        UnsupportedError: they are not a chain of operations of one tensor each.
     """
     base = replay.__self__._base
     made: Any = None
@@ -240,8 +240,9 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
         steps.append(ViewStep(operation, rest, named, which))
         made = args[0]
     if made is not base:
-        raise NeedsEager(
+        raise UnsupportedError(
             "a result is a view of another kind than operations of its base make",
+            code="view-as-result",
             fix="return a clone of it",
         )
     return tuple(reversed(steps))

@@ -64,6 +64,7 @@ def watch_contexts(
         if not same(*now):
             raise UnsupportedError(
                 "a flatten context was changed between forward and backward",
+                code="context-changed",
                 path=", ".join(map(str, paths)),
                 expected="contexts that stay as they are until the backward is done",
                 fix="change it after the backward, or give the wrapper a new one",

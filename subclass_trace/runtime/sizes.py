@@ -44,7 +44,10 @@ def _float(number: torch.SymFloat) -> Any:
     if not bound:
         fix = "compute it outside of the region, or keep it in an inner tensor"
         raise UnsupportedError(
-            "a wrapper keeps a number that is computed of others", got=number, fix=fix
+            "a wrapper keeps a number that is computed of others",
+            code="number-of-numbers",
+            got=number,
+            fix=fix,
         )
     return float(expr) if expr.is_number else SizeExpr(expr)
 

@@ -14,7 +14,7 @@ from ..backends.own_kernels import names_of_pieces, with_own_kernels
 from ..capture.capture import Captured
 from ..capture.graphs import output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
-from ..errors import NeedsEager, OptionError, PassError, SideEffectError, SubclassTraceError
+from ..errors import OptionError, PassError, SideEffectError, SubclassTraceError, UnsupportedError
 from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
@@ -220,20 +220,22 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     """The backward for the tangents that the results suggest; None where there is none at all.
 
     Raises:
-        NeedsEager: it cannot be traced. Whatever the reason is, eager would raise it in the
+        UnsupportedError: it cannot be traced. Whatever the reason is, eager would raise it in the
             backward, if there ever is one.
     """
     try:
         guess = tape.guess()
         return guess, tape.trace(guess)
-    except (NeedsEager, SideEffectError, PassError):
+    except (SideEffectError, PassError):
         raise
     except Exception as error:
         if _has_no_backward(tape):
             return None
-        raise NeedsEager(
-            "the backward of the region cannot be traced",
-            got=f"{type(error).__name__}: {error}",
+        told = error.what if isinstance(error, UnsupportedError) else type(error).__name__
+        raise UnsupportedError(
+            f"the backward of the region cannot be traced: {told}",
+            code="backward",
+            got=str(error),
             fix="call the region under torch.no_grad(), or without inputs that require grad",
         ) from error
 

@@ -428,7 +428,9 @@ def _note_class(rec: Any, cls: type, name: str) -> None:
     if name in _STRUCTURE:
         rec.refuse(
             SideEffectError(
-                f"the region sets {name} of a class", path=f"{cls.__qualname__} at {user_line()}"
+                f"the region sets {name} of a class",
+                code="class-changed",
+                path=f"{cls.__qualname__} at {user_line()}",
             )
         )
     rec.root(cls)
@@ -443,6 +445,7 @@ def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:
         rec.refuse(
             SideEffectError(
                 f"the region sets {name} of an object",
+                code="object-changed",
                 path=f"{rec.place_of(o)}.{name} at {user_line()}",
             )
         )
@@ -462,6 +465,7 @@ def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:
         rec.refuse(
             SideEffectError(
                 f"the region sets an attribute of a {kind.__qualname__}, which C code keeps",
+                code="object-changed",
                 path=f"{rec.place_of(o)}.{name} at {user_line()}",
             )
         )

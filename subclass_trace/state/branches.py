@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..subclass.attributes import attributes_inside
 from . import calls, torch_flags
 from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
@@ -75,8 +75,8 @@ class _Branch:
         """Read it all.
 
         Raises:
-            NeedsEager: it may reach what cannot be read; or Dynamo, which keeps what it has made of
-                the code, also where Python state has changed, has looked at it before.
+            UnsupportedError: it may reach what cannot be read; or Dynamo, which keeps what it has
+                made of the code, also where Python state has changed, has looked at it before.
         """
         self.rec.deep(self.branch, "a branch")
         self._reach(self.branch)
@@ -220,8 +220,9 @@ class _Branch:
         f = _function_of(self.branch)
         path = user_line() if f is None else f"{f.__code__.co_filename}:{f.__code__.co_firstlineno}"
         self.rec.refuse(
-            NeedsEager(
+            UnsupportedError(
                 f"a branch of a higher order operator {what}",
+                code="state-in-branch",
                 path=path,
                 fix="pass what it reads as an operand",
             )

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, SideEffectError
+from ..errors import SideEffectError, UnsupportedError
 from . import attributes, calls
 from .calls import BY_TYPE, C_TABLE, FUNCTIONS
 from .current import current, set_current
@@ -95,8 +95,9 @@ def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
         set_current(recorder)
     if rec.written and f.cache_info().misses != misses:
         raise rec.refused(
-            NeedsEager(
+            UnsupportedError(
                 "a cache is filled by a function that may read what the region has written before",
+                code="cache-filled",
                 path=f"{getattr(f, '__qualname__', 'a cache')} at {user_line()}",
                 fix="call the function once before the region",
             )
@@ -108,6 +109,7 @@ def _refuse_cached(f: Any) -> None:
     raise current().refused(
         SideEffectError(
             "functools.lru_cache keeps what the region computes, or what it is called with",
+            code="cache-kept",
             path=f"{getattr(f, '__qualname__', 'a cache')} at {user_line()}",
             expected="cached numbers, texts and the like, of numbers and texts",
             fix="call the function once before the region, and hold what it returns in a variable",

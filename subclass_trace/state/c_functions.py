@@ -226,6 +226,7 @@ def _id(rec: Any, f: Any, a: Args, k: Named) -> Any:
         rec.refuse(
             SideEffectError(
                 "the region calls id",
+                code="asks-for-id",
                 path=user_line(),
                 fix="compare objects by `is`, or give them names",
             )
@@ -261,7 +262,11 @@ def _of_library(why: str) -> Handler:
 
     def handler(rec: Any, f: Any, a: Args, k: Named) -> Any:
         if is_users(instrumented_frame().f_code.co_filename):
-            rec.refuse(UnsupportedError(f"the region asks for {why}", path=user_line()))
+            rec.refuse(
+                UnsupportedError(
+                    f"the region asks for {why}", code="asks-for-unseen", path=user_line()
+                )
+            )
         return f(*a, **k)
 
     return handler
@@ -269,7 +274,9 @@ def _of_library(why: str) -> Handler:
 
 def _refuse_call(why: str) -> Handler:
     def handler(rec: Any, f: Any, a: Args, k: Named) -> Any:
-        rec.refuse(UnsupportedError(f"the region asks for {why}", path=user_line()))
+        rec.refuse(
+            UnsupportedError(f"the region asks for {why}", code="asks-for-unseen", path=user_line())
+        )
 
     return handler
 

@@ -89,6 +89,7 @@ class Caller(Reach):
             self.refuse(
                 UnsupportedError(
                     f"the code of a function cannot be read: {error}",
+                    code="code-not-readable",
                     path=f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})",
                     fix="call it outside of the region",
                 )
@@ -106,6 +107,7 @@ class Caller(Reach):
             UnsupportedError(
                 "the region calls a module that torch manages in Python, in each call: it "
                 "moves the memory of parameters, or tells its reducer of gradients",
+                code="managed-module",
                 path=f"{f.__globals__['__name__']} ({f.__name__})",
                 expected="what manages the module around the region",
                 fix="compile its layers: layer.forward = subclass_trace.compile(layer.forward)",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, SideEffectError, UnsupportedError
+from ..errors import SideEffectError, UnsupportedError
 from . import attributes
 from .boundary import (
     ENTER,
@@ -78,6 +78,7 @@ def refuse_change(rec: Any, o: Any, how: str) -> None:
     rec.refuse(
         SideEffectError(
             "the region changes an object whose changes cannot be told or taken back",
+            code="object-changed",
             path=f"{rec.place_of(o)} at {user_line()}",
             got=f"a {type(o).__name__} ({how})",
             fix="make it inside of the region, or pass what it gives as an argument",
@@ -184,6 +185,7 @@ def opaque(
         rec.refuse(
             UnsupportedError(
                 f"the region calls code of C whose meaning is not known: {module}.{by}",
+                code="unknown-c-code",
                 path=user_line(),
                 fix="call it outside of the region, or register it with torch.library.custom_op",
             )
@@ -192,7 +194,11 @@ def opaque(
     named = {name: callback(rec.mapped(v), called_only=False) for name, v in kwargs.items()}
     out = watched(f, given, named)
     if keeps and _is_kept(rec, out, owner) and not any(out is v for v in (*given, *named.values())):
-        rec.refuse(SideEffectError(f"{by} returns an object that it keeps", path=user_line()))
+        rec.refuse(
+            SideEffectError(
+                f"{by} returns an object that it keeps", code="c-code-keeps", path=user_line()
+            )
+        )
     return rec.give(out)
 
 
@@ -202,7 +208,9 @@ def _hidden(rec: Any, f: Any, by: str) -> Any:
     if not _is_plain(out):
         rec.refuse(
             UnsupportedError(
-                f"the region calls code of C whose meaning is not known: {by}()", path=user_line()
+                f"the region calls code of C whose meaning is not known: {by}()",
+                code="unknown-c-code",
+                path=user_line(),
             )
         )
     rec.state_at(rec.child(rec.root(f), "call", ()), copy.deepcopy(out))
@@ -418,8 +426,9 @@ def construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
         and kind_of(lookup(cls, "__del__").__code__) == ENTER
     ):
         rec.refuse(
-            NeedsEager(
+            UnsupportedError(
                 f"the region makes a {cls.__qualname__}, whose __del__ runs unseen",
+                code="finalizer",
                 path=user_line(),
                 fix="make it outside of the region",
             )

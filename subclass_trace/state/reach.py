@@ -146,6 +146,7 @@ class Reach(Containers):
         self.refuse(
             SideEffectError(
                 f"C code ({by}) is given {what}",
+                code="c-code-given",
                 path=user_line(),
                 fix="call it outside of the region, or pass what it gives as an argument",
             )

@@ -129,6 +129,7 @@ class Recorder:
         self.refuse(
             UnsupportedError(
                 f"the region reads more than {policy.POLICY.places:,} places of Python state",
+                code="too-many-places",
                 path=roots.most_common(1)[0][0],
                 fix="compile a smaller function, or pass what it needs as arguments",
             )

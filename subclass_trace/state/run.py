@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, SideEffectError, SubclassTraceError, UnsupportedError
+from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
 from . import branches as branches
@@ -109,6 +109,7 @@ class _Run(Caller):
             if variable.get(MISSING) is not before:
                 raise SideEffectError(
                     "the region sets a ContextVar",
+                    code="context-variable-set",
                     path=variable.name,
                     fix="set it outside of the region",
                 )
@@ -128,6 +129,7 @@ class _Run(Caller):
         if cdata not in {g._cdata for g in known}:
             raise SideEffectError(
                 "the region draws from a random generator that it makes, and would go on with it",
+                code="generator-made-inside",
                 fix="make it outside of the region and pass it",
             )
 
@@ -224,6 +226,7 @@ class StateRun(_Run):
                 raise UnsupportedError(
                     "the region changes an object in the context of an input, of which the "
                     "trace has a copy",
+                    code="context-changed",
                     path=str(place),
                     fix="let the wrapper have a copy of its own",
                 )
@@ -302,6 +305,7 @@ class BackwardState(_Run):
             self.refuse(
                 UnsupportedError(
                     "a backward reads a container among the arguments of its region",
+                    code="backward-reads-arguments",
                     fix="pass its items",
                 )
             )
@@ -392,10 +396,11 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     state.finish()
 
 
-def _changed_in_backward(path: str) -> NeedsEager:
+def _changed_in_backward(path: str) -> UnsupportedError:
     """Dynamo traces what a hook does into its graph, once."""
-    return NeedsEager(
+    return UnsupportedError(
         "a hook or a custom backward changes Python state, as each backward would have to",
+        code="backward-changes-state",
         path=path,
         expected="backwards that compute gradients",
         fix="do it outside of the backward",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NotYet, SideEffectError
+from ..errors import SideEffectError, UnsupportedError
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
@@ -154,10 +154,11 @@ class Recipes:
             and "_hooks[" in path
             and not is_users(value.__code__.co_filename)
         ):
-            raise NotYet("a library sets up hooks", path=path)
+            raise UnsupportedError("a library sets up hooks", code="sets-up-hooks", path=path)
         if not known:  # as of a generator
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that no other call can rebuild",
+                code="object-handed-out",
                 path=path,
                 expected="tensors, numbers, containers, objects with all state in their __dict__",
                 got=f"a {cls.__qualname__}, which holds state of its own",
@@ -221,6 +222,7 @@ def check_key(key: Any, path: str) -> None:
     elif is_a(key, (torch.Tensor, *SYMBOLS)) or not (is_atom(key) or is_a(key, _CONSTANT_KEYS)):
         raise SideEffectError(
             "a key of a dict, or an item of a set, is made of what the region computes",
+            code="computed-key",
             path=path,
             expected="numbers, texts and other constants",
             got=short(key),

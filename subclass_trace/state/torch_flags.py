@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..plan import SideEffect
 from ..plan.values import Constant
 from . import calls
@@ -119,8 +119,9 @@ def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     names = [flag.name for flag in torch_api.FLAGS_OF_SETTER[f]]
     if "default devices" in names:  # a mode, which would stand above those of the trace
         rec.refuse(
-            NeedsEager(
+            UnsupportedError(
                 "the region sets the default device",
+                code="default-device-set",
                 path=user_line(),
                 fix="set it outside of the region",
             )

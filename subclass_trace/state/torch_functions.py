@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 
 from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from . import attributes, calls
 from .boundary import ENTER, is_users, kind_of
 from .c_methods import APPLY
@@ -88,8 +88,9 @@ def _script_function(rec: Any, f: Any, a: Args, k: Named) -> Any:
 def _script_method(rec: Any, f: Any, a: Args, k: Named) -> Any:
     """A module of TorchScript, or a method of one: what it reads of itself is not seen."""
     rec.refuse(
-        NeedsEager(
+        UnsupportedError(
             "a module of TorchScript keeps its code and its attributes in C++",
+            code="torchscript",
             path=user_line(),
             fix="call the module that it was made of",
         )

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from .attributes import is_foreign, namespace_of
 
 _ATOMS = (
@@ -181,12 +181,13 @@ def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
     that of a call.
 
     Raises:
-        NeedsEager: it holds what cannot be compared, or itself.
+        UnsupportedError: it holds what cannot be compared, or itself.
     """
     whole = isinstance(value, tuple) or type(value) in (list, dict) or has_generated_equality(value)
     if depth > _MAX_DEPTH or not (whole or _is_comparable(value)):
-        raise NeedsEager(
+        raise UnsupportedError(
             "a flatten context holds what guards cannot compare",
+            code="context-not-comparable",
             path=f"context of {path}",
             expected="numbers, strings, functions, and containers and dataclasses of such",
             got="itself" if depth > _MAX_DEPTH else f"a {type(value).__qualname__}",

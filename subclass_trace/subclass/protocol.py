@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import NeedsEager, NotYet, ProtocolError, SubclassTraceError
+from ..errors import ProtocolError, SubclassTraceError, UnsupportedError
 from .paths import Path
 
 
@@ -115,12 +115,16 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     """The error for a tensor subclass without the protocol, or for a parameter without values."""
     cls = type(value)
     if issubclass(cls, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
-        return NotYet(
-            "a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__
+        return UnsupportedError(
+            "a parameter of a lazy module has no values yet",
+            code="lazy-parameter",
+            path=path,
+            got=cls.__qualname__,
         )
     # the class has nothing of the protocol
     plain = issubclass(cls, torch.nn.Parameter) or len(problems(cls)) == 3
-    return (NeedsEager if plain else ProtocolError)(
+    make = functools.partial(UnsupportedError, code="plain-subclass") if plain else ProtocolError
+    return make(
         f"{cls.__qualname__} is a tensor subclass that cannot be traced through: "
         f"{why_not_traceable(cls)}",
         path=path,
@@ -131,12 +135,13 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     )
 
 
-def refuse_layout(value: torch.Tensor, path: Path) -> NeedsEager:
+def refuse_layout(value: torch.Tensor, path: Path) -> UnsupportedError:
     """The error for a dense-typed tensor that has no strides. (Dynamo's graph would have it,
     too.)"""
     kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
-    return NeedsEager(
+    return UnsupportedError(
         f"a {kind} tensor cannot be traced",
+        code="kind-of-tensor",
         path=path,
         expected="a strided tensor, or a wrapper subclass whose inner tensors are strided",
         got=f"layout {value.layout}, dtype {value.dtype}",

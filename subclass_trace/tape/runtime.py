@@ -198,6 +198,7 @@ def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
         return UnsupportedError(
             "compiled autograd cannot capture a backward through DistributedDataParallel's C++ "
             "reducer",
+            code="ddp-reducer",
             expected="the reducer that is written in Python",
             got=str(error).splitlines()[0],
             fix='set torch._dynamo.config.optimize_ddp = "python_reducer" before the model is '
@@ -213,6 +214,7 @@ def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
     )
     return UnsupportedError(
         "compiled autograd cannot capture this backward: torch's engine refuses it",
+        code="engine-refuses",
         path=None if node is None else node.name(),
         expected="tensors and wrapper subclasses, and nodes of eager operations, Functions or "
         "torch.compile",

@@ -126,7 +126,10 @@ def compile_half(half: Half, *, name: str, by_autograd: bool = False) -> BoxedGr
     for node in half.body:
         if node.op in ("call_method", "call_module"):
             raise UnsupportedError(
-                f"the graph holds a {node.op} node", path=node.name, fix="trace to aten operations"
+                f"the graph holds a {node.op} node",
+                code="graph-node",
+                path=node.name,
+                fix="trace to aten operations",
             )
     body, merged, calls = half.body, half.merged, dict[fx.Node, Call]()
     if not by_autograd:

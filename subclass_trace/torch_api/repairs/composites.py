@@ -35,7 +35,7 @@ from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...errors import NeedsEager
+from ...errors import UnsupportedError
 from ..this_thread import replaced_here
 
 Tensor = torch.Tensor
@@ -109,9 +109,10 @@ def dropout_form(
 
 
 def _refused(*_: Any, **__: Any) -> Any:
-    raise NeedsEager(
+    raise UnsupportedError(
         "torch takes an operation apart in Python here, where its form computes something else "
         "than the kernel",
+        code="composite",
         fix="leave recurrent layers, multilabel margin losses and interpolations of bytes out of "
         "the region",
     )

@@ -157,9 +157,9 @@ def _parser() -> argparse.ArgumentParser:
 def _export(options: argparse.Namespace) -> int:
     import torch
 
-    from . import torch_api
     from .exporting import export
     from .stages import working
+    from .torch_api.inductor import write_package
 
     made = _named(options.target)()
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], tuple)):
@@ -176,7 +176,7 @@ def _export(options: argparse.Namespace) -> int:
         exported = export(*made, joint=options.joint)
     with working(f"writing {options.out}"):
         if options.aoti:
-            torch_api.write_package(exported.program, str(options.out))
+            write_package(exported.program, str(options.out))
         elif options.onnx:
             model: Any = torch.onnx.export(exported.program, dynamo=True)
             model.save(options.out)

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from . import torch_api
 from .errors import OptionError
+from .torch_api.inductor import inductor_options, known_inductor_options
+from .torch_api.operators import overloads_of
+from .torch_api.texts import text_of
 
 if TYPE_CHECKING:
     from .backends import Backend
@@ -116,7 +118,7 @@ class Options:
                 "passes is no list",
                 path="passes",
                 expected="a list of passes",
-                got=torch_api.text_of(self.passes),
+                got=text_of(self.passes),
             )
         for choice in self.passes:
             resolve(choice)
@@ -221,7 +223,7 @@ def _with_inductor_options(
     compiler: Callable[..., Any], options: dict[str, Any]
 ) -> Callable[..., Any]:
     def compile_with_options(gm: Any, example_inputs: Any) -> Callable[..., Any]:
-        with torch_api.inductor_options(options):
+        with inductor_options(options):
             compiled: Callable[..., Any] = compiler(gm, example_inputs)
         return compiled
 
@@ -229,7 +231,7 @@ def _with_inductor_options(
 
 
 def _check_inductor_options(options: Mapping[str, Any]) -> None:
-    known = torch_api.known_inductor_options()
+    known = known_inductor_options()
     for name, value in options.items():
         path = f"options[{name!r}]"
         if name not in known:
@@ -264,7 +266,7 @@ def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:
     packets: dict[Any, Callable[..., Any]] = {}
     overloads: dict[Any, Callable[..., Any]] = {}
     for key, function in table.items():
-        operations = torch_api.overloads_of(key)
+        operations = overloads_of(key)
         if operations is None or not callable(function):
             raise OptionError(
                 f"{name} has a key that is no operation, or a value that is no function",

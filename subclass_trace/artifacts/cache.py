@@ -16,7 +16,7 @@ from typing import Any
 from ..data.describe import Description
 from ..errors import ArtifactError, DescriptionError
 from ..options import Options
-from ..torch_api import warn_user
+from ..torch_api.lines import warn_user
 from . import identity
 from .container import pack, unpack
 from .directory import Directory

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
 from ..state.current import call_method
+from ..torch_api.wrappers import make_wrapper_subclass
 
 DECLARED = "_wrapper_declared"  # the class attribute that holds the declaration
 _MUTABLE = (torch.Tensor, list, dict, set, bytearray)
@@ -261,7 +261,7 @@ def build(
         stride = first.stride()
     if offset is None and not derived:
         offset = first.storage_offset()
-    self = torch_api.make_wrapper_subclass(
+    self = make_wrapper_subclass(
         cls,
         size,
         strides=stride,

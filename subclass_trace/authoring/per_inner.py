@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import RuleError, UnsupportedError
 from ..state.boundary import is_users
 from ..torch_api import authors as _authors
+from ..torch_api.modes import no_modes
+from ..torch_api.texts import text_of
 from .effects import (
     BIT_VIEWS,
     Run,
@@ -121,8 +122,8 @@ def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) ->
                 code="wrapper-form",
                 path=cls,
                 expected=f"inner tensors {list(names)} and context "
-                f"{torch_api.text_of(context, 80)} in all of them",
-                got=f"{list(other_names)} and {torch_api.text_of(other, 80)}",
+                f"{text_of(context, 80)} in all of them",
+                got=f"{list(other_names)} and {text_of(other, 80)}",
                 fix=f"write a rule: @{cls}.implements({func})",
             )
     return names if inner is None else [n for n in inner if n in names]
@@ -192,8 +193,8 @@ def _together(
     raise RuleError(
         f"{func} gives {different} for the inner tensors of a {cls}",
         code="no-rule",
-        expected=f"{torch_api.text_of(head, 80)} for each, as for {names[0]}",
-        got=f"{torch_api.text_of(out, 80)} for {name}",
+        expected=f"{text_of(head, 80)} for each, as for {names[0]}",
+        got=f"{text_of(out, 80)} for {name}",
         fix=f"do not read values of a {cls} into Python, or read them from its inner tensors",
     )
 
@@ -292,7 +293,7 @@ def _strides_of_copy(x: torch.Tensor) -> Sequence[Any]:
     gaps."""
     if x.is_contiguous():
         return x.stride()
-    with torch_api.no_modes():  # a tracer should not see this
+    with no_modes():  # a tracer should not see this
         return torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta")).stride()
 
 

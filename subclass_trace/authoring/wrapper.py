@@ -32,12 +32,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from typing_extensions import Self, dataclass_transform
 
-from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
 from ..state.current import call_kept, call_method, current
 from ..subclass.context import same_context
 from ..torch_api import authors as _authors
+from ..torch_api.autograd import apply_function
 from ..torch_api.dynamo import never_compiled
+from ..torch_api.modes import no_modes
+from ..torch_api.wrappers import disabled_torch_function
 from . import sharding
 from .defaults import DENSE, DENSE_DEFAULTS
 from .fields import (
@@ -100,7 +102,7 @@ class WrapperTensor(torch.Tensor):
             fix.
     """
 
-    __torch_function__ = torch_api.disabled_torch_function
+    __torch_function__ = disabled_torch_function
     _wrapper_default: ClassVar[str] = "refuse"
     _wrapper_has_metadata: ClassVar[bool] = False
     _wrapper_advice: ClassVar[str | None] = None
@@ -189,7 +191,7 @@ class WrapperTensor(torch.Tensor):
         This is where a ``torch.autograd.Function`` is attached. For functions without a rule
         nothing changes. A rule may return NotImplemented to let the function run as usual.
         """
-        if cls.__torch_function__ is torch_api.disabled_torch_function:
+        if cls.__torch_function__ is disabled_torch_function:
             cls.__torch_function__ = classmethod(_dispatch_function)
 
         def register(rule: F) -> F:
@@ -264,7 +266,7 @@ class WrapperTensor(torch.Tensor):
         return new
 
     def __repr__(self) -> str:  # type: ignore[override]
-        with torch_api.no_modes():  # printing is not part of a traced program
+        with no_modes():  # printing is not part of a traced program
             parts = []
             # no comprehension: the caller asks for the text
             for name, value in values_of(self).items():
@@ -383,7 +385,7 @@ def _differentiable(dense: Callable[..., Any]) -> Callable[..., Any]:
 
     def dequantize(self: WrapperTensor) -> torch.Tensor:
         if self.requires_grad and torch.is_grad_enabled() and not _authors.below_autograd():
-            value: torch.Tensor = torch_api.apply_function(Dequantize, self)
+            value: torch.Tensor = apply_function(Dequantize, self)
             return value
         plain: torch.Tensor = call_kept(dense, self)
         return plain

@@ -24,10 +24,11 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.effects import CHECKS, has_effects
 from ..capture.user_code import line_text
 from ..errors import UnsupportedError
+from ..torch_api.inductor import inductor_compile, with_effect_tokens
+from ..torch_api.operators import needs_exact_strides
 from .python_numbers import steps_on_tensors
 
 
@@ -58,8 +59,8 @@ def compile_with_inductor(
         for n in own.graph.nodes
         if n.op == "call_function" and has_effects(n.target) and n.target not in CHECKS
     ]
-    with torch_api.with_effect_tokens(own.graph, loud):
-        return torch_api.inductor_compile(own, list(example_inputs), **role)
+    with with_effect_tokens(own.graph, loud):
+        return inductor_compile(own, list(example_inputs), **role)
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
@@ -91,5 +92,5 @@ def _note_input_values(graph: fx.Graph) -> None:
         return a.meta.get("val") if isinstance(a, fx.Node) else None
 
     for node in graph.nodes:
-        if node.op == "call_function" and torch_api.needs_exact_strides(node.target):
+        if node.op == "call_function" and needs_exact_strides(node.target):
             node.meta["eager_input_vals"] = fx.node.map_aggregate((node.args, node.kwargs), value)

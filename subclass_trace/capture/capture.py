@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import OutputPlan, PlanMutations, SharedLeaf, SideEffect, ValueOutput
 from ..plan.descriptors import (
@@ -35,6 +34,11 @@ from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
+from ..torch_api.assertions import check as torch_check
+from ..torch_api.assertions import note_random
+from ..torch_api.autograd import is_reached, watched_engine
+from ..torch_api.kinds import is_fake, storage_ref
+from ..torch_api.modes import transformed_inputs
 from .aliasing import byte_range
 from .checkpoint import checkpoint_as_tags
 from .decided import StateBranches
@@ -212,8 +216,8 @@ class Capture:
                 checkpoint_as_tags(recorder),
                 typed_errors(),
                 functions,
-                torch_api.watched_engine(functions.gradients.backward, functions.gradients.check),
-                torch_api.transformed_inputs(self.stand_ins.swapped),
+                watched_engine(functions.gradients.backward, functions.gradients.check),
+                transformed_inputs(self.stand_ins.swapped),
             ):
                 return run(self.inputs)
         finally:
@@ -352,7 +356,7 @@ def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> N
                 code="leaf-made-inside",
                 fix="detach the result, or use torch.autograd.grad",
             )
-        if not any(map(torch_api.is_fake, leaves_of(leaf))):
+        if not any(map(is_fake, leaves_of(leaf))):
             raise UnsupportedError(
                 "code inside the region takes a tensor of the caller's, which requires grad, in "
                 "a way that cannot be traced",
@@ -369,12 +373,12 @@ def _note_random(recorder: Recorder) -> None:
     """The state of random numbers, where some are drawn and a call may be made again eagerly."""
     nodes = [n for n in recorder.graph.nodes if n.op == "call_function"]
     # others come first
-    checks = [n for n in nodes if n.target is torch_api.check and len(n.args) == 2]
+    checks = [n for n in nodes if n.target is torch_check and len(n.args) == 2]
     if checks and any(map(is_random, nodes)):
         for check in checks:
             check.args = (*check.args, True)
         with recorder.graph.inserting_before(nodes[0]):
-            note = recorder.graph.call_function(torch_api.note_random)
+            note = recorder.graph.call_function(note_random)
         note.meta["val"] = None
         recorder.annotate(note)
 
@@ -401,9 +405,7 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
                 fix="detach it",
             )
     for value in values:
-        if any(
-            id(t) not in known and torch_api.is_reached(t) for _, t in inside.get(id(value), ())
-        ):
+        if any(id(t) not in known and is_reached(t) for _, t in inside.get(id(value), ())):
             raise UnsupportedError(
                 f"the region makes a {type(value).__qualname__} that keeps a tensor which "
                 "requires grad inside",
@@ -441,9 +443,7 @@ def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
     """
     places: dict[Any, list[int]] = {}
     for k, t in enumerate(inputs.originals if recorder.mutable else ()):
-        places.setdefault(
-            torch_api.storage_ref(t) if t.layout is torch.strided else None, []
-        ).append(k)
+        places.setdefault(storage_ref(t) if t.layout is torch.strided else None, []).append(k)
     for storage, written in recorder.writes:
         seen = [
             k for k in places.get(storage, ()) if byte_range(inputs.originals[k]).overlaps(written)

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL
+from ..torch_api.kinds import is_fake
+from ..torch_api.lines import TORCH_FILES
 from .user_code import tracebacks, user_line
 
 Tensor = torch.Tensor
@@ -64,7 +66,7 @@ TEXTS = frozenset({"__repr__", "__format__"})
 
 def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
     """Refuse a method ``name`` (of `MEMORY`) of a traced tensor; ``line()`` says where."""
-    if args and torch_api.is_fake(args[0]):
+    if args and is_fake(args[0]):
         cls, code, what, fix = MEMORY[name]
         expected, got = (
             "operations on whole tensors",
@@ -93,13 +95,13 @@ def typed_errors() -> Iterator[None]:
         yield
     except SubclassTraceError:
         raise
-    except torch_api.DATA_DEPENDENT_ERRORS as error:
+    except DATA_DEPENDENT_ERRORS as error:
         raise refusal_of_data(error) from error
-    except torch_api.NO_FAKE_KERNEL as error:
+    except NO_FAKE_KERNEL as error:
         raise _has_no_fake_kernel(error) from error
     except (RuntimeError, AssertionError) as error:
         # DTensor raises another error from it
-        if isinstance(error.__cause__, torch_api.DATA_DEPENDENT_ERRORS):
+        if isinstance(error.__cause__, DATA_DEPENDENT_ERRORS):
             raise refusal_of_data(error) from error
         # Of fake tensors, of operators of the user's, and of collectives that cannot be traced.
         if _raised_by_torch(error, "_subclasses", "_library", os.path.join("distributed", "nn")):
@@ -110,7 +112,7 @@ def typed_errors() -> Iterator[None]:
 def _raised_by_torch(error: BaseException, *folders: str) -> bool:
     """Was it raised by torch's Python code in one of these folders?"""
     last = list(tracebacks(error))[-1:]
-    begin = tuple(torch_api.TORCH_FILES + folder for folder in folders)
+    begin = tuple(TORCH_FILES + folder for folder in folders)
     return any(tb.tb_frame.f_code.co_filename.startswith(begin) for tb in last)
 
 

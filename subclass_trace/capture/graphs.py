@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..plan.descriptors import AnyDescriptor, Effect
+from ..torch_api.graphs import graph_module
+from ..torch_api.operators import OpOverload, op_schema
 from .effects import is_kept
 from .functionalize import Functionalization
 
@@ -77,7 +78,7 @@ def finish(
     else:
         nodes = _live_copy(recorder.graph, [*forward.outputs, *gradients], forward.served)
         module, served = (
-            torch_api.graph_module(recorder.root, nodes, "joint"),
+            graph_module(recorder.root, nodes, "joint"),
             [n.name for n in forward.served],
         )
         recorder.beside = None if recorder.mutable else set(recorder.graph.nodes)
@@ -144,9 +145,7 @@ def _runs(node: fx.Node) -> bool:
 
 def is_write(node: fx.Node) -> bool:
     """Does the operation write to an argument? In graphs as they were recorded."""
-    return isinstance(node.target, torch_api.OpOverload) and bool(
-        torch_api.op_schema(node.target).is_mutable
-    )
+    return isinstance(node.target, OpOverload) and bool(op_schema(node.target).is_mutable)
 
 
 def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) -> fx.Graph:
@@ -240,7 +239,7 @@ def module_path(node: fx.Node) -> str | None:
 def is_random(node: fx.Node) -> bool:
     """Does the node draw random numbers from a global generator?"""
     return (
-        isinstance(node.target, torch_api.OpOverload)
+        isinstance(node.target, OpOverload)
         and torch.Tag.nondeterministic_seeded in node.target.tags
     )
 
@@ -311,4 +310,4 @@ def extract(joint: fx.GraphModule, outputs: Sequence[Any], inputs: Sequence[str]
         if node in nodes and node not in env and node.op != "output":
             env[node] = graph.node_copy(node, env.__getitem__)
     graph.output([env[n] if isinstance(n, fx.Node) else n for n in outputs])
-    return torch_api.graph_module(joint, graph)
+    return graph_module(joint, graph)

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.protocol import Kind, kind_of
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
+from ..torch_api.symbols import is_data_dependent, unbound_symbols_set_aside
+from ..torch_api.wrappers import disabled_torch_function
 
 Tensor = torch.Tensor
 _INDEX = (Tensor.__getitem__, Tensor.__setitem__)
@@ -49,16 +51,16 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
 def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
     place = place.item() if isinstance(place, Tensor) else place
     size = x.shape[dim]
-    if not (isinstance(place, torch.SymInt) and torch_api.is_data_dependent(place)):
+    if not (isinstance(place, torch.SymInt) and is_data_dependent(place)):
         if not -size <= place < size:
             raise IndexError(f"index out of range for dimension {dim} with size {size}")
         return x.select(dim, place)
     torch._check(place < size)  # type: ignore[no-untyped-call]
     torch._check(place >= -size)  # type: ignore[no-untyped-call]
     try:
-        with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
+        with unbound_symbols_set_aside(recorder.mode.shape_env):
             return x.select(dim, place)
-    except (RuntimeError, *torch_api.DATA_DEPENDENT_ERRORS) as error:  # DTensor's
+    except (RuntimeError, *DATA_DEPENDENT_ERRORS) as error:  # DTensor's
         raise UnsupportedError(
             "a wrapper is indexed by a number from inside a tensor, which its class has to know",
             code="index-from-values",
@@ -124,6 +126,5 @@ def _sees_functions(cls: Any) -> bool:
     """Does a class of tensors see which functions are called with them?"""
     own = cls.__torch_function__
     return (
-        own is not torch_api.disabled_torch_function
-        and getattr(own, "__func__", None) is not _PLAIN_FUNCTION
+        own is not disabled_torch_function and getattr(own, "__func__", None) is not _PLAIN_FUNCTION
     )

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import gradient_of
 from ..state.instrument import clone
 from ..subclass.flatten import leaves_of
+from ..torch_api.autograd import ACCUMULATION_HOOKS, GRADIENT_HOOKS, run_when_ready
+from ..torch_api.kinds import is_dense, is_fake
 from .input_sizes import DynamicDims
 from .inputs import Argument, StandIns, TracedInput
 from .metadata import MetadataReads
@@ -34,7 +35,7 @@ from .tape import leaves_behind, nodes_behind
 Tensor = torch.Tensor
 #: a gradient that was replaced before anybody asked for it: any may stand there in a call, or none
 _UNREAD = object()
-_HOOKS = (torch_api.GRADIENT_HOOKS, torch_api.ACCUMULATION_HOOKS)
+_HOOKS = (GRADIENT_HOOKS, ACCUMULATION_HOOKS)
 
 
 class InnerBackward:
@@ -128,8 +129,7 @@ class InnerBackward:
         made = {id(t): t for t in (*leaves_behind(roots, edges), *roots_alone)}
         own = list(made.values())
         hooked = any(
-            getattr(t, torch_api.ACCUMULATION_HOOKS) or self.inputs.number_of(t) is not None
-            for t in own
+            getattr(t, ACCUMULATION_HOOKS) or self.inputs.number_of(t) is not None for t in own
         )
         if create or inputs or hooked:
             raise UnsupportedError(
@@ -180,7 +180,7 @@ class InnerBackward:
             )
 
     def _is_traced(self, t: Tensor) -> bool:
-        return self.stand_ins.known(t) is not t or any(map(torch_api.is_fake, leaves_of(t)))
+        return self.stand_ins.known(t) is not t or any(map(is_fake, leaves_of(t)))
 
     def _check_owner(self, number: int) -> None:
         row = self.inputs.rows[number]
@@ -193,7 +193,7 @@ class InnerBackward:
                 path=row.path,
                 fix="detach it, or call .backward() on the result outside of the region",
             )
-        if self.reads.fact(number, torch_api.ACCUMULATION_HOOKS) is True:
+        if self.reads.fact(number, ACCUMULATION_HOOKS) is True:
             raise self._has_hooks(row)
 
     # ---- hooks of leaves
@@ -209,7 +209,7 @@ class InnerBackward:
                 and row.traced.grad_fn is row.edge.node
                 and any(self.reads.fact(number, n) for n in _HOOKS)
             ):
-                torch_api.run_when_ready(row.edge.node)
+                run_when_ready(row.edge.node)
                 register: Any = row.traced.register_hook
                 handles.append(register(functools.partial(self._ready, number, done)))
                 self._hooked = self._hooked | {number}
@@ -268,11 +268,7 @@ class InnerBackward:
         for k in wanted:
             self.reads.fact(k, "is_leaf")
             row = self.inputs.rows[k]
-            names = (
-                (torch_api.GRADIENT_HOOKS,)
-                if row.is_leaf
-                else (torch_api.GRADIENT_HOOKS, "retains_grad")
-            )
+            names = (GRADIENT_HOOKS,) if row.is_leaf else (GRADIENT_HOOKS, "retains_grad")
             if k not in self._hooked and any(self.reads.fact(k, name) is True for name in names):
                 raise self._has_hooks(row)
         if not wanted or len(outside) < 2:
@@ -343,14 +339,14 @@ def _accumulated(old: Tensor | None, gradient: Tensor, owner: Tensor, alone: boo
             return old.add_(gradient)
         if alone and _has_layout_of(gradient, owner):
             return gradient.detach()
-        if torch_api.is_dense(owner):
+        if is_dense(owner):
             return gradient.new_empty_strided(owner.shape, owner.stride()).copy_(gradient)
         return gradient.clone(memory_format=torch.contiguous_format)
 
 
 def _has_layout_of(gradient: Tensor, owner: Tensor) -> bool:
     """Does the gradient have the strides that autograd gives to gradients of ``owner``?"""
-    if not torch_api.is_dense(owner):
+    if not is_dense(owner):
         return gradient.is_contiguous()
     rows = zip(gradient.shape, gradient.stride(), owner.stride(), strict=True)
     return all(mine == theirs if size != 1 else mine != 0 for size, mine, theirs in rows)

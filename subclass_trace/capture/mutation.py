@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.attributes import attributes_of_wrapper
 from ..subclass.flatten import flatten, guarded_spec
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, same_contexts, spec_leaves
+from ..torch_api.autograd import creation_forbids_inplace
+from ..torch_api.kinds import storage_ref
 from .aliasing import family, repeats
 from .inputs import Inputs, TracedInput
 from .recorder import Recorder
@@ -52,7 +53,7 @@ def state_of(traced: Tensor) -> Before:
 
 
 def _memory(t: Tensor) -> Any:
-    return torch_api.storage_ref(t) if t.layout is torch.strided else None
+    return storage_ref(t) if t.layout is torch.strided else None
 
 
 def read_mutations(
@@ -145,11 +146,7 @@ def _written(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder) 
 
 def _forbidden(row: TracedInput, real: Any) -> bool:
     """Would eager refuse a write to it that autograd sees, or a backward through that?"""
-    if (
-        real is None
-        or (real.requires_grad and real.is_leaf)
-        or torch_api.creation_forbids_inplace(real)
-    ):
+    if real is None or (real.requires_grad and real.is_leaf) or creation_forbids_inplace(real):
         return True
     return row.traced.grad_fn is not None and row.traced.grad_fn.name().endswith("NotImplemented")
 

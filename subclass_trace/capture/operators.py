@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
+from ..torch_api.modes import no_modes
 from .known import known_value
 
 Tensor = torch.Tensor
@@ -55,7 +55,7 @@ def _equal(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     known = [known_value(recorder, t) for t in args]
     if any(t is None for t in known):
         return NotImplemented
-    with torch_api.no_modes():
+    with no_modes():
         return func(*known)
 
 

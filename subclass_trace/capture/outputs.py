@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import (
     ConstantOutput,
@@ -29,6 +28,18 @@ from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import rebuild
+from ..torch_api.autograd import (
+    is_custom_node,
+    is_multi_output_view,
+    is_reached,
+    is_tracked_view,
+    view_function,
+)
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS, quiet_fake_errors
+from ..torch_api.kinds import SYM_TYPES, is_fake, storage_ref
+from ..torch_api.modes import without_tracing
+from ..torch_api.symbols import is_data_dependent, unbound_symbols_set_aside
+from ..torch_api.wrappers import context_shortcut
 from .aliasing import one_storage
 from .inputs import Inputs
 from .mutation import places, same_but_for_grad
@@ -76,7 +87,7 @@ class OutputClassifier:
                 code="ragged-result",
                 fix="return the tensor, or its offsets",
             )
-        if isinstance(o, torch_api.SYM_TYPES):
+        if isinstance(o, SYM_TYPES):
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
         if not isinstance(o, Tensor) or not self._is_traced(o):
@@ -152,17 +163,15 @@ class OutputClassifier:
     def _is_made_of(self, o: Tensor, base: Tensor, leaves: Sequence[Tensor]) -> bool:
         """Can ``o`` be replayed on its base, with the history that it has? Else what the graph
         computes is handed out."""
-        storages = {torch_api.storage_ref(t) for t in leaves_of(base) if t.layout is torch.strided}
-        if any(
-            t.layout is torch.strided and torch_api.storage_ref(t) not in storages for t in leaves
-        ):
+        storages = {storage_ref(t) for t in leaves_of(base) if t.layout is torch.strided}
+        if any(t.layout is torch.strided and storage_ref(t) not in storages for t in leaves):
             return False  # its data was set, or the class has gathered what it shows
         # autograd's function of such a view holds the traced offsets
         if o.is_nested and not base.is_nested:
             return False
         if o.grad_fn is None:
             return True
-        if is_traceable(o) and torch_api.is_multi_output_view(o):
+        if is_traceable(o) and is_multi_output_view(o):
             # each made by itself has a node that fills in zeros for the others, which some classes
             # do not take
             return False
@@ -187,7 +196,7 @@ class OutputClassifier:
                     code="view-as-result",
                     path=self._path,
                 )
-            elif torch_api.is_custom_node(node):
+            elif is_custom_node(node):
                 return False
             elif node not in seen:
                 seen.add(node)
@@ -198,14 +207,14 @@ class OutputClassifier:
         return True
 
     def _view(self, o: Tensor, base: Tensor, spec: Spec) -> OutputPlan:
-        number, way, sizes = self.inputs.number_of(base), torch_api.view_function(o), list[Any]()
+        number, way, sizes = self.inputs.number_of(base), view_function(o), list[Any]()
         if o._backward_hooks:
             raise UnsupportedError(
                 "a result is a view with hooks, which would not see its gradient",
                 code="view-as-result",
                 path=self._path,
             )
-        moved = o.grad_fn is None and base.requires_grad and torch_api.is_tracked_view(o)
+        moved = o.grad_fn is None and base.requires_grad and is_tracked_view(o)
         gives = not moved and self._gives(way, base, spec, sizes)
         if not gives or any(map(_is_unknown, sizes)):
             raise self._refused_view(o)
@@ -231,8 +240,8 @@ class OutputClassifier:
             return n
 
         asks = {"symint_visitor_fn": note} if self.recorder.symbols.data_dependent else {}
-        aside = torch_api.unbound_symbols_set_aside(self.recorder.mode.shape_env)
-        with aside, torch_api.without_tracing(), torch_api.quiet_fake_errors(), torch.no_grad():
+        aside = unbound_symbols_set_aside(self.recorder.mode.shape_env)
+        with aside, without_tracing(), quiet_fake_errors(), torch.no_grad():
             leaves, base_spec = flatten(base)
             fresh = rebuild(base_spec, iter([self.recorder.bare(leaf) for leaf in leaves]))
             try:
@@ -244,7 +253,7 @@ class OutputClassifier:
                 IndexError,
                 ValueError,
                 NotImplementedError,
-                *torch_api.DATA_DEPENDENT_ERRORS,
+                *DATA_DEPENDENT_ERRORS,
             ):
                 return False
         # fresh offsets have a ragged size of their own
@@ -277,7 +286,7 @@ class OutputClassifier:
         # a wrapper.)
         as_base = t._base is not None and t._base.requires_grad
         own = t.requires_grad and t.grad_fn is None
-        if own and (not as_base if is_traceable(t) else torch_api.is_reached(t)):
+        if own and (not as_base if is_traceable(t) else is_reached(t)):
             raise UnsupportedError(
                 "the region makes an autograd leaf, and returns it",
                 code="leaf-made-inside" if t._base is None else "leaf-of-a-view",
@@ -296,7 +305,7 @@ class OutputClassifier:
         """
 
         def fresh() -> dict[str, Any]:
-            with torch_api.without_tracing(), torch.no_grad():
+            with without_tracing(), torch.no_grad():
                 made = (
                     rebuild(spec, iter(leaves))
                     if isinstance(spec, WrapperSpec)
@@ -317,22 +326,22 @@ class OutputClassifier:
                 )
 
     def _is_traced(self, o: Tensor) -> bool:
-        if kind_of(type(o)) is Kind.REFUSED and any(map(torch_api.is_fake, vars(o).values())):
+        if kind_of(type(o)) is Kind.REFUSED and any(map(is_fake, vars(o).values())):
             raise refuse(o, Path("result"))
         if not is_traceable(o):
-            return torch_api.is_fake(o)
+            return is_fake(o)
         leaves = leaves_of(o)
-        return not leaves or any(map(torch_api.is_fake, leaves))
+        return not leaves or any(map(is_fake, leaves))
 
 
 def _is_unknown(n: Any) -> bool:
-    return isinstance(n, torch.SymInt) and torch_api.is_data_dependent(n)
+    return isinstance(n, torch.SymInt) and is_data_dependent(n)
 
 
 def _is_another(value: Any, known: Any) -> bool:
     """Do two attributes differ, one of which is a number or a string? Other objects a class may
     rebuild each time."""
-    if isinstance(known, (Tensor, *torch_api.SYM_TYPES)) or not (
+    if isinstance(known, (Tensor, *SYM_TYPES)) or not (
         type(value) in _SIMPLE or type(known) in _SIMPLE
     ):
         return isinstance(value, Tensor) and not isinstance(known, Tensor)
@@ -377,7 +386,7 @@ def shared_leaves(
                 found[k] = SharedLeaf("input", leaf_of[id(t)])
             elif isinstance(spec, WrapperSpec) and id(t) in first:
                 found[k] = SharedLeaf("value", first[id(t)])
-            elif t.layout is torch.strided and torch_api.storage_ref(t) in written:
+            elif t.layout is torch.strided and storage_ref(t) in written:
                 others = [n for n, leaf in enumerate(inputs.leaf_values) if one_storage(leaf, t)]
                 whole = [n for n in others if _same_elements(inputs.originals[n], t)]
                 if whole:  # `detach()` counts versions with it, `data` alone
@@ -428,7 +437,7 @@ def _objects(spec: Spec) -> list[Any]:
     """What can be changed in place of the contexts of a wrapper, and of those inside of it."""
     if not isinstance(spec, WrapperSpec):
         return []
-    found: list[Any] = [] if torch_api.context_shortcut(spec.cls) is not None else [spec.context]
+    found: list[Any] = [] if context_shortcut(spec.cls) is not None else [spec.context]
     for value in found:
         found += parts_of(value)
     return [o for o in found if is_copied(o)] + [

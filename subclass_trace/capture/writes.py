@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
+from ..torch_api.kinds import storage_ref
 from .aliasing import may_overlap, repeats, same_elements
 
 Tensor = torch.Tensor
@@ -75,9 +75,7 @@ def _meet(tensors: Sequence[Tensor]) -> bool:
     """Do two of these share an element?"""
     seen: dict[Any, list[Tensor]] = {}
     for t in tensors:
-        others = seen.setdefault(
-            torch_api.storage_ref(t) if t.layout is torch.strided else id(t), []
-        )
+        others = seen.setdefault(storage_ref(t) if t.layout is torch.strided else id(t), [])
         if any(may_overlap(t, other) for other in others):
             return True
         others.append(t)

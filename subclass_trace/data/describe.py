@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..errors import DescriptionError, Reason, SubclassTraceError, Unlike
 from ..partition.half import Half
 from ..plan import Plan
@@ -29,6 +28,8 @@ from ..subclass.context import parts_of
 from ..subclass.flatten import flatten
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
 from ..subclass.template import Verified, template_key
+from ..torch_api.dtensor_modes import DTensorModes
+from ..torch_api.wrappers import mesh_data
 from .checks import check
 from .graphs import GraphReader, GraphWriter
 from .objects import fingerprint_of_class, name_of
@@ -62,7 +63,7 @@ class BackwardParts:
     passed: tuple[tuple[str, int] | None, ...]
     conditions: tuple[Any, ...]
     autocast: tuple[Any, ...]
-    dtensor: torch_api.DTensorModes | None
+    dtensor: DTensorModes | None
     reads: StateGuards | None
     half: Half
 
@@ -177,14 +178,14 @@ class _Writer(GraphWriter):
             self._find_part(spec.value, number, way)
 
     def _find_part(self, value: Any, number: int, way: list[Any]) -> None:
-        if (known := torch_api.mesh_data(value)) is not None:
+        if (known := mesh_data(value)) is not None:
             self._parts.setdefault(id(value), ["of input", number, way, known])
         for k, part in enumerate(parts_of(value)):
             self._find_part(part, number, [*way, k])
 
     def other(self, value: Any, path: str) -> Any:
         """As any; a part of an input's context."""
-        known = torch_api.mesh_data(value)
+        known = mesh_data(value)
         if known is not None:
             same = (p for p in self._parts.values() if p[3] == known)
             found = self._parts.get(id(value)) or next(same, None)
@@ -350,7 +351,7 @@ class _Reader(GraphReader):
             found = _follow(spec, way)
         except (AttributeError, IndexError, TypeError):
             raise Unlike(Reason(f"input {number} has another context")) from None
-        if torch_api.mesh_data(found) != known:
+        if mesh_data(found) != known:
             raise Unlike(Reason(f"input {number} is on another mesh"))
         return found
 

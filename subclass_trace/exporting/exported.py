@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from .. import torch_api
 from ..data.vocabulary import Writer
 from ..errors import ExportError
 from ..plan.values import Recipe
@@ -21,11 +20,12 @@ from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
+from ..torch_api.trees import pytree as torch_pytree
 from .results import made
 from .state import FlatState
 
 Tensor = torch.Tensor
-pytree = torch_api.pytree
+pytree = torch_pytree
 
 
 @dataclass(frozen=True, eq=False)

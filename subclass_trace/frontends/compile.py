@@ -24,7 +24,7 @@ import torch
 from ..artifacts.saved import Artifact
 from ..errors import OptionError
 from ..options import Options
-from ..torch_api import text_of
+from ..torch_api.texts import text_of
 from .module import ModuleRegion, module_of, region_of_module
 from .region import Region
 

@@ -28,7 +28,9 @@ from ..errors import GuardError, OptionError, UnsupportedError
 from ..options import OF_FRONT_ENDS, Options
 from ..subclass.paths import Path
 from ..torch_api import dynamo as _dynamo
-from ..torch_api import skip_known_faults, text_of, warn_user
+from ..torch_api.dynamo_faults import skip_known_faults
+from ..torch_api.lines import warn_user
+from ..torch_api.texts import text_of
 from .compile import make_options
 from .dynamic import SizeHistory, each_tensor
 from .dynamo_graph import GraphOfDynamo

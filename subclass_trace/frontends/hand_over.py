@@ -19,7 +19,7 @@ from ..errors import SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import handed_over, ran_eagerly
 from ..report.names import name_of
-from ..torch_api import saved_tensor_hooks_active, warn_user
+from ..torch_api.autograd import saved_tensor_hooks_active
 from ..torch_api.dynamo import (
     TRACES_AUTOGRAD,
     autograd_operations_traced,
@@ -30,6 +30,7 @@ from ..torch_api.dynamo import (
     recompile_limit,
 )
 from ..torch_api.dynamo_methods import TracedMethods
+from ..torch_api.lines import warn_user
 
 #: how many have run, and such calls in them
 graphs_run = [0, 0]

@@ -25,10 +25,15 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .. import torch_api
 from ..artifacts.source import Source
 from ..errors import UnsupportedError
 from ..options import Options
+from ..torch_api.hooks import (
+    are_hooks_on_all_modules,
+    call_with_hooks,
+    is_of_fsdp,
+    share_fsdp_state,
+)
 from .region import Region
 
 #: what a region has of its own, where the original has the same name in the ``__dict__`` that they
@@ -70,14 +75,14 @@ class ModuleRegion:
         if not any(self._own_tables.values()):
             # also where the module has a forward in its ``__dict__``
             return _forward(self, *args, **kwargs)
-        if torch_api.are_hooks_on_all_modules():
+        if are_hooks_on_all_modules():
             raise UnsupportedError(
                 "the region of a module has hooks of its own, and there are hooks on all modules",
                 code="hooks-on-all-modules",
                 path=type(self).__qualname__,
                 fix="register the region's hooks on the module, before it is compiled",
             )
-        return torch_api.call_with_hooks(self, args, kwargs)  # type: ignore[arg-type]
+        return call_with_hooks(self, args, kwargs)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""
@@ -172,7 +177,7 @@ def region_of_module(
     """
     if isinstance(module, ModuleRegion):
         module = module_of(module)
-    managed = torch_api.is_of_fsdp(module)
+    managed = is_of_fsdp(module)
     region: Any = object.__new__(_class_of_regions(type(module)))
     object.__setattr__(region, "__dict__", vars(module))
     object.__setattr__(
@@ -183,5 +188,5 @@ def region_of_module(
     tables = {name: getattr(module, name) if managed else OrderedDict() for name in _HOOK_TABLES}
     object.__setattr__(region, "_own_tables", tables)
     if managed:
-        torch_api.share_fsdp_state(module, region)
+        share_fsdp_state(module, region)
     return region

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from .. import policy, torch_api
+from .. import policy
 from ..artifacts import saved
 from ..artifacts.cache import Cache
 from ..artifacts.source import Source
@@ -32,7 +32,11 @@ from ..runtime.guards import Ambient, eager_reason
 from ..stages import working
 from ..state.guards import changed_since
 from ..state.place import Call
-from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
+from ..torch_api.assertions import OtherBranch
+from ..torch_api.autograd import saved_tensor_hooks_active
+from ..torch_api.dynamo import check_stance, dynamo_lock, eager_by_stance, never_compiled
+from ..torch_api.lines import warn_user
+from ..torch_api.structured import trace_is_written
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver
@@ -103,7 +107,7 @@ class Region:
         for serve in fast:
             try:
                 result = serve(args, kwargs)
-            except torch_api.OtherBranch as taken:
+            except OtherBranch as taken:
                 if not taken.another:
                     return self.__other_branch(taken, args, kwargs)
                 left = (*left, serve)
@@ -111,7 +115,7 @@ class Region:
             if result is not MISS:
                 # It will serve the next call, too. (But a checkpoint that runs its calls again
                 # shall meet the same ones.)
-                if serve is not fast[0] and not torch_api.saved_tensor_hooks_active():
+                if serve is not fast[0] and not saved_tensor_hooks_active():
                     self.__fast = (serve, *[other for other in fast if other is not serve])
                 if self.__row:
                     self.__row = []
@@ -160,7 +164,7 @@ class Region:
         # As later calls: the engine shall meet one kind of backward from the first step on.
         try:
             result = entry.run(args, kwargs)
-        except torch_api.OtherBranch as taken:
+        except OtherBranch as taken:
             if taken.another:
                 return self.__slow_call(args, kwargs, (*left, entry.run))
             return self.__other_branch(taken, args, kwargs)
@@ -188,7 +192,7 @@ class Region:
         return self.__hand_over(error).call(*args, **kwargs)
 
     def __other_branch(
-        self, taken: torch_api.OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, taken: OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A call takes a branch that raises: nothing was written, and eager mode does what the user
         wrote."""
@@ -231,7 +235,7 @@ class Region:
             Unlike: it does not serve this call, or something that it depends on is another one
                 here; ``reason`` says what.
         """
-        with torch_api.dynamo_lock(), TRACE_LOCK:
+        with dynamo_lock(), TRACE_LOCK:
             return self.__add(
                 from_description(
                     data, self.__function, (args, kwargs), self.__options, self.__history
@@ -262,7 +266,7 @@ class Region:
             ArtifactError: there is nothing to write, or nothing that serves this call once it is
                 read back.
         """
-        with torch_api.dynamo_lock(), TRACE_LOCK:
+        with dynamo_lock(), TRACE_LOCK:
             described = [entry.describe(*args, **kwargs) for entry in self.__entries]
 
             def bind(data: Any) -> object:
@@ -319,7 +323,7 @@ class Region:
     ) -> Specialization:
         """The specialization for a call that no generated entry has served; ``left``: see
         `__slow_call`; ``waits``: see `SizeHistory`."""
-        with torch_api.dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
+        with dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
             misses = list[Reason]()
             for entry in self.__entries:
                 why = _OTHER_VALUE if entry.run in left else entry.failed(args, kwargs)
@@ -345,7 +349,7 @@ class Region:
                     self.__options,
                     self.__history,
                     tuple(misses),
-                    keep_joint=self.__keep_joint or torch_api.trace_is_written(),
+                    keep_joint=self.__keep_joint or trace_is_written(),
                     traces=bool(left),
                 )
             for source in () if self.__keep_joint else self.__sources:
@@ -366,7 +370,7 @@ class Region:
         for name, backend in entry.inlined.items():
             if name not in self.__inlined:
                 self.__inlined[name] = backend
-                torch_api.warn_user(
+                warn_user(
                     f"{name_of(self.__function)} calls {name}, a function of "
                     f"torch.compile(backend={backend!r}): it is a part "
                     "of the region, and its own compiled code does not run. Give the region the "

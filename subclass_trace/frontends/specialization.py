@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import policy, torch_api, verify
+from .. import policy, verify
 from ..backends.eager import compile_eager
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
@@ -48,6 +48,8 @@ from ..state.place import Call, Place, above
 from ..state.run import StateRun
 from ..subclass.paths import Path
 from ..torch_api.dynamo import check_marks
+from ..torch_api.modes import autocast_as, no_modes, no_overrides
+from ..torch_api.numbers import math_of_symbols
 from .dynamic import SizeHistory, choose
 from .routes import Route, route_of
 
@@ -186,7 +188,7 @@ class _Maker:
     def tensors(self, found: Sequence[tuple[Place, Tensor]]) -> list[Tensor]:
         """The traced tensors for these."""
         # real tensors: nothing here is part of the trace
-        with torch_api.no_overrides(), torch_api.no_modes():
+        with no_overrides(), no_modes():
             new = []
             for k, (place, real) in enumerate(found, len(self.flat)):
                 new.append(Argument(real, self._path(place), k, place, self._kind(place, real)))
@@ -273,7 +275,7 @@ def traced_call(
         args, kwargs = state.start()
         return Ran(state.run(args, kwargs), maker.handed)
 
-    with torch_api.math_of_symbols() if session.dynamic else contextlib.nullcontext():
+    with math_of_symbols() if session.dynamic else contextlib.nullcontext():
         try:
             captured = Capture(session).capture(run)
         finally:
@@ -450,7 +452,7 @@ def _traced_again(
     session = Session(
         dynamic=symbols, decompositions=options.table(options.resolve_backend()), passes=passes
     )
-    with torch.set_grad_enabled(ambient.grad), torch_api.autocast_as(ambient.autocast or (False,)):
+    with torch.set_grad_enabled(ambient.grad), autocast_as(ambient.autocast or (False,)):
         try:
             tape, refused = (
                 traced_call(function, call, options, history, session, symbols)[0].tape,

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.graphs import output_args, placeholders
+from ..torch_api.graphs import graph_module
 
 
 class Half:
@@ -81,7 +81,7 @@ class Half:
             values[node] = graph.node_copy(node, value)
         outputs = [value(o) if isinstance(o, fx.Node) else o for o in self.outputs]
         graph.output([clone_of(graph, o) if k in self.cloned else o for k, o in enumerate(outputs)])
-        module = torch_api.graph_module(self.owner, graph)
+        module = graph_module(self.owner, graph)
         if self._descriptors is not None:
             _describe(module, *self._descriptors)
         return module

@@ -16,7 +16,7 @@ from ..capture.graphs import trace_name
 from ..capture.tape import TracedBackward
 from ..errors import OptionError
 from ..stages import stage
-from ..torch_api import text_of
+from ..torch_api.texts import text_of
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Partitioned

@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 
 from ..errors import OptionError, UnsupportedError
-from ..torch_api import text_of
+from ..torch_api.texts import text_of
 from .budget import Hull
 from .flow import Infeasible, cut
 from .rules import INF, RECOMPUTE, Facts, bans, kept_rows, recompute_tags, storage_weights

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .. import torch_api
+from ..torch_api.kinds import SYM_TYPES, is_dense
 from .table import (
     BUILTIN,
     CHEAP,
@@ -152,7 +152,7 @@ def storage_weights(t: Table, facts: Facts) -> list[float]:
         if t.in_backward[i]:
             continue
         value, key = t.val[i], t.storage[i]
-        if isinstance(value, torch_api.SYM_TYPES):
+        if isinstance(value, SYM_TYPES):
             weights[i] = _NUMBER
         elif not isinstance(value, torch.Tensor):
             weights[i] = INF if value is None or isinstance(value, (list, tuple)) else 0.0
@@ -160,7 +160,7 @@ def storage_weights(t: Table, facts: Facts) -> list[float]:
             weights[i] = float(max(t.size[i], 1))
         # saved as a clone, which must be laid out as the original for views to fit it
         elif key in written:
-            weights[i] = float(max(t.size[i], 1)) if torch_api.is_dense(value) else LAST_RESORT
+            weights[i] = float(max(t.size[i], 1)) if is_dense(value) else LAST_RESORT
         elif t.view[i] or (t.bits[i] & COLLECTIVE and is_unfinished(t.nodes[i].target)):
             weights[i] = INF
         elif key in given:

@@ -34,9 +34,10 @@ from typing import Any
 
 import torch.fx as fx
 
-from .. import torch_api
 from ..errors import OptionError, PassError
-from ..torch_api import text_of, warn_user
+from ..torch_api.lines import warn_user
+from ..torch_api.modes import no_modes
+from ..torch_api.texts import text_of
 from .checks import Before, check
 from .graph import JointGraph, Pass
 
@@ -199,7 +200,7 @@ def _run(run: Pass, module: fx.GraphModule) -> PassRecord:
     start, name = time.perf_counter(), name_of(run)
     before, lines, counts = Before.of(module.graph), _lines(module.graph), _counts(module.graph)
     try:
-        with torch_api.no_modes():  # what it computes with fake tensors is no part of the trace
+        with no_modes():  # what it computes with fake tensors is no part of the trace
             given = run(JointGraph(module))
     except PassError:
         raise

@@ -11,10 +11,10 @@ import torch
 import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .. import torch_api
 from ..capture.graphs import LATE
 from ..errors import OptionError, PassError
-from ..torch_api import text_of
+from ..torch_api.modes import no_modes
+from ..torch_api.texts import text_of
 from .graph import JointGraph, Pass
 
 aten = torch.ops.aten
@@ -136,7 +136,7 @@ def _offload(graph: JointGraph, node: fx.Node) -> None:
         "must_be_in_backward" if first.meta.get("partitioner_tag") in LATE else "is_forward"
     )
     back.meta["phase"] = "backward"
-    with torch_api.no_modes(), away.meta["val"].fake_mode:
+    with no_modes(), away.meta["val"].fake_mode:
         back.meta["val"] = aten._to_copy.default(away.meta["val"], device=value.device)
     for user in readers:
         user.replace_input_with(node, back)

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, leaf_count
+from ..torch_api.lines import location_text
 from .descriptors import AnyDescriptor, Descriptor, Input, forward_descriptors
 from .values import Recipe
 
@@ -268,7 +268,7 @@ class SavedValue:
     def __str__(self) -> str:
         if self.path is not None:
             return f"saved: {self.path}"
-        place = f" at {torch_api.location_text(self.where)}" if self.where else ""
+        place = f" at {location_text(self.where)}" if self.where else ""
         return f"saved: {self.short_operation}{place}"
 
 

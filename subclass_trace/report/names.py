@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..plan import SavedValue
-from ..torch_api import location_text
+from ..torch_api.lines import location_text
 
 
 def type_text(dtype: object, size: Iterable[object]) -> str:

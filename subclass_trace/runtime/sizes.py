@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.context import map_sizes, without_outer
 from ..subclass.spec import RaggedSize, SizeExpr, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import map_spec
+from ..torch_api.symbols import is_known, ragged_parts
 
 Env = Mapping[Any, Any]
 
@@ -28,7 +28,7 @@ def to_expr(size: Any) -> Any:
     if not isinstance(size, torch.SymInt):
         return size
     if is_ragged(size):
-        symbol, factor = torch_api.ragged_parts(size) or (None, 1)
+        symbol, factor = ragged_parts(size) or (None, 1)
         return RaggedSize(symbol) if symbol is None else RaggedSize(symbol, _number(factor))
     expr = (
         size.node.shape_env.simplify(size.node.expr)
@@ -40,7 +40,7 @@ def to_expr(size: Any) -> Any:
 
 def _float(number: torch.SymFloat) -> Any:
     expr = number.node.expr
-    bound = expr.is_number or (expr.is_Symbol and torch_api.is_known(number))
+    bound = expr.is_number or (expr.is_Symbol and is_known(number))
     if not bound:
         fix = "compute it outside of the region, or keep it in an inner tensor"
         raise UnsupportedError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
-from .. import policy, torch_api, verify
+from .. import policy, verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
 from ..backends.own_kernels import names_of_pieces, with_own_kernels
@@ -24,6 +24,10 @@ from ..plan import Plan, SavedValue, ValueOutput
 from ..plan.descriptors import Input
 from ..stages import stage
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
+from ..torch_api.autograd import says_spent
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
+from ..torch_api.graphs import graph_module
+from ..torch_api.texts import text_of
 from .backward import Backwards, Circumstances, CompiledBackward, OnFirstUse, check_of
 from .by_autograd import left_to_autograd
 from .planning import make_plan, number_symbols, with_conditions
@@ -189,7 +193,7 @@ def _min_cut(partitioner: Partitioner) -> MinCut:
         path="partitioner",
         expected="'min_cut', 'default' or a MinCut, which choose what a backward inside of a "
         "region computes again",
-        got=torch_api.text_of(partitioner),
+        got=text_of(partitioner),
         fix="leave it out, or call .backward() outside of the region",
     )
 
@@ -248,10 +252,10 @@ def _has_no_backward(tape: Tape) -> bool:
     for k, spec in enumerate(guess := tape.guess()):
         try:
             tape.trace([spec if n == k else None for n in range(len(guess))])
-        except (SubclassTraceError, *torch_api.DATA_DEPENDENT_ERRORS):
+        except (SubclassTraceError, *DATA_DEPENDENT_ERRORS):
             return False
         except Exception as error:
-            if torch_api.says_spent(error) or not isinstance(spec, WrapperSpec):
+            if says_spent(error) or not isinstance(spec, WrapperSpec):
                 continue
         return False
     return True
@@ -260,7 +264,7 @@ def _has_no_backward(tape: Tape) -> bool:
 def copied_module(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    return torch_api.graph_module(module, graph)
+    return graph_module(module, graph)
 
 
 # ---- programs

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..capture.input_sizes import symbolic_strides
 from ..capture.symbols import symint
 from ..subclass.context import has_sizes, map_sizes, same_context
@@ -24,6 +23,7 @@ from ..subclass.spec import (
     spec_leaves,
 )
 from ..subclass.visit import map_spec
+from ..torch_api.kinds import contiguous_strides
 from .sizes import Env, concrete, evaluate, to_expr
 
 
@@ -142,6 +142,6 @@ def _dense(spec: Spec) -> Spec:
     expected = 1
     for stride, size in sorted(zip(spec.stride, spec.size, strict=True)):
         if size != 1 and stride != expected:
-            return replace(spec, stride=torch_api.contiguous_strides(spec.size))
+            return replace(spec, stride=contiguous_strides(spec.size))
         expected *= size
     return spec

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.attributes import attributes_inside
+from ..torch_api.flags import FLAGS
 from . import calls, torch_flags
 from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
 from .kinds import C_CALLABLES, Function, LruCache, Method, Partial, is_immutable
@@ -48,7 +48,7 @@ def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     profile = sys.getprofile()
     sys.setprofile(None)
     try:
-        with torch_flags.as_outside(rec, torch_api.FLAGS):
+        with torch_flags.as_outside(rec, FLAGS):
             return rec.give(f(*given, **named))
     finally:
         sys.setprofile(profile)

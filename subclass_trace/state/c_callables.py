@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
+from ..torch_api.modes import no_modes, no_overrides
 from . import attributes, calls
 from .calls import BY_TYPE, C_TABLE, FUNCTIONS
 from .current import current, set_current
@@ -89,7 +89,7 @@ def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
     misses, recorder = f.cache_info().misses, set_current(None)
     # A miss runs the function once, for real, as in eager mode; then its result is what is kept.
     try:
-        with torch_api.no_overrides(), torch_api.no_modes():
+        with no_overrides(), no_modes():
             out = unwatched(f, *a, **k)
     finally:
         set_current(recorder)

@@ -15,8 +15,16 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
+from ..torch_api.compiled_inside import (
+    CompiledBy,
+    backend_of_compiled,
+    is_compiled,
+    is_library_operator,
+)
+from ..torch_api.flags import CONSTANT_GETTERS
+from ..torch_api.kinds import asked, is_fake
+from ..torch_api.numbers import PYTHON_CLASSES
 from . import attributes
 from .boundary import (
     ENTER,
@@ -242,14 +250,14 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     callables instrumented."""
     if type(f) is Function and is_compiled_by_dynamo(f.__code__.co_filename):
         return with_branches(rec, f, args, kwargs)
-    if type(f) is Function and torch_api.is_compiled(f):
+    if type(f) is Function and is_compiled(f):
         return _inlined(rec, f, args, kwargs)
-    if type(f) is Function and f.__closure__ and f not in torch_api.CONSTANT_GETTERS:
+    if type(f) is Function and f.__closure__ and f not in CONSTANT_GETTERS:
         f = _with_callbacks(rec, f)
     special = changed = False
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
-        if kind in ATOMS or is_a(value, torch.Tensor) or kind in torch_api.PYTHON_CLASSES:
+        if kind in ATOMS or is_a(value, torch.Tensor) or kind in PYTHON_CLASSES:
             continue
         special = True
         changed |= read_argument(rec, value)
@@ -259,7 +267,7 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if changed:
         args = tuple(map(_called, args))
         kwargs = {name: _called(v) for name, v in kwargs.items()}
-    if special or torch_api.is_library_operator(f):
+    if special or is_library_operator(f):
         out = watched(f, args, kwargs)
         if type(out) in ATOMS and out is not None:
             _note_answer(rec, f, args, kwargs, out)
@@ -275,11 +283,11 @@ def _inlined(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     cell = f.__closure__[f.__code__.co_freevars.index("fn")]
     function = cell.cell_contents
     before = rec.compiled_by
-    if (backend := torch_api.backend_of_compiled(f)) is not None:
+    if (backend := backend_of_compiled(f)) is not None:
         owner = getattr(function, "__self__", None)  # a module
         name = f.__qualname__ if owner is None else type(owner).__qualname__
         rec.inlined[name] = backend[0]
-        rec.compiled_by = before or torch_api.CompiledBy(name, backend[1])
+        rec.compiled_by = before or CompiledBy(name, backend[1])
     rec.cells_of(f)
     rec.step(cell, "contents", None, function)
     try:
@@ -322,7 +330,7 @@ def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         if rec.make is None:
             _note_fact(rec, f, args, kwargs, out)
         return
-    if kwargs or f in torch_api.CONSTANT_GETTERS:
+    if kwargs or f in CONSTANT_GETTERS:
         return
     fixed = (type, types.ModuleType)
     if all(
@@ -338,7 +346,7 @@ def _note_fact(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     place = rec.place_of(args[0])
     if (
         place is not None
-        and not torch_api.is_fake(args[0])
+        and not is_fake(args[0])
         and not kwargs
         and all(type(a) in ATOMS for a in args[1:])
     ):
@@ -356,7 +364,7 @@ def _called(value: Any) -> Any:
 
 def read_argument(rec: Any, value: Any) -> bool:
     """What a torch function is given is read; is there a callable in it?"""
-    if type(value) in ATOMS or is_a(value, torch.Tensor) or type(value) in torch_api.PYTHON_CLASSES:
+    if type(value) in ATOMS or is_a(value, torch.Tensor) or type(value) in PYTHON_CLASSES:
         return False
     if is_a(value, (list, tuple)):
         rec.touch(value)
@@ -497,7 +505,7 @@ def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[
         real = rec.real(t)
         return rec.at(
             rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())),
-            torch_api.asked(real, name),
+            asked(real, name),
         )
     if name in _REGISTERS:
         args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)

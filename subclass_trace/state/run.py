@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
+from ..torch_api.kinds import placement_types
 from . import branches as branches
 from . import c_callables as c_callables
 from . import c_functions as c_functions
@@ -52,7 +52,7 @@ class _Run(Caller):
     def __init__(self, make: Any, *, warns: bool) -> None:
         super().__init__(make)
         kinds.learn_numpy()
-        ATOMS.update(torch_api.placement_types())
+        ATOMS.update(placement_types())
         self.warns, self.stdout = warns, sys.stdout
         self.printed: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self.variables: dict[int, tuple[Any, Any, Any]] = {}

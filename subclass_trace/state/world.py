@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ..errors import SideEffectError
-from ..torch_api import warn_user
+from ..torch_api.lines import warn_user
 from . import calls
 from .boundary import is_of_library, is_of_torch, is_users
 from .frames import instrumented_frame, user_frame

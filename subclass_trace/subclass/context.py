@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
+from ..torch_api.kinds import is_opaque
 from .attributes import is_foreign, namespace_of
 
 _ATOMS = (
@@ -201,7 +201,7 @@ def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
 def _is_comparable(value: Any) -> bool:
     """Does a copy of it, or the object itself, stay what it is? Not an object of the user's: what
     it holds may change."""
-    if is_atom(value) or isinstance(value, Outer) or torch_api.is_opaque(value):
+    if is_atom(value) or isinstance(value, Outer) or is_opaque(value):
         return True
     if type(value) in (set, frozenset):
         return all(map(is_atom, value))

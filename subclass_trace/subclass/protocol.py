@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import ProtocolError, SubclassTraceError, UnsupportedError
+from ..torch_api.kinds import FAKE_TYPES, overrides_torch_dispatch
+from ..torch_api.repairs.strided_shards import repaired_unflatten
+from ..torch_api.wrappers import disabled_torch_function
 from .paths import Path
 
 
@@ -33,7 +35,7 @@ class Kind(enum.Enum):
 
 #: the classes of real dense tensors
 REAL = frozenset({torch.Tensor, torch.nn.Parameter})
-_DENSE = {*REAL, *torch_api.FAKE_TYPES}
+_DENSE = {*REAL, *FAKE_TYPES}
 
 
 @functools.cache
@@ -60,7 +62,7 @@ def is_plain_parameter(cls: Any) -> bool:
     lazy = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
     if not issubclass(cls, torch.nn.Parameter) or cls in REAL or issubclass(cls, lazy):
         return False
-    if cls.__torch_function__ is not torch_api.disabled_torch_function or len(problems(cls)) < 3:
+    if cls.__torch_function__ is not disabled_torch_function or len(problems(cls)) < 3:
         return False
     own = (
         name for base in cls.__mro__[: cls.__mro__.index(torch.nn.Parameter)] for name in vars(base)
@@ -99,7 +101,7 @@ def problems(cls: type) -> tuple[str, ...]:
         )
     elif not isinstance(unflatten, (staticmethod, classmethod)):
         found.append("has a __tensor_unflatten__ that is neither a staticmethod nor a classmethod")
-    if not torch_api.overrides_torch_dispatch(cls):
+    if not overrides_torch_dispatch(cls):
         found.append("has no __torch_dispatch__(cls, func, types, args, kwargs)")
     return tuple(found)
 
@@ -159,9 +161,7 @@ def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.T
     accepted.
     """
     its_own: Any = cls
-    method: Callable[..., torch.Tensor] = (
-        torch_api.repaired_unflatten(cls) or its_own.__tensor_unflatten__
-    )
+    method: Callable[..., torch.Tensor] = repaired_unflatten(cls) or its_own.__tensor_unflatten__
     try:
         inspect.signature(method).bind({}, None, (), ())
     except TypeError:

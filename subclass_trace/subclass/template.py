@@ -13,7 +13,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
+from ..torch_api.fakes import fake_mode
+from ..torch_api.kinds import dispatch_keys
+from ..torch_api.modes import DispatchLog
+from ..torch_api.symbols import ShapeEnv
+from ..torch_api.wrappers import build_wrapper
 from .context import fresh, is_atom, same_context, with_outer
 from .protocol import unflatten_of
 from .spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
@@ -70,7 +74,7 @@ def template_of(spec: WrapperSpec, example: Callable[[Spec], Any]) -> Template |
 
 def build(template: Template, spec: WrapperSpec, inner: dict[str, Any]) -> Tensor:
     """What the generated code does, for comparison and for the reader."""
-    value = torch_api.build_wrapper(
+    value = build_wrapper(
         spec.cls,
         spec.size,
         spec.stride,
@@ -107,9 +111,9 @@ def _indistinguishable(a: Tensor, b: Tensor) -> bool:
     if set(mine) != set(theirs) or not all(same_context(v, theirs[k]) for k, v in mine.items()):
         return False
     # a class with a size or stride policy of its own answers by dispatch
-    with torch_api.DispatchLog() as log:
+    with DispatchLog() as log:
         same = all(f(a) == f(b) for f in _PROPERTIES)
-    return same and not log.operations and torch_api.dispatch_keys(a) == torch_api.dispatch_keys(b)
+    return same and not log.operations and dispatch_keys(a) == dispatch_keys(b)
 
 
 _PROPERTIES: tuple[Callable[[Tensor], Any], ...] = (
@@ -145,7 +149,7 @@ class Examples:
     def mode(self) -> Any:
         """The fake mode."""
         if self._mode is None:
-            self._mode = torch_api.fake_mode(torch_api.ShapeEnv())
+            self._mode = fake_mode(ShapeEnv())
         return self._mode
 
     def make(self, spec: Spec) -> Any:

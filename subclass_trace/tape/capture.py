@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..torch_api import tape as _door
+from ..torch_api.modes import TorchDispatchMode
+from ..torch_api.operators import op_schema
 from . import operations, runtime
 from .graph import Layout, finish
 from .steps import Kind, SizeNode, Step
@@ -28,7 +29,7 @@ from .steps import Kind, SizeNode, Step
 Tensor = torch.Tensor
 
 
-class _Witness(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operations that C++ itself runs during a capture, such as zeros for undefined gradients,
     become steps."""
 
@@ -43,7 +44,7 @@ class _Witness(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
         step = capture.write(
             "aten", func, capture.steps_of(tuple(args)), capture.steps_of(kwargs or {})
         )
-        count = len(torch_api.op_schema(func).returns)
+        count = len(op_schema(func).returns)
         return capture.token(step) if count == 1 else tuple(capture.parts(step, count))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
+from ..torch_api.graphs import graph_module
 from .order import LEAF as _LEAF
 from .order import Walked, engine_order, priorities, walk
 from .steps import ON_DEMAND, Step, replace_steps
@@ -220,7 +220,7 @@ def _write(
             if step.kind == "unpack" and step not in deferred:
                 value(step)
     graph.output([replace_steps(o, value) for o in outputs])
-    return torch_api.graph_module(torch.nn.Module(), graph, "Tape")
+    return graph_module(torch.nn.Module(), graph, "Tape")
 
 
 def _name_of(step: Step) -> str | None:

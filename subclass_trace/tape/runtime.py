@@ -27,8 +27,8 @@ import torch
 
 from ..errors import UnsupportedError
 from ..runtime.backward import TRACE_LOCK
-from ..torch_api import is_batched
 from ..torch_api import tape as _door
+from ..torch_api.autograd import is_batched
 from ..torch_api.dynamo import never_compiled
 from .graph import Tape
 from .order import walk

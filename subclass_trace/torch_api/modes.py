@@ -11,7 +11,11 @@ import torch._functorch.eager_transforms
 import torch._functorch.utils
 import torch._functorch.vmap
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
+from torch.overrides import TorchFunctionMode as TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .this_thread import replaced_here
 

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from torch._library.utils import is_builtin
-from torch._ops import OperatorBase, OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OperatorBase, OpOverloadPacket
+from torch._ops import OpOverload as OpOverload
+from torch.utils._python_dispatch import (
+    autograd_would_have_decomposed as autograd_would_have_decomposed,
+)
 
 from .wrappers import disabled_torch_function
 

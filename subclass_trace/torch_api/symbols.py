@@ -15,11 +15,11 @@ from torch import SymBool
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
-    ShapeEnv,
     StatelessSymbolicContext,
     ValueRangesSLoc,
     compute_unbacked_bindings,
 )
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
 
 from .exact_numbers import is_from_inside
 

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from .. import torch_api
+from ..torch_api.autograd import apply_function
 from .scaled_fp8 import _TINY, E4M3, E5M2, FP8Linear, ScaledFP8, fp8_linear, to_fp8
 
 
@@ -114,9 +114,7 @@ class DelayedGradientScale(DelayedScale):
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """``y`` itself."""
-        same: torch.Tensor = torch_api.apply_function(
-            _QuantiseGradient, y, self.history, self.target
-        )
+        same: torch.Tensor = apply_function(_QuantiseGradient, y, self.history, self.target)
         return same
 
     def _apply(self, fn: Any, recurse: bool = True) -> DelayedGradientScale:

@@ -38,8 +38,9 @@ import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from .. import torch_api
 from ..authoring import Outer, WrapperTensor, views
+from ..torch_api.autograd import apply_function
+from ..torch_api.operators import scaled_mm
 
 aten = torch.ops.aten
 
@@ -134,7 +135,7 @@ def to_fp8(
     """Quantise with one scale for the tensor: amax / finfo.max, or ``scale`` (float32, 0-dim),
     beyond which values saturate. Straight-through gradient."""
     result: ScaledFP8 = (
-        x if isinstance(x, ScaledFP8) else torch_api.apply_function(_Quantise, x, target, scale)
+        x if isinstance(x, ScaledFP8) else apply_function(_Quantise, x, target, scale)
     )
     return result
 
@@ -199,7 +200,7 @@ def _mm(func: Any, a: Any, b: Any) -> Any:
     # what GPU kernels want: row times column major
     left, right = a.qdata.contiguous(), b.qdata.t().contiguous().t()
     accumulate = torch.float32 if a.dtype == torch.float64 else a.dtype
-    out = torch_api.scaled_mm(left, right, scale_a=a.scale, scale_b=b.scale, out_dtype=accumulate)
+    out = scaled_mm(left, right, scale_a=a.scale, scale_b=b.scale, out_dtype=accumulate)
     return out.to(a.dtype)
 
 
@@ -224,9 +225,7 @@ def fp8_linear(
     are in the dtype of ``x``. ``x`` and ``weight`` may already be `ScaledFP8`.
     """
     lead = x.shape[:-1]
-    y: torch.Tensor = torch_api.apply_function(
-        _Matmul, to_fp8(x.reshape(-1, x.shape[-1])), to_fp8(weight)
-    )
+    y: torch.Tensor = apply_function(_Matmul, to_fp8(x.reshape(-1, x.shape[-1])), to_fp8(weight))
     y = y.view(*lead, weight.shape[0])
     return y if bias is None else y + bias.to(y.dtype)
 

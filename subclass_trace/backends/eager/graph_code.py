@@ -46,10 +46,11 @@ from typing import Any, ClassVar
 import torch
 import torch.fx as fx
 
-from ... import torch_api
 from ...capture.graphs import where
 from ...errors import UnsupportedError, VerificationError
 from ...partition.half import Half
+from ...torch_api.kinds import SYM_TYPES
+from ...torch_api.operators import OpOverload
 from .bindings import bind_call, proved
 from .branches import branches
 from .views import Call, inputs_of, spare_views
@@ -265,7 +266,7 @@ class _Writer:
                         )
                     text = f"{text} if {origin}.is_contiguous() else {made}"
             line = where(node)  # for tracebacks, which show it
-            called = target if isinstance(target, torch_api.OpOverload) else name
+            called = target if isinstance(target, OpOverload) else name
             comment = f"  # {called}" + (f", {line}" if line else "")
         return f"{text}{comment}" if variable is None else f"{variable} = {text}{comment}"
 
@@ -304,7 +305,7 @@ class _Writer:
             return repr(arg)
         if isinstance(arg, (list, tuple, dict, slice)):
             return display(arg, lambda a: self._text(a, user))
-        if isinstance(arg, torch_api.SYM_TYPES):
+        if isinstance(arg, SYM_TYPES):
             what = "a symbolic size is an argument of a node, but no node of the graph computes it"
             raise VerificationError(what, path="output" if user is None else user.name, got=arg)
         named = isinstance(arg, (*_NAMED, float, complex))

@@ -23,6 +23,7 @@ from ..torch_api.operators import OpOverload
 from ..torch_api.symbols import unbound_symbols_set_aside
 from ..torch_api.trees import pytree
 from .graphs import is_write
+from .phase import Recording
 
 Tensor = torch.Tensor
 #: these take graph modules and read them; they must not be wrapped
@@ -38,7 +39,7 @@ def _is_callable(x: object) -> bool:
     return callable(x) and not isinstance(x, plain)
 
 
-def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def record_higher_order(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Record one call of a higher order operator."""
     flat, spec = pytree.tree_flatten((args, kwargs))
     flat = [recorder.lift(x) if type(x) in REAL else x for x in flat]
@@ -115,7 +116,7 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
     return out
 
 
-def _of_operators(recorder: Any, module: fx.GraphModule) -> fx.GraphModule:
+def _of_operators(recorder: Recording, module: fx.GraphModule) -> fx.GraphModule:
     """A branch that Dynamo has made calls functions of Python; back ends want operators."""
     inputs = [n.meta.get("example_value") for n in module.graph.find_nodes(op="placeholder")]
     if any(x is None for x in inputs):  # torch's own trace made it
@@ -131,7 +132,7 @@ def _of_operators(recorder: Any, module: fx.GraphModule) -> fx.GraphModule:
         return make_fx(module, {**recorder.decompositions, **_DETACH})(*examples)
 
 
-def _result(recorder: Any, value: Any) -> Any:
+def _result(recorder: Recording, value: Any) -> Any:
     """What the operator has made is no view of something inside it (in torch 2.11, that of flex
     attention is)."""
     if isinstance(value, Tensor) and value._base is not None and not recorder.knows(value._base):

@@ -107,7 +107,7 @@ class OutputClassifier:
         if id(o) in self._result_of:
             return SameOutput(self._result_of[id(o)])
         self._check_usable(o)
-        own = any(id(t) in self.recorder.graded for t in (o, o._base))
+        own = any(id(t) in self.recorder.met.graded for t in (o, o._base))
         if o.retains_grad or own or gradient_of(o) is not None:
             raise UnsupportedError(
                 "the region calls retain_grad() on a result, or sets its .grad: its gradient "
@@ -190,7 +190,7 @@ class OutputClassifier:
             node = todo.pop()
             if node in ends or getattr(node, "variable", None) is base:
                 found = True
-            elif node in self.recorder.hooked:
+            elif node in self.recorder.met.hooked:
                 raise UnsupportedError(
                     "a result is a view of a view with hooks, which would not run",
                     code="view-as-result",
@@ -367,7 +367,7 @@ def shared_leaves(
     inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
     # in any part: the graph recomputes all of it
-    written = {storage for storage, _ in recorder.writes}
+    written = recorder.memory.storages
     found: dict[int, SharedLeaf] = {}
     first: dict[int, int] = {}
     place = 0

@@ -129,20 +129,13 @@ class Tape:
                 values.append(value)
                 names += made
             edges = [*map(torch.autograd.graph.get_gradient_edge, tracked)]
-            recorder.tag, recorder.outliving = "is_backward", self._outliving()
-            recorder.default_dtype = torch.get_default_dtype()
             outs = [self.outputs[k] for k in present]
-            contexts = [guarded_spec(now) for _, now in self._contexts()]
             try:
-                with backward_state(recorder) as state:
-                    grads = self._differentiate(outs, values, create_graph)
-                self._check_contexts(contexts)
+                grads, guards = self._run(outs, values, create_graph)
                 _refuse_effects([n for n in recorder.graph.nodes if n not in known])
             except BaseException:
                 recorder.erase([n for n in reversed(recorder.graph.nodes) if n not in known])
                 raise
-            finally:
-                recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
@@ -151,7 +144,7 @@ class Tape:
         untouched = {
             k: t
             for k, t in zip(present, values, strict=True)
-            if not any(map(recorder.was_written, leaves_of(t)))
+            if not any(map(recorder.memory.touches, leaves_of(t)))
         }
         passed = _passed(grads, untouched)
         live, following = list[int](), None
@@ -179,8 +172,26 @@ class Tape:
         specs = tuple(None if r is None else r[1] for r in flat)
         counts = (len(self.forward.outputs) + hidden, hidden)
         return TracedBackward(
-            joint, *counts, tuple(names), specs, following, tuple(live), passed, state.guards
+            joint, *counts, tuple(names), specs, following, tuple(live), passed, guards
         )
+
+    def _run(
+        self, outs: Sequence[Tensor], values: Sequence[Tensor], create_graph: bool
+    ) -> tuple[Sequence[Tensor | None], StateGuards | None]:
+        """The gradients, and guards on what their code read."""
+        recorder = self.session.recorder
+        contexts = [guarded_spec(now) for _, now in self._contexts()]
+        with (
+            recorder.during(
+                tag="is_backward",
+                outliving=self._outliving(),
+                default_dtype=torch.get_default_dtype(),
+            ),
+            backward_state(recorder) as state,
+        ):
+            grads = self._differentiate(outs, values, create_graph)
+        self._check_contexts(contexts)
+        return grads, state.guards
 
     def _contexts(self) -> list[tuple[Path, Spec]]:
         with plain_dispatch():

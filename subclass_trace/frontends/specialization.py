@@ -268,7 +268,6 @@ def traced_call(
     maker = _Maker(session, history, options, Call(*call, function), symbols=symbols)
     state = StateRun(function, call, maker, warns=options.frontend == "trace")
     state.waits = history.waits
-    session.recorder.state, session.recorder.follows_state = state, state.follows
 
     def run(inputs: Inputs) -> Ran:
         maker.inputs = inputs
@@ -277,10 +276,10 @@ def traced_call(
 
     with math_of_symbols() if session.dynamic else contextlib.nullcontext():
         try:
-            captured = Capture(session).capture(run)
+            with session.recorder.during(state=state):
+                captured = Capture(session).capture(run)
         finally:
             state.restore()
-            session.recorder.state = None
     session.recorder.forward_state = state
     return captured, state, maker
 

@@ -371,15 +371,16 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     Raises:
         SubclassTraceError: a refusal, or a change of Python state.
     """
-    state, before = BackwardState(recorder.forward_state), recorder.state
-    if not recorder.follows_state:
+    forward = recorder.forward_state
+    state = BackwardState(forward)
+    if forward is not None and not forward.follows:
         yield state
         return
-    recorder.state = state
     try:
         state.flags.start()
         state.on()
-        yield state
+        with recorder.during(state=state):
+            yield state
     except BaseException as error:
         state.off()
         own = state.refusal is None and not isinstance(error, SubclassTraceError)
@@ -389,7 +390,6 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     finally:
         state.off()
         state.flags.leave()
-        recorder.state = before
     if state.refusal is not None:
         state.restore()
         raise state.refusal

@@ -67,7 +67,8 @@ class TracedGraph(DispatchMode):  # type: ignore[misc]
         # holds the tensors, so that ids stay unique
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
-        self.numbers: Iterator[int] = itertools.count()  # of constants and branches, of all traces into this graph
+        # of constants and branches, of all traces into this graph
+        self.numbers: Iterator[int] = itertools.count()
         self._adopted: list[int] = []
         self.primals = 0
         self.tangents = 0

@@ -27,6 +27,7 @@ from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
 from .kinds import C_CALLABLES, Function, LruCache, Method, Partial, is_immutable
 from .net import names_in
 from .recorder import user_line
+from .running import Running
 from .values import ATOMS, MISSING, is_a
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict)
@@ -36,7 +37,7 @@ _OF_MEMBERS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 _branches: set[types.CodeType] = set()
 
 
-def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def with_branches(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A higher order operator: what the functions that it is given may read is read as a whole."""
     for value in (*args, *kwargs.values()):
         calls.read_argument(rec, value)
@@ -63,7 +64,7 @@ class _Branch:
         is_state: does it read anything that may change without its name?
     """
 
-    def __init__(self, rec: Any, branch: Any) -> None:
+    def __init__(self, rec: Running, branch: Any) -> None:
         self.rec, self.branch = rec, branch
         self.names: set[str] = set()
         self.named: list[Any] = []

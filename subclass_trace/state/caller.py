@@ -25,12 +25,12 @@ from .kinds import (
     is_immutable,
 )
 from .net import watch
-from .reach import Reach
 from .recorder import instance_dict
+from .running import Running
 from .values import MISSING, has, is_a
 
 
-class Caller(Reach):
+class Caller(Running):
     """A recorder that calls."""
 
     def call(self, f: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -168,7 +168,7 @@ class Caller(Reach):
         return calls.operations.item((o, key))
 
 
-def _call_authoring(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_authoring(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Code that declared wrappers are made with: what it is given is read; code of authors it calls
     by `current.call_kept`."""
     for value in (*args, *kwargs.values()):
@@ -178,7 +178,7 @@ def _call_authoring(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, A
     )
 
 
-def _call_ours(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_ours(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A region inside of this one is what it was made of."""
     space = instance_dict(f) or {}
     if "__wrapped__" not in space:

@@ -45,6 +45,7 @@ from .kinds import (
 )
 from .net import unwatched, watched
 from .recorder import user_line
+from .running import Running
 from .values import ATOMS, MISSING, is_a, lookup
 
 #: handlers: (recorder, what is called, arguments, keywords) -> result
@@ -77,7 +78,7 @@ def is_of_disabled(code: types.CodeType) -> bool:
 referents = gc.get_referents
 
 
-def refuse_change(rec: Any, o: Any, how: str) -> None:
+def refuse_change(rec: Running, o: Any, how: str) -> None:
     """An object of C that was there before is changed, and cannot be put back.
 
     Raises:
@@ -168,7 +169,7 @@ def module_of(f: Any) -> str:
 
 
 def opaque(
-    rec: Any,
+    rec: Running,
     f: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -210,7 +211,7 @@ def opaque(
     return rec.give(out)
 
 
-def _hidden(rec: Any, f: Any, by: str) -> Any:
+def _hidden(rec: Running, f: Any, by: str) -> Any:
     """C code without arguments tells of a state of its own, which is compared if it can be."""
     out = unwatched(f)
     if not _is_plain(out):
@@ -231,7 +232,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in ATOMS or (type(value) is dict and all(map(_is_plain, value.values())))
 
 
-def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
+def _is_kept(rec: Running, out: Any, owner: Any) -> bool:
     """Does somebody else hold what C code has returned? (Two references are ours, one is this
     call's.)"""
     import enum
@@ -245,7 +246,7 @@ def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
 # ---- torch functions
 
 
-def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def torch_call(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function: tensors are inputs of the graph, containers and objects are read whole,
     callables instrumented."""
     if type(f) is Function and is_compiled_by_dynamo(f.__code__.co_filename):
@@ -278,7 +279,7 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return rec.give(out)
 
 
-def _inlined(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _inlined(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of ``torch.compile``: what was compiled is a part of the region."""
     cell = f.__closure__[f.__code__.co_freevars.index("fn")]
     function = cell.cell_contents
@@ -296,7 +297,7 @@ def _inlined(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         rec.compiled_by = before
 
 
-def _with_callbacks(rec: Any, f: Any) -> Any:
+def _with_callbacks(rec: Running, f: Any) -> Any:
     """A function of torch's that closes over callables of the user's, as `vmap` gives it: over
     what calls them as clones."""
     held = [cell.cell_contents for cell in f.__closure__ if referents(cell)]
@@ -320,7 +321,9 @@ def _is_users_callable(value: Any) -> bool:
     return is_a(value, torch.nn.Module) or (_has_own_call(type(value)) and not is_torchs(value))
 
 
-def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+def _note_answer(
+    rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> None:
     """What a torch function tells without a tensor is a state of torch's; of a real tensor, which a
     backward met, a fact."""
     owner = getattr(f, "__self__", None)
@@ -341,7 +344,9 @@ def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             rec.state_at(rec.child(rec.root(f), "call", args), out)
 
 
-def _note_fact(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+def _note_fact(
+    rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> None:
     """What a real tensor, which a backward has met, answers to a function of torch's."""
     place = rec.place_of(args[0])
     if (
@@ -362,7 +367,7 @@ def _called(value: Any) -> Any:
     )
 
 
-def read_argument(rec: Any, value: Any) -> bool:
+def read_argument(rec: Running, value: Any) -> bool:
     """What a torch function is given is read; is there a callable in it?"""
     if type(value) in ATOMS or is_a(value, torch.Tensor) or type(value) in PYTHON_CLASSES:
         return False
@@ -399,7 +404,7 @@ def kind_of_callable(value: Any) -> str:
 
 
 # ---- classes
-def call_class(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_class(rec: Running, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if cls is type and len(args) == 1:
         return attributes.class_of(rec, rec.give(args[0]))
     special = CLASSES.get(cls)
@@ -427,7 +432,7 @@ def is_torchs_class(cls: type) -> bool:
     return not (type(maker) is Function and kind_of(maker.__code__) == ENTER)
 
 
-def construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def construct(rec: Running, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``__new__``, then ``__init__``: what `type` does."""
     if (
         type(lookup(cls, "__del__")) is Function
@@ -458,7 +463,7 @@ def construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
     return made
 
 
-def _read(rec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _read(rec: Running, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What C code of a class looks into, but for the items of items."""
     for value in (*args, *kwargs.values()):
         if is_a(value, (*CONTAINERS, *VIEWS, types.MappingProxyType)):
@@ -469,7 +474,7 @@ def _read(rec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 # ---- C functions
-def call_c(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_c(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function or method of C."""
     try:
         handler = C_TABLE.get(f)
@@ -493,7 +498,9 @@ _FACTS = ("is_shared", "_is_zerotensor", "is_pinned")
 _REGISTERS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
-def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def tensor_method(
+    rec: Running, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A method of torch's on a tensor; ``args`` holds that if ``f`` is not bound."""
     name = f.__name__
     if name in ("__setattr__", "__getattribute__", "__delattr__"):
@@ -501,17 +508,14 @@ def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[
         if name == "__getattribute__":
             return attributes.get(rec, t, *rest)
         return attributes.plain_put(rec, t, rest[0], rest[1] if name == "__setattr__" else MISSING)
-    if name in _FACTS and rec.place_of(t) is not None:
-        real = rec.real(t)
-        return rec.at(
-            rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())),
-            asked(real, name),
-        )
+    if name in _FACTS and (place := rec.place_of(t)) is not None:
+        fact = rec.child(place, "fact", (getattr(torch.Tensor, name), ()))
+        return rec.at(fact, asked(rec.real(t), name))
     if name in _REGISTERS:
         args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)
     return torch_call(rec, f, args, kwargs)
 
 
-def truth_of(rec: Any, o: Any) -> bool:
+def truth_of(rec: Running, o: Any) -> bool:
     """``bool(o)``, by ``__bool__`` or ``__len__``."""
     return bool(CLASSES[bool](rec, bool, (o,), {}))

@@ -25,6 +25,7 @@ from .current import current
 from .instrument import is_instrumented
 from .kinds import Function
 from .rows import Row
+from .running import Running
 from .values import is_a
 
 
@@ -75,7 +76,7 @@ def _or_torchs(code: Any) -> bool:
     return is_instrumented(code) or is_of_torch(code.co_filename)
 
 
-def _read_kernel(rec: Any, frame: Any) -> None:
+def _read_kernel(rec: Running, frame: Any) -> None:
     """Python code of a library that torch's dispatcher calls: an operator writes nothing but its
     arguments. All globals that it names are read, as a whole."""
     code = frame.f_code
@@ -103,7 +104,7 @@ def unwatched(f: Any, *args: Any, **kwargs: Any) -> Any:
         sys.setprofile(profile)
 
 
-def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> None:
+def read_named(rec: Running, space: dict[str, Any], name: str, names: set[str]) -> None:
     """A global that the code of a kernel names, as a whole, with the code behind it."""
     held = space[name]
     given = rec.item(space, name, held)
@@ -119,7 +120,7 @@ def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> N
         rec._reached(given, held, "a kernel", 0 if is_a(held, type) else 1)
 
 
-def _read_code(rec: Any, f: Any) -> None:
+def _read_code(rec: Running, f: Any) -> None:
     """All that a function may read: cells, defaults, the globals that it names."""
     rec.deep(f, "a kernel")
     if id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:

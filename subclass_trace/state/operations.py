@@ -33,6 +33,7 @@ from .items import (
 from .iteration import iterate, keys_of
 from .kinds import LOCKS, Function, is_immutable
 from .operators import binary, compare, identical, truth, truth_kept, unary
+from .running import Running
 from .texts import Text
 from .values import ATOMS, MISSING, is_a, lookup, pairs_of
 from .writes import NAMES
@@ -195,7 +196,7 @@ class Manager:
     def __init__(self, o: Any) -> None:
         self.o = o
 
-    def _method(self, rec: Any, name: str) -> Any:
+    def _method(self, rec: Running, name: str) -> Any:
         cls = type(self.o)
         return attributes.bound(rec, rec.lookup(cls, name), self.o, cls, name)
 

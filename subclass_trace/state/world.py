@@ -28,6 +28,7 @@ from .frames import instrumented_frame, user_frame
 from .instrument import is_instrumented
 from .kinds import SYMBOLS
 from .recorder import user_line
+from .running import Running
 from .values import is_a, is_atom
 
 #: functions of C, and code of Python's -> what asks or changes the world
@@ -125,7 +126,7 @@ def world_name(f: Any, owner: Any) -> str | None:
     return None
 
 
-def refuse_world(rec: Any, name: str) -> None:
+def refuse_world(rec: Running, name: str) -> None:
     """Code asks or changes the world: refused, unless a library asks for its settings.
 
     Raises:
@@ -175,17 +176,17 @@ def _is_importing() -> bool:
     return False
 
 
-def _python_of_world(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+def _python_of_world(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     refuse_world(rec, WORLD.get(f.__code__) or _SEEDS[f.__code__])
     return f(*a, **k)
 
 
-def _c_of_world(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+def _c_of_world(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     refuse_world(rec, WORLD[f])
     return f(*a, **k)
 
 
-def _print(rec: Any, f: Any, values: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _print(rec: Running, f: Any, values: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Texts and numbers are printed by each call."""
     file = options.get("file")
     values = tuple(map(rec.give, values))
@@ -198,7 +199,7 @@ def _print(rec: Any, f: Any, values: tuple[Any, ...], options: dict[str, Any]) -
     return None
 
 
-def refuse_disabled(rec: Any, f: Any) -> None:
+def refuse_disabled(rec: Running, f: Any) -> None:
     """A function that ``torch.compiler.disable`` keeps out of graphs.
 
     Raises:

@@ -8,7 +8,7 @@ whose branches are graph modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,28 +61,7 @@ def record_higher_order(recorder: Recording, func: Any, args: Any, kwargs: Any) 
                     fix="give it dense tensors",
                 )
             with unbound_symbols_set_aside(recorder.mode.shape_env):
-                try:
-                    module = make_fx(function, {**recorder.decompositions, **_DETACH})(*operands)
-                except AssertionError as error:  # of the fake mode
-                    what, fix = (
-                        f"a branch of {func.name()} uses a tensor from outside",
-                        "pass it as an operand",
-                    )
-                    raise UnsupportedError(
-                        what,
-                        code="branch-of-operator",
-                        path=recorder.user_line(),
-                        got=str(error)[:200],
-                        fix=fix,
-                    ) from error
-                if any(map(is_write, module.graph.nodes)):
-                    what = f"a branch of {func.name()} writes in place"
-                    raise UnsupportedError(
-                        what,
-                        code="branch-of-operator",
-                        path=recorder.user_line(),
-                        fix="write out of place",
-                    )
+                module = _traced_branch(recorder, func.name(), function, operands)
                 modules[id(function)] = module
                 met.append(operands)
                 return function(*operands)
@@ -114,6 +93,34 @@ def record_higher_order(recorder: Recording, func: Any, args: Any, kwargs: Any) 
     # while_loop stacks the values of as many iterations as it needs
     recorder.symbols.bind_data_dependent(node, out, recorder.tag)
     return out
+
+
+def _traced_branch(
+    recorder: Recording, name: str, function: Any, operands: Sequence[Any]
+) -> fx.GraphModule:
+    """The graph of a branch.
+
+    Raises:
+        UnsupportedError: it uses a tensor from outside, or writes.
+    """
+    try:
+        module = make_fx(function, {**recorder.decompositions, **_DETACH})(*operands)
+    except AssertionError as error:  # of the fake mode
+        raise UnsupportedError(
+            f"a branch of {name} uses a tensor from outside",
+            code="branch-of-operator",
+            path=recorder.user_line(),
+            got=str(error)[:200],
+            fix="pass it as an operand",
+        ) from error
+    if any(map(is_write, module.graph.nodes)):
+        raise UnsupportedError(
+            f"a branch of {name} writes in place",
+            code="branch-of-operator",
+            path=recorder.user_line(),
+            fix="write out of place",
+        )
+    return module
 
 
 def _of_operators(recorder: Recording, module: fx.GraphModule) -> fx.GraphModule:

@@ -75,20 +75,15 @@ def export(
             expected="a tuple of arguments",
             got=type(args).__name__,
         )
-    named, state = (
-        dict(kwargs or {}),
-        FlatState.of(function)
-        if isinstance(function, torch.nn.Module)
-        else FlatState({}, {}, {}, {}),
-    )
-    called = function.forward if isinstance(function, torch.nn.Module) else function
+    named, state, called = dict(kwargs or {}), FlatState({}, {}, {}, {}), function
+    if isinstance(function, torch.nn.Module):
+        state, called = FlatState.of(function), function.forward
     wanted = wanted_dims(called, args, named, dynamic_shapes)
     paths, tree = pytree.tree_flatten_with_path((args, named))
     values = {_path(way): v for way, v in paths if isinstance(v, Tensor)}
     positions = {_path(way): k for k, (way, _) in enumerate(paths)}
     session = Session(dynamic=bool(wanted), decompositions={}, materialise=True)
-    history = history_of(wanted, values)
-    options = Options(frontend="trace")
+    history, options = history_of(wanted, values), Options(frontend="trace")
     try:
         with (
             dynamo_lock(),

@@ -206,16 +206,17 @@ class Unwrapper:
             self.changing.append((source.name("c"), spec.context, path))
             source.line(f"{self.changing[-1][0]} = c")
         for name, was in opaque:
-            value, found = source.constant(was, "opaque"), attribute_code(variable, name)
-            failed = (
-                f"{found} is not {value} and not "
-                f"{source.bind('same_context', same_context)}({value}, {found})"
-            )
-            source.check(
-                f"if {failed}",
-                repr(f"{path}.{name}: expected {text_of(was)}"),
-                f"{path}.{name} is the same",
-            )
+            self._check_opaque(variable, f"{path}.{name}", name, was)
+
+    def _check_opaque(self, variable: str, path: str, name: str, was: Any) -> None:
+        source = self.source
+        value, found = source.constant(was, "opaque"), attribute_code(variable, name)
+        same = source.bind("same_context", same_context)
+        source.check(
+            f"if {found} is not {value} and not {same}({value}, {found})",
+            repr(f"{path}: expected {torch_text_of(was)}"),
+            f"{path} is the same",
+        )
 
 
 class Wrapper:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..torch_api.compiled_inside import owners_of_c_functions
-from . import attributes, calls, kinds
+from . import attributes, calls, classes, kinds
 from .boundary import is_stdlib_name
 from .c_callables import context_variable
 from .c_functions import by_method
@@ -230,7 +230,7 @@ def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> An
     if name == "__delattr__":
         return attributes.plain_put(rec, o, a[0], MISSING)
     if name == "__call__":
-        return calls.construct(rec, o, a, k) if is_a(o, type) else rec.call(o, *a, **k)
+        return classes.construct(rec, o, a, k) if is_a(o, type) else rec.call(o, *a, **k)
     if name in _COPYING:
         _copied(rec, o, name)
         return f(*a, **k)

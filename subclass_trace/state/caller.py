@@ -9,7 +9,7 @@ import torch
 
 from ..errors import UnsupportedError
 from ..torch_api.this_thread import before_replacement
-from . import attributes, calls
+from . import attributes, calls, classes
 from .boundary import (
     AUTHORING,
     OURS,
@@ -41,7 +41,7 @@ class Caller(Running):
         if kind is Method:
             return self.call(f.__func__, f.__self__, *args, **kwargs)
         if is_a(f, type):
-            return calls.call_class(self, f, args, kwargs)
+            return classes.call_class(self, f, args, kwargs)
         if is_a(f, C_CALLABLES):
             return calls.call_c(self, f, args, kwargs)
         handler = calls.BY_TYPE.get(kind)

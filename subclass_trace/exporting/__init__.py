@@ -29,7 +29,7 @@ from ..capture.capture import Captured
 from ..capture.session import Session
 from ..capture.tape import TracedBackward
 from ..errors import ExportError, SubclassTraceError
-from ..frontends.specialization import traced_call
+from ..frontends.traced_call import traced_call
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
 from ..torch_api.dynamo import dynamo_lock

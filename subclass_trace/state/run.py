@@ -139,7 +139,7 @@ class StateRun(_Run):
 
     Args:
         function: what runs, with the positional and keyword arguments of ``call``.
-        make: makes stand-ins (`frontends.specialization`), once for each tensor.
+        make: makes stand-ins (`frontends.traced_call`), once for each tensor.
     """
 
     def __init__(

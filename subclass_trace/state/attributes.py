@@ -14,7 +14,7 @@ import torch
 from ..errors import SideEffectError
 from ..torch_api.kinds import FAKE_TYPES, is_fake
 from ..torch_api.numbers import PYTHON_CLASSES
-from .boundary import TORCH, is_of_torch, kind_of
+from .boundary import TORCH, kind_of
 from .kinds import (
     C_CALLABLES,
     THREAD_LOCAL,
@@ -492,8 +492,4 @@ def _store(o: Any, name: str, value: Any) -> None:
 
 def is_plain(value: Any) -> bool:
     """Is it a value that tells no more than itself?"""
-    return (
-        type(value) in ATOMS
-        or is_a(value, C_CALLABLES)
-        or is_of_torch(getattr(value, "__module__", "") or "")
-    )
+    return type(value) in ATOMS or is_a(value, C_CALLABLES)

@@ -23,8 +23,8 @@ import torch
 
 from ..errors import SideEffectError, UnsupportedError
 from ..torch_api.numbers import PYTHON_CLASSES, to_float, to_int
+from ..torch_api.owners import Owner, owner_of_file
 from . import calls, kinds
-from .boundary import is_users
 from .calls import C_TABLE, CLASSES, Handler, callback
 from .frames import instrumented_frame
 from .iteration import iterate, keys_of
@@ -223,7 +223,7 @@ def _of_tensor(rec: Running, f: Any, t: Any, rest: Args, k: Named) -> Any:
 def _id(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """As a key of a memo in Python's own code; else it is another number in each call."""
     frame = instrumented_frame()
-    if is_users(frame.f_code.co_filename):
+    if owner_of_file(frame.f_code.co_filename) is Owner.USER:
         rec.refuse(
             SideEffectError(
                 "the region calls id",
@@ -262,7 +262,7 @@ def _of_library(why: str) -> Handler:
     """Python's own code may ask."""
 
     def handler(rec: Running, f: Any, a: Args, k: Named) -> Any:
-        if is_users(instrumented_frame().f_code.co_filename):
+        if owner_of_file(instrumented_frame().f_code.co_filename) is Owner.USER:
             rec.refuse(
                 UnsupportedError(
                     f"the region asks for {why}", code="asks-for-unseen", path=user_line()

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 
 from ..torch_api.compiled_inside import owners_of_c_functions
+from ..torch_api.owners import Owner, owner_of_name
 from . import attributes, calls, classes, kinds
-from .boundary import is_stdlib_name
 from .c_callables import context_variable
 from .c_functions import by_method
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
@@ -124,7 +124,7 @@ def _is_of_torch(f: Any, owner: Any) -> bool:
     )
     if is_a(owner, types.ModuleType):
         names = (*names, owner.__name__)
-    return any(type(name) is str and name.partition(".")[0] == "torch" for name in names)
+    return any(type(name) is str and owner_of_name(name) is Owner.TORCH for name in names)
 
 
 def _of_container(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
@@ -238,9 +238,9 @@ def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> An
         return _writing(rec, o, name, f, a, k)
     if name in ("__init__", "__new__", "__init_subclass__", "__get__", "__set_name__", "__set__"):
         return f(*(rec.mapped(v) for v in a), **k)
-    if is_a(o, (*CONTAINERS, str, int, float, type)) or is_stdlib_name(type(o).__module__):
-        return opaque(rec, f, a, k, pure=True)
-    return opaque(rec, f, a, k)
+    kinds_of_python = (*CONTAINERS, str, int, float, type)
+    pure = is_a(o, kinds_of_python) or owner_of_name(type(o).__module__) is Owner.PYTHON
+    return opaque(rec, f, a, k, pure=pure)
 
 
 def _copied(rec: Running, o: Any, name: str) -> None:

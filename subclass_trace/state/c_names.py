@@ -13,8 +13,9 @@ import torch
 
 from ..subclass.protocol import is_plain_parameter
 from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.owners import Owner, owner_of_file
 from . import attributes
-from .boundary import TORCH, is_of_library, kind_of
+from .boundary import TORCH, kind_of
 from .calls import C_TABLE, CLASSES
 from .frames import instrumented_frame
 from .instrument import clone, instrument
@@ -155,7 +156,8 @@ def _by_metaclass(rec: Running, f: Any, o: Any, cls: Any, meta: type) -> Any:
     hook = "__instancecheck__" if f is isinstance else "__subclasscheck__"
     method = rec.lookup(meta, hook)
     if type(method) is Function and method.__code__ is not _CHECKS[hook].__code__:
-        if kind_of(method.__code__) != TORCH and not is_of_library(method.__code__.co_filename):
+        code = method.__code__
+        if kind_of(code) != TORCH and owner_of_file(code.co_filename) is not Owner.PYTHON:
             return bool(rec.call(method, cls, o))
     if is_a(o, torch.Tensor) and cls in _MARKS:
         _hasattr(rec, hasattr, (o, _MARKS[cls]), {})

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
+from ..torch_api.owners import Owner, owner_of
 from ..torch_api.this_thread import before_replacement
 from . import attributes, calls, classes
 from .boundary import (
@@ -55,7 +56,7 @@ class Caller(Running):
             if is_module and before_replacement(method) is not method:
                 method = torch.nn.Module.__call__  # of one of torch.compile, see `compiled_inside`
             return self.call_function(method, (f, *args), kwargs)
-        if calls.is_torchs(f) and not issubclass(kind, torch.nn.Module):
+        if owner_of(type(f)) is Owner.TORCH and not issubclass(kind, torch.nn.Module):
             return calls.torch_call(self, f, args, kwargs)
         if method is not MISSING and not is_immutable(kind) and not is_a(method, C_CALLABLES):
             if has(type(method), "__get__"):

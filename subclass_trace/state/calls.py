@@ -25,6 +25,7 @@ from ..torch_api.compiled_inside import (
 from ..torch_api.flags import CONSTANT_GETTERS
 from ..torch_api.kinds import asked, is_fake
 from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.owners import Owner, owner_of
 from . import attributes
 from .boundary import (
     ENTER,
@@ -99,11 +100,6 @@ def is_of_package(kind: type) -> bool:
     return module.startswith("subclass_trace.") and not module.startswith(
         ("subclass_trace.zoo", "subclass_trace.authoring")
     )
-
-
-def is_torchs(value: Any) -> bool:
-    """Is it an object of a class of torch's?"""
-    return (type(value).__module__ or "").partition(".")[0] == "torch"
 
 
 # ---- callables handed to C code
@@ -316,7 +312,10 @@ def _is_users_callable(value: Any) -> bool:
         return kind_of_callable(value) == ENTER
     if is_a(value, type) or is_a(value, torch.Tensor):
         return False
-    return is_a(value, torch.nn.Module) or (_has_own_call(type(value)) and not is_torchs(value))
+    kind = type(value)
+    return is_a(value, torch.nn.Module) or (
+        _has_own_call(kind) and owner_of(kind) is not Owner.TORCH
+    )
 
 
 def _note_answer(
@@ -335,7 +334,9 @@ def _note_answer(
         return
     fixed = (type, types.ModuleType)
     if all(
-        type(a) in ATOMS or is_a(a, fixed) or (is_torchs(a) and rec.place_of(a) is not None)
+        type(a) in ATOMS
+        or is_a(a, fixed)
+        or (owner_of(type(a)) is Owner.TORCH and rec.place_of(a) is not None)
         for a in args
     ):
         if not (type(f) is not Function and args):  # C functions of arguments compute with them
@@ -386,7 +387,7 @@ def read_argument(rec: Running, value: Any) -> bool:
         return False
     if type(value) is slice:
         return any(list(map(partial(read_argument, rec), (value.start, value.stop, value.step))))
-    if rec.place_of(value) is not None and not is_torchs(value):
+    if rec.place_of(value) is not None and owner_of(type(value)) is not Owner.TORCH:
         rec.deep(value, "torch")
     return False
 

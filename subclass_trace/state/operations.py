@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.owners import Owner, owner_of
 from . import attributes, calls
 from .boundary import ENTER, kind_of
 from .current import current
@@ -216,7 +217,9 @@ def manager(o: Any) -> Any:
     if rec is None:
         return o
     if type(enter) is not Function:
-        if rec.place_of(o) is not None and type(o) not in LOCKS and not calls.is_torchs(o):
+        kind = type(o)
+        own = kind not in LOCKS and owner_of(kind) is not Owner.TORCH
+        if own and rec.place_of(o) is not None:
             calls.refuse_change(rec, o, "with")
         return o
     return o if kind_of(enter.__code__) != ENTER else Manager(o)

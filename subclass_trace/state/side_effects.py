@@ -20,7 +20,7 @@ from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Rec
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
 from ..torch_api.numbers import PYTHON_CLASSES, plain_number
 from ..torch_api.operators import OpOverload
-from .boundary import is_users
+from ..torch_api.owners import Owner, owner_of_file
 from .containers import Containers
 from .kinds import SYMBOLS, VALUES
 from .place import Place
@@ -151,7 +151,7 @@ class Recipes:
         if (
             cls is types.FunctionType
             and "_hooks[" in path
-            and not is_users(value.__code__.co_filename)
+            and owner_of_file(value.__code__.co_filename) is not Owner.USER
         ):
             raise UnsupportedError("a library sets up hooks", code="sets-up-hooks", path=path)
         if not known:  # as of a generator

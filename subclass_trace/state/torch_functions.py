@@ -17,8 +17,9 @@ from ..torch_api.autograd import apply_function
 from ..torch_api.compiled_inside import not_compiled_code
 from ..torch_api.hooks import ScriptMethod, hooks_of_all
 from ..torch_api.modes import jit_tracing
+from ..torch_api.owners import Owner, owner_of_file
 from . import attributes, calls
-from .boundary import ENTER, is_users, kind_of
+from .boundary import ENTER, kind_of
 from .c_methods import APPLY
 from .calls import FUNCTIONS, callback, torch_call
 from .current import current
@@ -168,7 +169,8 @@ def _disabled(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """`torch.compiler.disable`: the user's is refused, torch's own is the function itself."""
     function = dict(zip(f.__code__.co_freevars, f.__closure__, strict=True))["fn"].cell_contents
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is not None and is_users(code.co_filename) and getattr(function, "__module__", None):
+    users = code is not None and owner_of_file(code.co_filename) is Owner.USER
+    if users and getattr(function, "__module__", None):
         refuse_disabled(rec, function)
     return rec.call(function, *a, **k)
 

@@ -22,8 +22,8 @@ import torch
 
 from ..errors import SideEffectError
 from ..torch_api.lines import warn_user
+from ..torch_api.owners import Owner, owner_of_file
 from . import calls
-from .boundary import is_of_library, is_of_torch, is_users
 from .frames import instrumented_frame, user_frame
 from .instrument import is_instrumented
 from .kinds import SYMBOLS
@@ -139,16 +139,16 @@ def refuse_world(rec: Running, name: str) -> None:
     if (
         name.startswith(("lock.", "RLock."))
         and frame is not None
-        and is_of_library(frame.f_code.co_filename)
+        and owner_of_file(frame.f_code.co_filename) is Owner.PYTHON
     ):
         return  # a library's own
     while frame is not None and (
-        not is_instrumented(frame.f_code) or is_of_library(frame.f_code.co_filename)
+        not is_instrumented(frame.f_code) or owner_of_file(frame.f_code.co_filename) is Owner.PYTHON
     ):
         frame = frame.f_back
-    if frame is None or is_of_torch(frame.f_code.co_filename):
+    if frame is None or owner_of_file(frame.f_code.co_filename) is Owner.TORCH:
         return
-    users = is_users(frame.f_code.co_filename)
+    users = owner_of_file(frame.f_code.co_filename) is Owner.USER
     if not users and (name in _OF_USERS or name.startswith(("lock.", "RLock."))):
         return
     if rec.warns and name in ("print", "logging", "posix.write"):

@@ -22,7 +22,7 @@ from ..plan import (
     gradient_of,
 )
 from ..subclass.attributes import attributes_of_wrapper
-from ..subclass.context import is_copied, parts_of, same_context
+from ..subclass.context import is_copied, is_fixed, parts_of, same_context
 from ..subclass.flatten import flatten, leaves_of, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
@@ -47,7 +47,6 @@ from .recorder import Recorder
 
 Tensor = torch.Tensor
 #: attributes that a class builds for each of its wrappers differ; of these it is known
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 class OutputClassifier:
@@ -342,7 +341,7 @@ def _is_another(value: Any, known: Any) -> bool:
     """Do two attributes differ, one of which is a number or a string? Other objects a class may
     rebuild each time."""
     if isinstance(known, (Tensor, *SYM_TYPES)) or not (
-        type(value) in _SIMPLE or type(known) in _SIMPLE
+        is_fixed(value) or is_fixed(known)
     ):
         return isinstance(value, Tensor) and not isinstance(known, Tensor)
     return not same_context(value, known)

@@ -27,7 +27,8 @@ from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, ROOTS, STEPS, Call, Place
 from ..state.recorder import names_of
 from ..state.rows import HOOKS, KINDS, Row, code_of, members
-from ..state.values import ATOMS, MISSING, is_atom
+from ..state.values import MISSING
+from ..subclass.values import ATOMS, is_atom
 from ..torch_api.flags import FLAG_READ_BY
 from ..torch_api.kinds import placement_types
 from ..torch_api.owners import Owner, owner_of

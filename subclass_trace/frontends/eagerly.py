@@ -19,7 +19,7 @@ from .. import policy
 from ..errors import SubclassTraceError, UnsupportedError
 from ..report.events import ran_eagerly
 from ..state.recorder import instance_dict
-from ..state.values import is_a
+from ..subclass.values import is_a
 from ..torch_api.lines import warn_user
 from ..torch_api.modes import any_autocast, grad_enabled
 from ..torch_api.owners import Owner, owner_of

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ..state.values import ATOMS, dict_of_class, is_a, same
+from ..state.values import dict_of_class
+from ..subclass.values import ATOMS, is_a, same
 from ..torch_api import words
 from ..torch_api.guards import dict_version
 from ..torch_api.owners import Owner, owner_of

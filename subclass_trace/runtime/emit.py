@@ -31,6 +31,7 @@ from ..subclass.spec import (
     leaf_spans,
 )
 from ..subclass.template import Examples
+from ..subclass.values import LITERALS, SINGLETONS
 from ..subclass.visit import VALUE, inner_values, rebuild
 from ..torch_api.kinds import failed_tensor_guard, tensor_guard
 from ..torch_api.modes import disable_autocast, set_grad
@@ -54,9 +55,9 @@ def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
 
 
 #: of these the same object is the same value
-_IDENTITY = (bool, type(None), torch.dtype, torch.layout, torch.memory_format, type)
+_IDENTITY = (*SINGLETONS, type)
 #: what is written by value; bytes are written as an array of them is
-_WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
+_WRITTEN = (LITERALS | {float, complex}) - {bytes}
 #: the version of the format that does not tell one object twice from two equal ones
 _BY_VALUE = 2
 _DEEPEST = 60

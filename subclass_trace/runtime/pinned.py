@@ -12,7 +12,8 @@ from ..state.guards import StateGuards, others_of
 from ..state.place import STEPS, Call, Place
 from ..state.recorder import instance_dict
 from ..state.rows import HOOKS, Row
-from ..state.values import MISSING, is_a, lookup
+from ..state.values import MISSING, lookup
+from ..subclass.values import is_a
 from ..torch_api import words
 from ..torch_api.guards import own_table, versions_see_writes
 from .batches import WORDS, batches, is_plain, own_dict

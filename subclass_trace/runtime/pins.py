@@ -20,8 +20,9 @@ from ..state.guards import others_of
 from ..state.place import GONE, STEPS, Place
 from ..state.recorder import instance_dict
 from ..state.rows import KINDS, Row
-from ..state.values import ATOMS, MISSING
+from ..state.values import MISSING
 from ..state.writes import MAPPING, NAMES
+from ..subclass.values import ATOMS
 from ..torch_api import words
 from .batches import same_read
 from .pinned import FACTS, NEW, Pinned, Unit, holds

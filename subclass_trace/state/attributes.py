@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import SideEffectError
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.kinds import FAKE_TYPES, is_fake
 from ..torch_api.numbers import PYTHON_CLASSES
 from .boundary import TORCH, kind_of
@@ -27,7 +28,7 @@ from .kinds import (
 )
 from .recorder import instance_dict, user_line
 from .running import Running
-from .values import ATOMS, MISSING, has, is_a, lookup
+from .values import MISSING, has, lookup
 from .writes import CLASS, NAMES, SLOTS
 
 _OF_MODULE: Any = torch.nn.Module.__getattr__

@@ -21,6 +21,7 @@ import torch
 
 from ..errors import UnsupportedError
 from ..subclass.attributes import attributes_inside
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.flags import FLAGS
 from ..torch_api.owners import Owner, owner_of, owner_of_file, owner_of_name
 from . import calls, torch_flags
@@ -29,7 +30,7 @@ from .kinds import C_CALLABLES, Function, LruCache, Method, Partial, is_immutabl
 from .net import names_in
 from .recorder import user_line
 from .running import Running
-from .values import ATOMS, MISSING, is_a
+from .values import MISSING
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict)
 #: what a member of an enumeration has

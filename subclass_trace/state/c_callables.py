@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..errors import SideEffectError, UnsupportedError
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.modes import no_modes, no_overrides
 from . import attributes, calls
 from .calls import BY_TYPE, C_TABLE, FUNCTIONS
@@ -23,7 +24,7 @@ from .kinds import (
 from .net import unwatched
 from .recorder import user_line
 from .running import Running
-from .values import ATOMS, MISSING, is_a
+from .values import MISSING
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..errors import SideEffectError, UnsupportedError
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES, to_float, to_int
 from ..torch_api.owners import Owner, owner_of_file
 from . import calls, kinds
@@ -38,7 +39,7 @@ from .kinds import (
 )
 from .recorder import user_line
 from .running import Running
-from .values import ATOMS, MISSING, is_a, lookup, pairs_of
+from .values import MISSING, lookup, pairs_of
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.compiled_inside import owners_of_c_functions
 from ..torch_api.owners import Owner, owner_of_name
 from . import attributes, calls, classes, kinds
@@ -21,7 +22,7 @@ from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, is_immutable
 from .recorder import instance_dict
 from .running import Running
 from .texts import text_of
-from .values import ATOMS, MISSING, is_a, pairs_of
+from .values import MISSING, pairs_of
 from .world import refuse_world, world_name
 
 Args: TypeAlias = tuple[Any, ...]

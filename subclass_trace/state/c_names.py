@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..subclass.protocol import is_plain_parameter
+from ..subclass.values import is_a
 from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.owners import Owner, owner_of_file
 from . import attributes
@@ -26,7 +27,7 @@ from .kinds import (
 from .net import unwatched, watched
 from .rows import base_value
 from .running import Running
-from .values import MISSING, is_a, lookup
+from .values import MISSING, lookup
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
+from ..subclass.values import is_a
 from ..torch_api.owners import Owner, owner_of
 from ..torch_api.this_thread import before_replacement
 from . import attributes, calls, classes
@@ -28,7 +29,7 @@ from .kinds import (
 from .net import watch
 from .recorder import instance_dict
 from .running import Running
-from .values import MISSING, has, is_a
+from .values import MISSING, has
 
 
 class Caller(Running):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import SideEffectError, UnsupportedError
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.compiled_inside import (
     CompiledBy,
     backend_of_compiled,
@@ -45,7 +46,7 @@ from .kinds import (
 from .net import unwatched, watched
 from .recorder import user_line
 from .running import Running
-from .values import ATOMS, MISSING, is_a, lookup
+from .values import MISSING, lookup
 
 #: handlers: (recorder, what is called, arguments, keywords) -> result
 Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -6,13 +6,14 @@ import types
 from typing import Any
 
 from ..errors import UnsupportedError
+from ..subclass.values import is_a
 from . import attributes
 from .boundary import ENTER, kind_of
 from .calls import CLASSES, is_of_package, opaque, refuse_change, torch_call
 from .kinds import CONTAINERS, ITERATORS, VIEWS, Function, is_immutable
 from .recorder import user_line
 from .running import Running
-from .values import is_a, lookup
+from .values import lookup
 
 
 def call_class(rec: Running, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

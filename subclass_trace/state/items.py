@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES, plain_number
 from . import attributes, calls
 from .boundary import ENTER, kind_of
@@ -17,7 +18,7 @@ from .iteration import iterate
 from .kinds import CONTAINERS, VIEWS, Function
 from .operators import compare, python_method, truth
 from .running import Running
-from .values import ATOMS, MISSING, is_a, lookup
+from .values import MISSING, lookup
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__

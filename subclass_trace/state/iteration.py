@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from ..errors import SideEffectError
+from ..subclass.values import is_a
 from .kinds import ITERATORS, VIEWS, Function
 from .recorder import user_line
 from .running import Running
-from .values import MISSING, is_a, lookup, pairs_of
+from .values import MISSING, lookup, pairs_of
 
 _WHOLE = (list, tuple, dict, set, frozenset, collections.deque, *VIEWS, types.MappingProxyType)
 

@@ -8,6 +8,7 @@ import types
 from typing import Any
 
 from ..errors import UnsupportedError
+from ..subclass.values import is_a
 from ..torch_api.owners import Owner, owner_of_file, owner_of_name
 from .boundary import (
     ENTER,
@@ -22,7 +23,6 @@ from .instrument import is_instrumented
 from .kinds import Function
 from .rows import Row
 from .running import Running
-from .values import is_a
 
 
 def watched(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

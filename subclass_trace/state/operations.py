@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.owners import Owner, owner_of
 from . import attributes, calls
@@ -36,7 +37,7 @@ from .kinds import LOCKS, Function, is_immutable
 from .operators import binary, compare, identical, truth, truth_kept, unary
 from .running import Running
 from .texts import Text
-from .values import ATOMS, MISSING, is_a, lookup, pairs_of
+from .values import MISSING, lookup, pairs_of
 from .writes import NAMES
 
 Tensor = torch.Tensor

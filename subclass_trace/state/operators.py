@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES
 from . import attributes, calls
 from .current import current
 from .iteration import iterate
 from .kinds import CONTAINERS, SIMPLE, VALUES, Function, is_immutable
 from .running import Running
-from .values import ATOMS, is_a, lookup, pairs_of
+from .values import lookup, pairs_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__

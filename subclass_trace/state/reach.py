@@ -14,6 +14,7 @@ import torch
 
 from ..errors import SideEffectError
 from ..subclass.attributes import is_heap_type
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.owners import Owner, owner_of, owner_of_name
 from . import kinds
@@ -31,7 +32,7 @@ from .kinds import (
 )
 from .recorder import instance_dict, is_made_by_torch, items_of, slot, user_line
 from .rows import raw
-from .values import ATOMS, factory_of, is_a, pairs_of
+from .values import factory_of, pairs_of
 
 
 class Reach(Containers):

@@ -21,6 +21,7 @@ import torch
 from .. import policy
 from ..errors import RuleError, SubclassTraceError, UnsupportedError
 from ..subclass.attributes import Memo
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.autograd import CustomNode
 from ..torch_api.kinds import is_opaque_class
 from ..torch_api.numbers import PYTHON_CLASSES
@@ -37,7 +38,7 @@ from .kinds import (
 )
 from .place import Call, Place
 from .rows import Row, base_value
-from .values import ATOMS, MISSING, is_a, lookup, lookup_after
+from .values import MISSING, lookup, lookup_after
 from .writes import Written
 
 

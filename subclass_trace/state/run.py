@@ -19,6 +19,7 @@ import torch
 from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
+from ..subclass.values import ATOMS, is_a, is_atom
 from ..torch_api.kinds import placement_types
 from . import branches as branches
 from . import c_callables as c_callables
@@ -36,7 +37,7 @@ from .place import GONE, Call, Place
 from .rows import Row
 from .side_effects import Recipes, printed, side_effects
 from .unread import unread_arguments
-from .values import ATOMS, MISSING, is_a, is_atom
+from .values import MISSING
 from .writes import Written
 
 

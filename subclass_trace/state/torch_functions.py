@@ -13,6 +13,7 @@ import torch
 import torch.utils.checkpoint
 
 from ..errors import UnsupportedError
+from ..subclass.values import is_a
 from ..torch_api.autograd import apply_function
 from ..torch_api.compiled_inside import not_compiled_code
 from ..torch_api.hooks import ScriptMethod, hooks_of_all
@@ -28,7 +29,7 @@ from .kinds import Function, Method
 from .recorder import instance_dict, user_line
 from .rows import HOOKS
 from .running import Running
-from .values import is_a, lookup
+from .values import lookup
 from .world import refuse_disabled
 
 Args: TypeAlias = tuple[Any, ...]

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ..errors import SideEffectError
+from ..subclass.values import is_a, is_atom
 from ..torch_api.lines import warn_user
 from ..torch_api.owners import Owner, owner_of_file
 from . import calls
@@ -29,7 +30,6 @@ from .instrument import is_instrumented
 from .kinds import SYMBOLS
 from .recorder import user_line
 from .running import Running
-from .values import is_a, is_atom
 
 #: functions of C, and code of Python's -> what asks or changes the world
 WORLD: dict[Any, str] = {

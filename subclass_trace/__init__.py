@@ -15,6 +15,7 @@ from .errors import (
     BackendError,
     DataDependentError,
     ExportError,
+    FrozenError,
     GuardError,
     LimitError,
     OptionError,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from . import zoo as zoo
     from .authoring import WrapperTensor
     from .exporting import Exported, export, export_joint, export_module, load_flat_state
-    from .frontends.compile import compile, load
+    from .frontends.compile import compile, freeze, load
     from .frontends.hand_over import HandOverWarning
     from .frontends.region import Region
     from .frontends.specialization import Specialization
@@ -61,6 +62,7 @@ _LAZY = {
     "export": ".exporting",
     "export_joint": ".exporting",
     "export_module": ".exporting",
+    "freeze": ".frontends.compile",
     "load": ".frontends.compile",
     "load_flat_state": ".exporting",
     "trace": ".frontends.trace",
@@ -72,6 +74,7 @@ __all__ = [
     "DataDependentError",
     "ExportError",
     "Exported",
+    "FrozenError",
     "GuardError",
     "LimitError",
     "HandOverWarning",
@@ -95,6 +98,7 @@ __all__ = [
     "export",
     "export_joint",
     "export_module",
+    "freeze",
     "load",
     "load_flat_state",
     "trace",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar, overload
 
 import torch
@@ -24,6 +24,7 @@ import torch
 from ..artifacts.saved import Artifact
 from ..errors import OptionError
 from ..options import Options
+from ..runtime.frozen import Freezer
 from ..torch_api import text_of
 from .module import ModuleRegion, module_of, region_of_module
 from .region import Region
@@ -104,6 +105,48 @@ def load(
     elif isinstance(function, Region):
         function = function.function
     return _region(function, made, Artifact(path, function, made, strict=strict))
+
+
+def freeze(module: Any, *, mode: str = "keep", discard: bool = False, strict: bool = False) -> Any:
+    """A region of a module for inference, in which what depends on weights alone is computed once.
+
+    A weight that changes later is seen: the next call raises a `FrozenError` that names it, until
+    ``refreeze()`` of the region folds again.
+
+    Args:
+        module: a module, or a region of one, whose options it keeps (``backend="inductor"``).
+        mode: "keep": constants are never larger than the weights that they are made of, so that
+        int8 stays int8; "fold": all that can be computed ahead is.
+        discard: weights that are folded are given up after the first call, and raise when they are
+        used. strict: each call computes the constants again and compares them, so that no change
+        is missed.
+
+    Raises:
+        OptionError: an unknown mode, or no module.
+    """
+    for name, value, known in (
+        ("mode", mode, ("keep", "fold")),
+        ("discard", discard, (True, False)),
+        ("strict", strict, (True, False)),
+    ):
+        if not any(type(value) is type(k) and value == k for k in known):
+            raise OptionError(
+                f"{name} has no such value", path=name, expected=f"one of {known}", got=repr(value)
+            )
+    options = module._subclass_trace.options if isinstance(module, ModuleRegion) else Options()
+    function = module_of(module) if isinstance(module, ModuleRegion) else module
+    if not isinstance(function, torch.nn.Module):
+        raise OptionError(
+            "there is nothing to freeze",
+            path="module",
+            expected="an nn.Module, or a region of one",
+            got=text_of(module),
+        )
+    base = options.resolve_backend()
+    base = base if base.freezer is None else base.freezer.base
+    freezer = Freezer(function, base, mode, discard=discard, strict=strict)
+    plain = {"fw_compiler": None, "bw_compiler": None, "options": None, "frontend": "trace"}
+    return region_of_module(function, replace(options, backend=freezer.backend, **plain))
 
 
 def _region(function: Any, options: Options, source: Artifact | None = None) -> Any:

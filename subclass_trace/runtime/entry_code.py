@@ -91,6 +91,9 @@ class EntryEmitter:
         self.source.bind("MISS", MISS)
         self.values: dict[str, Tensor] = {}
         self.unwrapper = Unwrapper(self.source, self.values)
+        frozen = program.frozen
+        self.folded = [] if frozen is None else frozen.bind(self.plan)
+        self.erasable = [] if frozen is None else frozen.erasable
 
     def emit(self, flat_arguments: Sequence[Any], examples: Examples) -> Emitted:
         """Write the entry from top to bottom.
@@ -190,6 +193,9 @@ class EntryEmitter:
         table: dict[int, str] = {}
         unwrapper = self.unwrapper
         for row, name in zip(self.plan.inputs.rows, inputs, strict=True):
+            if row in self.erasable:
+                table.update(dict.fromkeys(row.leaves, "None"))
+                continue
             for place, leaf in zip(
                 row.leaves, unwrapper.unwrap(name, row.spec, row.path), strict=True
             ):
@@ -201,7 +207,7 @@ class EntryEmitter:
         return [
             x
             for row, x in zip(self.plan.inputs.rows, self.real_inputs, strict=True)
-            if row.requires_grad
+            if row.requires_grad and row not in self.erasable
         ]
 
     def _other_conditions(
@@ -219,7 +225,7 @@ class EntryEmitter:
         asks = [
             (name, row.grad_dtype)
             for row, name in zip(plan.inputs.rows, inputs, strict=True)
-            if row.requires_grad
+            if row.requires_grad and row not in self.erasable
         ]
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
@@ -258,6 +264,10 @@ class EntryEmitter:
                 "'the inputs share memory in another way'",
                 "the inputs share memory as they did",
             )
+        if self.folded:
+            other = s.bind("has_other_weights", self.program.frozen.has_other_weights)
+            failed = f"if {other}({', '.join(inputs[k] for k in self.folded)})"
+            s.check(failed, "'weights of another kind'", "the weights are as they were frozen")
 
     # ---- running
     def _run(

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
+from ..torch_api.kinds import storage_key
+from ..torch_api.operators import OpOverload
 from ..capture.effects import has_effects
 from ..capture.graphs import is_random, is_write
 from .half import Half
@@ -76,12 +77,12 @@ def origins_of(
     for node in half.body:
         if is_write(node) or not _is_known(node):
             ends += node.all_input_nodes
-    touched = {key for n in ends for t in _tensors(n) if (key := torch_api.storage_key(t))}
+    touched = {key for n in ends for t in _tensors(n) if (key := storage_key(t))}
 
     def may(node: fx.Node) -> bool:
         held = [*_tensors(node)]
         sizes = [n for t in held for n in (*t.shape, *t.stride(), t.storage_offset())]
-        keys = {*map(torch_api.storage_key, held)}
+        keys = {*map(storage_key, held)}
         return bool(held) and all(type(n) is int for n in sizes) and keys.isdisjoint(touched)
 
     found = {n: frozenset((k,)) for k, n in enumerate(half.inputs) if is_weight(n) and may(n)}
@@ -106,7 +107,7 @@ class _Cut:
         wanted += [n for n in half.outputs if isinstance(n, fx.Node)]
         self.ahead = dict.fromkeys(n for n in wanted if n in origins)
         weights = [n for n in half.inputs if n in origins]
-        self._memory = {torch_api.storage_key(n.meta["val"]): _bytes(n) for n in weights}
+        self._memory = {storage_key(n.meta["val"]): _bytes(n) for n in weights}
 
     def settle(self, may_grow: bool) -> None:
         while (node := self._unfit(may_grow)) is not None:
@@ -119,9 +120,9 @@ class _Cut:
             if not self.origins[node] or not isinstance(node.meta["val"], Tensor):
                 return node
         for weights, nodes in () if may_grow else self._groups():
-            known = {torch_api.storage_key(self.half.inputs[k].meta["val"]) for k in weights}
-            own = [n for n in nodes if torch_api.storage_key(n.meta["val"]) not in known]
-            kept = known & {torch_api.storage_key(n.meta["val"]) for n in nodes}
+            known = {storage_key(self.half.inputs[k].meta["val"]) for k in weights}
+            own = [n for n in nodes if storage_key(n.meta["val"]) not in known]
+            kept = known & {storage_key(n.meta["val"]) for n in nodes}
             after = sum(map(_bytes, own)) + sum(map(self._memory.__getitem__, kept))
             if own and after > sum(map(self._memory.__getitem__, known)):
                 return max(own, key=_bytes)
@@ -141,14 +142,14 @@ class _Cut:
 def _is_known(node: fx.Node) -> bool:
     """Does its schema say what it does to its arguments?"""
     return node.op != "call_function" or (
-        isinstance(node.target, torch_api.OpOverload) or node.target is operator.getitem
+        isinstance(node.target, OpOverload) or node.target is operator.getitem
     )
 
 
 def _is_pure(node: fx.Node) -> bool:
     if node.op == "get_attr" or node.target is operator.getitem:
         return True
-    known = isinstance(node.target, torch_api.OpOverload) and "empty" not in str(node.target)
+    known = isinstance(node.target, OpOverload) and "empty" not in str(node.target)
     return known and not (is_write(node) or is_random(node) or has_effects(node.target))
 
 

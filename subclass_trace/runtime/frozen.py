@@ -21,7 +21,10 @@ import torch
 import torch.fx as fx
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .. import torch_api
+from ..torch_api.kinds import storage_key
+from ..torch_api.modes import disable_autocast, no_modes, no_overrides
+from ..torch_api.trees import pytree
+from ..torch_api.wrappers import make_wrapper_subclass
 from ..backends import Backend, Compiled
 from ..backends.eager import graph_code
 from ..errors import FrozenError
@@ -226,7 +229,7 @@ class FrozenProgram:
         ]
         paths = [str(row.path) for row in self.rows]
         ways = [f"{path}.{way}" for path, own in zip(paths, inside, strict=True) for way in own]
-        with torch.inference_mode(False), torch.no_grad(), torch_api.no_modes():
+        with torch.inference_mode(False), torch.no_grad(), no_modes():
             tensors = self._tensors(weights)
             self._dense = [k for k, t in enumerate(tensors) if not _is_empty(t)]
             self._versions = _slow_version if any(t.is_inference() for t in tensors) else _VERSION
@@ -252,7 +255,7 @@ class FrozenProgram:
 
     def _numbers(self, tensors: list[Tensor]) -> list[int]:
         """What moves with a write that torch sees: versions, and addresses."""
-        with torch_api.no_overrides():
+        with no_overrides():
             return [
                 *map(self._versions, tensors),
                 *map(Tensor.data_ptr, map(tensors.__getitem__, self._dense)),
@@ -263,14 +266,14 @@ class FrozenProgram:
         for row, t in zip(self.rows, weights, strict=True):
             table.update(zip(row.leaves, flatten(t)[0], strict=True))
         leaves = [table[k].detach() for k in self.leaves]  # type: ignore[index]
-        with torch.inference_mode(False), torch.no_grad(), torch_api.disable_autocast():
+        with torch.inference_mode(False), torch.no_grad(), disable_autocast():
             made = self.first([*leaves])
             wanted = [n.meta["val"] for n in self.folded.first.outputs]
             return [self._kept(t, like, leaves) for t, like in zip(made, wanted, strict=True)]
 
     def _kept(self, t: Tensor, like: Tensor, leaves: Sequence[Tensor]) -> Tensor:
         """As it was traced, in memory that is not larger, and shared with other programs."""
-        view = torch_api.storage_key(t) in {*map(torch_api.storage_key, leaves)}
+        view = storage_key(t) in {*map(storage_key, leaves)}
         large = not view and t.untyped_storage().nbytes() > t.numel() * t.element_size()
         if large or t.stride() != like.stride():
             own = torch.empty_strided(t.shape, like.stride(), dtype=t.dtype, device=t.device)
@@ -326,14 +329,14 @@ class Erased(Tensor):
         """``like``: what it looks like."""
         size = like.shape, like.stride(), like.storage_offset()
         rest = None, like.dtype, torch.strided, like.device
-        made: Erased = torch_api.make_wrapper_subclass(cls, *size, *rest, False, False)
+        made: Erased = make_wrapper_subclass(cls, *size, *rest, False, False)
         made._path = path
         return made
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raises."""
-        given = torch_api.pytree.tree_leaves((args, kwargs))
+        given = pytree.tree_leaves((args, kwargs))
         raise next(t for t in given if isinstance(t, Erased)).error()
 
     def __tensor_flatten__(self) -> Any:

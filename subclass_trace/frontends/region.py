@@ -27,7 +27,6 @@ from ..errors import (
     LimitError,
     OptionError,
     Reason,
-    RuleError,
     SubclassTraceError,
     UnsupportedError,
 )

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ..torch_api.kinds import storage_key
-from ..torch_api.operators import OpOverload
 from ..capture.effects import has_effects
 from ..capture.graphs import is_random, is_write
+from ..torch_api.kinds import storage_key
+from ..torch_api.operators import OpOverload
 from .half import Half
 
 Tensor = torch.Tensor

@@ -21,21 +21,21 @@ import torch
 import torch.fx as fx
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..torch_api.kinds import storage_key
-from ..torch_api.modes import disable_autocast, no_modes, no_overrides
-from ..torch_api.trees import pytree
-from ..torch_api.wrappers import make_wrapper_subclass
 from ..backends import Backend, Compiled
 from ..backends.eager import graph_code
 from ..errors import FrozenError
 from ..partition.folding import Folded, fold, origins_of
 from ..partition.half import Half
 from ..passes.batch_norm import BATCH_NORMS, but_inference, fold_batch_norms, lay_out_convolutions
-from ..plan import LeafPrimal, Plan
+from ..plan import LeafPrimal, Plan, ViewOutput
 from ..plan.descriptors import Input
 from ..state.place import Call
 from ..subclass.flatten import flatten, tensors_inside
 from ..subclass.protocol import is_traceable
+from ..torch_api.kinds import storage_key
+from ..torch_api.modes import disable_autocast, no_modes, no_overrides
+from ..torch_api.trees import pytree
+from ..torch_api.wrappers import make_wrapper_subclass
 from .bind import other_input
 from .specialize import copied_module
 
@@ -78,7 +78,7 @@ class Freezer:
             norms = {op: but_inference(found[op]) for op in BATCH_NORMS if op in found}
             return {**found, **norms}
 
-        base, name = self.base, f"{self.base.name}, frozen ({self.mode})"
+        base, name = self.base, f"{self.base.name}, frozen"
         halves = {"forward": _no_gradients, "backward": _no_gradients}
         return replace(base, name=name, decompositions=table, freezer=self, **halves)
 
@@ -171,12 +171,14 @@ class FrozenProgram:
         taken = {leaves[k] for k in self.folded.taken}
         live = {leaves[k] for k in self.folded.live}
         rows = plan.inputs.rows
-        numbers = [k for k, r in enumerate(rows) if not (r.of_gradient or taken.isdisjoint(r.leaves))]
+        reads = [not (r.of_gradient or taken.isdisjoint(r.leaves)) for r in rows]
+        numbers = [k for k, is_read in enumerate(reads) if is_read]
         self.rows, self.leaves = [rows[k] for k in numbers], [leaves[k] for k in self.folded.taken]
         self.places = [plan.inputs.descriptor(k).place for k in numbers]
         self.names = [*map(str, plan.inputs.described)]
         self.kept = {str(r.path) for r in rows if not live.isdisjoint(r.leaves)}
-        bases = {o.base for o in plan.results.outputs if getattr(o, "of_input", False)}
+        views = [o for o in plan.results.outputs if isinstance(o, ViewOutput)]
+        bases = {o.base for o in views if o.of_input}
         plain = plan.inputs.alias is None and not plan.inputs.offsets_matter
         self.erasable = [
             r
@@ -329,12 +331,14 @@ class Erased(Tensor):
         """``like``: what it looks like."""
         size = like.shape, like.stride(), like.storage_offset()
         rest = None, like.dtype, torch.strided, like.device
-        made: Erased = make_wrapper_subclass(cls, *size, *rest, False, False)
+        made: Any = make_wrapper_subclass(cls, *size, *rest, False, False)
         made._path = path
-        return made
+        return made  # type: ignore[no-any-return]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Raises."""
         given = pytree.tree_leaves((args, kwargs))
         raise next(t for t in given if isinstance(t, Erased)).error()
@@ -413,7 +417,8 @@ def _sample(t: Tensor) -> Tensor | None:
 
 
 def _parts(pins: _Pins) -> Sequence[Tensor]:
-    return () if pins.sample is None else pins.sample.split([s.numel() for s in pins.samples])
+    sizes = [s.numel() for s in pins.samples]
+    return () if pins.sample is None else torch.split(pins.sample, sizes)
 
 
 def _is_same(pins: _Pins) -> bool:
@@ -424,7 +429,8 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     """Have they the same numbers? NaN is NaN."""
     if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
         return False
-    return torch.equal(a, b) or torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (a, b)))
+    of_bytes = (t.contiguous().view(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(a, b) or torch.equal(*of_bytes)
 
 
 def _changed(path: object, how: str) -> FrozenError:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, TypeVar, overload
 
 import torch
@@ -24,9 +24,8 @@ import torch
 from ..artifacts.saved import Artifact
 from ..errors import OptionError
 from ..options import Options
-from ..runtime.frozen import Freezer
 from ..torch_api.texts import text_of
-from .module import ModuleRegion, module_of, region_of_module
+from .module import ModuleRegion, frozen_region, module_of, region_of_module
 from .region import Region
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,7 +84,7 @@ def load(
 
     Args:
         function: what was saved, in this process: the same code, modules of the same classes and
-            sizes.
+            sizes; a frozen region, if one was saved, with the options that it has.
         strict: what differs from when it was saved is raised; False: it is left out, and traced.
         **options: those of `compile`; the ones that decide a trace as they were.
 
@@ -100,6 +99,8 @@ def load(
     if made.disable:
         return function
     if isinstance(function, ModuleRegion):
+        known = function._subclass_trace.options
+        made = made if known.resolve_backend().freezer is None else known
         function = module_of(function)
     elif isinstance(function, Region):
         function = function.function
@@ -133,6 +134,8 @@ def freeze(module: Any, *, mode: str = "keep", discard: bool = False, strict: bo
                 f"{name} has no such value", path=name, expected=f"one of {known}", got=repr(value)
             )
     options = module._subclass_trace.options if isinstance(module, ModuleRegion) else Options()
+    if (freezer := options.resolve_backend().freezer) is not None:
+        options = freezer.options
     function = module_of(module) if isinstance(module, ModuleRegion) else module
     if not isinstance(function, torch.nn.Module):
         raise OptionError(
@@ -141,11 +144,7 @@ def freeze(module: Any, *, mode: str = "keep", discard: bool = False, strict: bo
             expected="an nn.Module, or a region of one",
             got=text_of(module),
         )
-    base = options.resolve_backend()
-    base = base if base.freezer is None else base.freezer.base
-    freezer = Freezer(function, base, mode, discard=discard, strict=strict)
-    plain = {"fw_compiler": None, "bw_compiler": None, "options": None, "frontend": "trace"}
-    return region_of_module(function, replace(options, backend=freezer.backend, **plain))
+    return frozen_region(function, options, mode, discard, strict)
 
 
 def _region(function: Any, options: Options, source: Artifact | None = None) -> Any:

@@ -21,9 +21,10 @@ import torch
 import torch.fx as fx
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..backends import Backend, Compiled
+from ..backends import Compiled
 from ..backends.eager import graph_code
 from ..errors import FrozenError
+from ..options import Options
 from ..partition.folding import Folded, fold, origins_of
 from ..partition.half import Half
 from ..passes.batch_norm import BATCH_NORMS, but_inference, fold_batch_norms, lay_out_convolutions
@@ -54,33 +55,48 @@ class Freezer:
     """What is frozen, and how.
 
     Attributes:
-        module: whose weights these are; ``base``: the back end that compiles the rest.
+        module: whose weights these are; ``options``: of the region, if it was not frozen.
+        how: the arguments of `freeze`.
         programs: what was made by now.
     """
 
     def __init__(
-        self, module: torch.nn.Module, base: Backend, mode: str, *, discard: bool, strict: bool
+        self, module: torch.nn.Module, options: Options, mode: str, discard: bool, strict: bool
     ) -> None:
-        self.module, self.base, self.mode = module, base, mode
-        self.discard, self.strict = discard, strict
+        self.module, self.options, self.how = module, options, (mode, discard, strict)
+        self.may_grow, self.discard, self.strict = mode == "fold", discard, strict
+        self.base = options.resolve_backend()
         self.programs: weakref.WeakSet[FrozenProgram] = weakref.WeakSet()
         self.is_discarded = False
         _freezers.add(self)
         if not _hooked:
             _hooked.append(register_optimizer_step_post_hook(_after_step))
 
-    @property
-    def backend(self) -> Backend:
-        """A back end with this in it, which compiles no backward."""
+    def frozen(self) -> Options:
+        """The options with a back end that has this in it, and compiles no backward."""
+        base = self.base
 
         def table() -> dict[Any, Any]:
             found = {} if base.decompositions is None else base.decompositions()
             norms = {op: but_inference(found[op]) for op in BATCH_NORMS if op in found}
             return {**found, **norms}
 
-        base, name = self.base, f"{self.base.name}, frozen"
-        halves = {"forward": _no_gradients, "backward": _no_gradients}
-        return replace(base, name=name, decompositions=table, freezer=self, **halves)
+        own = replace(
+            base,
+            name=f"{base.name}, frozen",
+            forward=_no_gradients,
+            backward=_no_gradients,
+            decompositions=table,
+            freezer=self,
+        )
+        return replace(
+            self.options,
+            backend=own,
+            fw_compiler=None,
+            bw_compiler=None,
+            options=None,
+            frontend="trace",
+        )
 
     def cut(self, half: Half) -> Folded:
         """A forward in two: what is computed once, and the rest."""
@@ -89,7 +105,7 @@ class Freezer:
         for rewrite in (fold_batch_norms, *([lay_out_convolutions] if inductor else [])):
             rewrite(own.owner.graph, origins_of(own, _is_weight).__contains__)
             own = Half.of_module(own.owner)
-        return fold(own, _is_weight, may_grow=self.mode == "fold")
+        return fold(own, _is_weight, may_grow=self.may_grow)
 
     def compile(self, half: Half, compiler: Callable[[Half], Compiled]) -> FrozenProgram:
         """A forward, compiled."""
@@ -346,6 +362,8 @@ class Erased(Tensor):
     def __tensor_flatten__(self) -> Any:
         """Raises."""
         raise self.error()
+
+    __tensor_unflatten__ = staticmethod(__tensor_flatten__)  # a trace takes it apart, and no more
 
     def error(self) -> FrozenError:
         """What using it says."""

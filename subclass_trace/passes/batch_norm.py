@@ -18,10 +18,15 @@ from .graph import value_of
 
 aten = torch.ops.aten
 #: (input, weight, bias, mean, variance, training, momentum, eps) -> (result, statistics, ...)
-BATCH_NORMS = (
+_EITHER = (
     aten.native_batch_norm.default,
     aten.cudnn_batch_norm.default,
     aten.miopen_batch_norm.default,
+)
+#: the same, but for ``training``
+_OF_INFERENCE = (
+    aten._native_batch_norm_legit_no_training.default,
+    aten._batch_norm_no_update.default,
 )
 _MADE = ("placeholder", "get_attr")
 
@@ -29,7 +34,8 @@ _MADE = ("placeholder", "get_attr")
 def fold_batch_norms(graph: fx.Graph, is_constant: Callable[[fx.Node], bool]) -> None:
     """Rewrite those whose statistics are not of the batch and whose weights are constants."""
     for node in list(graph.nodes):
-        if node.op != "call_function" or node.target not in BATCH_NORMS or node.args[5]:
+        trains = node.target in _EITHER and node.args[5]
+        if node.target not in (*_EITHER, *_OF_INFERENCE) or trains or node.kwargs:
             continue
         weights = [w for w in node.args[1:5] if isinstance(w, fx.Node)]
         first = [user for user in node.users if user.target is operator.getitem]
@@ -95,8 +101,7 @@ def _scale_and_shift(write: _Writer, node: fx.Node, bias: Any) -> tuple[fx.Node,
     gamma, beta, mean, variance = (
         None if w is None else write.cast(w, dtype) for w in node.args[1:5]  # type: ignore[arg-type]
     )
-    eps = node.args[7]
-    scale = write(aten.rsqrt.default, write(aten.add.Tensor, variance, eps))
+    scale = write(aten.rsqrt.default, write(aten.add.Tensor, variance, node.args[-1]))
     scale = scale if gamma is None else write(aten.mul.Tensor, scale, gamma)
     centre = mean if bias is None else write(aten.sub.Tensor, mean, write.cast(bias, dtype))
     shift = write(aten.neg.default, write(aten.mul.Tensor, centre, scale))
@@ -123,12 +128,16 @@ def lay_out_convolutions(graph: fx.Graph, is_constant: Callable[[fx.Node], bool]
                 node.update_arg(1, _Writer(graph, node)(aten.clone.default, weight, **last))
 
 
-def but_inference(base: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition of batch norm that leaves those of inference alone."""
+def but_inference(table: dict[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """A table of decompositions that leaves batch norms of inference alone."""
 
-    @functools.wraps(base)
-    def decompose(*args: Any, **kwargs: Any) -> Any:
-        training = kwargs.get("training", args[5] if len(args) > 5 else True)
-        return base(*args, **kwargs) if training else NotImplemented
+    def of_training(base: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(base)
+        def decompose(*args: Any, **kwargs: Any) -> Any:
+            training = kwargs.get("training", args[5] if len(args) > 5 else True)
+            return base(*args, **kwargs) if training else NotImplemented
 
-    return decompose
+        return decompose
+
+    rest = {op: base for op, base in table.items() if op not in _OF_INFERENCE}
+    return {**rest, **{op: of_training(table[op]) for op in _EITHER if op in table}}

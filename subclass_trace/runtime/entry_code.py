@@ -293,6 +293,9 @@ class EntryEmitter:
             leaves[p.leaf] if isinstance(p, LeafPrimal) else size_code(p.size, symbols)
             for p in plan.inputs.primals
         ]
+        if (frozen := self.program.frozen) is not None:
+            constants = s.held(frozen.constants, "constants")
+            primals = [*map(primals.__getitem__, frozen.folded.live), f"*{constants}"]
         s.line(f"p = [{', '.join(primals)}]")
         env = self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
@@ -365,7 +368,8 @@ class EntryEmitter:
     def _infer(self, symbols: dict[Any, str], env: str, leaves: Sequence[str]) -> list[str]:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
-        s.bind("forward", self.program.forward)
+        frozen = self.program.frozen
+        s.bind("forward", self.program.forward if frozen is None else frozen.rest)
         tracked = self.ambient.grad and not plan.gradients.by_autograd
         with gradients_off(s, tracked and any(row.requires_grad for row in plan.inputs.rows)):
             s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))

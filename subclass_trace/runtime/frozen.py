@@ -1,8 +1,8 @@
 """Frozen regions: what depends on weights alone is computed once, and each call looks whether a
 weight has changed since.
 
-A `Freezer` stands in the back end of a frozen region. Of each forward it makes a `FrozenProgram`,
-which is called as any other; the generated entry asks `FrozenProgram.has_other_weights` first.
+A `Freezer` stands in the back end of a frozen region. Of each forward it makes a `FrozenProgram`:
+the generated entry asks its `has_other_weights`, and calls its ``rest`` with its ``constants``.
 
 What is compared: the object at its place, the tensors inside of it, their version counters and
 memory, a few numbers of each on the CPU; and an optimizer's step is told by torch. See
@@ -27,7 +27,7 @@ from ..errors import FrozenError
 from ..options import Options
 from ..partition.folding import Folded, fold, origins_of
 from ..partition.half import Half
-from ..passes.batch_norm import BATCH_NORMS, but_inference, fold_batch_norms, lay_out_convolutions
+from ..passes.batch_norm import but_inference, fold_batch_norms, lay_out_convolutions
 from ..plan import LeafPrimal, Plan, ViewOutput
 from ..plan.descriptors import Input
 from ..state.place import Call
@@ -77,9 +77,7 @@ class Freezer:
         base = self.base
 
         def table() -> dict[Any, Any]:
-            found = {} if base.decompositions is None else base.decompositions()
-            norms = {op: but_inference(found[op]) for op in BATCH_NORMS if op in found}
-            return {**found, **norms}
+            return but_inference({} if base.decompositions is None else base.decompositions())
 
         own = replace(
             base,
@@ -160,8 +158,8 @@ class FrozenProgram:
     Attributes:
         rows: the inputs among its weights, which the entry hands to `has_other_weights` in this
         order; ``erasable``: those that nothing else needs; ``kept``: paths of weights that it
-        reads. constants: what is computed ahead; ``pins``: of the weights of that; None: they are
-        to be folded.
+        reads. rest: what each call runs, of the other inputs and the ``constants``, which are
+        computed ahead; ``pins``: of the weights of these; None: they are to be folded.
     """
 
     def __init__(self, freezer: Freezer, folded: Folded, rest: Compiled) -> None:
@@ -171,15 +169,6 @@ class FrozenProgram:
         self.pins: _Pins | None = None
         self.stepped: str | None = None
         self.unseen = False
-
-    def __call__(self, primals: list[Any]) -> Sequence[Any]:
-        """The forward, in the boxed convention."""
-        given = [*map(primals.__getitem__, self.folded.live), *self.constants]
-        primals.clear()
-        results = self.rest(given)
-        if self.freezer.discard and not self.freezer.is_discarded:
-            self.freezer.erase()
-        return results
 
     def bind(self, plan: Plan) -> list[int]:
         """Learn whose weights these are; the numbers of the inputs that the entry hands over."""
@@ -235,8 +224,10 @@ class FrozenProgram:
                 raise t.error()
             if other_input(row, t) is not None:
                 return False
-        self.constants = self._constants(weights)
+        self.constants[:] = self._constants(weights)
         self.pin(weights)
+        if self.freezer.discard and not self.freezer.is_discarded:
+            self.freezer.erase()
         return True
 
     def pin(self, weights: Sequence[Tensor]) -> None:

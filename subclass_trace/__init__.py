@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .partition.min_cut import MinCut
     from .report.trace import Trace
     from .tape import compiled_autograd
+    from .verify import debug
 
 #: where the names are that are loaded when somebody asks for them: the tracer needs torch's
 # symbols, and these sympy
@@ -59,6 +60,7 @@ _LAZY = {
     "WrapperTensor": ".authoring",
     "compile": ".frontends.compile",
     "compiled_autograd": ".tape",
+    "debug": ".verify",
     "export": ".exporting",
     "export_joint": ".exporting",
     "export_module": ".exporting",
@@ -95,6 +97,7 @@ __all__ = [
     "WrapperTensor",
     "compile",
     "compiled_autograd",
+    "debug",
     "export",
     "export_joint",
     "export_module",

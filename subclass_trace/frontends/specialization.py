@@ -50,6 +50,7 @@ from ..subclass.paths import Path
 from ..torch_api.dynamo import check_marks
 from ..torch_api.modes import autocast_as, no_modes, no_overrides
 from ..torch_api.numbers import math_of_symbols
+from ..verify.proof import Proof, prove
 from .dynamic import SizeHistory, choose
 from .routes import Route, route_of
 
@@ -72,6 +73,7 @@ class Specialization:
         seconds: stage -> how long it took; ``passes``: what each pass did to the first graph.
         inlined: functions of ``torch.compile`` that are part of it -> their back ends, which do not
             run.
+        proof: what z3 says of its guards on sizes, where it was asked (`verify.debug`).
     """
 
     misses: tuple[Reason, ...]
@@ -86,6 +88,7 @@ class Specialization:
     seconds: Mapping[str, float]
     passes: tuple[PassRecord, ...] = ()
     inlined: Mapping[str, str] = field(default_factory=dict)
+    proof: Proof | None = None
 
     def __repr__(self) -> str:
         return (
@@ -331,6 +334,10 @@ def _specialize(
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
     emitted = bind(program, ambient, guarded, maker.flat, session.mode)
+    proved = None
+    if verify.PROVES and session.dynamic:
+        code, conditions = emitted[1], program.plan.inputs.conditions
+        proved = prove(captured, code.checks, code.names, code.compared, conditions)
     inlined = {
         n: by
         for n, by in state.inlined.items()
@@ -341,7 +348,7 @@ def _specialize(
     maker.flat.clear()  # cycles may keep it for a while
     records = () if passes is None else tuple(passes.records)
     return Specialization(
-        misses, options, ambient, guarded, program, graphs, *emitted, {}, records, inlined
+        misses, options, ambient, guarded, program, graphs, *emitted, {}, records, inlined, proved
     )
 
 

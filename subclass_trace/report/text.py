@@ -229,6 +229,8 @@ def _entry(number: int, entry: Any) -> str:
             )
         )
         rows.append(("where", "; ".join(map(str, plan.inputs.conditions)) or "none"))
+    if entry.proof is not None:
+        rows.append(("proved", str(entry.proof)))
     kept = (
         "by autograd itself"
         if plan.gradients.by_autograd

@@ -401,6 +401,10 @@ def tensor_checks(
         check = source.constant(
             tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check"
         )
+        fixed = source.compared.setdefault(check, {})
+        for (name, *_), row, steps in zip(rows, sizes, strides, strict=True):
+            fixed |= {f"{name}.shape[{d}]": n for d, n in enumerate(row) if n is not None}
+            fixed |= {f"{name}.stride({d})": n for d, n in enumerate(steps) if n is not None}
         given, shown = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
         why = (
             f"{source.bind('failed_tensor_guard', failed_tensor_guard)}({check}, "

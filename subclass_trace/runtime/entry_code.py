@@ -123,6 +123,7 @@ class EntryEmitter:
             state, flat = self._state_part()
             inputs = self._inputs(flat)
             leaves = self._unwrap(inputs)
+            s.names = {"flat": flat, "input": inputs, "leaf": leaves}
             symbols = symbol_lines(self.plan, s, flat, inputs, leaves)
             tensor_checks(self.unwrapper, self.values, symbols, self._env(symbols))
             self._other_conditions(inputs, leaves, symbols)

@@ -102,8 +102,10 @@ def _symbols(plan: Plan, flat: Sequence[object] = ()) -> Iterator[Row]:
     leaves = [str(d) for d in plan.inputs.described if not isinstance(d, Size)]
     owners = {"leaf": leaves, "input": [str(row.path) for row in plan.inputs.rows]}
     for s in plan.inputs.symbols:
-        number = flat[s.number] if flat else f"flat argument {s.number}"
-        owner = owners[s.kind][s.number] if s.kind in owners else number
+        if s.kind in owners:
+            owner: object = owners[s.kind][s.number]
+        else:
+            owner = flat[s.number] if flat else f"flat argument {s.number}"
         yield str(s.symbol), f"{owner}{s.attribute}"
 
 

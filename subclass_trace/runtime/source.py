@@ -31,7 +31,9 @@ class Source:
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}
         self.checked = 0  # so many lines are checks
-        # what names stand for, and what numbers a check in C++ compares: see `verify.proof`
+        # how symbols are read; what names stand for, and what numbers a check in C++ compares: see
+        # `verify.proof`
+        self.reads: dict[str, Any] = {}
         self.names: dict[str, Sequence[str]] = {}
         self.compared: dict[str, dict[str, int]] = {}
 

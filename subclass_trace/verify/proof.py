@@ -149,7 +149,9 @@ def _numbers(captured: Captured, names: Mapping[str, Sequence[str]]) -> Iterator
         if isinstance(offset := t.storage_offset(), torch.SymInt):
             yield f"{local}.storage_offset()", offset
     for local, row in zip(names["input"], captured.inputs.rows, strict=True):
-        yield from _sizes(local, row.spec.size, row.spec.stride)  # type: ignore[union-attr]
+        spec: Any = row.spec
+        if spec.layout is not torch.jagged:  # its sizes follow from those inside
+            yield from _sizes(local, spec.size, spec.stride)
 
 
 def _sizes(local: str, size: Sequence[Any], stride: Sequence[Any]) -> Iterator[tuple[str, Any]]:

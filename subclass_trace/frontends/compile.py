@@ -25,7 +25,7 @@ from ..artifacts.saved import Artifact
 from ..errors import OptionError
 from ..options import Options
 from ..torch_api.texts import text_of
-from .module import ModuleRegion, frozen_region, module_of, region_of_module
+from .module import ModuleRegion, freezer_of, frozen_region, module_of, region_of_module
 from .region import Region
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,8 +99,7 @@ def load(
     if made.disable:
         return function
     if isinstance(function, ModuleRegion):
-        known = function._subclass_trace.options
-        made = made if known.resolve_backend().freezer is None else known
+        made = made if freezer_of(function) is None else function._subclass_trace.options
         function = module_of(function)
     elif isinstance(function, Region):
         function = function.function
@@ -134,7 +133,7 @@ def freeze(module: Any, *, mode: str = "keep", discard: bool = False, strict: bo
                 f"{name} has no such value", path=name, expected=f"one of {known}", got=repr(value)
             )
     options = module._subclass_trace.options if isinstance(module, ModuleRegion) else Options()
-    if (freezer := options.resolve_backend().freezer) is not None:
+    if (freezer := freezer_of(module)) is not None:
         options = freezer.options
     function = module_of(module) if isinstance(module, ModuleRegion) else module
     if not isinstance(function, torch.nn.Module):

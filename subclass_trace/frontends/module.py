@@ -99,10 +99,17 @@ class ModuleRegion:
 
 def _making(region: ModuleRegion) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function that makes such a region of a module, and its other arguments."""
-    options = region._subclass_trace.options
-    if (freezer := options.resolve_backend().freezer) is None:
-        return region_of_module, (options,)
+    if (freezer := freezer_of(region)) is None:
+        return region_of_module, (region._subclass_trace.options,)
     return frozen_region, (freezer.options, *freezer.how)
+
+
+def freezer_of(region: Any) -> Freezer | None:
+    """Of a frozen region that of its back end; None for anything else."""
+    if not isinstance(region, ModuleRegion):
+        return None
+    found: Freezer | None = region._subclass_trace.options.resolve_backend().freezer
+    return found
 
 
 class _Shown:

@@ -43,8 +43,6 @@ from .specialize import copied_module
 Tensor = torch.Tensor
 
 _freezers: weakref.WeakSet[Freezer] = weakref.WeakSet()
-#: optimizers whose steps are parts of compiled regions, which call no hook
-_compiled: weakref.WeakSet[Any] = weakref.WeakSet()
 #: so many numbers of each weight are compared in each call
 _SAMPLE = 8
 #: the hook that sees steps of optimizers, once something is frozen
@@ -159,16 +157,16 @@ class FrozenProgram:
         rows: the inputs among its weights, which the entry hands to `has_other_weights` in this
         order; ``erasable``: those that nothing else needs; ``kept``: paths of weights that it
         reads. rest: what each call runs, of the other inputs and the ``constants``, which are
-        computed ahead; ``pins``: of the weights of these; None: they are to be folded.
+        computed ahead; ``own``: those that are no views of weights, which other programs may have,
+        too; ``pins``: of the weights; None: they are to be folded.
     """
 
     def __init__(self, freezer: Freezer, folded: Folded, rest: Compiled) -> None:
         self.freezer, self.folded, self.rest = freezer, folded, rest
         self.first = graph_code.compile_half(folded.first, name="constants").function
-        self.constants: list[Tensor] = []
+        self.constants, self.own = list[Tensor](), list[Tensor]()
         self.pins: _Pins | None = None
         self.stepped: str | None = None
-        self.unseen = False
 
     def bind(self, plan: Plan) -> list[int]:
         """Learn whose weights these are; the numbers of the inputs that the entry hands over."""
@@ -213,7 +211,7 @@ class FrozenProgram:
             return self._refuse(weights, pins)
         if self.stepped is not None:
             raise _changed(self.stepped, "written by the step of an optimizer")
-        if (self.unseen or self.freezer.strict) and not self.freezer.is_discarded:
+        if self.freezer.strict and not self.freezer.is_discarded:
             self._compare(weights)
         return False
 
@@ -244,16 +242,14 @@ class FrozenProgram:
             self._versions = _slow_version if any(t.is_inference() for t in tensors) else _VERSION
             samples = [s for k in self._dense if (s := _sample(tensors[k])) is not None]
             sample = torch.cat(samples) if samples else None
-        stepped = {id(p) for o in _compiled for g in o.param_groups for p in g["params"]}
-        self.unseen, self.stepped = not stepped.isdisjoint(map(id, weights)), None
+        self.stepped = None
         self.pins = _Pins(paths + ways, tensors, self._numbers(tensors), samples, sample)
 
-    def note_step(self, parameters: set[int], *, in_region: bool) -> None:
-        """An optimizer has written these, or will do so in each call of a region."""
+    def note_step(self, parameters: set[int]) -> None:
+        """An optimizer has written these."""
         for path, t in () if self.pins is None else zip(*self.pins[:2], strict=True):
             if id(t) in parameters:
-                self.unseen = self.unseen or in_region
-                self.stepped = self.stepped if in_region else path
+                self.stepped = path
 
     def _tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """The weights, and what is inside of them."""
@@ -274,23 +270,17 @@ class FrozenProgram:
         table: dict[int, Tensor] = {}
         for row, t in zip(self.rows, weights, strict=True):
             table.update(zip(row.leaves, flatten(t)[0], strict=True))
-        leaves = [table[k].detach() for k in self.leaves]  # type: ignore[index]
-        with torch.inference_mode(False), torch.no_grad(), disable_autocast():
-            made = self.first([*leaves])
-            wanted = [n.meta["val"] for n in self.folded.first.outputs]
-            return [self._kept(t, like, leaves) for t, like in zip(made, wanted, strict=True)]
+        leaves = [table[k] for k in self.leaves]  # type: ignore[index]
+        lent = {*map(storage_key, leaves)}
+        others = [c for program in self.freezer.programs for c in program.own]
 
-    def _kept(self, t: Tensor, like: Tensor, leaves: Sequence[Tensor]) -> Tensor:
-        """As it was traced, in memory that is not larger, and shared with other programs."""
-        view = storage_key(t) in {*map(storage_key, leaves)}
-        large = not view and t.untyped_storage().nbytes() > t.numel() * t.element_size()
-        if large or t.stride() != like.stride():
-            own = torch.empty_strided(t.shape, like.stride(), dtype=t.dtype, device=t.device)
-            t = own.copy_(t)
-        for other in () if view else (c for p in self.freezer.programs for c in p.constants):
-            if other.stride() == t.stride() and _equal(other, t):
-                return other
-        return t
+        def shared(t: Tensor) -> Tensor:
+            same = (c for c in others if c.stride() == t.stride() and _equal(c, t))
+            return t if storage_key(t) in lent else next(same, t)
+
+        made = [*map(shared, computed(self.folded.first, leaves, self.first))]
+        self.own = [c for c in made if storage_key(c) not in lent]
+        return made
 
     def _compare(self, weights: Sequence[Tensor]) -> None:
         """Compute the constants again.
@@ -326,6 +316,26 @@ class FrozenProgram:
             if not torch.equal(held, then):
                 raise _changed(pins.paths[k], "other numbers, written past autograd (.data)")
         return False  # somebody has put it back meanwhile
+
+
+def computed(first: Half, leaves: list[Tensor], run: Any = None) -> list[Tensor]:
+    """The constants of dense weights, with the strides of the trace, in memory that is not larger.
+
+    ``run``: the compiled half.
+    """
+    run = run or graph_code.compile_half(first, name="constants").function
+    of_weights = {*map(storage_key, leaves)}
+
+    def kept(t: Tensor, like: Tensor) -> Tensor:
+        large = t.untyped_storage().nbytes() > t.numel() * t.element_size()
+        if (large and storage_key(t) not in of_weights) or t.stride() != like.stride():
+            own = torch.empty_strided(t.shape, like.stride(), dtype=t.dtype, device=t.device)
+            return own.copy_(t)
+        return t
+
+    with torch.inference_mode(False), torch.no_grad(), disable_autocast():
+        made = run([t.detach() for t in leaves])
+        return [kept(t, n.meta["val"]) for t, n in zip(made, first.outputs, strict=True)]
 
 
 class Erased(Tensor):
@@ -389,15 +399,15 @@ def _no_gradients(module: Any, inputs: Any) -> Any:
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Writes by foreach and fused kernels move no version of a wrapper."""
-    traced = torch.compiler.is_compiling()
-    if traced:
-        _compiled.add(optimizer)
+    """Writes by foreach and fused kernels move no version of a wrapper. (Those of a compiled step
+    do, of the tensors inside.)"""
+    if torch.compiler.is_compiling():
+        return
     every = (p for group in optimizer.param_groups for p in group["params"])
-    written = {id(p) for p in every if traced or p.grad is not None}
+    written = {id(p) for p in every if p.grad is not None}
     for freezer in [*_freezers]:
         for program in [*freezer.programs]:
-            program.note_step(written, in_region=traced)
+            program.note_step(written)
 
 
 _VERSION = operator.attrgetter("_version")

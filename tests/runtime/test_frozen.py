@@ -202,6 +202,27 @@ def test_a_step_that_changes_no_number_that_is_looked_at_is_seen(foreach: bool) 
         same(frozen(X), module(X))
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_step_in_a_compiled_region_is_seen(foreach: bool) -> None:
+    module = model()
+    frozen, optimizer = st.freeze(module), torch.optim.AdamW(module.parameters(), foreach=foreach)
+
+    @st.compile
+    def train(x: Tensor) -> None:
+        module(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        with torch.no_grad():
+            same(frozen(X), module(X))
+        train(X)
+        with torch.no_grad(), pytest.raises(st.FrozenError, match="weight"):
+            frozen(X)
+        frozen.refreeze()
+    assert train.specializations, "the last steps were traced"
+
+
 def test_strict_misses_no_change_of_a_number() -> None:
     module, x = norms(), torch.randn(2, 3, 9, 9)
     loose, strict = st.freeze(module), st.freeze(module, strict=True)
@@ -336,19 +357,53 @@ def test_a_frozen_region_is_kept_in_the_cache(tmp_path: Any, monkeypatch: pytest
     assert programs(frozen)[0].constants
 
 
-def test_an_exported_program_is_frozen_and_a_frozen_region_exported() -> None:
+def test_the_module_of_an_exported_program_is_frozen() -> None:
     module = model()
-    frozen = st.freeze(module)
     with torch.no_grad():
-        frozen(X)
-        exported = st.export(frozen, (X,))
-        same(exported.unflatten_outputs(exported.program.module()(X)), module(X))
-        program = exported.program.module()
-        again = st.freeze(program, mode="fold")
-        same(again(X)[0], module(X).a)
+        program = st.export(module, (X,)).program.module()
+        frozen = st.freeze(program, mode="fold")
+        same(frozen(X)[0], module(X).a)
         program.get_parameter("0.weight.a").add_(1)
         with pytest.raises(st.FrozenError, match="weight"):
-            again(X)
+            frozen(X)
+
+
+@pytest.mark.parametrize("make", [model, packed, norms], ids=lambda f: f.__name__)
+def test_a_frozen_region_is_exported_with_its_constants(make: Callable[[], Any]) -> None:
+    module = make()
+    x = {model: X, packed: torch.randn(5, 16), norms: torch.randn(2, 3, 9, 9)}[make]
+    frozen = st.freeze(module, mode="fold")
+    with torch.no_grad():
+        exported = st.export(frozen, (x,))
+        same(exported.unflatten_outputs(exported.program.module()(*exported.flatten_inputs(x))), module(x))
+        frozen(x)
+    names = [*exported.program.state_dict]
+    assert sum(name.startswith("frozen.") for name in names) == len(programs(frozen)[0].constants) > 0
+    assert not any("weight" in name for name in names), names
+    with pytest.raises(st.ExportError, match="no gradients"):
+        st.export(frozen, (x,), joint=True)
+
+
+def test_specializations_share_no_views_of_weights() -> None:
+    """Two equal weights: what is written to one of them is no change of a program that has the other."""
+
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.b.load_state_dict(self.a.state_dict())
+
+        def forward(self, x: Tensor, first: bool) -> Tensor:
+            return self.a(x) if first else self.b(x)
+
+    module, x = Either(), torch.randn(3, 4)
+    frozen = st.freeze(module)
+    with torch.no_grad():
+        frozen(x, True), frozen(x, False)
+        module.a.weight.mul_(2)
+        same(frozen(x, False), module.b(x))
+        with pytest.raises(st.FrozenError, match=r"self\.a\.weight"):
+            frozen(x, True)
 
 
 def test_what_cannot_be_frozen_says_so() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import subclass_trace as st
 from subclass_trace import verify
-from subclass_trace.frontends import specialization
+from subclass_trace.frontends import compile_call
 from subclass_trace.torch_api.proofs import Formulas
 from subclass_trace.verify import proof
 from subclass_trace.zoo import TwoTensor
@@ -78,7 +78,7 @@ def test_translation_validation(name: str) -> None:
 def proved(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """The proof of a program for another text of its entry, and that text."""
     calls: list[Any] = []
-    monkeypatch.setattr(specialization, "prove", lambda *args: calls.append(args) or proof.prove(*args))
+    monkeypatch.setattr(compile_call, "prove", lambda *args: calls.append(args) or proof.prove(*args))
     function, args = PROGRAMS[name]
     st.compile(function, dynamic=True)(*args)
     (captured, text, *rest) = calls[0]

@@ -30,7 +30,7 @@ from ..capture.session import Session
 from ..capture.tape import TracedBackward
 from ..errors import ExportError, SubclassTraceError
 from ..frontends.module import freezer_of
-from ..frontends.specialization import traced_call
+from ..frontends.traced_call import traced_call
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
 from ..torch_api.dynamo import dynamo_lock
@@ -80,20 +80,15 @@ def export(
     freezer = freezer_of(function)
     if freezer is not None and joint:
         raise ExportError("a frozen region has no gradients", path="joint", fix="joint=False")
-    named, state = (
-        dict(kwargs or {}),
-        FlatState.of(function)
-        if isinstance(function, torch.nn.Module)
-        else FlatState({}, {}, {}, {}),
-    )
-    called = function.forward if isinstance(function, torch.nn.Module) else function
+    named, state, called = dict(kwargs or {}), FlatState({}, {}, {}, {}), function
+    if isinstance(function, torch.nn.Module):
+        state, called = FlatState.of(function), function.forward
     wanted = wanted_dims(called, args, named, dynamic_shapes)
     paths, tree = pytree.tree_flatten_with_path((args, named))
     values = {_path(way): v for way, v in paths if isinstance(v, Tensor)}
     positions = {_path(way): k for k, (way, _) in enumerate(paths)}
     session = Session(dynamic=bool(wanted), decompositions={}, materialise=True)
-    history = history_of(wanted, values)
-    options = Options(frontend="trace")
+    history, options = history_of(wanted, values), Options(frontend="trace")
     try:
         with (
             dynamo_lock(),

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from ..state.values import ATOMS, dict_of_class, is_a, same
+from ..state.values import dict_of_class
+from ..subclass.values import ATOMS, is_a, same
 from ..torch_api import words
 from ..torch_api.guards import dict_version
+from ..torch_api.owners import Owner, owner_of
 from .source import Source
 
 _of_instance = object.__getattribute__
@@ -134,10 +136,6 @@ def is_plain(value: Any) -> bool:
     )
 
 
-#: of classes with an ``==`` that runs no code of the user's
-_OWNERS = ("torch", "subclass_trace")
-
-
 def same_read(now: Any, value: Any) -> bool:
     """Are these two the same, made anew by each read?"""
     kind = type(value)
@@ -146,10 +144,9 @@ def same_read(now: Any, value: Any) -> bool:
     if kind in ATOMS or kind is tuple:
         return same(now, value)
     # A member of an enumeration of C++, modes of DTensor: made anew by each read.
-    root = kind.__module__.partition(".")[0]
     return (
         type(now) is kind
-        and root in _OWNERS
+        and owner_of(kind) in (Owner.TORCH, Owner.OURS)
         and not is_a(value, torch.Tensor)
         and bool(now == value)
     )

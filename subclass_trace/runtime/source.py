@@ -12,9 +12,9 @@ import torch
 
 from ..backends.eager.graph_code import function_of
 from ..errors import Reason
+from ..subclass.values import LITERALS
 from ..torch_api.dynamo import never_compiled
 
-_LITERALS = (bool, int, str, bytes, type(None))
 #: the modules that expressions over sizes name
 EXPRESSION_GLOBALS = {"math": math, "torch": torch}
 
@@ -58,9 +58,9 @@ class Source:
 
     def constant(self, value: Any, prefix: str = "K") -> str:
         """An expression for a constant: a literal where that is exact, else a global."""
-        if type(value) in _LITERALS:
+        if type(value) in LITERALS:
             return repr(value)
-        if type(value) is tuple and all(type(v) in _LITERALS for v in value):
+        if type(value) is tuple and all(type(v) in LITERALS for v in value):
             return repr(value)
         return self.held(value, prefix)
 

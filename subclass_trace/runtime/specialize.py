@@ -219,6 +219,10 @@ def _backwards(cut: _Cut, plan: Plan, backend: Backend) -> Backwards | None:
     return backwards
 
 
+_OF_BACKWARDS = frozenset({"sparse-gradient", "backward-effect"})
+"""Refusals that speak of a backward by themselves."""
+
+
 @stage("backward trace")
 def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     """The backward for the tangents that the results suggest; None where there is none at all.
@@ -233,6 +237,8 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     except (SideEffectError, PassError):
         raise
     except Exception as error:
+        if isinstance(error, UnsupportedError) and error.code in _OF_BACKWARDS:
+            raise
         if _has_no_backward(tape):
             return None
         told = error.what if isinstance(error, UnsupportedError) else type(error).__name__

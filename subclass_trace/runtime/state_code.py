@@ -17,12 +17,11 @@ import torch
 from ..state.guards import StateGuards
 from ..state.place import GONE, STEPS, Call, Place
 from ..state.rows import KINDS, Row
-from ..state.values import MISSING, same
+from ..state.values import MISSING
+from ..subclass.values import LITERALS, SINGLETONS, same
 from .pins import Pins
 from .source import Source
 
-_LITERAL = (int, str, bytes)
-_ONE = (bool, type(None), type(Ellipsis), type(NotImplemented))
 _of_instance = object.__getattribute__
 
 
@@ -159,10 +158,10 @@ class RowEmitter:
 
     def _value(self, value: str, known: Any) -> str:
         kind = type(known)
-        if kind in _LITERAL:
+        if kind in LITERALS and kind not in SINGLETONS:
             return f"type({value}) is {kind.__name__} and {value} == {known!r}"
         held = "MISSING" if known is MISSING else self.source.held(known)
-        if kind in _ONE or known is MISSING:
+        if kind in SINGLETONS or known is MISSING:
             return f"{value} is {held}"
         return f"({value} is {held} or {self.source.bind('same', same)}({value}, {held}))"
 

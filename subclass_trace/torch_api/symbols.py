@@ -108,6 +108,17 @@ _SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
 
 
 @functools.cache
+def _power(base: Any, exponent: Any) -> Any:
+    """Whole powers as products: ``**`` of a symbolic float asks whether the base is negative."""
+    whole = (
+        isinstance(exponent, (int, float)) and 0 < abs(exponent) <= 16 and exponent == int(exponent)
+    )
+    if not whole or not isinstance(base, torch.fx.Proxy):
+        return base**exponent
+    product: Any = functools.reduce(operator.mul, [base] * int(abs(exponent)))
+    return product if exponent > 0 else 1.0 / product
+
+
 def _proxy_analysis() -> Any:
     """Torch's arithmetic on plain Python numbers, with what would compute at once on a proxy as a
     node instead."""
@@ -128,19 +139,6 @@ def _proxy_analysis() -> Any:
 
         return staticmethod(call)
 
-    def power(base: Any, exponent: Any) -> Any:
-        """Whole powers as products: ``**`` of a symbolic float asks whether the base is
-        negative."""
-        whole = (
-            isinstance(exponent, (int, float))
-            and 0 < abs(exponent) <= 16
-            and exponent == int(exponent)
-        )
-        if not whole or not isinstance(base, torch.fx.Proxy):
-            return base**exponent
-        product: Any = functools.reduce(operator.mul, [base] * int(abs(exponent)))
-        return product if exponent > 0 else 1.0 / product
-
     if_then_else = node(torch.sym_ite, 3).__func__
 
     def choose(otherwise: Any, pair: tuple[Any, Any]) -> Any:
@@ -148,8 +146,8 @@ def _proxy_analysis() -> Any:
         return if_then_else(condition, value, otherwise)
 
     members = {
-        "pow": staticmethod(power),
-        "pow_by_natural": staticmethod(power),
+        "pow": staticmethod(_power),
+        "pow_by_natural": staticmethod(_power),
         "int_truediv": staticmethod(operator.truediv),
         "bitwise_and": staticmethod(operator.and_),
         "bitwise_or": staticmethod(operator.or_),

@@ -1,9 +1,10 @@
-"""Formulas for z3, which is optional: expressions of sympy's as torch's own validator reads them,
-and the arithmetic of Python."""
+"""Formulas for z3, which is optional: expressions of sympy's, and Python's arithmetic, as torch's
+own validator reads them."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 
@@ -11,7 +12,6 @@ class Formulas:
     """Makes formulas, and asks z3 what follows from them.
 
     Attributes:
-        z3: the module; ``arithmetic``: ``floordiv``, ``mod``, ``max``, ... as Python computes them.
         numbers: those that formulas are about, by name.
     """
 
@@ -19,40 +19,45 @@ class Formulas:
     effort = 3_000_000
 
     def __init__(self) -> None:
-        from torch.fx.experimental.validator import SympyToZ3, TranslationValidator
+        from torch.fx.experimental.validator import SympyToZ3, TranslationValidator, z3op
 
-        self.z3: Any = importlib.import_module("z3")
+        self._z3: Any = importlib.import_module("z3")
         self._symbols = TranslationValidator()
-        self._reader: Any = SympyToZ3(self._symbols)
-        self.arithmetic: Any = self._reader._ops
+        self._read, self._lifted = SympyToZ3(self._symbols).run, z3op
         self.numbers = dict[str, Any]()
 
     def number(self, name: str, *, whole: bool = True) -> Any:
         """The number of this name."""
-        make = self.z3.Int if whole else self.z3.Real
+        make = self._z3.Int if whole else self._z3.Real
         return self.numbers.setdefault(name, make(name))
 
-    def let(self, symbol: Any, value: Any) -> None:
-        """From now on a symbol of sympy's stands for this value."""
-        self._symbols.symbols[symbol] = value
+    def let(self, symbol: Any, name: str) -> Any:
+        """From now on a symbol of sympy's stands for the number of this name."""
+        made = self._symbols.symbols[symbol] = self.number(name, whole=bool(symbol.is_integer))
+        return made
 
     def formula(self, expr: Any) -> Any:
-        """An expression over symbols that have values; None: there is no such formula."""
+        """Of an expression over symbols; None: there is none."""
         try:
-            return self._reader.run(expr)
+            return self._read(expr)
         except (AssertionError, AttributeError, KeyError, NotImplementedError, TypeError):
             return None
 
-    def against(self, known: list[Any], claims: list[Any]) -> dict[str, Any] | str | None:
-        """Numbers with which all that is known is true and one of the claims is not; "unknown"; or
-        None: there are none, so that the claims follow."""
-        solver = self.z3.Solver()
-        solver.set(rlimit=self.effort)
-        solver.add(*known, self.z3.Not(self.z3.And(*claims)))
-        found = solver.check()
-        if found == self.z3.unsat:
+    def compute(self, function: Callable[..., Any], *parts: Any) -> Any:
+        """What a function of `operator`, `math` or torch (``sym_max``) gives; None: unknown."""
+        try:
+            return self._lifted(function, self._symbols)(*parts)
+        except (AttributeError, TypeError, ValueError, self._z3.Z3Exception):
             return None
-        if found == self.z3.unknown:
-            return "unknown"
-        model = solver.model()
-        return {name: model.eval(n, True) for name, n in self.numbers.items()}
+
+    def against(self, known: list[Any], claims: list[Any]) -> dict[str, Any] | None:
+        """Numbers with which all that is known is true and one of the claims is not; none where z3
+        cannot tell; or None: there are none, so that the claims follow."""
+        solver = self._z3.Solver()
+        solver.set(rlimit=self.effort)
+        solver.add(*known, self._z3.Not(self._z3.And(*claims)))
+        found = solver.check()
+        if found == self._z3.unsat:
+            return None
+        names = self.numbers.items() if found == self._z3.sat else ()
+        return {name: solver.model().eval(n, True) for name, n in names}

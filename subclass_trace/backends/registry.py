@@ -32,6 +32,8 @@ class Backend:
         backward: compiles backward graphs: (saved activations, tangents) to gradients.
         inference: compiles graphs that are not differentiated.
         decompositions: makes the table of decompositions that capture applies; None for none.
+        freezer: of a frozen region (`runtime.frozen.Freezer`), which cuts forwards before they are
+        compiled.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Backend:
     backward: Compiler
     inference: Compiler
     decompositions: Decompositions | None = None
+    freezer: Any = None
 
 
 _EAGER = Backend("eager", eager.compile_eager, eager.compile_eager, eager.compile_eager)

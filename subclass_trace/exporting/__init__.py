@@ -29,6 +29,7 @@ from ..capture.capture import Captured
 from ..capture.session import Session
 from ..capture.tape import TracedBackward
 from ..errors import ExportError, SubclassTraceError
+from ..frontends.module import freezer_of
 from ..frontends.traced_call import traced_call
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
@@ -54,7 +55,8 @@ def export(
     joint: bool = False,
     strict: bool = True,
 ) -> Exported:
-    """Export a module, or a function, as a program over dense tensors.
+    """Export a module, or a function, as a program over dense tensors. That of a frozen region has
+    buffers ``frozen.0``, ... in the place of the weights that it has folded.
 
     Args:
         args, kwargs: of an example call.
@@ -75,6 +77,9 @@ def export(
             expected="a tuple of arguments",
             got=type(args).__name__,
         )
+    freezer = freezer_of(function)
+    if freezer is not None and joint:
+        raise ExportError("a frozen region has no gradients", path="joint", fix="joint=False")
     named, state, called = dict(kwargs or {}), FlatState({}, {}, {}, {}), function
     if isinstance(function, torch.nn.Module):
         state, called = FlatState.of(function), function.forward
@@ -104,7 +109,7 @@ def export(
         raise ExportError(f"it cannot be traced: {error.what}", **parts) from error
     read = tuple(row for row in state_read.rows if row.place.moves and not row.place.late)
     exporter = Exporter(captured, graph, state, called, strict, read)
-    return exporter.exported(maker.flat, values, positions, tree, wanted, backward)
+    return exporter.exported(maker.flat, values, positions, tree, wanted, backward, freezer)
 
 
 def _backward(captured: Captured) -> TracedBackward:

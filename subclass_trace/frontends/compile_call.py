@@ -36,6 +36,7 @@ from ..state.guards import StateGuards
 from ..state.place import Call
 from ..torch_api.dynamo import check_marks
 from ..torch_api.modes import autocast_as
+from ..verify.proof import prove
 from .dynamic import SizeHistory
 from .equal_modules import of_another
 from .routes import Route, route_of
@@ -91,6 +92,10 @@ def _specialize(
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
     emitted = bind(program, ambient, guarded, maker.flat, session.mode)
+    proved = None
+    if verify.PROVES and session.dynamic:
+        code, conditions = emitted[1], program.plan.inputs.conditions
+        proved = prove(captured, code.checks, code.names, code.compared, conditions)
     inlined = {
         n: by
         for n, by in state.inlined.items()
@@ -101,7 +106,7 @@ def _specialize(
     maker.flat.clear()  # cycles may keep it for a while
     records = () if passes is None else tuple(passes.records)
     return Specialization(
-        misses, options, ambient, guarded, program, graphs, *emitted, {}, records, inlined
+        misses, options, ambient, guarded, program, graphs, *emitted, {}, records, inlined, proved
     )
 
 

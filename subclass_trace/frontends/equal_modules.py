@@ -45,7 +45,7 @@ def of_another(
     """
     module, numbers = getattr(function, "__self__", function), list[set[str]]()
     for entry in reversed([*_of_class(module).values()][-policy.POLICY.equal_modules :]):
-        if vars(entry.options) != vars(options):
+        if vars(entry.options) != vars(options) or entry.program.frozen is not None:
             continue
         guards, backwards, roots = (
             entry.state.of_function(function),

@@ -22,7 +22,14 @@ from .. import policy
 from ..artifacts import saved
 from ..artifacts.cache import Cache
 from ..artifacts.source import Source
-from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
+from ..errors import (
+    GuardError,
+    LimitError,
+    OptionError,
+    Reason,
+    SubclassTraceError,
+    UnsupportedError,
+)
 from ..options import Options
 from ..report.events import compiled
 from ..report.names import name_of
@@ -473,6 +480,19 @@ class Region:
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         """A region for a copy of the function, without specializations."""
         return type(self)(copy.deepcopy(self.__function, memo), self.__options)
+
+    def refreeze(self) -> None:
+        """Of a frozen region: fold again, with the weights that there are at the next call; nothing
+        is traced.
+
+        Raises:
+            OptionError: it is not frozen.
+        """
+        if (freezer := self.__options.resolve_backend().freezer) is None:
+            raise OptionError(
+                "the region is not frozen", path=name_of(self.__function), fix="st.freeze(module)"
+            )
+        freezer.refreeze()
 
     def reset(self) -> None:
         """Forget all specializations, and that Dynamo serves."""

@@ -20,6 +20,7 @@ from ..runtime.source import Source as Code
 from ..runtime.specialize import Graphs
 from ..state.guards import StateGuards
 from ..state.place import Call
+from ..verify.proof import Proof
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +37,7 @@ class Specialization:
         seconds: stage -> how long it took; ``passes``: what each pass did to the first graph.
         inlined: functions of ``torch.compile`` that are part of it -> their back ends, which do not
             run.
+        proof: what z3 says of its guards on sizes, where it was asked (`verify.debug`).
     """
 
     misses: tuple[Reason, ...]
@@ -50,6 +52,7 @@ class Specialization:
     seconds: Mapping[str, float]
     passes: tuple[PassRecord, ...] = ()
     inlined: Mapping[str, str] = field(default_factory=dict)
+    proof: Proof | None = None
 
     def __repr__(self) -> str:
         return (

@@ -403,6 +403,10 @@ def tensor_checks(
         check = source.constant(
             tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check"
         )
+        fixed = source.compared.setdefault(check, {})
+        for (name, *_), row, steps in zip(rows, sizes, strides, strict=True):
+            fixed |= {f"{name}.shape[{d}]": n for d, n in enumerate(row) if n is not None}
+            fixed |= {f"{name}.stride({d})": n for d, n in enumerate(steps) if n is not None}
         given, shown = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
         why = (
             f"{source.bind('failed_tensor_guard', failed_tensor_guard)}({check}, "
@@ -415,8 +419,9 @@ def tensor_checks(
             *attributes,
             *[(f"stride({d})", n) for d, n in enumerate(spec.stride)],
         ]:
-            if isinstance(n, SizeExpr):
-                now, code = f"{name}.{attribute}", size_code(n, symbols)
+            now = f"{name}.{attribute}"
+            if isinstance(n, SizeExpr) and source.reads.get(now) != n.expr:
+                code = size_code(n, symbols)
                 why = f"{f'{path}.{attribute}: expected '!r} + f'{{{code}}}, got {{{now}}}'"
                 source.check(f"if {now} != {code}", why, f"{path}.{attribute} == {code}")
     for name, spec, path in unwrapper.sized:
@@ -470,7 +475,9 @@ def symbol_lines(
     """Emit reading the symbols' values; returns symbol -> local name."""
     names = {"flat": flat, "input": inputs, "leaf": leaves}
     for row in plan.inputs.symbols:
-        source.line(f"{row.symbol} = {names[row.kind][row.number]}{row.attribute}")
+        read = f"{names[row.kind][row.number]}{row.attribute}"
+        source.reads[read] = row.symbol
+        source.line(f"{row.symbol} = {read}")
     return {row.symbol: str(row.symbol) for row in plan.inputs.symbols}
 
 

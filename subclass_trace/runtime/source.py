@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,11 @@ class Source:
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}
         self.checked = 0  # so many lines are checks
+        # how symbols are read; what names stand for, and what numbers a check in C++ compares: see
+        # `verify.proof`
+        self.reads: dict[str, Any] = {}
+        self.names: dict[str, Sequence[str]] = {}
+        self.compared: dict[str, dict[str, int]] = {}
 
     def line(self, text: str) -> None:
         """Add a line at the current depth."""
@@ -83,6 +88,11 @@ class Source:
         """Compile the source and return its function ``name``. Tracebacks show its lines."""
         made: Callable[..., Any] = function_of(self.text(), name, self.globals, what)
         return never_compiled(made)
+
+    @property
+    def checks(self) -> str:
+        """The function up to the last check."""
+        return "\n".join([*self.lines[: self.checked], "    return None", ""])
 
     @property
     def guards(self) -> tuple[str, ...]:

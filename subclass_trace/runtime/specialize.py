@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.fx as fx
 
@@ -278,7 +278,14 @@ def copied_module(module: fx.GraphModule) -> fx.GraphModule:
 def compile_half(
     backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False
 ) -> Compiled:
-    """Our own back end reads the list of nodes; any other gets a graph module."""
+    """Our own back end reads the list of nodes; any other gets a graph module. Of a frozen region
+    it gets what is left of it."""
+    if backend.freezer is not None and not is_backward:
+        rest = replace(backend, freezer=None)
+        compiled: Compiled = backend.freezer.compile(
+            half, lambda left: compile_half(rest, compiler, left)
+        )
+        return compiled
     name = "backward" if is_backward else "forward"
     if compiler is compile_eager and half.is_plain:
         return graph_code.compile_half(half, name=name).function

@@ -291,6 +291,28 @@ def shape_conditions(env: ShapeEnv, known: frozenset[Any]) -> list[Any]:
     return [c for c in conditions if c is not sympy.true]
 
 
+def made_as(number: Any) -> Any:
+    """The expression that a symbolic number had when it was made; None for any other number."""
+    return number.node._expr if isinstance(number, (torch.SymInt, torch.SymFloat)) else None
+
+
+def assumed(env: ShapeEnv, known: frozenset[Any]) -> Iterator[Any]:
+    """All that a trace assumed of ``known`` symbols, as it was said: ranges, branches taken, and
+    what was found to be equal."""
+    import sympy
+
+    for symbol in sorted(known, key=str):
+        bounds, equal = env.var_to_range.get(symbol), env.replacements.get(symbol)
+        if bounds is not None and symbol.is_integer:
+            ends = ((sympy.Ge, bounds.lower), (sympy.Le, bounds.upper))
+            finite = ((op, n) for op, n in ends if n.is_Integer and abs(n) < 2**62)
+            yield from (op(symbol, n, evaluate=False) for op, n in finite)
+        if equal is not None and (equal := env.replace(equal)).free_symbols <= known:
+            yield sympy.Eq(symbol, equal, evaluate=False)
+    for guard in env.guards:
+        yield from _in_terms_of(known, guard.expr, env)
+
+
 def _in_terms_of(known: frozenset[Any], condition: Any, env: ShapeEnv) -> tuple[Any, ...]:
     """Conditions on ``known`` symbols from which this one follows.
 

@@ -1,8 +1,8 @@
 """What one run reads and writes of Python state that was there before it.
 
-A `StateRecorder` is asked by instrumented code (`operations`, `calls`). It knows by its id where each
-object that was there before was met first: a `Place`. A read of a place gives a `Row` once, and
-from then on what stands for the value in the trace: a stand-in for a tensor, a symbol for a number
+A `StateRecorder` is asked by instrumented code (`operations`, `calls`). It knows by its id where
+each object that was there before was met first: a `Place`. A read of a place gives a `Row` once,
+and from then on what stands for the value in the trace: a stand-in for a tensor, a symbol for a number
 that changes between calls, else itself. What the run has made has no place and costs nothing. A
 write is noted before it happens: later reads of what it wrote are no reads of state, and all is put
 back.

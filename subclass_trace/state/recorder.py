@@ -2,10 +2,10 @@
 
 A `StateRecorder` is asked by instrumented code (`operations`, `calls`). It knows by its id where
 each object that was there before was met first: a `Place`. A read of a place gives a `Row` once,
-and from then on what stands for the value in the trace: a stand-in for a tensor, a symbol for a number
-that changes between calls, else itself. What the run has made has no place and costs nothing. A
-write is noted before it happens: later reads of what it wrote are no reads of state, and all is put
-back.
+and from then on what stands for the value in the trace: a stand-in for a tensor, a symbol for a
+number that changes between calls, else itself. What the run has made has no place and costs
+nothing. A write is noted before it happens: later reads of what it wrote are no reads of state, and
+all is put back.
 """
 
 from __future__ import annotations

@@ -66,26 +66,37 @@ def subjects(quick: bool) -> dict[str, tuple[Callable[[], Any], str, Goal]]:
     return made
 
 
+def verify(quick: bool) -> None:
+    """Do frozen regions give eager's values?"""
+    for name, (make, backend, _) in subjects(quick).items():
+        _variants(name, make, backend)
+
+
 def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
     """Measure."""
     for name, (make, backend, goal) in subjects(quick).items():
         say(f"freezing, {name}")
-        torch.manual_seed(0)
-        model, x = make()
-        region = st.compile(model, backend=backend)
-        variants = {"not frozen": region, "ours": st.freeze(region)}
-        variants["fold"] = st.freeze(region, mode="fold")
+        variants, x = _variants(name, make, backend)
         with torch.no_grad():
-            expected = model(x)
-            for way, function in variants.items():
-                if not torch.allclose(function(x), expected, rtol=1e-3, atol=1e-4):
-                    raise WrongValues(f"{name}, {way}: other values than in eager mode")
             calls = {way: _call(function, x) for way, function in variants.items()}
             times = interleaved(calls, rounds=5 if quick else 20)
         ratios = times.ratios("not frozen")
         yield Figure("freezing", _TIME, name, ratios.pop("ours"), goal, ratios, times.medians())
         kept, folded = (_bytes(variants[way]) for way in ("ours", "fold"))
         yield Figure("freezing", _BYTES, name, kept, Goal("<=", 1.0), {"fold": folded})
+
+
+def _variants(name: str, make: Callable[[], Any], backend: str) -> tuple[dict[str, Any], Any]:
+    torch.manual_seed(0)
+    model, x = make()
+    region = st.compile(model, backend=backend)
+    made = {"not frozen": region, "ours": st.freeze(region), "fold": st.freeze(region, mode="fold")}
+    with torch.no_grad():
+        expected = model(x)
+        for way, function in made.items():
+            if not torch.allclose(function(x), expected, rtol=1e-3, atol=1e-4):
+                raise WrongValues(f"{name}, {way}: other values than in eager mode")
+    return made, x
 
 
 def _call(function: Callable[[Any], Any], x: torch.Tensor) -> Callable[[], Any]:
@@ -103,6 +114,3 @@ def _bytes(frozen: Any) -> float:
     )
     return sum(after.values()) / sum(before.values())
 
-
-def verify(quick: bool) -> None:
-    """`run` compares values."""

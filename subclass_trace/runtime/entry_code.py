@@ -154,7 +154,7 @@ class EntryEmitter:
         """Thread state; modes and transforms around the call lead to the slow path, which decides
         what to do."""
         s, a = self.source, self.ambient
-        devices, autocast = s.constant(a.devices, "devices"), s.constant(a.autocast, "autocast")
+        devices, autocast = s.constant(a.devices, 'devices'), s.constant(a.autocast, 'autocast')
         parts = [
             eager_is_forced_code(s.bind),
             f"{s.bind('grad_enabled', grad_enabled)}() is not {a.grad}",
@@ -166,7 +166,8 @@ class EntryEmitter:
             else f"{s.bind('function_modes', function_stack_length)}()",
             f"{s.bind('forward_ad', forward_ad)}._current_level >= 0",
             f"{s.bind('deterministic', deterministic_algorithms)}() is not {a.deterministic}",
-            f"{s.bind('default_dtype', torch.get_default_dtype)}() is not {s.constant(a.dtype)}",
+            f"{s.bind('default_dtype', torch.get_default_dtype)}() is not "
+            f"{s.constant(a.dtype, 'dtype')}",
             f"{s.bind('autocast_state', autocast_state)}() != {autocast}"
             if a.autocast
             else f"{s.bind('any_autocast', any_autocast)}()",
@@ -177,8 +178,8 @@ class EntryEmitter:
             )
         if a.attention is not None:
             parts.append(other_attention_code(a.attention, s.bind))
-        changes = f"{s.held(a.changes)}({s.bind('Ambient', Ambient)}.now())"
-        s.check(f"if ({' or '.join(parts)})", changes)
+        changes = f"{s.held(a.changes, 'why_thread')}({s.bind('Ambient', Ambient)}.now())"
+        s.check(f"if ({' or '.join(parts)})", changes, "modes of the thread are what they were")
 
     def _inputs(self, flat: Sequence[str]) -> list[str]:
         """A local name for each input."""
@@ -338,7 +339,7 @@ class EntryEmitter:
         """The expression of one flat output."""
         s = self.source
         if isinstance(o, ConstantOutput):
-            return s.constant(o.value, "result")
+            return s.constant(o.value, 'result')
         if isinstance(o, SameOutput):
             return results[o.result]
         if isinstance(o, InputOutput):

@@ -251,12 +251,12 @@ class Pins(Pinned):
         if self.facts:
             self._compared.add("facts")
         parts = (
-            [f"any({s.held(self.empty)})"]
+            [f"any({s.held(self.empty, 'empty')})"]
             if self.empty or not all(map(words.dict_word, [{}]))
             else []
         )
         parts += [batch.code(s) for name, batch in self.batches.items() if name in self._compared]
-        return parts + ([f"not {s.held(self.hold)}()"] if self.facts else [])
+        return parts + ([f"not {s.held(self.hold, 'facts_hold')}()"] if self.facts else [])
 
     # ---- what calls write
     def written_by_calls(self, effects: Sequence[Any]) -> list[Any]:

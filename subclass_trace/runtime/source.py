@@ -26,8 +26,8 @@ class Source:
         self.lines: list[str] = []
         self.globals: dict[str, Any] = dict(EXPRESSION_GLOBALS)
         self.depth, self.miss = 0, miss
-        # number of a line -> expression for why it misses, the guard
-        self._reasons: dict[int, tuple[str, str]] = {}
+        # number of a line -> its condition, an expression for why it misses, the guard
+        self._reasons: dict[int, tuple[str, str, str]] = {}
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}
         self.checked = 0  # so many lines are checks
@@ -42,13 +42,16 @@ class Source:
         self.lines.append("    " * self.depth + text)
 
     def check(self, head: str, why: str, guard: str = "") -> None:
-        """A line ``if ...`` or ``except ...`` after which a call misses.
+        """A line ``if ...`` or ``except ...`` after which a call misses; the guard stands behind it
+        as a comment.
 
         ``why``: an expression for the reason; ``guard``: what holds else, as code for people (see
         `Reason`).
         """
-        self._reasons[len(self.lines)] = why, guard or f"not ({head.removeprefix('if ')})"
-        self.line(f"{head}: return {self.miss}")
+        told = f"  # {' '.join(guard.split())}" if guard else ""
+        guard = guard or f"not ({head.removeprefix('if ')})"
+        self._reasons[len(self.lines)] = f"{'    ' * self.depth}{head}", why, guard
+        self.line(f"{head}: return {self.miss}{told}")
 
     def name(self, prefix: str) -> str:
         """A name that is not used yet."""
@@ -56,7 +59,7 @@ class Source:
         self._count[prefix] = number + 1
         return f"{prefix}{number}"
 
-    def constant(self, value: Any, prefix: str = "K") -> str:
+    def constant(self, value: Any, prefix: str = "known") -> str:
         """An expression for a constant: a literal where that is exact, else a global."""
         if type(value) in LITERALS:
             return repr(value)
@@ -64,7 +67,7 @@ class Source:
             return repr(value)
         return self.held(value, prefix)
 
-    def held(self, value: Any, prefix: str = "K") -> str:
+    def held(self, value: Any, prefix: str = "known") -> str:
         """A global that has this very object."""
         known = self._constants.get(id(value))
         if known is None:
@@ -94,7 +97,7 @@ class Source:
     @property
     def guards(self) -> tuple[str, ...]:
         """What each check asks, as code."""
-        return tuple(guard for _, guard in self._reasons.values())
+        return tuple(guard for _, _, guard in self._reasons.values())
 
     def why(self, name: str) -> Callable[..., Reason | None]:
         """The function up to here as one that returns the reason of the first check that fails;
@@ -104,8 +107,8 @@ class Source:
 
         @functools.cache
         def made() -> Callable[..., Reason | None]:
-            for k, (why, guard) in reasons.items():
-                lines[k] = f"{lines[k][: -len(self.miss)]}Reason({why}, {guard!r})"
+            for k, (head, why, guard) in reasons.items():
+                lines[k] = f"{head}: return Reason({why}, {guard!r})"
             text = "\n".join([*lines, "    return None", ""])
             function = function_of(text, name, {**self.globals, "Reason": Reason}, "reasons")
             return never_compiled(function)  # type: ignore[no-any-return]

@@ -60,10 +60,8 @@ class RowEmitter:
     def check(self, rows: Sequence[Row]) -> None:
         """Each of these rows."""
         for row in rows:
-            why = (
-                f"{self.source.held(row.why)}({self.source.bind('Roots', Call)}(args, kwargs, "
-                f"{self.function}))"
-            )
+            of = self.source.bind("Roots", Call)
+            why = f"{self.source.held(row.why, 'why')}({of}(args, kwargs, {self.function}))"
             self.source.check(f"if not ({self.condition(row)})", why, row.code)
 
     def check_pins(self, pins: Pins) -> None:
@@ -71,12 +69,12 @@ class RowEmitter:
         what is found there."""
         s = self.source
         if parts := pins.conditions(s):
-            why = f"{s.held(pins.why)}()"
-            head = f"if ({' or '.join(parts)}) and {s.held(pins.differs)}()"
+            why = f"{s.held(pins.why, 'why_state')}()"
+            head = f"if ({' or '.join(parts)}) and {s.held(pins.differs, 'state_differs')}()"
             s.check(head, why, "what the region reads of Python state is what it was")
         if pins.places:
             names = [s.name("x") for _ in pins.places]
-            s.line(f"{', '.join(names)}, = {s.held(pins.things)}")
+            s.line(f"{', '.join(names)}, = {s.held(pins.things, 'still')}")
             self.names.update(zip(pins.places, names, strict=True))
 
     # ---- places
@@ -171,7 +169,7 @@ def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
     code that runs later."""
     with tried(s := Source("False"), "def holds(call):"):
         s.line("args, kwargs = call")
-        rows = RowEmitter(s, s.held(guards.function, "function"))
+        rows = RowEmitter(s, s.held(guards.function, 'function'))
         try:
             rows.check_pins(Pins(guards, sure=False))
             rows.check(guards.moving)

@@ -158,14 +158,14 @@ class FrozenProgram:
         rows: the inputs among its weights, which the entry hands to `has_other_weights` in this
         order; ``erasable``: those that nothing else needs; ``kept``: paths of weights that it
         reads. rest: what each call runs, of the other inputs and the ``constants``, which are
-        computed ahead; ``own``: those that are no views of weights, which other programs may have,
-        too; ``pins``: of the weights; None: they are to be folded.
+        computed ahead; ``own``: of what weights, and those that are no views of them, which other
+        programs may have, too; ``pins``: of the weights; None: they are to be folded.
     """
 
     def __init__(self, freezer: Freezer, folded: Folded, rest: Compiled) -> None:
         self.freezer, self.folded, self.rest = freezer, folded, rest
         self.first = graph_code.compile_half(folded.first, name="constants").function
-        self.constants, self.own = list[Tensor](), list[Tensor]()
+        self.constants, self.own = list[Tensor](), list[tuple[Any, Tensor]]()
         self.pins: _Pins | None = None
         self.stepped: str | None = None
 
@@ -274,14 +274,18 @@ class FrozenProgram:
             table.update(zip(row.leaves, flatten(t)[0], strict=True))
         leaves = [table[k] for k in self.leaves]  # type: ignore[index]
         lent = {*map(storage_key, leaves)}
-        others = [c for program in self.freezer.programs for c in program.own]
+        others: dict[Any, list[Tensor]] = {}
+        for key, c in (row for program in self.freezer.programs for row in program.own):
+            others.setdefault(key, []).append(c)
 
-        def shared(t: Tensor) -> Tensor:
-            same = (c for c in others if c.stride() == t.stride() and _equal(c, t))
+        def shared(key: Any, t: Tensor) -> Tensor:
+            same = (c for c in others.get(key, ()) if c.stride() == t.stride() and _equal(c, t))
             return t if storage_key(t) in lent else next(same, t)
 
-        made = [*map(shared, computed(self.folded.first, leaves, self.first))]
-        self.own = [c for c in made if storage_key(c) not in lent]
+        keys = [frozenset(self.names[k] for k in origin) for origin in self.folded.origins]
+        made = [*map(shared, keys, computed(self.folded.first, leaves, self.first))]
+        rows = zip(keys, made, strict=True)
+        self.own = [(key, c) for key, c in rows if storage_key(c) not in lent]
         return made
 
     def _compare(self, weights: Sequence[Tensor]) -> None:

@@ -11,6 +11,7 @@ import torch
 import subclass_trace as st
 
 pytest.importorskip("transformers")
+pytest.importorskip("torchao")
 import tiny
 import weights
 
@@ -27,17 +28,12 @@ def logits(function: Any, count: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("make", [tiny._llama, tiny._gpt2], ids=lambda f: f.__name__)
 def test_a_frozen_model(make: Callable[[str, int], Any], kind: str, mode: str) -> None:
-    if kind in weights.TORCHAO:
-        pytest.importorskip("torchao")
     model = WEIGHTS[kind](weights.without_conv1d(make("eager", 2).eval()))
     frozen = st.freeze(model, mode=mode)
     with torch.no_grad():
         for count in (1, 2, 3, 1):
             torch.testing.assert_close(logits(frozen, count), logits(model, count))
         made = len(frozen.specializations)
-        norm = next(m for n, m in model.named_modules() if n.endswith(("ln_f", "layernorm")))
-        norm.weight.mul_(1.5)  # each call reads it
-        torch.testing.assert_close(logits(frozen, 2), logits(model, 2))
         model.lm_head.weight.mul_(1.5)  # its transpose is folded
         with pytest.raises(st.FrozenError, match="weight"):
             logits(frozen, 2)

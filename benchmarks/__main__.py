@@ -13,6 +13,7 @@ from pathlib import Path
 from . import (
     compiled_autograd,
     first_call,
+    freezing,
     memory,
     models,
     partition,
@@ -33,6 +34,7 @@ BENCHMARKS = {
     "first_call": first_call,
     "warm_start": warm_start,
     "partition": partition,
+    "freezing": freezing,
 }  # the finest measurement first
 
 

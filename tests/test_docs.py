@@ -37,6 +37,8 @@ def test_page(page: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torchao", "transformers"):
         if any(f"from {name}" in block for block in blocks):
             pytest.importorskip(name)
+    if "validate_guards=True)" in text:
+        pytest.importorskip("z3")
     found = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     found.globs = vars(module)
     module.__dict__["_block"] = lambda k: exec(compile(blocks[k], f"{page.name}[{k}]", "exec"), vars(module))

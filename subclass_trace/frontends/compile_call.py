@@ -34,7 +34,7 @@ from ..runtime.program import Program
 from ..runtime.specialize import build_program
 from ..stages import stage
 from ..state.guards import StateGuards
-from ..state.place import Call
+from ..state.place import Roots
 from ..state.run import StateRun
 from ..torch_api.dynamo import check_marks
 from ..torch_api.modes import autocast_as
@@ -80,7 +80,7 @@ def _specialize(
     if symbols and not history.all_numbers:  # else Dynamo, or a trace without symbols, has decided
         for row in program.plan.inputs.rows:
             check_marks(row.of(maker.flat), row.spec, str(row.path))
-    guarded = _guards_of(state, maker, program, Call(*call, function))
+    guarded = _guards_of(state, maker, program, Roots(*call, function))
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
@@ -95,7 +95,7 @@ def _specialize(
         if by != backend.name and n not in graphs.own_kernels
     }
     state.forget()
-    maker.roots = Call((), {})
+    maker.roots = Roots((), {})
     maker.flat.clear()  # cycles may keep it for a while
     records = () if passes is None else tuple(passes.records)
     return Specialization(
@@ -103,7 +103,7 @@ def _specialize(
     )
 
 
-def _guards_of(state: StateRun, maker: Maker, program: Program, roots: Call) -> StateGuards:
+def _guards_of(state: StateRun, maker: Maker, program: Program, roots: Roots) -> StateGuards:
     """The guards on Python state: on what the function read, and the first backward."""
     rows = zip(maker.places, maker.flat, strict=True)
     numbers = frozenset(place for place, value in rows if not isinstance(value, Tensor))
@@ -179,7 +179,7 @@ def from_description(
         Unlike: it is not for this call, or what is read here is something else; ``reason`` says
             what.
     """
-    roots = Call(*call, function)
+    roots = Roots(*call, function)
     backend = options.resolve_backend()
     with stage("description"):
         parts = read(data, roots, options.of_a_trace(), fakes=backend.forward is not compile_eager)

@@ -31,7 +31,7 @@ from ..partition.half import Half
 from ..passes.batch_norm import but_inference, fold_batch_norms, lay_out_convolutions
 from ..plan import LeafPrimal, Plan, ViewOutput
 from ..plan.descriptors import Input
-from ..state.place import Call
+from ..state.place import Roots
 from ..subclass.flatten import flatten, tensors_inside
 from ..subclass.protocol import is_traceable
 from ..torch_api.kinds import storage_key
@@ -194,7 +194,7 @@ class FrozenProgram:
 
     def weights(self) -> list[Tensor]:
         """What stands at the places of the weights."""
-        roots = Call((), {}, self.freezer.module)
+        roots = Roots((), {}, self.freezer.module)
         return [place.read(roots) for place in self.places]
 
     def has_other_weights(self, *weights: Tensor) -> bool:

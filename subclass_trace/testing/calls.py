@@ -29,7 +29,8 @@ ARITHMETIC = (
     "torch.maximum(x, y)", "torch.minimum(x, p)", "torch.atan2(x, y)", "torch.fmod(x, y)",
     "torch.remainder(x, y)", "torch.pow(y, p)", "torch.hypot(x, y)", "torch.logaddexp(x, y)",
     "x.true_divide(y)", "torch.float_power(y, 2)", "x.float() * 2", "x + p.double()",
-    "x * y.double()", "x + y.double()", "x - p.bfloat16()", "x * (p > 0)",
+    "x * y.double()", "x + y.double()", "x - p.bfloat16()", "x * (p > 0)", "x + 2j", "x * (1 - 2j)",
+    "3j - x", "x + True",
 )  # fmt: skip
 #: the same with the operands exchanged
 EXCHANGED = (
@@ -272,6 +273,14 @@ CORE = (
     "x.index_select(0, i)", "x.flip(0)", "x.cumsum(0)", "x.sum(0)",
     "x.detach()", "x.to(torch.float64)", "x.add_(y)", "x.mul_(2)", "x.copy_(y)", "x.zero_()",
     "torch.where(c, x, y)", "F.embedding(i, x)",
+)  # fmt: skip
+
+#: what operations give, on which the commonest calls are made as well (no parts of others: these
+# may share a scale)
+STATES = (
+    "({0}) + ({1})", "({0}).exp()", "({0}) * -1.5", "({0}).t()", "({0})[1:].clone()",
+    "({0})[:, 1:].clone()",
+    "torch.cat([{0}, {1}])", "({0}).clone().add_(1)", "({0}).relu()",
 )  # fmt: skip
 
 #: calls by the rule that a wrong value breaks

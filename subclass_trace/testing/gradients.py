@@ -53,6 +53,33 @@ class Gradients(Evidence):
             ends = [given[n] for n in wanted], [values[n] for n in wanted]
             for plain in (False, True):
                 self._backward(call, wanted, ends, pairs, sources, plain)
+            for n in wanted if own_formulas(pairs[0]) else ():
+                self._alone(call, n, "")
+                self._alone(call, n, f"{n}.detach().mul_(3)")
+            self._second(call, wanted, ends, pairs, sources)
+
+    def _alone(self: Any, call: Call, n: str, write: str) -> None:
+        """The gradient of one argument where no other gets one, and after a write to it: as on
+        dense tensors, or an error."""
+        sides: list[Any] = []
+        for names in (self.given(call, True), self.operands.copies(self.used(call))):
+            names[n] = names[n].detach().requires_grad_()
+            try:
+                out = next(t for t in flat(self.run(call, names).out) if torch.is_tensor(t))
+                exec(write, {n: names[n]})
+                sides += torch.autograd.grad(out.sum(), names[n], allow_unused=True)
+            except Exception as error:
+                sides.append(error)
+        g, right = sides
+        noticed = "modified by an inplace operation" in str(right)
+        if isinstance(g, Exception) or (isinstance(right, Exception) and not noticed):
+            return
+        if noticed or not self._near(g, right, (), 1e-4):
+            what = "a write to what is saved is noticed" if write else f"{n} alone has its gradient"
+            lines = [*self.setup(call), f"{n}.requires_grad_()", *self.body(call, "z")]
+            lines += [write] * (write != "") + [f"got = torch.autograd.grad(z.sum(), {n})"]
+            lines += ['print("got:     ", got)', f"assert False, {what!r}"]
+            raise Found("ST407" if write else "ST403", what, g, right, lines)
 
     def _backward(
         self: Any, call: Call, wanted: list[str], ends: Any, pairs: Any, sources: Any, plain: bool
@@ -62,8 +89,10 @@ class Gradients(Evidence):
         if plain and not any(isinstance(t, self.subject.cls) for t in outs):
             return
         try:
-            tangents = [t.detach().clone() * 2 if plain else None for t in dense_outs]
-            tangents = tangents if plain else [t.detach() for t in outs]
+            tangents = [t.detach().clone() for t in (dense_outs if plain else outs)]
+            if plain:  # other numbers
+                tangents = [t * 2 for t in tangents]
+            versions = [t._version for t in tangents]
             dense = tangents if plain else [self.value(t) for t in tangents]
             with self.seen:
                 expected = torch.autograd.grad(dense_outs, ends[1], dense, True, allow_unused=True)
@@ -75,8 +104,51 @@ class Gradients(Evidence):
             if not plain:
                 self.limited[f"{call.text} with a backward"] = refusal_of(error)
             return
+        if versions != [t._version for t in tangents]:
+            lines = [*self._with_history(call, wanted), f"t = {sources[0][0]}.detach().clone()"]
+            lines.append(
+                f"torch.autograd.grad([{sources[0][0]}], [{wanted[0]}], [t], allow_unused=True)"
+            )
+            what = "a backward leaves the gradient that it is given alone"
+            raise Found("ST331", what, "written", "as it was", [*lines, *shown("t._version", "0")])
         for n, g, dense_g in zip(wanted, grads, expected, strict=True):
             self._gradient(call, n, g, dense_g, wanted, sources, outs, plain)
+
+    def _second(
+        self: Any, call: Call, wanted: list[str], ends: Any, pairs: Any, sources: Any
+    ) -> None:
+        """The gradients of the gradients are not lost, and are those of the dense program."""
+        try:
+            with self.seen:
+                expected = probes.second_gradients(pairs[1], ends[1])
+            grads = probes.second_gradients(pairs[0], ends[0])
+            values = [None if g is None else self.value(g) for g in grads]
+        except Exception:  # a second derivative may be refused
+            return
+        self.passed["ST405"] += 1
+        rounds = self.subject.tolerance[0] > 1e-3  # (a second derivative multiplies that)
+        for n, g, value, right in zip(wanted, grads, values, expected, strict=True):
+            gaps = not torch.is_tensor(right) or (g is not None and self.has_gaps(call, g))
+            if gaps or not right.numel() or float(right.abs().max()) < 1e-3:
+                continue
+            lost = value is None or not bool(value.count_nonzero())
+            if lost or not (rounds or self._near(g, right, pairs[0], 1e-4)):
+                lines = self._with_history(call, wanted)
+                for name, k, at in (("got", 0, ""), ("expected", 1, "d")):
+                    outs = ", ".join(pair[k] for pair in sources)
+                    into = ", ".join(at * (w in self.operands.wrappers) + w for w in wanted)
+                    lines.append(
+                        f"{name} = second_gradients([{outs}], [{into}])[{wanted.index(n)}]"
+                    )
+                look = self.projected("got", g) if g is not None else "got"
+                lines += shown(look, "expected", self.subject.tolerance)
+                raise Found(
+                    "ST405",
+                    f"the second derivative for {n} is that of the dense program",
+                    value,
+                    right,
+                    lines,
+                )
 
     def _gradient(
         self: Any,
@@ -99,9 +171,8 @@ class Gradients(Evidence):
             g,
             False,
         )
-        zero = dense_g is None or not bool(dense_g.count_nonzero())
         if g is None or dense_g is None:
-            near = zero and (g is None or not bool(probes.leaves(g)[0].count_nonzero()))
+            near = self._near(g, dense_g, outs)
         elif wrapper and not isinstance(g, self.subject.cls) and type(g) is not torch.Tensor:
             rule, what, value, dense_g = (
                 "ST404",
@@ -113,11 +184,7 @@ class Gradients(Evidence):
         else:
             look = self.projected("g", g)
             try:
-                value = self.value(g)
-                slack = self._slack(outs)
-                scale = max(1.0, float(dense_g.abs().max())) if dense_g.numel() else 1.0
-                same = g.dtype == dense_g.dtype and value.shape == dense_g.shape
-                near = same and self.close(g, value, dense_g, slack, slack * scale, scale)
+                value, near = self.value(g), self._near(g, dense_g, outs)
             except Exception as error:
                 value = f"{type(error).__name__}: {error}"
         self.passed.update([rule, "ST404"])
@@ -132,10 +199,7 @@ class Gradients(Evidence):
         self: Any, call: Call, n: str, wanted: list[str], sources: Any, outs: Any, plain: bool
     ) -> list[str]:
         """Lines that compute one gradient on both sides."""
-        lines = [*self.setup(call), *self.against_dense(call, "z")]
-        at = len(lines) - len(self.body(call, "")) * 2
-        names = [*wanted, *(f"d{w}" for w in wanted if w in self.operands.wrappers)]
-        lines.insert(at, f"for t in ({', '.join(names)},): t.requires_grad_()")
+        lines: list[str] = self._with_history(call, wanted)
         tangents = [f"{b}.detach() * 2" if plain else f"{a}.detach()" for a, b in sources]
         dense = [t if plain else self.projected(t, o) for t, o in zip(tangents, outs, strict=True)]
         end = f"d{n}" if n in self.operands.wrappers else n
@@ -145,6 +209,25 @@ class Gradients(Evidence):
                 f"({name},) = torch.autograd.grad([{heads}], [{source}], [{', '.join(given)}], "
                 "True, allow_unused=True)"
             )
+        return lines
+
+    def _near(self: Any, g: Any, right: Any, outs: Any, slack: float = 0.0) -> bool:
+        """Is a gradient that of the dense program? None is zero."""
+        if g is None or right is None:
+            there = [t for t in (g, right) if t is not None]
+            return not any(bool(probes.leaves(t)[0].count_nonzero()) for t in there)
+        value, slack = self.value(g), max(slack, self._slack(outs))
+        finite = right[right.isfinite()].abs()
+        scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+        same = g.dtype == right.dtype and value.shape == right.shape
+        return bool(same and self.close(g, value, right, slack, slack * scale, scale))
+
+    def _with_history(self, call: Call, wanted: list[str]) -> list[str]:
+        """Lines that make the call on both sides, on operands that require grad."""
+        lines = [*self.setup(call), *self.against_dense(call, "z")]
+        at = len(lines) - len(self.body(call, "")) * 2
+        names = [*wanted, *(f"d{w}" for w in wanted if w in self.operands.wrappers)]
+        lines.insert(at, f"for t in ({', '.join(names)},): t.requires_grad_()")
         return lines
 
     def _slack(self, outs: Any) -> float:
@@ -200,6 +283,20 @@ class Gradients(Evidence):
     def value(self, x: Any) -> torch.Tensor:
         """The dense value of a result."""
         return self.operands.project(x) if isinstance(x, self.subject.cls) else x
+
+
+def own_formulas(outs: Any) -> bool:
+    """Is there an ``autograd.Function`` of somebody in the history of these results?"""
+    nodes, seen = [t.grad_fn for t in outs], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+    return False
 
 
 def _detached(out: Any) -> Any:

@@ -87,7 +87,8 @@ class Operands:
         shared: name -> an instance that calls use which write nothing.
         dense: name of a wrapper -> its dense value.
         judged: are values compared: is there a projection to dense?
-        agree: the dense value of a fresh wrapper has its dtype.
+        fits: the dense value of a fresh wrapper has its sizes.
+        agree: it has its dtype.
         first: names and context of ``x``, before other instances were made.
         variants: instances like ``y`` with another constant of the factory.
         same_context: the source of ``y`` with the context of ``x``, if the factory has another one.
@@ -111,7 +112,9 @@ class Operands:
         self._codes: dict[str, CodeType] = {}
         projection = (subject.dense or "None").format("_x")
         self._projection = compile(projection, "<to_dense>", "eval")
+        self.judged = subject.dense is not None
         self._wrapper("x", shape, dtype, SPREAD)
+        self.fits = self._fits("x")
         context = _context(self.shared["x"])
         told = same_metadata(context, copied(context), type(self.shared["x"]))
         self.first = (_names(self.shared["x"]), copied(context) if told else context)
@@ -121,17 +124,20 @@ class Operands:
                 self._wrapper(name, size, dtype, 3)
             except NoOperands:  # calls with it are not tried
                 continue
+            if self.fits and not self._fits(name):
+                for names in (self.lines, self.shared, self._codes):
+                    del names[name]
         self.wrappers = frozenset(self.lines)
         self._vary(shape, dtype)
         self._plain(self.shared["x"])
-        self.judged = subject.dense is not None
         self.agree = self.judged and self.project(self.shared["x"]).dtype == self.shared["x"].dtype
         self.dense = {name: self._dense_of(name) for name in self.wrappers}
 
     # ---- how they are written
     def _wrapper(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
         gaps = [
-            self._gap(shape, dtype, seed + 10 * k, name == "y") for k in range(self.subject.arity)
+            self._gap(shape, dtype, seed + 10 * k, name == "y" and self.subject.valid is None)
+            for k in range(self.subject.arity)
         ]
         self._define(name, self.subject.make.format(*gaps))
 
@@ -160,7 +166,10 @@ class Operands:
         """
         plain, before, chosen = self.lines["y"], self.shared["y"], self.lines["y"]
         for make, number in varied(self.subject.make, self.base):
-            gaps = [gap(shape, dtype, 2 + 10 * k, True) for k in range(self.subject.arity)]
+            gaps = [
+                gap(shape, dtype, 2 + 10 * k, self.subject.valid is None)
+                for k in range(self.subject.arity)
+            ]
             try:
                 self._define("y", make.format(*gaps))
                 other = self.shared["y"]
@@ -194,6 +203,13 @@ class Operands:
             }
         for name, line in lines.items():
             self._define(name, line)
+
+    def _fits(self, name: str) -> bool:
+        x = self.shared[name]
+        try:
+            return not self.judged or self.project(x).shape == x.shape
+        except Exception:  # sizes that the factory takes, and the class does not have
+            return False
 
     def _dense_of(self, name: str) -> torch.Tensor:
         x = self.shared[name]
@@ -231,7 +247,8 @@ class Operands:
 
 
 def operands_of(subject: Subject) -> Operands:
-    """Operands of the smallest size that shows most: a matrix that is not square, floating point.
+    """Operands of the smallest size that shows most: a matrix of odd sides that is not square,
+    floating point.
 
     Raises:
         NoOperands: nothing can be built.
@@ -240,20 +257,27 @@ def operands_of(subject: Subject) -> Operands:
     shapes = (
         sorted(subject.sizes, key=_plainness)
         if subject.sizes
-        else [(2, 3), (3, 4), (4, 4), (4,), ()]
+        else [(3, 5), (2, 3), (4, 4), (4,), ()]
     )
-    said: NoOperands | None = None
+    said: Exception | None = None
+    found: Operands | None = None
     for shape in shapes[:8]:
         try:
-            return Operands(subject, shape, dtypes[0])
-        except NoOperands as error:
+            found = Operands(subject, shape, dtypes[0])
+        except Exception as error:  # whatever the class does when it is built or projected
             said = said or error
-    raise said or NoOperands("it has no sizes")
+            continue
+        if found.fits:
+            break
+    if found is None:
+        raise NoOperands(f"{type(said).__name__}: {said}".splitlines()[0]) from said
+    return found
 
 
 def _plainness(shape: tuple[int, ...]) -> tuple[Any, ...]:
     square = len(set(shape)) != len(shape)
-    return (min(shape, default=1) < 2, len(shape) != 2, square, math.prod(shape), shape)
+    even = sum(n % 2 == 0 for n in shape)
+    return (min(shape, default=1) < 2, len(shape) != 2, square, even, math.prod(shape), shape)
 
 
 def varied(make: str, names: dict[str, Any]) -> Iterator[tuple[str, bool]]:
@@ -322,6 +346,11 @@ def other_constant(value: Any) -> Any:
     if value[::-1] != value:
         return value[::-1]
     return type(value)([*value[:-1], other_constant(value[-1])])
+
+
+def shifted(make: str, by: int) -> str:
+    """A factory whose gaps are others: ``f({0})`` as ``f({1})``."""
+    return _gapped(make.format(*(f"_gap{k + by}_" for k in range(by))))
 
 
 def _named(make: str) -> str:

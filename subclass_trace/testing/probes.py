@@ -192,11 +192,24 @@ def same(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
         return all(is_fake_tensor(a) or near(a, b, rtol, atol) for a, b in zip(xs, ys, strict=True))
     if type(x) is not type(y):
         return False
+    if isinstance(x, float):
+        return near(torch.tensor(x).double(), torch.tensor(y).double(), rtol, atol)
     if isinstance(x, (list, tuple)):
         return len(x) == len(y) and all(same(a, b, rtol, atol) for a, b in zip(x, y, strict=True))
     if isinstance(x, dict):
         return x.keys() == y.keys() and all(same(v, y[k], rtol, atol) for k, v in x.items())
     return bool(x == y) or (x != x and y != y)
+
+
+def second_gradients(outs: Any, ends: Any) -> Any:
+    """The gradients of the gradients, for tangents of ones; None where there is none."""
+    tangents = [torch.ones(t.shape, dtype=t.dtype, requires_grad=True) for t in outs]
+    first = torch.autograd.grad(outs, ends, tangents, create_graph=True, allow_unused=True)
+    kept = [g for g in first if g is not None and g.requires_grad]
+    tangents = [torch.ones(g.shape, dtype=g.dtype) for g in kept]
+    if kept:  # (the whole graph: what is once differentiable raises)
+        torch.autograd.backward(kept, tangents)
+    return [t.grad for t in ends]
 
 
 def near(a: torch.Tensor, b: torch.Tensor, rtol: float = 0.0, atol: float = 0.0) -> bool:

@@ -25,11 +25,12 @@ from hypothesis import strategies as s
 from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
 
 from ..stages import stage
+from .ambient import set_torch_state, torch_state
 from .calls import KINDS
 from .rules import Cost, Profile, Rule
 from .script import Failure, NotApplicable, NotBuilt, Script
 from .subject import Subject
-from .sweep import Swept, set_torch_state, sweep_of, torch_state
+from .sweep import Swept, sweep_of
 
 
 class Outcome(enum.Enum):

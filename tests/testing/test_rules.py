@@ -10,11 +10,11 @@ import sound
 import torch
 
 from subclass_trace.testing import rules
+from subclass_trace.testing.ambient import set_torch_state, torch_state
 from subclass_trace.testing.causes import causes_of
 from subclass_trace.testing.isolation import run_rules
 from subclass_trace.testing.rules import PROFILES, Cost, Profile, Rule
 from subclass_trace.testing.runner import Outcome, Result, run_rule
-from subclass_trace.testing.sweep import set_torch_state, torch_state
 
 RULES = rules.load()
 BROKEN = broken.load()

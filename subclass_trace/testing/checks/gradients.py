@@ -28,6 +28,17 @@ def gradients(t: Script) -> None:
     """
 
 
+@rule("ST405", "a second derivative is that of the dense program", cost=Cost.SWEEP)
+def second_derivatives(t: Script) -> None:
+    """Gradient penalties and Hessians differentiate the backward (`create_graph=True`). A formula
+    of one's own that computes on detached values in its backward has the right gradient, and a
+    second one of zero. It may be refused, as `once_differentiable` does.
+
+    Passes: `return grad * 2 * x`, of saved tensors.
+    Fails: `return grad * 2 * x.detach()`.
+    """
+
+
 @rule("ST406", "a dense tangent gives the right gradient or is refused", cost=Cost.SWEEP)
 def dense_tangents(t: Script) -> None:
     """The tangent that comes in need not be of the class: losses that dequantise,
@@ -36,6 +47,17 @@ def dense_tangents(t: Script) -> None:
 
     Passes: `mul` of a dense tangent and a wrapper computes with `wrapper.dequantize()`.
     Fails: it takes the tangent for codes, and multiplies with the scale once more.
+    """
+
+
+@rule("ST407", "a write to what a formula has saved is noticed", cost=Cost.SWEEP)
+def saved_operands(t: Script) -> None:
+    """`save_for_backward` remembers the version of a tensor, and the backward raises if somebody
+    has written to it since. A formula that keeps its operand on `ctx`, or an inner tensor of it,
+    computes the gradient with the new numbers, silently.
+
+    Passes: `ctx.save_for_backward(x)`.
+    Fails: `ctx.x = x.detach()`.
     """
 
 

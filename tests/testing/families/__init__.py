@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Cartesian": (CARTESIAN, {}),
     "Rows": (DECLARED, {}),
     "Corrected": (CORRECTED, {"factory": "Corrected({0}, {1})"}),
-    "Dithered": (DITHERED, {"random": True, "tolerance": (0.2, 0.2)}),
+    "Dithered": (DITHERED, {"random": True, "tolerance": (0.3, 0.3)}),
     "Padded": (PADDED, {"factory": "Padded.pad({0})", "valid": "{0}.mask()"}),
     "Named": (NAMED, {"factory": "Named.label({0})", "to_dense": "{0}.plain_values()"}),
     "Logarithmic": (LOGARITHMIC, {}),

@@ -138,8 +138,8 @@ THIRD = [
     Fault(
         "sum_of_the_first_shard",
         "Sharded",
-        "return Sharded(out.a, out.b, TERMS) if x.placement == ROWS else out",
-        "return Sharded(out.a, out.a.clone(), COPY) if x.placement == ROWS else out",
+        "return Sharded(a, b, TERMS if x.placement == ROWS else x.placement)",
+        "return Sharded(a, a.clone(), COPY)",
         "ST310",
     ),
     # ---------------------------------------------------------------------------------------------- Tracked

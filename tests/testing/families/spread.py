@@ -29,11 +29,12 @@ class Sharded(torch.Tensor):
     """A tensor of two ranks."""
 
     @staticmethod
-    def __new__(cls, a, b, placement):
-        shape = (a.shape[0] + b.shape[0], *a.shape[1:]) if placement == ROWS else a.shape
+    def __new__(cls, a, b, placement, shape=None):
+        if shape is None:
+            shape = (a.shape[0] + b.shape[0], *a.shape[1:]) if placement == ROWS else a.shape
         return torch.Tensor._make_wrapper_subclass(cls, shape, strides=a.stride(), dtype=a.dtype, device=a.device)
 
-    def __init__(self, a, b, placement):
+    def __init__(self, a, b, placement, shape=None):
         plain(a, b)
         self.a, self.b, self.placement = a, b, placement
 
@@ -69,7 +70,7 @@ class Sharded(torch.Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Sharded(inner["a"], inner["b"], context)
+        return Sharded(inner["a"], inner["b"], context, outer_size)
 
     def each(self, func, *args, **kwargs):
         return Sharded(func(self.a, *args, **kwargs), func(self.b, *args, **kwargs), self.placement)
@@ -113,8 +114,8 @@ class Sharded(torch.Tensor):
             x = x.everywhere() if x.placement == TERMS else x
             return Sharded(x.a @ y.a, x.b @ y.b, x.placement)
         if func is aten.sum.default:
-            out = x.each(func, **kwargs)
-            return Sharded(out.a, out.b, TERMS) if x.placement == ROWS else out
+            a, b = func(x.a, **kwargs), func(x.b, **kwargs)
+            return Sharded(a, b, TERMS if x.placement == ROWS else x.placement)
         if func is aten.sum.dim_IntList and x.dim() == 2 and rest[0] in ([1], [-1]):
             return x.each(func, *rest, **kwargs)
         if func is aten.expand.default and x.placement != ROWS:
@@ -189,11 +190,11 @@ class Tracked(torch.Tensor):
         return f"Tracked({self.data_}, {self.name_!r}, {self.calls + 0})"
 
     def __reduce_ex__(self, protocol):
-        return restore, (type(self), self.data_, self.name_, self.calls, self.requires_grad)
+        return restore, (type(self), self.data_, self.name_, self.calls, self.requires_grad, is_parameter(self))
 
     def __deepcopy__(self, memo):
         out = memo[id(self)] = restore(
-            type(self), self.data_.detach().clone(), self.name_, self.calls, self.requires_grad)
+            type(self), self.data_.clone(), self.name_, self.calls, self.requires_grad, is_parameter(self))
         return out
 
     def __tensor_flatten__(self):
@@ -213,10 +214,19 @@ class Tracked(torch.Tensor):
         first = next(t for t in tree_leaves((args, kwargs)) if isinstance(t, cls))
         inner = tree_map_only(cls, lambda t: t.data_, (args, kwargs))
         out = func(*inner[0], **inner[1])
-        out = tree_map_only(torch.Tensor, lambda t: cls(t, first.name_, first.calls + 1), out)
+        calls = first.calls + (func not in KEEP)
+        out = tree_map_only(torch.Tensor, lambda t: cls(t, first.name_, calls), out)
         return return_and_correct_aliasing(func, args, kwargs, out)
 
 
-def restore(cls, data_, name, calls, requires_grad):
-    return cls(data_, name, calls).requires_grad_(requires_grad)
+KEEP = {aten.detach.default, aten.alias.default, aten.clone.default}
+
+
+def is_parameter(x):
+    return isinstance(x, torch.nn.Parameter)
+
+
+def restore(cls, data_, name, calls, requires_grad, parameter):
+    out = cls(data_, name, calls)
+    return torch.nn.Parameter(out, requires_grad) if parameter else out.requires_grad_(requires_grad)
 '''

@@ -183,6 +183,8 @@ class State8(torch.Tensor):
 
     def __deepcopy__(self, memo):
         out = State8(self.codes.clone(), self.scale.clone())
+        if isinstance(self, torch.nn.Parameter):
+            out = torch.nn.Parameter(out, self.requires_grad)
         out.requires_grad_(self.requires_grad)
         memo[id(self)] = out
         return out
@@ -308,7 +310,7 @@ class RowSparse(torch.Tensor):
             return cls(x.index.clone(), x.rows.neg(), x.shape)
         if func in (aten.mul.Tensor, aten.div.Tensor) and isinstance(x, cls) and isinstance(y, (int, float)):
             return cls(x.index.clone(), func(x.rows, y), x.shape)
-        if func is aten.mul.Tensor and isinstance(x, cls) and not both and y.shape == x.shape and y.dtype == x.dtype:
+        if func is aten.mul.Tensor and isinstance(x, cls) and not both and same(x, y):
             return cls(x.index.clone(), x.rows * y[x.index], x.shape)
         if func is aten.add.Tensor and both and x.shape == y.shape and x.dtype == y.dtype:
             rows = torch.cat([x.rows, y.rows * kwargs.get("alpha", 1)])
@@ -333,4 +335,8 @@ class RowSparse(torch.Tensor):
             raise NotImplementedError(f"{func} of sparse rows")
         dense = lambda t: t.to_dense()
         return func(*tree_map_only(cls, dense, args), **tree_map_only(cls, dense, kwargs))
+
+
+def same(x, y):
+    return isinstance(y, torch.Tensor) and x.shape == y.shape and x.dtype == y.dtype
 '''

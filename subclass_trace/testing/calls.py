@@ -179,7 +179,7 @@ WRITES = (
     "x **= 2", "x.neg_()", "x.abs_()", "x.zero_()", "x.fill_(3)", "x.relu_()", "x.exp_()",
     "y.sqrt_()", "x.clamp_(0, 1)", "x.clamp_min_(0)", "x.sigmoid_()", "x.tanh_()", "x.square_()",
     "x.pow_(2)", "x.floor_()", "p.add_(x)", "p.mul_(x)", "p.sub_(x)", "p[0].add_(x[0])",
-    "x.masked_fill_(c, 0)", "x.lerp_(y, 0.5)", "x[0] = 1.0", "x[0] = r", "x[1] = y[0]",
+    "x.masked_fill_(c, 0)", "x.lerp_(y, 0.25)", "x[0] = 1.0", "x[0] = r", "x[1] = y[0]",
     "x[:, 1:] = 0", "x[c] = 0", "x[i] = y", "x.index_add_(0, i, y)", "x.scatter_(1, j, 5.0)",
     "x.index_fill_(0, i, 1.0)", "x.index_copy_(0, i, y)", "torch.add(y, 1, out=x)",
     "torch.mul(y, 2, out=x)", "torch.sub(y, 1, out=x)", "torch.neg(x, out=p)",
@@ -189,7 +189,8 @@ WRITES = (
     "torch._foreach_zero_([x, y])", "torch.ops.aten.add_.Tensor(x, 1)",
     "torch.ops.aten.mul_.Tensor(x, 2)", "torch.ops.aten.sub_.Tensor(x, y)",
     "torch.ops.aten.zero_.default(x)", "torch.ops.aten.neg_.default(x)",
-    "torch.ops.aten.copy_.default(x, y)", "F.relu(x, inplace=True)",
+    "torch.ops.aten.copy_.default(x, y)", "torch.ops.aten.add.out(y, y, out=x)",
+    "torch.ops.aten.neg.out(y, out=x)", "F.relu(x, inplace=True)",
     "F.dropout(x, 0.5, training=False, inplace=True)", "x.tril_()", "x.cumsum_(0)",
 )  # fmt: skip
 #: writes through views
@@ -281,7 +282,7 @@ CORE = (
 STATES = (
     "({0}) + ({1})", "({0}).exp()", "({0}) * -1.5", "({0}).t()", "({0})[1:].clone()",
     "({0})[:, 1:].clone()",
-    "torch.cat([{0}, {1}])", "({0}).clone().add_(1)", "({0}).relu()",
+    "torch.cat([{0}, {1}])", "({0}).clone().add_(1)", "({0}).relu()", "({0}).sum(0)", "({0}).sum()",
 )  # fmt: skip
 
 #: calls by the rule that a wrong value breaks

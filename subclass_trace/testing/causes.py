@@ -22,7 +22,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("flatten and unflatten lose something", "ST101 ST102 ST113 ST107 ST103 ST111"),
     ("instances share what they know", "ST114"),
     ("contexts compare wrongly", "ST106 ST112 ST115"),
-    ("results have the wrong value", "ST316 ST310 ST320 ST315 ST314 ST332 ST326 ST505 ST333 ST308"),
+    ("results have the wrong value", "ST316 ST310 ST320 ST315 ST332 ST326 ST314 ST505 ST333 ST308"),
     ("results lose the type", "ST312"),
     ("dtype, sizes or strides of results", "ST313 ST503 ST613"),
     ("memory: views and writes", "ST501 ST502 ST331 ST321 ST324 ST323 ST327 ST322"),

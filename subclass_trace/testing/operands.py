@@ -11,6 +11,7 @@ them.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import math
 from collections.abc import Iterable, Iterator
@@ -90,7 +91,9 @@ class Operands:
         fits: the dense value of a fresh wrapper has its sizes.
         agree: it has its dtype.
         first: names and context of ``x``, before other instances were made.
+        told: a context is equal to its copy: else that is ST106, and none are compared.
         variants: instances like ``y`` with another constant of the factory.
+        unlike: such instances of other sizes or names.
         same_context: the source of ``y`` with the context of ``x``, if the factory has another one.
     """
 
@@ -109,15 +112,16 @@ class Operands:
         self.shared: dict[str, Any] = {}
         self.same_context: str | None = None
         self.variants: list[Variant] = []
+        self.unlike: list[Variant] = []
         self._codes: dict[str, CodeType] = {}
         projection = (subject.dense or "None").format("_x")
         self._projection = compile(projection, "<to_dense>", "eval")
         self.judged = subject.dense is not None
         self._wrapper("x", shape, dtype, SPREAD)
         self.fits = self._fits("x")
-        context = _context(self.shared["x"])
-        told = same_metadata(context, copied(context), type(self.shared["x"]))
-        self.first = (_names(self.shared["x"]), copied(context) if told else context)
+        x = self.shared["x"]
+        self.first = (_names(x), copied(_context(x)))
+        self.told = bool(same_metadata(_context(x), self.first[1], type(x)))
         self._wrapper("y", shape, dtype, 2)
         for name, size in (("m", shape[::-1]), ("a", (2, *shape))):
             try:
@@ -174,6 +178,7 @@ class Operands:
                 self._define("y", make.format(*gaps))
                 other = self.shared["y"]
                 if meta(other) != meta(before) or _names(other) != _names(before):
+                    self.unlike.append(Variant(self.lines["y"], other, make, False))
                     continue
                 equal = same_metadata(_context(other), _context(before), type(other))
                 within = equal and not all(map(near, leaves(other), leaves(before)))
@@ -220,6 +225,12 @@ class Operands:
         return self.project(x).to(x.dtype)
 
     # ---- using them
+    def unchanged(self, x: Any, names: list[str], context: Any) -> bool:
+        """Has a wrapper these names and this context?"""
+        now, context_now = x.__tensor_flatten__()
+        told = self.told and not same_metadata(context_now, context, type(x))
+        return list(now) == names and not told
+
     def fresh(self, names: Iterator[str] | frozenset[str]) -> dict[str, Any]:
         """New instances of these operands."""
         return {name: self._made(self._codes[name]) for name in names}
@@ -228,6 +239,19 @@ class Operands:
         if self.subject.random:
             torch.default_generator.manual_seed(0)
         return eval(code, self.base)
+
+    @contextlib.contextmanager
+    def instead(self, name: str, line: str) -> Iterator[None]:
+        """Another instance stands under this name."""
+        tables: tuple[dict[str, Any], ...] = (self.lines, self.shared, self._codes, self.dense)
+        kept = [table[name] for table in tables]
+        try:
+            self._define(name, line)
+            self.dense[name] = self._dense_of(name)
+            yield
+        finally:
+            for table, value in zip(tables, kept, strict=True):
+                table[name] = value
 
     def made(self, line: str) -> Any:
         """An instance from a line of source."""
@@ -292,10 +316,10 @@ def varied(make: str, names: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     slots += [(call.args, k) for k in range(len(call.args))]
     for holder, key in slots:
         kept = holder[key]
-        if (other := _other(kept)) is not None:
+        for other in _others(kept):
             holder[key] = other
             yield _gapped(ast.unparse(tree)), _is_number(kept)
-            holder[key] = kept
+        holder[key] = kept
     try:
         callee = eval(compile(ast.Expression(call.func), "<factory>", "eval"), names)
         parameters = inspect.signature(callee).parameters
@@ -306,7 +330,7 @@ def varied(make: str, names: dict[str, Any]) -> Iterator[tuple[str, bool]]:
         if name in given or type(p.default) not in _KINDS:
             continue
         kept = ast.parse(repr(p.default), mode="eval").body
-        if (other := _other(kept)) is not None:
+        for other in _others(kept):
             call.keywords.append(ast.keyword(name, other))
             yield _gapped(ast.unparse(tree)), _is_number(kept)
             call.keywords.pop()
@@ -320,15 +344,16 @@ def _is_number(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
 
-def _other(node: ast.expr) -> ast.expr | None:
-    """The source of another constant of the kind, or None where there is no constant."""
+def _others(node: ast.expr) -> list[ast.expr]:
+    """The source of other constants of the kind; none where there is no constant."""
     try:
         value = ast.literal_eval(node)
     except ValueError:
-        return None
+        return []
     if type(value) not in _KINDS or (other := other_constant(value)) == value:
-        return None
-    return ast.parse(repr(other), mode="eval").body
+        return []
+    others = [other, other + 1] if type(value) is int else [other]
+    return [ast.parse(repr(o), mode="eval").body for o in others]
 
 
 def other_constant(value: Any) -> Any:

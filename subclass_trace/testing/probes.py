@@ -94,13 +94,20 @@ def kept_arguments(x: Any) -> dict[str, str]:
                 for own in inspect.signature(function).parameters
                 for name in (own, f"_{own}", f"{own}_", own.rstrip("_"))
             }
-    state, plain = instance_state(x), (bool, int, float, str)
-    return {
-        n: repr(state[n])
-        for n in sorted(names)
-        if type(state.get(n)) in plain
-        or (type(state.get(n)) in (tuple, list) and all(type(v) in plain for v in state[n]))
-    }
+    state = instance_state(x)
+    texts = {n: plain_text(state[n]) for n in sorted(names & state.keys())}
+    return {n: text for n, text in texts.items() if text}
+
+
+def plain_text(value: Any, depth: int = 4) -> str:
+    """A number, a text, or what is made of them, also an object of them, as text; or nothing."""
+    if type(value) in (bool, int, float, str):
+        return repr(value)
+    parts = value if type(value) in (tuple, list) else None
+    if type(value).__module__ not in ("builtins", "torch"):
+        parts = getattr(value, "__dict__", {}).values()
+    texts = [plain_text(v, depth - 1) for v in parts] if parts and depth else [""]
+    return f"{type(value).__name__}({', '.join(texts)})" if all(texts) else ""
 
 
 def copied(value: Any) -> Any:

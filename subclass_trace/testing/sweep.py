@@ -225,10 +225,8 @@ class Sweep:
         ops, x = self.operands, self.operands.shared["x"]
         for other in (ops.lines["y"], *(v.line for v in ops.variants)):
             ops.made(other)
-            names, context = x.__tensor_flatten__()
-            if list(names) != ops.first[0] or not probes.same_metadata(
-                context, ops.first[1], type(x)
-            ):
+            context = x.__tensor_flatten__()[1]
+            if not ops.unchanged(x, *ops.first):
                 look = "x.__tensor_flatten__()[1]"
                 lines = [f"x = {ops.lines['x']}", "import copy", f"before = copy.deepcopy({look})"]
                 lines += [f"y = {other}", *shown(look, "before")]
@@ -238,7 +236,7 @@ class Sweep:
                 ops.made(ops.lines["x"])
                 return
         plain = ops.same_context or ops.lines["y"]
-        others = [(plain, v.line, ops.made(plain), v.value) for v in ops.variants]
+        others = [(plain, v.line, ops.made(plain), v.value) for v in (*ops.variants, *ops.unlike)]
         for case in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
             self._told_apart(*case)
         for line, z in [(case[1], case[3]) for case in others] + [(ops.lines["x"], x)]:

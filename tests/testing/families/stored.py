@@ -164,7 +164,7 @@ class State8(torch.Tensor):
             raise ValueError("whole blocks, please")
         parts = x.detach().reshape(-1, block)
         scale = parts.abs().amax(1).clamp(min=1e-8) / 127
-        return cls((parts / scale[:, None]).round().to(torch.int8).view(x.shape), scale)
+        return cls((parts / scale[:, None]).round().clamp(-127, 127).to(torch.int8).view(x.shape), scale)
 
     def dequantize(self):
         parts = self.codes.reshape(self.scale.shape[0], -1).to(self.scale.dtype)

@@ -226,6 +226,7 @@ def _example(script: Script, rule: Rule, tally: _Tally) -> None:
         0
     )  # torch.manual_seed keeps a stack for each device that is not there
     ambient = torch_state()
+    assert rule.check is not None
     try:
         rule.check(script)
     except NotBuilt as reason:

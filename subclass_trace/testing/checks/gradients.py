@@ -3,62 +3,8 @@ need."""
 
 from __future__ import annotations
 
-from ..rules import Cost, rule
+from ..rules import rule
 from ..script import Script
-
-
-@rule("ST401", "what is computed from a wrapper that requires grad requires grad", cost=Cost.SWEEP)
-def keeps_requires_grad(t: Script) -> None:
-    """`requires_grad` must survive operations. It gets lost where a class takes over above autograd
-    (`__torch_function__`, methods of its own) and computes on detached values.
-
-    Passes: `__torch_dispatch__` computes, and autograd sees the call.
-    Fails: `__torch_function__` returns `func(x.codes.detach())`.
-    """
-
-
-@rule("ST402", "gradients are those of the dense program", cost=Cost.SWEEP)
-def gradients(t: Script) -> None:
-    """With a projection P to dense (`P(op(x)) == op(P(x))`), the gradient for a wrapper, projected,
-    is the gradient for the dense value. A wrong one nearly always comes from an operation of a
-    backward formula that the class computes wrongly.
-
-    Passes: `sigmoid_backward` of the dense values.
-    Fails: `sigmoid_backward` of the codes.
-    """
-
-
-@rule("ST405", "a second derivative is that of the dense program", cost=Cost.SWEEP)
-def second_derivatives(t: Script) -> None:
-    """Gradient penalties and Hessians differentiate the backward (`create_graph=True`). A formula
-    of one's own that computes on detached values in its backward has the right gradient, and a
-    second one of zero. It may be refused, as `once_differentiable` does.
-
-    Passes: `return grad * 2 * x`, of saved tensors.
-    Fails: `return grad * 2 * x.detach()`.
-    """
-
-
-@rule("ST406", "a dense tangent gives the right gradient or is refused", cost=Cost.SWEEP)
-def dense_tangents(t: Script) -> None:
-    """The tangent that comes in need not be of the class: losses that dequantise,
-    `y.backward(torch.ones(...))` and autograd's own zeros are dense. Mixed operations must compute
-    the right value, or refuse (DTensor does).
-
-    Passes: `mul` of a dense tangent and a wrapper computes with `wrapper.dequantize()`.
-    Fails: it takes the tangent for codes, and multiplies with the scale once more.
-    """
-
-
-@rule("ST407", "a write to what a formula has saved is noticed", cost=Cost.SWEEP)
-def saved_operands(t: Script) -> None:
-    """`save_for_backward` remembers the version of a tensor, and the backward raises if somebody
-    has written to it since. A formula that keeps its operand on `ctx`, or an inner tensor of it,
-    computes the gradient with the new numbers, silently.
-
-    Passes: `ctx.save_for_backward(x)`.
-    Fails: `ctx.x = x.detach()`.
-    """
 
 
 @rule("ST410", "a write to a computed value is differentiated")

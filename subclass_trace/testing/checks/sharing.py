@@ -30,18 +30,6 @@ def prints(t: Script) -> None:
         t.run("text = repr(y)", "a tensor that requires grad can be printed")
 
 
-@rule("ST802", "no call hangs or kills the interpreter", cost=Cost.SWEEP)
-def comes_to_an_end(t: Script) -> None:
-    """Each call of the sweep comes to an end in a few seconds. One that does not, or that kills the
-    process, takes everything
-    down: a loop that waits for a shape which never comes, or a raw pointer to memory that a wrapper
-    does not have.
-
-    Passes: an error.
-    Fails: `while x.dim() > 1: x = x.squeeze(0)` for a dimension that cannot go.
-    """
-
-
 @rule("ST805", "results do not keep operands alive", cost=Cost.SEVERAL)
 def let_go(t: Script) -> None:
     """What an operation gives holds its own inner tensors; the wrapper that it was made of must be

@@ -140,6 +140,7 @@ class Float8(st.WrapperTensor, default="dequantize"):
 
 
 Float8.implements_views(aten.t.default)
+Float8.implements_per_inner(aten.copy_.default)
 
 
 @Float8.implements(aten._to_copy.default)
@@ -158,8 +159,9 @@ def _mul(func, x, y):
 
 @Float8.implements(aten.slice.Tensor)
 def _slice(func, x, dim=0, *bounds):
-    scale = func(x.scale, dim, *bounds) if x.scale.shape[dim] == x.shape[dim] else x.scale.view_as(x.scale)
-    return x.replace(qdata=func(x.qdata, dim, *bounds), scale=scale)
+    if x.scale.shape[dim] != x.shape[dim]:
+        return NotImplemented  # a write to a part would scale the rest anew
+    return x.replace(qdata=func(x.qdata, dim, *bounds), scale=func(x.scale, dim, *bounds))
 
 
 @Float8.implements(aten.mm.default)

@@ -128,8 +128,8 @@ def mm(func, a, b):
     return a @ b
 
 
-def addmm(func, bias, a, b):
-    return lifted(bias, 2) + mm(func, a, b)
+def addmm(func, bias, a, b, beta=1, alpha=1):
+    return lifted(bias, 2) * beta + mm(func, a, b) * alpha
 
 
 def cat(func, tensors, dim=0):

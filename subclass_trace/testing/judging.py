@@ -270,24 +270,8 @@ class Judge(Gradients, Memory):
         if call.rule in KEEPS and call.names.isdisjoint("p"):
             if not wrapped:
                 return call.rule, "it keeps the class", "type({})", self.subject.cls.__qualname__
-            direct = len(self.wrapped(call)) == 1 and not any(
-                n in call.text for n in (".t()", "[1:]")
-            )
-            if direct and not self._same_context(call, got):
-                look, source = "{}.__tensor_flatten__()", self.wrapped(call)[0]
-                return call.rule, "it keeps names and context", look, look.format(source)
-            if call.rule in EXACT and len(self.wrapped(call)) == 1:
-                source = self.wrapped(call)[0]
-                values = self.snapshot[source][2]
-                if len(values) != len(probes.leaves(got)) or not all(
-                    map(probes.near, probes.leaves(got), values)
-                ):
-                    return (
-                        call.rule,
-                        "it keeps all numbers inside",
-                        "leaves({})",
-                        f"leaves({source})",
-                    )
+            if kept := self._kept(call, got):
+                return call.rule, *kept
         if call.drawn or not self.operands.judged:
             return None
         look = self.subject.dense or "{}" if wrapped else "{}"
@@ -336,6 +320,23 @@ class Judge(Gradients, Memory):
             return t * (1 + signs * max(eps, torch.finfo(t.dtype).eps)).to(t.dtype)
         mask = self.meaningful(self.operands.shared[n])
         return t if mask is None else torch.where(mask, t, t + (7 if number == 3 else -7))
+
+    def _kept(self, call: Call, got: Any) -> tuple[str, str, str] | None:
+        """What a result that is the operand again has lost: what should hold, and both sides.
+
+        Another context with other tensors inside may be another form of the same value.
+        """
+        used = self.wrapped(call)
+        if len(used) != 1 or ".t()" in call.text or "[1:]" in call.text:
+            return None
+        inside, values = probes.leaves(got), self.snapshot[used[0]][2]
+        same = len(inside) == len(values) and all(map(probes.near, inside, values))
+        look, context = "{}.__tensor_flatten__()", self._same_context(call, got)
+        if not context and (same or not self.operands.judged):
+            return "it keeps names and context", look, look.format(used[0])
+        if context and not same and call.rule in EXACT:
+            return "it keeps all numbers inside", "leaves({})", f"leaves({used[0]})"
+        return None
 
     def _same_context(self, call: Call, got: Any) -> bool:
         names, context, _ = self.snapshot[self.wrapped(call)[0]]

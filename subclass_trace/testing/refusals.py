@@ -15,7 +15,7 @@ import inspect
 import linecache
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -107,7 +107,7 @@ def _named_in(source: str) -> set[str]:
             if "aten" in parts[:-1]:
                 found.add(parts[parts.index("aten") + 1])
             elif parts[0] in ("torch", "F", "Tensor"):
-                found.add(parts[-1])
+                found |= {parts[-1], ".".join(parts[-2:])}
     return found
 
 
@@ -115,6 +115,14 @@ def means_to(cls: type, operations: frozenset[str], text: str) -> bool:
     """Does the class name all operations of a call, or the function that is called?"""
     named = named_by(cls)
     return bool(operations) and (operations <= named or any(f".{n}(" in text for n in named))
+
+
+def never_done(cls: type, refused: Collection[str], right: Collection[str]) -> list[str]:
+    """The first calls of functions that the class names, as ``F.linear``, and refuses always."""
+    named = [n for n in sorted(named_by(cls)) if n.startswith("F.")]
+    done = [n for n in named if any(text.startswith(f"{n}(") for text in right)]
+    calls = (next((t for t in refused if t.startswith(f"{n}(")), "") for n in named)
+    return [text for n, text in zip(named, calls, strict=True) if text and n not in done]
 
 
 # ---- what it is used for

@@ -149,7 +149,7 @@ def _by_sweep(rule: Rule, swept: Swept) -> Result:
         Outcome.NOT_APPLICABLE,
         0,
         1,
-        ((swept.unbuilt or "it refuses all calls of this kind", 1),),
+        ((swept.unbuilt or "there is no call of this kind that it does", 1),),
     )
 
 

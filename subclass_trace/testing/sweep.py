@@ -28,7 +28,7 @@ from .calls import CORE, DRAWN, KINDS, STATES
 from .evidence import Call, Found, Ran, call_of, shown
 from .judging import Judge, Refused
 from .operands import LAYOUTS, Operands, Variant, operands_of, shifted
-from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing
+from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing, never_done
 from .script import Failure
 from .strategies import SMALL
 from .subject import Subject
@@ -469,13 +469,14 @@ def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:
     result, subject, raises = sweep.result, sweep.subject, sweep.judge.raises
     known = frozenset[str]().union(*result.right.values())
     share = len(result.right) / max(1, len(result.right) + len(result.refused))
+    never = never_done(subject.cls, result.refused, result.right)
     for text, refusal in result.refused.items():
         call = calls[text]
         dense = sweep.judge.dense(call)
         operations = dense.operations if dense else frozenset[str]()
         named = means_to(subject.cls, operations, text)
         means = share >= ALL_OF_THEM or named or bool(operations and operations <= known)
-        meant = refusal.blunder or (refusal.accident and means)
+        meant = refusal.blunder or (refusal.accident and means) or text in never
         rule = "ST320" if text in subject.programs else "ST317" if meant else ""
         rule = call.rule if call.rule in MUST else rule
         if rule:

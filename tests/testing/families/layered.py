@@ -139,7 +139,11 @@ class Float8(st.WrapperTensor, default="dequantize"):
         self.qdata.copy_(new.qdata)
 
 
-Float8.implements_views(aten.t.default)
+@Float8.implements(aten.t.default)
+def _transposed(func, x):
+    return x.replace(qdata=func(x.qdata), scale=func(x.scale))
+
+
 Float8.implements_per_inner(aten.copy_.default)
 
 

@@ -82,7 +82,7 @@ POINTWISE = (
 VIEWED = (
     "-x.t()", "x.t() + m", "x.t() + q", "x.t() * 2", "x.t().exp()", "x.t().abs()", "x.t().sum(0)",
     "x[:, 1:] * 2", "x[1:] + p[1:]", "x[1:] + y[1:]", "x[:, 1:].sum()", "x[1:].relu()",
-    "x.t() > 0", "F.linear(q, x.t())", "x[1] * r", "x[:, 1].sum()",
+    "x.t() > 0", "x + x.t()", "F.linear(q, x.t())", "x[1] * r", "x[:, 1].sum()",
 )  # fmt: skip
 REDUCTIONS = (
     "x.sum()", "x.sum(0)", "x.sum(1)", "x.sum(-1)", "x.sum((0, 1))", "x.mean()", "x.mean(0)",
@@ -274,9 +274,15 @@ CORE = (
     "x.t()", "x[1:]", "x[0]", "x.view(-1)", "x.unbind()", "torch.cat([x, y])", "x[i]", "x.clone()",
     "x.index_select(0, i)", "x.flip(0)", "x.cumsum(0)", "x.sum(0)",
     "x.detach()", "x.to(torch.float64)", "x.add_(y)", "x.mul_(2)", "x.copy_(y)", "x.zero_()",
-    "torch.where(c, x, y)", "F.embedding(i, x)",
+    "torch.where(c, x, y)", "F.embedding(i, x)", "x.t() + m", "x + x.t()",
 )  # fmt: skip
 
+#: of equal numbers these are that number, whatever is missing
+OF_EQUALS = (
+    "x.mean()", "x.mean(0)", "x.mean(-1)", "x.mean(-1, keepdim=True)", "x.amax()", "x.amax(-1)",
+    "x.amax(0, keepdim=True)", "x.amin(0)", "x.max()", "x.min()", "x.max(-1)[0]", "x.min(0)[0]",
+    "x.median()",
+)  # fmt: skip
 #: what operations give, on which the commonest calls are made as well (no parts of others: these
 # may share a scale)
 STATES = (

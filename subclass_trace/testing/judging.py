@@ -16,6 +16,7 @@ import torch
 
 from ..torch_api.modes import TorchDispatchMode
 from . import probes
+from .calls import OF_EQUALS
 from .evidence import Call, Found, Ran, flat, shown
 from .gradients import Gradients
 from .memory import Memory, pointers
@@ -137,6 +138,7 @@ class Judge(Gradients, Memory):
         if deep:
             self.one_context(call, writes)
             if self.subject.valid is not None and not writes and not call.drawn:
+                self.of_equal_numbers(call)
                 self.missing_elements(call, ran)
             self.in_inference(call, ran, dense, writes)
             if call.expression and not writes and not call.drawn:
@@ -426,6 +428,27 @@ class Judge(Gradients, Memory):
         said = f"{type(error).__name__}: {error}"
         what = "what works without inference mode works in it"
         raise Found("ST305", what, said, "no exception", lines) from error
+
+    def of_equal_numbers(self, call: Call) -> None:
+        """The mean and the largest of equal numbers are that number, whatever is missing."""
+        for number in (2.0, -2.0) if call.text in OF_EQUALS and self.operands.shape else ():
+            source = f"torch.full({self.operands.shape}, {number})"
+            line = self.subject.make.format(*[source] * self.subject.arity)
+            try:
+                x = self.operands.made(line)
+                mask, out = self.meaningful(x), self.run(call, {"x": x}).out
+                value = self.value(out)
+            except Exception:  # it is made of other numbers, or refuses that
+                continue
+            if mask is None or not all(bool(mask.any(d).all()) for d in range(mask.dim())):
+                continue
+            right = torch.full(value.shape, number, dtype=value.dtype)
+            if not self.close(out, value, right):
+                look = self.projected("got", out), f"torch.full(got.shape, {number})"
+                lines = [f"x = {line}", *self.body(call, "got")]
+                lines += shown(*look, self.subject.tolerance)
+                what = "of equal numbers it is that number, whatever is missing"
+                raise Found("ST333", what, value, right, lines)
 
     def missing_elements(self, call: Call, ran: Ran) -> None:
         """Results do not depend on elements that mean nothing."""

@@ -104,7 +104,7 @@ class Operands:
         dtype: torch.dtype,
         layout: str = "contiguous",
     ) -> None:
-        self.subject, self.layout = subject, layout
+        self.subject, self.layout, self.shape = subject, layout, shape
         self.base = {**subject.namespace}
         for line in MODULES.values():
             exec(line, self.base)

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
+from ..authoring.rules import RULES
 from .calls import NEEDED
 
 #: errors of code that did not foresee its arguments
@@ -107,7 +108,7 @@ def _named_in(source: str) -> set[str]:
             if "aten" in parts[:-1]:
                 found.add(parts[parts.index("aten") + 1])
             elif parts[0] in ("torch", "F", "Tensor"):
-                found |= {parts[-1], ".".join(parts[-2:])}
+                found.add(parts[-1])
     return found
 
 
@@ -118,11 +119,14 @@ def means_to(cls: type, operations: frozenset[str], text: str) -> bool:
 
 
 def never_done(cls: type, refused: Collection[str], right: Collection[str]) -> list[str]:
-    """The first calls of functions that the class names, as ``F.linear``, and refuses always."""
-    named = [n for n in sorted(named_by(cls)) if n.startswith("F.")]
-    done = [n for n in named if any(text.startswith(f"{n}(") for text in right)]
-    calls = (next((t for t in refused if t.startswith(f"{n}(")), "") for n in named)
-    return [text for n, text in zip(named, calls, strict=True) if text and n not in done]
+    """A call of each function that has a rule of its own (`implements_torch_function`), and is
+    refused always."""
+    found = []
+    for owner in (k for k in cls.__mro__ if RULES in vars(k)):
+        for name in (f"F.{f.__name__}(" for f in vars(owner)[RULES].functions):
+            calls = [text for text in refused if text.startswith(name)]
+            found += calls[: not any(text.startswith(name) for text in right)]
+    return found
 
 
 # ---- what it is used for

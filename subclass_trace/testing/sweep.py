@@ -455,12 +455,15 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
 
 
 def _cases(subject: Subject, rounds: int) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
-    """Sizes and dtypes to search in: each dtype comes, and larger sizes as often as small ones."""
+    """Sizes and dtypes to search in: each dtype comes, and larger sizes as often as small ones; a
+    square first, which goes with its transpose."""
     shapes = sorted(subject.sizes or (*SMALL, LARGE), key=lambda shape: (len(shape), shape))
+    squares = [s for s in shapes if len(s) == 2 and s[0] == s[1] > 1]
     large = sorted(shapes, key=lambda shape: (len(shape) == 2, math.prod(shape)))[-4:]
     for number in range(rounds + len(STATES)):
         shape = random.Random(number).choice(shapes)
         dtype = subject.dtypes[(number + 1) % len(subject.dtypes)]
+        shape = squares[-1] if squares and not number else shape
         yield large[number // 2 % len(large)] if number % 2 else shape, dtype
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sound import Sound
 
 import subclass_trace
@@ -292,3 +293,22 @@ def test_another_order_of_summation_is_no_fault() -> None:
     options: dict[str, Any] = {"to_dense": "{0}.data_", "dtypes": [torch.float32], "rules": ["ST310"]}
     report = check(Accumulates, factory=factory, max_examples=1, **options)
     assert report.ok and "x.sum()" not in report.coverage.refused, str(report)
+
+
+class Unserved(WrapperTensor, default="dequantize"):
+    """It has a rule for F.linear, which takes a view that it has no rule for."""
+
+    numbers: torch.Tensor
+
+    def dequantize(self) -> torch.Tensor:
+        return self.numbers
+
+
+@Unserved.implements_torch_function(F.linear)
+def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    return x @ weight.view(-1).view(weight.shape).t()
+
+
+def test_a_function_that_has_a_rule_and_is_always_refused_is_a_finding() -> None:
+    report = check(Unserved, max_examples=1, rules=["ST317"], dtypes=[torch.float32])
+    assert "F.linear(p, x)" in report.result("ST317").calls

@@ -223,7 +223,8 @@ class Ragged(torch.Tensor):
             out = Ragged(func(first.values_), func(first.offsets), first.shape, first.layout_)
             return return_and_correct_aliasing(func, args, kwargs, out)
         if func in (aten.clone.default, aten.zeros_like.default):
-            return first.like(func(first.values_))
+            dtype = {k: v for k, v in kwargs.items() if k == "dtype"}
+            return first.like(func(first.values_, **dtype))
         if func is aten._to_copy.default:
             device = {k: v for k, v in kwargs.items() if k == "device"}
             kwargs = {k: v for k, v in kwargs.items() if k != "memory_format"}
@@ -239,6 +240,8 @@ class Ragged(torch.Tensor):
             return first
         if func is aten.sum.default:
             return first.values_.sum(**kwargs)
+        if func not in ROWS:
+            raise NotImplementedError(f"{func} of ragged rows")
         rows = rest[:1] in (([1],), ([-1],)) and rest[1:] in ((), (False,), (True,))
         if func is aten.sum.dim_IntList and rows:
             return func(first.padded(), *rest, **kwargs)
@@ -266,5 +269,6 @@ POINTWISE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
              aten.sin.default, aten.cos.default, aten.relu.default, aten.abs.default, aten.sgn.default,
              aten.tanh.default, aten.sigmoid.default, aten.threshold_backward.default, aten.tanh_backward.default,
              aten.sigmoid_backward.default}
+ROWS = {aten.sum.dim_IntList, aten.mean.dim, aten.amax.default}
 IN_PLACE = {aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.zero_.default}
 '''

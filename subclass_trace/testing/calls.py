@@ -30,7 +30,8 @@ ARITHMETIC = (
     "torch.remainder(x, y)", "torch.pow(y, p)", "torch.hypot(x, y)", "torch.logaddexp(x, y)",
     "x.true_divide(y)", "torch.float_power(y, 2)", "x.float() * 2", "x + p.double()",
     "x * y.double()", "x + y.double()", "x - p.bfloat16()", "x * (p > 0)", "x + 2j", "x * (1 - 2j)",
-    "3j - x", "x + True",
+    "3j - x", "x + True", "x + y[0]", "x * y[:, :1]", "y.sum(0) - x", "x * y.sum()", "a + x",
+    "a * y[0]",
 )  # fmt: skip
 #: the same with the operands exchanged
 EXCHANGED = (
@@ -274,7 +275,7 @@ CORE = (
     "x.t()", "x[1:]", "x[0]", "x.view(-1)", "x.unbind()", "torch.cat([x, y])", "x[i]", "x.clone()",
     "x.index_select(0, i)", "x.flip(0)", "x.cumsum(0)", "x.sum(0)",
     "x.detach()", "x.to(torch.float64)", "x.add_(y)", "x.mul_(2)", "x.copy_(y)", "x.zero_()",
-    "torch.where(c, x, y)", "F.embedding(i, x)", "x.t() + m", "x + x.t()",
+    "torch.where(c, x, y)", "F.embedding(i, x)", "x.t() + m", "x + x.t()", "x + y[0]",
 )  # fmt: skip
 
 #: of equal numbers these are that number, whatever is missing

@@ -192,15 +192,17 @@ class Judge(Gradients, Memory):
     def alike(self, a: Any, b: Any, tolerance: tuple[float, float] = (0.0, 0.0)) -> bool:
         """Are two results the same: types, metadata, and numbers up to the tolerance?
 
-        What is inside of a class that draws random numbers may differ; its dense value counts.
+        What is inside may differ where numbers are compared: the dense value counts.
         """
         xs, ys = flat(a), flat(b)
-        if self.subject.random and any(tolerance) and self.operands.judged:
-            if list(map(type, xs)) != list(map(type, ys)):
-                return False
-            xs, ys = ([self.value(v) for v in vs] for vs in (xs, ys))
-        pairs = zip(xs, ys, strict=False)
-        return len(xs) == len(ys) and all(probes.same(x, y, *tolerance) for x, y in pairs)
+        if len(xs) != len(ys) or list(map(type, xs)) != list(map(type, ys)):
+            return False
+        if all(probes.same(x, y, *tolerance) for x, y in zip(xs, ys, strict=True)):
+            return True
+        if not (any(tolerance) and self.operands.judged):
+            return False
+        pairs = zip(map(self.value, xs), map(self.value, ys), strict=True)
+        return all(probes.same(x, y, *tolerance) for x, y in pairs)
 
     # ---- against the dense program
     def compare(self, call: Call, ran: Ran, dense: Ran, writes: bool, rule: str = "") -> None:

@@ -119,13 +119,14 @@ def means_to(cls: type, operations: frozenset[str], text: str) -> bool:
 
 
 def never_done(cls: type, refused: Collection[str], right: Collection[str]) -> list[str]:
-    """A call of each function that has a rule of its own (`implements_torch_function`), and is
-    refused always."""
+    """Calls of functions that have a rule of their own (`implements_torch_function`), and that are
+    refused always: where there are such, of calls that have a dense tensor in front (a weight)."""
     found = []
     for owner in (k for k in cls.__mro__ if RULES in vars(k)):
         for name in (f"F.{f.__name__}(" for f in vars(owner)[RULES].functions):
-            calls = [text for text in refused if text.startswith(name)]
-            found += calls[: not any(text.startswith(name) for text in right)]
+            calls = [text for text in (*refused, *right) if text.startswith(name)]
+            calls = [text for text in calls if text[len(name)] not in "xyma"] or calls
+            found += calls if all(text in refused for text in calls) else []
     return found
 
 

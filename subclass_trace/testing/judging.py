@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..torch_api.modes import TorchDispatchMode
 from . import probes
+from .ambient import Operations
 from .calls import OF_EQUALS
 from .evidence import Call, Found, Ran, flat, shown
 from .gradients import Gradients
@@ -45,27 +45,6 @@ OUTSIDES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     ),
     ("{}.requires_grad", lambda t: t.requires_grad, "it requires grad where the dense one does"),
 )
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the names of the operations that run inside, without the underscore of those in
-    place."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[str] = set()
-        self.pointwise = True
-        self.eps = 0.0  # of the shortest floating point dtype
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__.split(".")[0].rstrip("_")
-        self.names.add(name)
-        self.pointwise &= torch.Tag.pointwise in func.tags and "mm" not in name
-        out = func(*args, **(kwargs or {}))
-        for t in flat(out):
-            if torch.is_tensor(t) and t.is_floating_point():
-                self.eps = max(self.eps, torch.finfo(t.dtype).eps)
-        return out
 
 
 class Refused(Exception):

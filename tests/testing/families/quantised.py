@@ -61,10 +61,10 @@ def mutate(func, args, kwargs):
     def dense(t):
         return copies.setdefault(id(t), t.dequantize())
     out = func(*tree_map_only(Scaled, dense, args), **tree_map_only(Scaled, dense, kwargs))
-    for t in tree_leaves((args, kwargs)):
-        if isinstance(t, Scaled) and not torch.equal(copies[id(t)], t.dequantize()):
-            t.codes.copy_(copies[id(t)] / t.scale)
     written = args[0] if "out" not in kwargs else kwargs["out"]
+    for t in tree_leaves(written):
+        if isinstance(t, Scaled):
+            t.codes.copy_(copies[id(t)] / t.scale)
     return out if out is None else written
 
 

@@ -24,7 +24,7 @@ import torch
 
 from . import probes
 from .ambient import set_torch_state, torch_state
-from .calls import CORE, DRAWN, KINDS, STATES
+from .calls import ARITHMETIC, CORE, DRAWN, KINDS, POINTWISE, STATES
 from .evidence import Call, Found, Ran, call_of, shown
 from .judging import Judge, Refused
 from .operands import LAYOUTS, Operands, Variant, operands_of, shifted
@@ -40,6 +40,8 @@ MUST = frozenset({"ST501", "ST506", "ST507", "ST510", "ST515"})
 SAMPLE = 20
 #: calls that are no sum of what they are on parts
 PARALLEL = frozenset({"x.exp()", "x.abs()", "x * y", "x ** 2"})
+#: calls of what has no dimensions
+FLAT = frozenset((*ARITHMETIC, *POINTWISE))
 #: a size that not only small loops reach
 LARGE = (9, 8)
 
@@ -446,7 +448,8 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
                 ops.lines["x"], operands.lines["x"], ops.shared["x"], operands.shared["x"]
             )
         other.rebuilt(operands.lines["x"], operands.shared["x"])
-        drawn = draw.sample(left, min(SAMPLE, len(left)))
+        fit = left if operands.shared["x"].dim() else [c for c in left if c.text in FLAT]
+        drawn = draw.sample(fit, min(SAMPLE, len(fit)))
         for call, deep in [*((c, False) for c in core), *((c, number % 2 == 0) for c in drawn)]:
             for tell in before_each:
                 tell(call.text)

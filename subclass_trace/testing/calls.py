@@ -275,7 +275,7 @@ CORE = (
     "x.t()", "x[1:]", "x[0]", "x.view(-1)", "x.unbind()", "torch.cat([x, y])", "x[i]", "x.clone()",
     "x.index_select(0, i)", "x.flip(0)", "x.cumsum(0)", "x.sum(0)",
     "x.detach()", "x.to(torch.float64)", "x.add_(y)", "x.mul_(2)", "x.copy_(y)", "x.zero_()",
-    "torch.where(c, x, y)", "F.embedding(i, x)", "x.t() + m", "x + x.t()", "x + y[0]",
+    "torch.where(c, x, y)", "F.embedding(i, x)", "x.t() + m", "x + x.t()", "x + y[0]", "x + 2",
 )  # fmt: skip
 
 #: of equal numbers these are that number, whatever is missing

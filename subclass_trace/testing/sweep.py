@@ -448,7 +448,7 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
                 ops.lines["x"], operands.lines["x"], ops.shared["x"], operands.shared["x"]
             )
         other.rebuilt(operands.lines["x"], operands.shared["x"])
-        fit = left if operands.shared["x"].dim() else [c for c in left if c.text in FLAT]
+        fit = left if "r" in operands.lines else [c for c in left if c.text in FLAT]
         drawn = draw.sample(fit, min(SAMPLE, len(fit)))
         for call, deep in [*((c, False) for c in core), *((c, number % 2 == 0) for c in drawn)]:
             for tell in before_each:

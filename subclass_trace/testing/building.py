@@ -60,6 +60,8 @@ def completed(subject: Subject, options: Mapping[str, Any]) -> Subject:
             _check_projection(subject)
         else:
             subject = _with_projection(subject)
+        if "sizes" not in options:
+            subject = _with_meaning(subject)
         return subject if "tolerance" in options else _with_tolerance(subject)
 
 
@@ -202,6 +204,24 @@ def _with_projection(subject: Subject) -> Subject:
             if type(dense) is torch.Tensor and dense.shape == made.shape:
                 return replace(subject, dense=f"{{0}}.{name}()")
     return subject
+
+
+def _with_meaning(subject: Subject) -> Subject:
+    """Without the numbers of dimensions that the factory takes by chance: no instance has a dense
+    value of its sizes."""
+
+    def fits(shape: tuple[int, ...]) -> bool:
+        try:
+            made = build(subject, shape)
+            return bool(_project(subject, made).shape == made.shape)
+        except Exception:
+            return False
+
+    sizes = subject.sizes or tuple(strategies.all_shapes())
+    dims = {len(shape) for shape in sizes} if subject.dense else set[int]()
+    right = {d for d in dims if any(fits(s) for s in [s for s in sizes if len(s) == d][:8])}
+    kept = tuple(shape for shape in sizes if len(shape) in right)
+    return replace(subject, sizes=kept) if kept and right != dims else subject
 
 
 def _with_tolerance(subject: Subject) -> Subject:

@@ -29,7 +29,9 @@ ARITHMETIC = (
     "torch.maximum(x, y)", "torch.minimum(x, p)", "torch.atan2(x, y)", "torch.fmod(x, y)",
     "torch.remainder(x, y)", "torch.pow(y, p)", "torch.hypot(x, y)", "torch.logaddexp(x, y)",
     "x.true_divide(y)", "torch.float_power(y, 2)", "x.float() * 2", "x + p.double()",
-    "x * y.double()", "x + y.double()", "x - p.bfloat16()", "x * (p > 0)",
+    "x * y.double()", "x + y.double()", "x - p.bfloat16()", "x * (p > 0)", "x + 2j", "x * (1 - 2j)",
+    "3j - x", "x + True", "x + y[0]", "x * y[:, :1]", "y.sum(0) - x", "x * y.sum()", "a + x",
+    "a * y[0]",
 )  # fmt: skip
 #: the same with the operands exchanged
 EXCHANGED = (
@@ -81,7 +83,7 @@ POINTWISE = (
 VIEWED = (
     "-x.t()", "x.t() + m", "x.t() + q", "x.t() * 2", "x.t().exp()", "x.t().abs()", "x.t().sum(0)",
     "x[:, 1:] * 2", "x[1:] + p[1:]", "x[1:] + y[1:]", "x[:, 1:].sum()", "x[1:].relu()",
-    "x.t() > 0", "F.linear(q, x.t())", "x[1] * r", "x[:, 1].sum()",
+    "x.t() > 0", "x + x.t()", "F.linear(q, x.t())", "x[1] * r", "x[:, 1].sum()",
 )  # fmt: skip
 REDUCTIONS = (
     "x.sum()", "x.sum(0)", "x.sum(1)", "x.sum(-1)", "x.sum((0, 1))", "x.mean()", "x.mean(0)",
@@ -178,7 +180,7 @@ WRITES = (
     "x **= 2", "x.neg_()", "x.abs_()", "x.zero_()", "x.fill_(3)", "x.relu_()", "x.exp_()",
     "y.sqrt_()", "x.clamp_(0, 1)", "x.clamp_min_(0)", "x.sigmoid_()", "x.tanh_()", "x.square_()",
     "x.pow_(2)", "x.floor_()", "p.add_(x)", "p.mul_(x)", "p.sub_(x)", "p[0].add_(x[0])",
-    "x.masked_fill_(c, 0)", "x.lerp_(y, 0.5)", "x[0] = 1.0", "x[0] = r", "x[1] = y[0]",
+    "x.masked_fill_(c, 0)", "x.lerp_(y, 0.25)", "x[0] = 1.0", "x[0] = r", "x[1] = y[0]",
     "x[:, 1:] = 0", "x[c] = 0", "x[i] = y", "x.index_add_(0, i, y)", "x.scatter_(1, j, 5.0)",
     "x.index_fill_(0, i, 1.0)", "x.index_copy_(0, i, y)", "torch.add(y, 1, out=x)",
     "torch.mul(y, 2, out=x)", "torch.sub(y, 1, out=x)", "torch.neg(x, out=p)",
@@ -188,7 +190,8 @@ WRITES = (
     "torch._foreach_zero_([x, y])", "torch.ops.aten.add_.Tensor(x, 1)",
     "torch.ops.aten.mul_.Tensor(x, 2)", "torch.ops.aten.sub_.Tensor(x, y)",
     "torch.ops.aten.zero_.default(x)", "torch.ops.aten.neg_.default(x)",
-    "torch.ops.aten.copy_.default(x, y)", "F.relu(x, inplace=True)",
+    "torch.ops.aten.copy_.default(x, y)", "torch.ops.aten.add.out(y, y, out=x)",
+    "torch.ops.aten.neg.out(y, out=x)", "F.relu(x, inplace=True)",
     "F.dropout(x, 0.5, training=False, inplace=True)", "x.tril_()", "x.cumsum_(0)",
 )  # fmt: skip
 #: writes through views
@@ -272,7 +275,21 @@ CORE = (
     "x.t()", "x[1:]", "x[0]", "x.view(-1)", "x.unbind()", "torch.cat([x, y])", "x[i]", "x.clone()",
     "x.index_select(0, i)", "x.flip(0)", "x.cumsum(0)", "x.sum(0)",
     "x.detach()", "x.to(torch.float64)", "x.add_(y)", "x.mul_(2)", "x.copy_(y)", "x.zero_()",
-    "torch.where(c, x, y)", "F.embedding(i, x)",
+    "torch.where(c, x, y)", "F.embedding(i, x)", "x.t() + m", "x + x.t()", "x + y[0]", "x + 2",
+)  # fmt: skip
+
+#: of equal numbers these are that number, whatever is missing
+OF_EQUALS = (
+    "x.mean()", "x.mean(0)", "x.mean(-1)", "x.mean(-1, keepdim=True)", "x.amax()", "x.amax(-1)",
+    "x.amax(0, keepdim=True)", "x.amin(0)", "x.max()", "x.min()", "x.max(-1)[0]", "x.min(0)[0]",
+    "x.median()",
+)  # fmt: skip
+#: what operations give, on which the commonest calls are made as well (no parts of others: these
+# may share a scale)
+STATES = (
+    "({0}) + ({1})", "({0}).exp()", "({0}) * -1.5", "({0}).t()", "({0})[1:].clone()",
+    "({0})[:, 1:].clone()",
+    "torch.cat([{0}, {1}])", "({0}).clone().add_(1)", "({0}).relu()", "({0}).sum(0)", "({0}).sum()",
 )  # fmt: skip
 
 #: calls by the rule that a wrong value breaks

@@ -22,11 +22,11 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("flatten and unflatten lose something", "ST101 ST102 ST113 ST107 ST103 ST111"),
     ("instances share what they know", "ST114"),
     ("contexts compare wrongly", "ST106 ST112 ST115"),
-    ("results have the wrong value", "ST316 ST310 ST320 ST315 ST314 ST332 ST326 ST505 ST333 ST308"),
+    ("results have the wrong value", "ST316 ST310 ST320 ST315 ST332 ST326 ST314 ST505 ST333 ST308"),
     ("results lose the type", "ST312"),
     ("dtype, sizes or strides of results", "ST313 ST503 ST613"),
-    ("gradients are wrong", "ST402 ST403 ST401 ST404 ST406 ST410 ST109 ST110"),
     ("memory: views and writes", "ST501 ST502 ST331 ST321 ST324 ST323 ST327 ST322"),
+    ("gradients are wrong", "ST402 ST403 ST401 ST404 ST405 ST407 ST406 ST410 ST109 ST110"),
     ("another mode gives something else", "ST306 ST305 ST319"),
     ("copies, files, modules and optimizers", "ST513 ST511 ST517 ST506 ST507 ST510 ST514 ST515"),
     ("operations fail", "ST318 ST317"),
@@ -122,6 +122,7 @@ class Coverage:
 
     Attributes:
         use: what the class is used for, said or inferred.
+        unbuilt: why no call was tried.
         right, wrong: numbers of calls.
         refused: calls that the class does not do, and what it says.
         untried: calls for which there are no operands.
@@ -134,10 +135,16 @@ class Coverage:
     refused: dict[str, str] = field(default_factory=dict)
     untried: tuple[str, ...] = ()
     limited: dict[str, str] = field(default_factory=dict)
+    unbuilt: str = ""
 
     @property
     def text(self) -> list[str]:
         """Lines of a summary."""
+        if self.unbuilt:
+            return [
+                "operations: no call was tried, since there are no instances for it "
+                f"({self.unbuilt})"
+            ]
         if not self.use:
             return []
         lines = [
@@ -185,6 +192,7 @@ class Coverage:
             "wrong": self.wrong,
             "refused": dict(self.refused),
             "untried": list(self.untried),
+            "unbuilt": self.unbuilt,
         }
 
 
@@ -194,5 +202,6 @@ def coverage_of(swept: Swept) -> Coverage:
     refused = {text: r.said for text, r in swept.refused.items() if text not in wrong}
     limited = {text: r.said for text, r in swept.limited.items()}
     return Coverage(
-        swept.use or "input", len(swept.right), len(wrong), refused, tuple(swept.untried), limited
-    )
+        swept.use or "input", len(swept.right), len(wrong), refused, tuple(swept.untried), limited,
+        swept.unbuilt,
+    )  # fmt: skip

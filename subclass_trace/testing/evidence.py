@@ -127,6 +127,18 @@ class Evidence:
             return f"{self.subject.dense.format(name)}.detach()"
         return name
 
+    def found(
+        self,
+        call: Call,
+        rule: str,
+        what: str,
+        sides: tuple[Any, Any],
+        steps: Iterable[str],
+        look: tuple[str, str],
+    ) -> Found:
+        """A finding that some steps after the set-up show."""
+        return Found(rule, what, *sides, [*self.setup(call), *steps, *shown(*look)])
+
     def raises(self, call: Call) -> list[str]:
         """Lines that raise."""
         return [*self.setup(call), *self.body(call, "got")]

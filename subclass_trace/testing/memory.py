@@ -17,7 +17,7 @@ OWNS = frozenset({"ST502", "ST506", "ST507", "ST515"})
 class Memory(Evidence):
     """The part of `judging.Judge` that looks at storages."""
 
-    def writes(self, call: Call, ran: Ran, dense: Ran, lies: dict[str, list[int]]) -> None:
+    def writes(self: Any, call: Call, ran: Ran, dense: Ran, lies: dict[str, list[int]]) -> None:
         """A write gives its first argument, goes into the inner tensors, and is counted."""
         for n in self.wrapped(call):
             x, dense_x = ran.after[n], dense.after[n]
@@ -34,9 +34,17 @@ class Memory(Evidence):
                 ),
                 ("ST324", "a write goes into the inner tensors", pointers(x) == lies[n], place),
                 ("ST327", "a write is counted", bool(x._version) or apart, version),
+                (
+                    "ST113",
+                    "a write leaves the context alone",
+                    len(self.wrapped(call)) > 1 or self._same_context(call, x),
+                    f"same_metadata({n}.__tensor_flatten__()[1], before, type({n}))",
+                ),
             ):
                 if not holds:
                     before = f"before = [v.data_ptr() for v in leaves({n})]"
+                    if rule == "ST113":
+                        before = f"import copy; before = copy.deepcopy({n}.__tensor_flatten__()[1])"
                     lines = [
                         *self.setup(call),
                         *[before] * ("before" in look),

@@ -11,6 +11,7 @@ them.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import math
 from collections.abc import Iterable, Iterator
@@ -87,9 +88,12 @@ class Operands:
         shared: name -> an instance that calls use which write nothing.
         dense: name of a wrapper -> its dense value.
         judged: are values compared: is there a projection to dense?
-        agree: the dense value of a fresh wrapper has its dtype.
+        fits: the dense value of a fresh wrapper has its sizes.
+        agree: it has its dtype.
         first: names and context of ``x``, before other instances were made.
+        told: a context is equal to its copy: else that is ST106, and none are compared.
         variants: instances like ``y`` with another constant of the factory.
+        unlike: such instances of other sizes or names.
         same_context: the source of ``y`` with the context of ``x``, if the factory has another one.
     """
 
@@ -100,7 +104,7 @@ class Operands:
         dtype: torch.dtype,
         layout: str = "contiguous",
     ) -> None:
-        self.subject, self.layout = subject, layout
+        self.subject, self.layout, self.shape = subject, layout, shape
         self.base = {**subject.namespace}
         for line in MODULES.values():
             exec(line, self.base)
@@ -108,30 +112,36 @@ class Operands:
         self.shared: dict[str, Any] = {}
         self.same_context: str | None = None
         self.variants: list[Variant] = []
+        self.unlike: list[Variant] = []
         self._codes: dict[str, CodeType] = {}
         projection = (subject.dense or "None").format("_x")
         self._projection = compile(projection, "<to_dense>", "eval")
+        self.judged = subject.dense is not None
         self._wrapper("x", shape, dtype, SPREAD)
-        context = _context(self.shared["x"])
-        told = same_metadata(context, copied(context), type(self.shared["x"]))
-        self.first = (_names(self.shared["x"]), copied(context) if told else context)
+        self.fits = self._fits("x")
+        x = self.shared["x"]
+        self.first = (_names(x), copied(_context(x)))
+        self.told = bool(same_metadata(_context(x), self.first[1], type(x)))
         self._wrapper("y", shape, dtype, 2)
         for name, size in (("m", shape[::-1]), ("a", (2, *shape))):
             try:
                 self._wrapper(name, size, dtype, 3)
             except NoOperands:  # calls with it are not tried
                 continue
+            if self.fits and not self._fits(name):
+                for names in (self.lines, self.shared, self._codes):
+                    del names[name]
         self.wrappers = frozenset(self.lines)
         self._vary(shape, dtype)
         self._plain(self.shared["x"])
-        self.judged = subject.dense is not None
         self.agree = self.judged and self.project(self.shared["x"]).dtype == self.shared["x"].dtype
         self.dense = {name: self._dense_of(name) for name in self.wrappers}
 
     # ---- how they are written
     def _wrapper(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
         gaps = [
-            self._gap(shape, dtype, seed + 10 * k, name == "y") for k in range(self.subject.arity)
+            self._gap(shape, dtype, seed + 10 * k, name == "y" and self.subject.valid is None)
+            for k in range(self.subject.arity)
         ]
         self._define(name, self.subject.make.format(*gaps))
 
@@ -160,11 +170,15 @@ class Operands:
         """
         plain, before, chosen = self.lines["y"], self.shared["y"], self.lines["y"]
         for make, number in varied(self.subject.make, self.base):
-            gaps = [gap(shape, dtype, 2 + 10 * k, True) for k in range(self.subject.arity)]
+            gaps = [
+                gap(shape, dtype, 2 + 10 * k, self.subject.valid is None)
+                for k in range(self.subject.arity)
+            ]
             try:
                 self._define("y", make.format(*gaps))
                 other = self.shared["y"]
                 if meta(other) != meta(before) or _names(other) != _names(before):
+                    self.unlike.append(Variant(self.lines["y"], other, make, False))
                     continue
                 equal = same_metadata(_context(other), _context(before), type(other))
                 within = equal and not all(map(near, leaves(other), leaves(before)))
@@ -195,6 +209,13 @@ class Operands:
         for name, line in lines.items():
             self._define(name, line)
 
+    def _fits(self, name: str) -> bool:
+        x = self.shared[name]
+        try:
+            return not self.judged or self.project(x).shape == x.shape
+        except Exception:  # sizes that the factory takes, and the class does not have
+            return False
+
     def _dense_of(self, name: str) -> torch.Tensor:
         x = self.shared[name]
         if not self.judged:
@@ -204,6 +225,12 @@ class Operands:
         return self.project(x).to(x.dtype)
 
     # ---- using them
+    def unchanged(self, x: Any, names: list[str], context: Any) -> bool:
+        """Has a wrapper these names and this context?"""
+        now, context_now = x.__tensor_flatten__()
+        told = self.told and not same_metadata(context_now, context, type(x))
+        return list(now) == names and not told
+
     def fresh(self, names: Iterator[str] | frozenset[str]) -> dict[str, Any]:
         """New instances of these operands."""
         return {name: self._made(self._codes[name]) for name in names}
@@ -212,6 +239,19 @@ class Operands:
         if self.subject.random:
             torch.default_generator.manual_seed(0)
         return eval(code, self.base)
+
+    @contextlib.contextmanager
+    def instead(self, name: str, line: str) -> Iterator[None]:
+        """Another instance stands under this name."""
+        tables: tuple[dict[str, Any], ...] = (self.lines, self.shared, self._codes, self.dense)
+        kept = [table[name] for table in tables]
+        try:
+            self._define(name, line)
+            self.dense[name] = self._dense_of(name)
+            yield
+        finally:
+            for table, value in zip(tables, kept, strict=True):
+                table[name] = value
 
     def made(self, line: str) -> Any:
         """An instance from a line of source."""
@@ -231,7 +271,8 @@ class Operands:
 
 
 def operands_of(subject: Subject) -> Operands:
-    """Operands of the smallest size that shows most: a matrix that is not square, floating point.
+    """Operands of the smallest size that shows most: a matrix of odd sides that is not square,
+    floating point.
 
     Raises:
         NoOperands: nothing can be built.
@@ -240,20 +281,27 @@ def operands_of(subject: Subject) -> Operands:
     shapes = (
         sorted(subject.sizes, key=_plainness)
         if subject.sizes
-        else [(2, 3), (3, 4), (4, 4), (4,), ()]
+        else [(3, 5), (2, 3), (4, 4), (4,), ()]
     )
-    said: NoOperands | None = None
+    said: Exception | None = None
+    found: Operands | None = None
     for shape in shapes[:8]:
         try:
-            return Operands(subject, shape, dtypes[0])
-        except NoOperands as error:
+            found = Operands(subject, shape, dtypes[0])
+        except Exception as error:  # whatever the class does when it is built or projected
             said = said or error
-    raise said or NoOperands("it has no sizes")
+            continue
+        if found.fits:
+            break
+    if found is None:
+        raise NoOperands(f"{type(said).__name__}: {said}".splitlines()[0]) from said
+    return found
 
 
 def _plainness(shape: tuple[int, ...]) -> tuple[Any, ...]:
     square = len(set(shape)) != len(shape)
-    return (min(shape, default=1) < 2, len(shape) != 2, square, math.prod(shape), shape)
+    even = sum(n % 2 == 0 for n in shape)
+    return (min(shape, default=1) < 2, len(shape) != 2, square, even, math.prod(shape), shape)
 
 
 def varied(make: str, names: dict[str, Any]) -> Iterator[tuple[str, bool]]:
@@ -268,10 +316,10 @@ def varied(make: str, names: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     slots += [(call.args, k) for k in range(len(call.args))]
     for holder, key in slots:
         kept = holder[key]
-        if (other := _other(kept)) is not None:
+        for other in _others(kept):
             holder[key] = other
             yield _gapped(ast.unparse(tree)), _is_number(kept)
-            holder[key] = kept
+        holder[key] = kept
     try:
         callee = eval(compile(ast.Expression(call.func), "<factory>", "eval"), names)
         parameters = inspect.signature(callee).parameters
@@ -282,7 +330,7 @@ def varied(make: str, names: dict[str, Any]) -> Iterator[tuple[str, bool]]:
         if name in given or type(p.default) not in _KINDS:
             continue
         kept = ast.parse(repr(p.default), mode="eval").body
-        if (other := _other(kept)) is not None:
+        for other in _others(kept):
             call.keywords.append(ast.keyword(name, other))
             yield _gapped(ast.unparse(tree)), _is_number(kept)
             call.keywords.pop()
@@ -296,15 +344,16 @@ def _is_number(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
 
-def _other(node: ast.expr) -> ast.expr | None:
-    """The source of another constant of the kind, or None where there is no constant."""
+def _others(node: ast.expr) -> list[ast.expr]:
+    """The source of other constants of the kind; none where there is no constant."""
     try:
         value = ast.literal_eval(node)
     except ValueError:
-        return None
+        return []
     if type(value) not in _KINDS or (other := other_constant(value)) == value:
-        return None
-    return ast.parse(repr(other), mode="eval").body
+        return []
+    others = [other, other + 1] if type(value) is int else [other]
+    return [ast.parse(repr(o), mode="eval").body for o in others]
 
 
 def other_constant(value: Any) -> Any:
@@ -322,6 +371,11 @@ def other_constant(value: Any) -> Any:
     if value[::-1] != value:
         return value[::-1]
     return type(value)([*value[:-1], other_constant(value[-1])])
+
+
+def shifted(make: str, by: int) -> str:
+    """A factory whose gaps are others: ``f({0})`` as ``f({1})``."""
+    return _gapped(make.format(*(f"_gap{k + by}_" for k in range(by))))
 
 
 def _named(make: str) -> str:

@@ -94,13 +94,20 @@ def kept_arguments(x: Any) -> dict[str, str]:
                 for own in inspect.signature(function).parameters
                 for name in (own, f"_{own}", f"{own}_", own.rstrip("_"))
             }
-    state, plain = instance_state(x), (bool, int, float, str)
-    return {
-        n: repr(state[n])
-        for n in sorted(names)
-        if type(state.get(n)) in plain
-        or (type(state.get(n)) in (tuple, list) and all(type(v) in plain for v in state[n]))
-    }
+    state = instance_state(x)
+    texts = {n: plain_text(state[n]) for n in sorted(names & state.keys())}
+    return {n: text for n, text in texts.items() if text}
+
+
+def plain_text(value: Any, depth: int = 4) -> str:
+    """A number, a text, or what is made of them, also an object of them, as text; or nothing."""
+    if type(value) in (bool, int, float, str):
+        return repr(value)
+    parts = value if type(value) in (tuple, list) else None
+    if type(value).__module__ not in ("builtins", "torch"):
+        parts = getattr(value, "__dict__", {}).values()
+    texts = [plain_text(v, depth - 1) for v in parts] if parts and depth else [""]
+    return f"{type(value).__name__}({', '.join(texts)})" if all(texts) else ""
 
 
 def copied(value: Any) -> Any:
@@ -192,11 +199,24 @@ def same(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
         return all(is_fake_tensor(a) or near(a, b, rtol, atol) for a, b in zip(xs, ys, strict=True))
     if type(x) is not type(y):
         return False
+    if isinstance(x, float):
+        return near(torch.tensor(x).double(), torch.tensor(y).double(), rtol, atol)
     if isinstance(x, (list, tuple)):
         return len(x) == len(y) and all(same(a, b, rtol, atol) for a, b in zip(x, y, strict=True))
     if isinstance(x, dict):
         return x.keys() == y.keys() and all(same(v, y[k], rtol, atol) for k, v in x.items())
     return bool(x == y) or (x != x and y != y)
+
+
+def second_gradients(outs: Any, ends: Any) -> Any:
+    """The gradients of the gradients, for tangents of ones; None where there is none."""
+    tangents = [torch.ones(t.shape, dtype=t.dtype, requires_grad=True) for t in outs]
+    first = torch.autograd.grad(outs, ends, tangents, create_graph=True, allow_unused=True)
+    kept = [g for g in first if g is not None and g.requires_grad]
+    tangents = [torch.ones(g.shape, dtype=g.dtype) for g in kept]
+    if kept:  # (the whole graph: what is once differentiable raises)
+        torch.autograd.backward(kept, tangents)
+    return [t.grad for t in ends]
 
 
 def near(a: torch.Tensor, b: torch.Tensor, rtol: float = 0.0, atol: float = 0.0) -> bool:

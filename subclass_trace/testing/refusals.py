@@ -15,10 +15,11 @@ import inspect
 import linecache
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
+from ..authoring.rules import RULES
 from .calls import NEEDED
 
 #: errors of code that did not foresee its arguments
@@ -115,6 +116,18 @@ def means_to(cls: type, operations: frozenset[str], text: str) -> bool:
     """Does the class name all operations of a call, or the function that is called?"""
     named = named_by(cls)
     return bool(operations) and (operations <= named or any(f".{n}(" in text for n in named))
+
+
+def never_done(cls: type, refused: Collection[str], right: Collection[str]) -> list[str]:
+    """Calls of functions that have a rule of their own (`implements_torch_function`), and that are
+    refused always: where there are such, of calls that have a dense tensor in front (a weight)."""
+    found = []
+    for owner in (k for k in cls.__mro__ if RULES in vars(k)):
+        for name in (f"F.{f.__name__}(" for f in vars(owner)[RULES].functions):
+            calls = [text for text in (*refused, *right) if text.startswith(name)]
+            calls = [text for text in calls if text[len(name)] not in "xyma"] or calls
+            found += calls if all(text in refused for text in calls) else []
+    return found
 
 
 # ---- what it is used for

@@ -12,17 +12,22 @@ that ran *are* the counterexample.
         t.require("y = x.add_(1)")  # an operation that the class refuses is no fault: the example
         does not apply t.expect("y is x", "True")
 
-`checks/` holds one file per family; `load` imports them all.
+Rules that the sweep judges (`sweep.py`) are pages alone: ``checks/*.md``, where a head
+``# ST323 in-place-returns-self (warning): title`` stands above the text of each.
+
+`checks/` holds one file per family; `load` imports and reads them all.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
@@ -113,7 +118,8 @@ class Rule:
         severity: error or warning.
         cost: how dear one example is.
         text: Markdown, why the rule exists and what goes wrong without it.
-        check: draws examples into a script and compares.
+        name: ``in-place-returns-self``.
+        check: draws examples into a script and compares; None where the sweep judges.
     """
 
     id: str
@@ -122,12 +128,13 @@ class Rule:
     severity: Severity
     cost: Cost
     text: str
-    check: Callable[[Script], None]
+    name: str
+    check: Callable[[Script], None] | None = None
 
     @property
     def slug(self) -> str:
         """``ST301-in-place-returns-self``: the name of the rule's page and of its test."""
-        return f"{self.id}-{self.check.__name__.replace('_', '-')}"
+        return f"{self.id}-{self.name}"
 
     @property
     def reason(self) -> str:
@@ -159,15 +166,15 @@ def rule(
     """
 
     def add(check: Callable[[Script], None]) -> Callable[[Script], None]:
-        if not re.fullmatch(r"ST[1-9]\d\d", id) or id in _RULES:
+        if not re.fullmatch(r"ST[1-9]\d\d", id) or id in _RULES | _pages():
             raise OptionError(f"{id!r} cannot be the id of a rule", expected="a free id like ST101")
         text = inspect.getdoc(check)
         if not text:
             raise OptionError(
                 f"the check of rule {id} has no docstring", fix="say why the rule exists"
             )
-        family = check.__module__.rpartition(".")[2]
-        _RULES[id] = Rule(id, title, family, severity, cost, text, check)
+        family, name = check.__module__.rpartition(".")[2], check.__name__.replace("_", "-")
+        _RULES[id] = Rule(id, title, family, severity, cost, text, name, check)
         return check
 
     return add
@@ -178,7 +185,22 @@ def load() -> tuple[Rule, ...]:
     package = import_module(".checks", __package__)
     for module in iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
-    return tuple(_RULES[k] for k in sorted(_RULES))
+    every = _RULES | _pages()
+    return tuple(every[k] for k in sorted(every))
+
+
+@functools.cache
+def _pages() -> dict[str, Rule]:
+    """The rules that are pages alone."""
+    found = {}
+    for page in sorted((Path(__file__).parent / "checks").glob("*.md")):
+        for part in re.split(r"^# ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            head, _, text = part.partition("\n")
+            names, _, title = head.partition(": ")
+            id, name, *warns = names.split()
+            severity = Severity.WARNING if warns else Severity.ERROR
+            found[id] = Rule(id, title, page.stem, severity, Cost.SWEEP, text.strip(), name)
+    return found
 
 
 def select(rules: Iterable[str] | None = None, skip: Iterable[str] = ()) -> tuple[Rule, ...]:

@@ -25,11 +25,12 @@ from hypothesis import strategies as s
 from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
 
 from ..stages import stage
+from .ambient import set_torch_state, torch_state
 from .calls import KINDS
 from .rules import Cost, Profile, Rule
 from .script import Failure, NotApplicable, NotBuilt, Script
 from .subject import Subject
-from .sweep import Swept, set_torch_state, sweep_of, torch_state
+from .sweep import Swept, sweep_of
 
 
 class Outcome(enum.Enum):
@@ -148,7 +149,7 @@ def _by_sweep(rule: Rule, swept: Swept) -> Result:
         Outcome.NOT_APPLICABLE,
         0,
         1,
-        ((swept.unbuilt or "it refuses all calls of this kind", 1),),
+        ((swept.unbuilt or "there is no call of this kind that it does", 1),),
     )
 
 
@@ -225,6 +226,7 @@ def _example(script: Script, rule: Rule, tally: _Tally) -> None:
         0
     )  # torch.manual_seed keeps a stack for each device that is not there
     ambient = torch_state()
+    assert rule.check is not None
     try:
         rule.check(script)
     except NotBuilt as reason:

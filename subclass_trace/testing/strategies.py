@@ -93,11 +93,11 @@ def _sides(least: int, most: int) -> list[int]:
 
 
 def all_shapes() -> Iterator[tuple[int, ...]]:
-    """Every shape that `shapes` gives by default, and some of four dimensions, in the order of
-    shrinking."""
+    """Every shape that `shapes` gives by default, one of odd sides, and some of four dimensions, in
+    the order of shrinking."""
     for dims in range(4):
         yield from product(_sides(0, 4), repeat=dims)
-    yield from ((2, 2, 2, 2), (2, 3, 2, 4), (1, 2, 3, 3))
+    yield from ((3, 5), (2, 2, 2, 2), (2, 3, 2, 4), (1, 2, 3, 3))
 
 
 def shapes_of(listed: Iterable[tuple[int, ...]]) -> s.SearchStrategy[tuple[int, ...]]:

@@ -23,11 +23,12 @@ from typing import Any
 import torch
 
 from . import probes
-from .calls import CORE, DRAWN, KINDS
+from .ambient import set_torch_state, torch_state
+from .calls import ARITHMETIC, CORE, DRAWN, KINDS, POINTWISE, STATES
 from .evidence import Call, Found, Ran, call_of, shown
 from .judging import Judge, Refused
-from .operands import LAYOUTS, Operands, Variant, operands_of
-from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing
+from .operands import LAYOUTS, Operands, Variant, operands_of, shifted
+from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing, never_done
 from .script import Failure
 from .strategies import SMALL
 from .subject import Subject
@@ -37,6 +38,10 @@ _LOOK = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threa
 MUST = frozenset({"ST501", "ST506", "ST507", "ST510", "ST515"})
 #: calls of one round of the search, beside those of the core
 SAMPLE = 20
+#: calls that are no sum of what they are on parts
+PARALLEL = frozenset({"x.exp()", "x.abs()", "x * y", "x ** 2"})
+#: calls of what has no dimensions
+FLAT = frozenset((*ARITHMETIC, *POINTWISE))
 #: a size that not only small loops reach
 LARGE = (9, 8)
 
@@ -195,6 +200,26 @@ class Sweep:
                     what = f"its result is a {cls.__name__}, as those of {count} calls of this kind"
                     self.note(call, Found("ST312", what, kind, cls, lines), dense.operations)
 
+    def after_refusals(self, calls: dict[str, Call]) -> None:
+        """A call that is refused changes nothing of those after it."""
+        judge, right = self.judge, [calls[text] for text in CORE if text in self.result.right]
+        refusals = [calls[t] for t in self.result.refused if calls[t].expression]
+        for call, refused in zip(right, refusals, strict=False):
+            writes = "_(" in call.text
+            with contextlib.suppress(Exception), torch.no_grad():
+                before = judge.run(call, judge.given(call, writes)).out
+                with contextlib.suppress(Exception):
+                    judge.run(refused, judge.given(refused, True))
+                after = judge.run(call, judge.given(call, writes)).out
+                if judge.alike(before, after) or self.subject.random:
+                    continue
+                both = call_of(f"{call.text}; {refused.text}", "ST311")
+                lines = [*judge.setup(both), f"expected = {call.text}"]
+                lines += [f"try: {refused.text}", "except Exception: pass", f"got = {call.text}"]
+                lines += shown(judge.projected("got", after), judge.projected("expected", before))
+                what = "the same after a call that was refused"
+                self.note(call, Found("ST311", what, after, before, lines), frozenset())
+
     # ---- contexts
     def contexts(self) -> None:
         """Instances do not share what they know, and contexts that mean something else are not
@@ -202,10 +227,8 @@ class Sweep:
         ops, x = self.operands, self.operands.shared["x"]
         for other in (ops.lines["y"], *(v.line for v in ops.variants)):
             ops.made(other)
-            names, context = x.__tensor_flatten__()
-            if list(names) != ops.first[0] or not probes.same_metadata(
-                context, ops.first[1], type(x)
-            ):
+            context = x.__tensor_flatten__()[1]
+            if not ops.unchanged(x, *ops.first):
                 look = "x.__tensor_flatten__()[1]"
                 lines = [f"x = {ops.lines['x']}", "import copy", f"before = copy.deepcopy({look})"]
                 lines += [f"y = {other}", *shown(look, "before")]
@@ -215,7 +238,7 @@ class Sweep:
                 ops.made(ops.lines["x"])
                 return
         plain = ops.same_context or ops.lines["y"]
-        others = [(plain, v.line, ops.made(plain), v.value) for v in ops.variants]
+        others = [(plain, v.line, ops.made(plain), v.value) for v in (*ops.variants, *ops.unlike)]
         for case in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
             self._told_apart(*case)
         for line, z in [(case[1], case[3]) for case in others] + [(ops.lines["x"], x)]:
@@ -262,27 +285,6 @@ class Sweep:
         lines += shown("same_metadata(context, other, type(a))", "False")
         what = "contexts that mean something else are not equal"
         self.note(None, Found("ST112", what, True, False, lines), frozenset())
-
-
-# ---- torch's global state
-def torch_state() -> tuple[Any, ...]:
-    """What torch keeps for the whole process and a call must not change."""
-    return (
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_num_threads(),
-    )
-
-
-def set_torch_state(state: tuple[Any, ...]) -> None:
-    """Put it back."""
-    torch.set_default_dtype(state[0])
-    torch.set_grad_enabled(state[1])
-    torch.use_deterministic_algorithms(state[2])
-    torch.set_autocast_enabled("cpu", state[3])
-    torch.set_num_threads(state[4])
 
 
 # ---- all of it
@@ -354,11 +356,57 @@ def _swept(subject: Subject, rounds: int) -> Swept:
             tell(call.text)
         sweep.attempt(call)
     sweep.types_agree()
+    sweep.after_refusals({c.text: c for c in calls})
     result.limited = sweep.judge.limited
     result.passed.update(sweep.judge.passed)
     _judge_refusals(sweep, {c.text: c for c in calls})
     _search(sweep, calls, rounds)
+    _other_parts(sweep, calls)
     return result
+
+
+def _other_parts(sweep: Sweep, calls: list[Call]) -> None:
+    """Of inner tensors that operations run on side by side, the projection is one: what the others
+    say.
+
+    Side by side are those of which nearly all that is right of the projection is right as well, and
+    not what is linear alone.
+    """
+    subject, result, x = sweep.subject, sweep.result, sweep.operands.shared["x"]
+    failing = {f.call for found in result.failures.values() for f in found}
+    for name, inner in probes.inners(x).items():
+        outside = isinstance(inner, torch.Tensor) and (inner.shape, inner.dtype) == (
+            x.shape,
+            x.dtype,
+        )
+        part = replace(subject, dense=f"{{0}}.{name}")
+        if not outside or subject.dense in (None, part.dense):
+            continue
+        other = Sweep(part, operands_of(part))
+        for call in calls:
+            if call.text in result.right and not call.drawn:
+                other.attempt(call, deep=False)
+        found, right = other.result.failures, len(other.result.right)
+        wrong = sum(map(len, found.values()))
+        parallel = PARALLEL & result.right.keys()
+        if parallel and parallel <= other.result.right.keys() and wrong < 0.1 * right:
+            for rule, failures in found.items():
+                kept = [f for f in failures if f.call not in failing]
+                result.failures.setdefault(rule, []).extend(kept)
+
+
+def _makes(subject: Subject, makes: tuple[str, ...], rounds: int) -> Iterator[Subject]:
+    """The subject, every other time with another context; then with instances that operations have
+    given."""
+    for number in range(rounds):
+        yield replace(subject, make=(subject.make, *makes)[number % (1 + len(makes))])
+    other = shifted(subject.make, subject.arity)
+    for text in STATES:
+        yield replace(
+            subject,
+            make=text.format(subject.make, other),
+            arity=subject.arity * (1 + ("{1}" in text)),
+        )
 
 
 def _dangers(sweep: Sweep, calls: list[Call]) -> frozenset[str]:
@@ -382,17 +430,26 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
         c for c in calls if c.expression and c.text not in known and c.text not in result.refused
     ]
     core = [c for c in left if c.text in CORE]
-    for number, (shape, dtype) in enumerate(_cases(subject, rounds)):
+    makes = enumerate(_makes(subject, result.makes, rounds))
+    for (number, made), (shape, dtype) in zip(makes, _cases(subject, rounds), strict=False):
         draw, layout = random.Random(number), LAYOUTS[number % len(LAYOUTS)]
-        makes = (subject.make, *result.makes)  # every other time with another context
-        made = replace(subject, make=makes[number % len(makes)])
         try:
-            operands = Operands(made, shape, dtype, layout)
-        except Exception:  # sizes or dtypes that the class does not have
+            operands = (
+                Operands(made, shape, dtype, layout) if number < rounds else operands_of(made)
+            )
+        except Exception:  # sizes, dtypes or operations that the class does not have
+            continue
+        if not (operands.fits and isinstance(operands.shared["x"], subject.cls)):
             continue
         other = Sweep(subject, operands, Swept(failures=result.failures))
+        if number >= rounds:
+            ops = sweep.operands
+            other._told_apart(
+                ops.lines["x"], operands.lines["x"], ops.shared["x"], operands.shared["x"]
+            )
         other.rebuilt(operands.lines["x"], operands.shared["x"])
-        drawn = draw.sample(left, min(SAMPLE, len(left)))
+        fit = left if "r" in operands.lines else [c for c in left if c.text in FLAT]
+        drawn = draw.sample(fit, min(SAMPLE, len(fit)))
         for call, deep in [*((c, False) for c in core), *((c, number % 2 == 0) for c in drawn)]:
             for tell in before_each:
                 tell(call.text)
@@ -401,12 +458,15 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
 
 
 def _cases(subject: Subject, rounds: int) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
-    """Sizes and dtypes to search in: each dtype comes, and larger sizes as often as small ones."""
+    """Sizes and dtypes to search in: each dtype comes, and larger sizes as often as small ones; a
+    square first, which goes with its transpose."""
     shapes = sorted(subject.sizes or (*SMALL, LARGE), key=lambda shape: (len(shape), shape))
+    squares = [s for s in shapes if len(s) == 2 and s[0] == s[1] > 1]
     large = sorted(shapes, key=lambda shape: (len(shape) == 2, math.prod(shape)))[-4:]
-    for number in range(rounds):
+    for number in range(rounds + len(STATES)):
         shape = random.Random(number).choice(shapes)
         dtype = subject.dtypes[(number + 1) % len(subject.dtypes)]
+        shape = squares[-1] if squares and not number else shape
         yield large[number // 2 % len(large)] if number % 2 else shape, dtype
 
 
@@ -415,13 +475,14 @@ def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:
     result, subject, raises = sweep.result, sweep.subject, sweep.judge.raises
     known = frozenset[str]().union(*result.right.values())
     share = len(result.right) / max(1, len(result.right) + len(result.refused))
+    never = never_done(subject.cls, result.refused, result.right)
     for text, refusal in result.refused.items():
         call = calls[text]
         dense = sweep.judge.dense(call)
         operations = dense.operations if dense else frozenset[str]()
         named = means_to(subject.cls, operations, text)
         means = share >= ALL_OF_THEM or named or bool(operations and operations <= known)
-        meant = refusal.blunder or (refusal.accident and means)
+        meant = refusal.blunder or (refusal.accident and means) or text in never
         rule = "ST320" if text in subject.programs else "ST317" if meant else ""
         rule = call.rule if call.rule in MUST else rule
         if rule:

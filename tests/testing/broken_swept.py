@@ -64,6 +64,65 @@ class EqualContexts(Scaled):
         return cls(inner["data_"], context.scale, inner["extra"])
 
 
+@breaks("ST112", make=scaled)
+class EqualResults(Scaled):
+    """A product with a number has another context, which is equal to that of its operand."""
+
+    @staticmethod
+    def __new__(cls, data, scale=None, extra=None):
+        return Sound.__new__(cls, data, extra, scale or Named(2.0))
+
+    def dense(self):
+        return self.data_ * self.tag.scale
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is aten.mul.Tensor and isinstance(args[1], (int, float)) and args[0].is_floating_point():
+            x, y = args
+            return cls(x.data_.clone(), Named(x.tag.scale * y), x.extra.clone())
+        return super().compute(func, args, kwargs)
+
+
+@breaks("ST310", make=scaled)
+class ReluOfCodes(Scaled):
+    """relu keeps the scale, which a product with a negative number has made negative."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        x = args[0]
+        if func is aten.mul.Tensor and isinstance(x, cls) and isinstance(args[1], (int, float)):
+            return cls(x.data_.clone(), x.scale * args[1], x.extra.clone())
+        if func is aten.relu.default:
+            return cls(func(x.data_), x.scale, x.extra.clone())
+        return super().compute(func, args, kwargs)
+
+
+@breaks("ST311", make=scaled)
+class LeftBusy(Scaled):
+    """A mark of the class stays where an operation raises, and exp looks at it."""
+
+    busy = False
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if cls.busy and func is aten.exp.default:
+            cls.busy = False
+            return args[0].dense()
+        cls.busy = True
+        out = super().compute(func, args, kwargs)
+        cls.busy = False
+        return out
+
+
+@miscomputes("ST113", aten.add_.Tensor)
+def CountsWrites(cls, right, func, args, kwargs):
+    """add_ counts in the context."""
+    out = right(func, args, kwargs)
+    if isinstance(args[0], cls):
+        args[0].tag += "+"
+    return out
+
+
 class Named:
     """Equal to every other one."""
 

@@ -83,6 +83,30 @@ class Sound(torch.Tensor):
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
 
 
+class Square(torch.autograd.Function):
+    """A formula of one's own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return type(x)(x.data_.square(), x.extra, x.tag)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class WithFormula(Sound):
+    """Squares are computed by a formula."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            formula = func is torch.Tensor.square and args[0].is_floating_point()
+            return Square.apply(*args) if formula else func(*args, **(kwargs or {}))
+
+
 def foreign(cls, types):
     """Is a wrapper of another class among the types?"""
     return any(hasattr(t, "__tensor_flatten__") and not issubclass(t, cls) for t in types)

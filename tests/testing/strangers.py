@@ -284,8 +284,8 @@ FAULTS = [
     Fault(
         "comparison_has_another_dtype",
         "Holes",
-        "return Holes(data, mask)\n        if func is aten.sum",
-        "return Holes(data.to(first.dtype), mask)\n        if func is aten.sum",
+        "return Holes(data, mask)\n        if func is aten._softmax",
+        "return Holes(data.to(first.dtype), mask)\n        if func is aten._softmax",
         "ST313",
     ),
     # ---------------------------------------------------------------------------------------------- LowRank

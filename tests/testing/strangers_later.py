@@ -266,6 +266,21 @@ LATER = [
         "ST503",
     ),
     Fault(
+        "number_without_imaginary_part",
+        "Cartesian",
+        "cls(func(a.re, b.real), func(a.im, b.imag))",
+        "cls(func(a.re, b.real), a.im.clone())",
+        "ST310",
+    ),
+    Fault(
+        "masked_write_into_the_left",
+        "Both",
+        "right = func(*tree_map_only(Both, lambda t: t.right, args)",
+        "right = args[0].right if func is aten.masked_fill_.Scalar else "
+        "func(*tree_map_only(Both, lambda t: t.right, args)",
+        "ST326",
+    ),
+    Fault(
         "detach_copies_a_part",
         "Padded",
         "lengths = func(first.lengths, **moved)",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sound import Sound
 
 import subclass_trace
@@ -19,6 +20,7 @@ from subclass_trace.testing.pytest_plugin import ConformanceTests
 from subclass_trace.testing.resolve import resolve
 from subclass_trace.testing.rules import load
 from subclass_trace.testing.runner import Outcome
+from subclass_trace.testing.subject import subject_of
 
 aten = torch.ops.aten
 ONE = {"rules": ["ST101"], "max_examples": 1}
@@ -244,3 +246,69 @@ def test_options_of_a_test_class_are_those_of_check(monkeypatch: pytest.MonkeyPa
 def test_a_test_class_with_a_misspelt_option_is_refused(members: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         type("Misspelt", (ConformanceTests,), {"target": Scaled, **members})
+
+
+# ------------------------------------------------------------------------------------ what is tried, and against what
+class Matrices(Sound):
+    """Takes tensors of any size, and has a dense value for matrices alone."""
+
+    odd = False
+
+    def dense(self) -> torch.Tensor:
+        if self.dim() != 2 or self.odd:
+            raise ValueError("a matrix, please")
+        return self.data_
+
+
+class NoMatrices(Matrices):
+    odd = True
+
+
+def test_sizes_that_are_taken_by_chance_are_not_the_class_s() -> None:
+    report = check(Matrices, factory="Matrices({0})", rules=["ST310"], max_examples=1)
+    assert {len(size) for size in report.subject.sizes} == {2}
+    assert report.coverage.right > 100
+
+
+def test_a_summary_says_that_no_call_was_tried() -> None:
+    made = subject_of(NoMatrices, "NoMatrices({0})", to_dense="{0}.dense()")
+    report = check(made, rules=["ST310"], max_examples=1)
+    assert "no call was tried" in str(report) and "a matrix, please" in str(report)
+    assert "0 right" not in str(report)
+
+
+class Accumulates(Sound):
+    """A sum in float64: other roundings than those of the dense program."""
+
+    @classmethod
+    def compute(cls, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is aten.sum.default and args[0].dtype is torch.float32 and not kwargs:
+            return cls(args[0].data_.double().sum().float(), args[0].extra, args[0].tag)
+        return super().compute(func, args, kwargs)
+
+
+def test_another_order_of_summation_is_no_fault() -> None:
+    """The numbers cancel: the dense program itself gives another sum if they are rounded otherwise."""
+    factory = "Accumulates(({0} - {0}.mean()) * 1000)"
+    options: dict[str, Any] = {"to_dense": "{0}.data_", "dtypes": [torch.float32], "rules": ["ST310"]}
+    report = check(Accumulates, factory=factory, max_examples=1, **options)
+    assert report.ok and "x.sum()" not in report.coverage.refused, str(report)
+
+
+class Unserved(WrapperTensor, default="dequantize"):
+    """It has a rule for F.linear, which takes a view that it has no rule for."""
+
+    numbers: torch.Tensor
+
+    def dequantize(self) -> torch.Tensor:
+        return self.numbers
+
+
+@Unserved.implements_torch_function(F.linear)
+def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    return x @ weight.view(-1).view(weight.shape).t()
+
+
+def test_a_function_that_has_a_rule_and_is_always_refused_is_a_finding() -> None:
+    report = check(Unserved, max_examples=1, rules=["ST317"], dtypes=[torch.float32])
+    assert "F.linear(p, x)" in report.result("ST317").calls

@@ -3,7 +3,7 @@ mode, random numbers, bits."""
 
 from __future__ import annotations
 
-from ..rules import Cost, Severity, rule
+from ..rules import Severity, rule
 from ..script import NotApplicable, Script, on
 
 _BINARY = ("torch.add({0}, {1})", "torch.mul({0}, {1})", "torch.maximum({0}, {1})")
@@ -36,20 +36,6 @@ def strangers(t: Script) -> None:
     )
 
 
-@rule("ST305", "inference mode gives the same results", cost=Cost.SWEEP)
-def inference_mode(t: Script) -> None:
-    """Composite operations (`reshape`, `linear`, `matmul`, `contiguous`) are taken apart by
-    autograd, above `__torch_dispatch__`; in inference mode nobody does that, and the class meets
-    them whole. What works without inference mode must work in it, with the same result. (Item 5 of
-    PyTorch issue 162964.) Views in inference mode of a wrapper that
-    was made outside are not asked for: torch's own `return_and_correct_aliasing` does not make
-    them.
-
-    Passes: `if (out := func.decompose(*args, **kwargs)) is not NotImplemented: return out`.
-    Fails: an error for every operation that has no rule of its own, `aten.linear` among them.
-    """
-
-
 @rule(
     "ST308",
     "an inner tensor with a conjugate or negative bit is computed with",
@@ -77,14 +63,3 @@ def lazy_bits(t: Script) -> None:
     t.require(f"y = {op}")
     t.require(f"d = {dense}")
     t.expect(t.project("y"), on("d", op), "computed as on the dense value, whose bit is looked at")
-
-
-@rule("ST310", "operations give the value of the dense program", cost=Cost.SWEEP)
-def dense_values(t: Script) -> None:
-    """A projection P to dense commutes with operations: `P(op(x)) == op(P(x))`, up to the tolerance
-    that was given. A class may refuse an operation, or give a dense result; a wrong value is what
-    nobody notices. The calls of the sweep, on other sizes, dtypes and layouts.
-
-    Passes: `(x + y).dequantize()` is `x.dequantize() + y.dequantize()`.
-    Fails: `abs` of codes whose zero is not 0.
-    """

@@ -73,7 +73,7 @@ def fake_operations(t: Script) -> None:
     "ST205",
     "sizes can be symbols, and stay symbols",
     severity=Severity.WARNING,
-    cost=Cost.SEVERAL,
+    cost=Cost.DEAR,
 )
 def symbolic_sizes(t: Script) -> None:
     """With dynamic shapes the outer sizes and those of the inner tensors are `torch.SymInt`.

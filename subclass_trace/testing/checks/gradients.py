@@ -3,40 +3,8 @@ need."""
 
 from __future__ import annotations
 
-from ..rules import Cost, rule
+from ..rules import rule
 from ..script import Script
-
-
-@rule("ST401", "what is computed from a wrapper that requires grad requires grad", cost=Cost.SWEEP)
-def keeps_requires_grad(t: Script) -> None:
-    """`requires_grad` must survive operations. It gets lost where a class takes over above autograd
-    (`__torch_function__`, methods of its own) and computes on detached values.
-
-    Passes: `__torch_dispatch__` computes, and autograd sees the call.
-    Fails: `__torch_function__` returns `func(x.codes.detach())`.
-    """
-
-
-@rule("ST402", "gradients are those of the dense program", cost=Cost.SWEEP)
-def gradients(t: Script) -> None:
-    """With a projection P to dense (`P(op(x)) == op(P(x))`), the gradient for a wrapper, projected,
-    is the gradient for the dense value. A wrong one nearly always comes from an operation of a
-    backward formula that the class computes wrongly.
-
-    Passes: `sigmoid_backward` of the dense values.
-    Fails: `sigmoid_backward` of the codes.
-    """
-
-
-@rule("ST406", "a dense tangent gives the right gradient or is refused", cost=Cost.SWEEP)
-def dense_tangents(t: Script) -> None:
-    """The tangent that comes in need not be of the class: losses that dequantise,
-    `y.backward(torch.ones(...))` and autograd's own zeros are dense. Mixed operations must compute
-    the right value, or refuse (DTensor does).
-
-    Passes: `mul` of a dense tangent and a wrapper computes with `wrapper.dequantize()`.
-    Fails: it takes the tangent for codes, and multiplies with the scale once more.
-    """
 
 
 @rule("ST410", "a write to a computed value is differentiated")

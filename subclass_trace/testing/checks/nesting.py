@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..rules import Cost, Severity, rule
+from ..rules import Cost, rule
 from ..script import NotApplicable, Script, on
 
 _DIFFERENTIATED = ("x.sin()", "x * 2", "x * x", "x.sum()", "x.exp()")
@@ -55,19 +55,3 @@ def inside_another(t: Script) -> None:
         t.each(_DIFFERENTIATED, backward, "it refuses all")
     else:
         t.each(_OPERATIONS, steps, "it refuses all")
-
-
-@rule(
-    "ST613",
-    "operations give the strides that they give on dense tensors",
-    severity=Severity.WARNING,
-    cost=Cost.SWEEP,
-)
-def strides(t: Script) -> None:
-    """Views and copies choose the strides of their result by fixed rules, which compilers compute
-    on their own with meta tensors. A wrapper whose outer strides are others breaks `view`,
-    `is_contiguous` and the guards on strides.
-
-    Passes: `return_and_correct_aliasing`, and the strides of the inner tensor.
-    Fails: `_make_wrapper_subclass(cls, shape)` without `strides=`, for a transposed one.
-    """

@@ -17,23 +17,17 @@ def prints(t: Script) -> None:
     """
     t.wrapper("x")
     t.require("before = [v.clone() for v in leaves(x)]")
+    t.require("names, context = x.__tensor_flatten__()")
+    t.require("names, context = list(names), copied(context)")
+    compared = t.attempt("assert same_metadata(x.__tensor_flatten__()[1], context, type(x))")
     t.run("text = repr(x)", "a tensor can be printed")
     t.expect("type(text)", "str", "repr gives text")
     t.expect("leaves(x)", "before", "printing changes nothing")
+    if compared:
+        same = "same_metadata(x.__tensor_flatten__()[1], context, type(x))"
+        t.expect(f"list(x.__tensor_flatten__()[0]) == names and {same}", "True")
     if t.value("x.is_floating_point()") and t.attempt("y = x.detach().requires_grad_()"):
         t.run("text = repr(y)", "a tensor that requires grad can be printed")
-
-
-@rule("ST802", "no call hangs or kills the interpreter", cost=Cost.SWEEP)
-def comes_to_an_end(t: Script) -> None:
-    """Each call of the sweep comes to an end in a few seconds. One that does not, or that kills the
-    process, takes everything
-    down: a loop that waits for a shape which never comes, or a raw pointer to memory that a wrapper
-    does not have.
-
-    Passes: an error.
-    Fails: `while x.dim() > 1: x = x.squeeze(0)` for a dimension that cannot go.
-    """
 
 
 @rule("ST805", "results do not keep operands alive", cost=Cost.SEVERAL)

@@ -9,7 +9,11 @@ from typing import Any
 
 from .composed import BOTH, CARTESIAN, CORRECTED, LOWRANK, MASKED, UNITS
 from .later import FIXED, LOGARITHMIC, NAMED, PADDED, PALETTE, RING
+from .layered import FLIPPED, FLOAT8, LORA
 from .quantised import DECLARED, DITHERED, SCALED, WEIGHT
+from .spread import SHARDED, TRACKED
+from .stacked import ENSEMBLE, RAGGED
+from .stored import GROUPS, ROWS, STATE
 
 HEAD = """\
 import torch
@@ -36,11 +40,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Cartesian": (CARTESIAN, {}),
     "Rows": (DECLARED, {}),
     "Corrected": (CORRECTED, {"factory": "Corrected({0}, {1})"}),
-    "Dithered": (DITHERED, {"random": True, "tolerance": (0.2, 0.2)}),
+    "Dithered": (DITHERED, {"random": True, "tolerance": (0.3, 0.3)}),
     "Padded": (PADDED, {"factory": "Padded.pad({0})", "valid": "{0}.mask()"}),
     "Named": (NAMED, {"factory": "Named.label({0})", "to_dense": "{0}.plain_values()"}),
     "Logarithmic": (LOGARITHMIC, {}),
     "Palette": (PALETTE, {}),
     "Fixed": (FIXED, {"factory": "Fixed.from_dense({0})"}),
     "Ring": (RING, {"factory": "Ring.from_dense({0})"}),
+    "Groups": (GROUPS, {"factory": "Groups.from_dense({0}, 2)"}),
+    "State8": (STATE, {"factory": "State8.from_dense({0})"}),
+    "RowSparse": (ROWS, {}),
+    "Sharded": (SHARDED, {"factory": "Sharded.distribute({0}, 0)"}),
+    "Tracked": (TRACKED, {"to_dense": "{0}.data_"}),
+    "Lora": (LORA, {"factory": "Lora.of({0}, 3.0)"}),
+    "Float8": (FLOAT8, {}),
+    "Flipped": (FLIPPED, {}),
+    "Ensemble": (ENSEMBLE, {}),
+    "Ragged": (RAGGED, {"factory": "Ragged.from_dense({0}, 0)", "valid": "{0}.mask()"}),
 }

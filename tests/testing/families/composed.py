@@ -102,6 +102,9 @@ class Holes(torch.Tensor):
                 if isinstance(t, Holes):
                     mask &= t.present
             return Holes(data, mask)
+        if func is aten._softmax.default and first.is_floating_point():
+            low = torch.where(first.present, first.values_, -float("inf"))
+            return Holes(func(low, *args[1:]).nan_to_num(0.0), first.present.clone())
         if func is aten.sum.default:
             return torch.where(first.present, first.values_, 0).sum(**kwargs)
         raise NotImplementedError(f"{func} has no meaning with missing elements")
@@ -302,6 +305,8 @@ class Cartesian(torch.Tensor):
             return cls(func(a.re, b.re, **kwargs), func(a.im, b.im, **kwargs))
         if func is aten.mul.Tensor and mine and isinstance(b, cls):
             return cls(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re)
+        if func in (aten.add.Tensor, aten.sub.Tensor) and mine and isinstance(b, complex) and not kwargs:
+            return cls(func(a.re, b.real), func(a.im, b.imag))
         if func is aten.mul.Tensor and mine and isinstance(b, (int, float)):
             return cls(a.re * b, a.im * b)
         if func is aten._conj.default and mine:

@@ -150,7 +150,8 @@ class Named(torch.Tensor):
         if not torch.is_tensor(out):
             return out
         if func._schema.is_mutable:
-            return args[0] if isinstance(args[0], cls) else out
+            written = kwargs.get("out", args[0])
+            return written if isinstance(written, cls) else out
         keeps = torch.Tag.pointwise in func.tags or func in KEEPS
         if keeps and out.shape == first.shape:
             return return_and_correct_aliasing(func, args, kwargs, cls(out, first.names_))

@@ -61,10 +61,10 @@ def mutate(func, args, kwargs):
     def dense(t):
         return copies.setdefault(id(t), t.dequantize())
     out = func(*tree_map_only(Scaled, dense, args), **tree_map_only(Scaled, dense, kwargs))
-    for t in tree_leaves((args, kwargs)):
+    written = args[0] if "out" not in kwargs else kwargs["out"]
+    for t in tree_leaves(written):
         if isinstance(t, Scaled):
             t.codes.copy_(copies[id(t)] / t.scale)
-    written = args[0] if "out" not in kwargs else kwargs["out"]
     return out if out is None else written
 
 
@@ -182,6 +182,7 @@ class Linear(torch.autograd.Function):
         return out if bias is None else out + bias
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         x, w = ctx.saved_tensors
         g, flat = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])

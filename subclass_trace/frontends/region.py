@@ -6,13 +6,11 @@ trace, or a limit, hands the region over to Dynamo (`hand_over`), unless ``front
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import gc
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,19 +20,13 @@ from .. import policy
 from ..artifacts import saved
 from ..artifacts.cache import Cache
 from ..artifacts.source import Source
-from ..errors import (
-    GuardError,
-    LimitError,
-    OptionError,
-    Reason,
-    SubclassTraceError,
-    UnsupportedError,
-)
+from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import compiled
 from ..report.names import name_of
 from ..runtime.backward import TRACE_LOCK, OnFirstUse
 from ..runtime.entry_code import MISS
+from ..runtime.frozen import refreeze
 from ..runtime.guards import Ambient, eager_reason
 from ..stages import working
 from ..state.guards import changed_since
@@ -44,7 +36,7 @@ from ..torch_api.autograd import saved_tensor_hooks_active
 from ..torch_api.dynamo import check_stance, dynamo_lock, eager_by_stance, never_compiled
 from ..torch_api.lines import warn_user
 from ..torch_api.structured import trace_is_written
-from .compile_call import compile_call, from_description
+from .compile_call import compile_call, from_description, no_garbage_collection
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .equal_modules import of_another, remember
@@ -332,7 +324,7 @@ class Region:
     ) -> Specialization:
         """The specialization for a call that no generated entry has served; ``left``: see
         `__slow_call`; ``waits``: see `SizeHistory`."""
-        with dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
+        with dynamo_lock(), TRACE_LOCK, no_garbage_collection():
             misses = list[Reason]()
             for entry in self.__entries:
                 why = _OTHER_VALUE if entry.run in left else entry.failed(args, kwargs)
@@ -482,17 +474,12 @@ class Region:
         return type(self)(copy.deepcopy(self.__function, memo), self.__options)
 
     def refreeze(self) -> None:
-        """Of a frozen region: fold again, with the weights that there are at the next call; nothing
-        is traced.
+        """Of a frozen region: fold again, with the weights of the next call; nothing is traced.
 
         Raises:
             OptionError: it is not frozen.
         """
-        if (freezer := self.__options.resolve_backend().freezer) is None:
-            raise OptionError(
-                "the region is not frozen", path=name_of(self.__function), fix="st.freeze(module)"
-            )
-        freezer.refreeze()
+        refreeze(self.__options, name_of(self.__function))
 
     def reset(self) -> None:
         """Forget all specializations, and that Dynamo serves."""
@@ -500,21 +487,3 @@ class Region:
             self.__forget()
             for source in self.__sources:
                 source.reset()
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Capture and partition make many live objects; collecting among them costs a third of the time
-    and frees nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            # else the caller froze objects, which unfreeze would release
-            if gc.get_freeze_count() == 0:
-                # there and back: what was made here is old at once, so that enabling does not
-                gc.freeze()
-                gc.unfreeze()  # set off a full collection over all of it
-            gc.enable()

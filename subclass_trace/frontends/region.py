@@ -28,7 +28,7 @@ from ..runtime.backward import TRACE_LOCK, OnFirstUse
 from ..runtime.entry_code import MISS
 from ..runtime.frozen import refreeze
 from ..runtime.guards import Ambient, eager_reason
-from ..stages import working
+from ..stages import no_garbage_collection, working
 from ..state.guards import changed_since
 from ..state.place import Roots
 from ..torch_api.assertions import OtherBranch

@@ -4,10 +4,8 @@ equal module; or of a description.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -242,21 +240,3 @@ def _traced_again(
             fix="call the region again, or describe it after a step",
         ) from refused
     return tape
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Capture and partition make many live objects; collecting among them costs a third of the time
-    and frees nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            # else the caller froze objects, which unfreeze would release
-            if gc.get_freeze_count() == 0:
-                # there and back: what was made here is old at once, so that enabling does not
-                gc.freeze()
-                gc.unfreeze()  # set off a full collection over all of it
-            gc.enable()

@@ -36,7 +36,7 @@ from ..torch_api.autograd import saved_tensor_hooks_active
 from ..torch_api.dynamo import check_stance, dynamo_lock, eager_by_stance, never_compiled
 from ..torch_api.lines import warn_user
 from ..torch_api.structured import trace_is_written
-from .compile_call import compile_call, from_description, no_garbage_collection
+from .compile_call import compile_call, from_description
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .equal_modules import of_another, remember

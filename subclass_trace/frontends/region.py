@@ -20,19 +20,13 @@ from .. import policy
 from ..artifacts import saved
 from ..artifacts.cache import Cache
 from ..artifacts.source import Source
-from ..errors import (
-    GuardError,
-    LimitError,
-    OptionError,
-    Reason,
-    SubclassTraceError,
-    UnsupportedError,
-)
+from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import compiled
 from ..report.names import name_of
 from ..runtime.backward import TRACE_LOCK, OnFirstUse
 from ..runtime.entry_code import MISS
+from ..runtime.frozen import refreeze
 from ..runtime.guards import Ambient, eager_reason
 from ..stages import no_garbage_collection, working
 from ..state.guards import changed_since
@@ -480,17 +474,12 @@ class Region:
         return type(self)(copy.deepcopy(self.__function, memo), self.__options)
 
     def refreeze(self) -> None:
-        """Of a frozen region: fold again, with the weights that there are at the next call; nothing
-        is traced.
+        """Of a frozen region: fold again, with the weights of the next call; nothing is traced.
 
         Raises:
             OptionError: it is not frozen.
         """
-        if (freezer := self.__options.resolve_backend().freezer) is None:
-            raise OptionError(
-                "the region is not frozen", path=name_of(self.__function), fix="st.freeze(module)"
-            )
-        freezer.refreeze()
+        refreeze(self.__options, name_of(self.__function))
 
     def reset(self) -> None:
         """Forget all specializations, and that Dynamo serves."""

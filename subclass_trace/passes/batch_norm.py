@@ -97,10 +97,9 @@ def _replace(
 
 def _scale_and_shift(write: _Writer, node: fx.Node, bias: Any) -> tuple[fx.Node, fx.Node]:
     """Of ``x - bias``, where that is the bias of what ``x`` comes from."""
-    dtype = torch.promote_types(node.args[4].meta["val"].dtype, torch.float32)  # type: ignore[union-attr]
-    gamma, beta, mean, variance = (
-        None if w is None else write.cast(w, dtype) for w in node.args[1:5]  # type: ignore[arg-type]
-    )
+    weights: Any = node.args[1:5]
+    dtype = torch.promote_types(weights[3].meta["val"].dtype, torch.float32)
+    gamma, beta, mean, variance = (None if w is None else write.cast(w, dtype) for w in weights)
     scale = write(aten.rsqrt.default, write(aten.add.Tensor, variance, node.args[-1]))
     scale = scale if gamma is None else write(aten.mul.Tensor, scale, gamma)
     centre = mean if bias is None else write(aten.sub.Tensor, mean, write.cast(bias, dtype))

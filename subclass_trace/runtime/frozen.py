@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..backends import Compiled
 from ..backends.eager import graph_code
-from ..errors import FrozenError
+from ..errors import FrozenError, OptionError
 from ..options import Options
 from ..partition.folding import Folded, fold, origins_of
 from ..partition.half import Half
@@ -110,11 +110,6 @@ class Freezer:
         self.programs.add(made)
         return made
 
-    def refreeze(self) -> None:
-        """Fold again, with the weights that there are at the next call."""
-        for program in self.programs:
-            program.pins = None
-
     def erase(self) -> None:
         """Weights that no program needs any more are given up."""
         self.is_discarded = True
@@ -131,13 +126,21 @@ class Freezer:
         }
         made: dict[int, Tensor] = {}
         for module in self.module.modules():
-            for table in (module._parameters, module._buffers):
-                for name, t in table.items():
-                    if t is not None and (path := gone.get(id(t))) is not None:
-                        table[name] = made.setdefault(id(t), Erased(t, path))  # type: ignore[assignment]
+            tables: tuple[Any, ...] = (module._parameters, module._buffers)
+            for table, name, t in [(own, *row) for own in tables for row in own.items()]:
+                if (path := gone.get(id(t))) is not None:
+                    table[name] = made.setdefault(id(t), Erased(t, path))
         for program in programs:
             if program.pins is not None:
                 program.pin(program.weights())
+
+
+def refreeze(options: Options, name: str) -> None:
+    """See `frontends.region.Region.refreeze`."""
+    if (freezer := options.resolve_backend().freezer) is None:
+        raise OptionError("the region is not frozen", path=name, fix="st.freeze(module)")
+    for program in freezer.programs:
+        program.pins = None
 
 
 class _Pins(NamedTuple):

@@ -183,8 +183,9 @@ class _Entry:
                 made = self.formulas.numbers[value] if is_number else self._formula(line.value)
                 self._locals[name.id] = made
             elif isinstance(line, ast.If) and isinstance(line.body[0], ast.Return):
-                either = isinstance(line.test, ast.BoolOp) and isinstance(line.test.op, ast.Or)
-                for test in line.test.values if either else [line.test]:  # type: ignore[attr-defined]
+                whole: Any = line.test
+                either = isinstance(whole, ast.BoolOp) and isinstance(whole.op, ast.Or)
+                for test in whole.values if either else [whole]:
                     if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot):
                         same[ast.unparse(test.left)] = ast.unparse(test.comparators[0])
                     found += self._after(test)

@@ -58,9 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
             for f in BENCHMARKS[name].run(options.quick, say)
         )
     for figure in found:
-        figures.append(
-            replace(figure, goal=None) if options.quick else figure
-        )  # goals are for the full programs
+        # goals are for the full programs
+        figures.append(replace(figure, goal=None) if options.quick else figure)
     say("done")
     print(as_markdown(figures) if options.markdown else as_text(figures))
     if options.json:

@@ -90,9 +90,8 @@ def load(name: str) -> Joint:
     function, args = MODELS[base]()
     table = None
     if decomposed:
-        importlib.import_module(
-            "torch._inductor.lowering"
-        )  # the decomposition of max_pool2d takes it for granted
+        # the decomposition of max_pool2d takes it for granted
+        importlib.import_module("torch._inductor.lowering")
         from torch._inductor.decomposition import select_decomp_table
 
         table = select_decomp_table()

@@ -53,9 +53,8 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
                 "ours": region,
                 "aot_function": stacks.aot(eager),
             }
-            if (
-                "dense" in subject.name and not quick
-            ):  # its bytes are those of ours, and its solver takes a while
+            # its bytes are those of ours, and its solver takes a while
+            if "dense" in subject.name and not quick:
                 stacks_["torch.compile"] = stacks.dynamo(eager)
             with functorch_config.patch(activation_memory_budget=budget):
                 for name, function in stacks_.items():

@@ -26,7 +26,7 @@ from subclass_trace.partition.min_cut import MinCut
 from subclass_trace.partition.rules import Facts
 from subclass_trace.partition.split import halves, make_split
 from subclass_trace.partition.table import Table
-from subclass_trace.torch_api import storage_key
+from subclass_trace.torch_api.kinds import storage_key
 
 from .graphs import NAMES, Joint, load
 from .harness import interleaved, once

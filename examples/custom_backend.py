@@ -1,8 +1,8 @@
 """``python -m examples.custom_backend``: a back end is a function from a graph to a callable.
 
 This one replaces every ``relu`` by a cheaper-to-read spelling, counts operations, and runs the
-graph module as it is. It never sees a wrapper: the model's weights are pairs of tensors, its graphs
-are dense.
+graph module as it is.
+It never sees a wrapper: the model's weights are pairs of tensors, its graphs are dense.
 """
 
 from __future__ import annotations

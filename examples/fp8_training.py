@@ -2,8 +2,9 @@
 
 Linear layers compute in float8 with a scale per tensor: dynamic (from the tensor itself) or delayed
 (from the steps before, kept in a buffer; of a gradient, the history that follows comes out as the
-gradient of that buffer). The region is forward, backward and AdamW: parameters, optimizer state and
-histories are its inputs, and come back changed.
+gradient of that buffer). The region is
+forward, backward and AdamW: parameters, optimizer state and histories are its inputs, and come back
+changed.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[Outcome, Outcome
     parser.add_argument("--width", type=int, default=64)
     options = parser.parse_args(arguments)
     print(
-        f"{'':<9}{'first loss':>11}{'last loss':>11}{'compiled':>11}{'eager ms':>10}{'compiled ms':>13}  saved KiB"
+        f"{'':<9}{'first loss':>11}{'last loss':>11}{'compiled':>11}"
+        f"{'eager ms':>10}{'compiled ms':>13}  saved KiB"
     )
     found = {}
     for kind in LAYERS:

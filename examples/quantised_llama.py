@@ -3,8 +3,8 @@ int8.
 
 The model is tiny and random (nothing is downloaded). torchao replaces the weights of its linear
 layers by `Int8Tensor` wrappers; the compiled model unwraps them once per call, and the graph holds
-their dense parts. Needs transformers and torchao:
-``pip install 'subclass_trace[transformers,torchao]'``.
+their dense parts. Needs transformers and
+torchao: ``pip install 'subclass_trace[transformers,torchao]'``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
 """The command ``subclass-trace``: check a wrapper class, start a new one, look after the cache.
 
     subclass-trace check pkg.mod:MyTensor                        the rules, a table and the
-    counterexamples subclass-trace check pkg.mod:MyTensor --json                 for machines
+                                                                 counterexamples
+    subclass-trace check pkg.mod:MyTensor --json                 for machines
     subclass-trace check pkg.mod:MyTensor --html report.html     for people
     subclass-trace check --list                                  all rules
     subclass-trace check --explain ST308                         one rule: why
     subclass-trace check pkg.mod:MyTensor --programs calls.py    and the calls of a file
     subclass-trace new MyTensor --use weight                     a class and its test
     subclass-trace cache list                                    what st.compile(cache=True) keeps;
-    also verify, clear subclass-trace cache pack FILE                               all of it in one
-    file, for `cache unpack` elsewhere subclass-trace export pkg.mod:make --out model.pt2
-    what make() gives, (module, args[, kwargs]), as a program
+                                                                 also verify, clear
+    subclass-trace cache pack FILE                               all of it in one file, for `cache
+                                                                 unpack` elsewhere
+    subclass-trace export pkg.mod:make --out model.pt2           what make() gives, (module, args[,
+                                                                 kwargs]), as a program
 
 Exit codes: 0 all rules hold, 1 some do not (of a cache: something is damaged), 2 the command could
 not run (no such class, no way to build it, a fault of the kit).
@@ -44,9 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return TROUBLE
     except BrokenPipeError:  # who reads has enough: `| head`
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python flushes once more when it ends
+        # Python flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except OSError as error:  # a file cannot be written
         print(error, file=sys.stderr)
@@ -155,9 +157,9 @@ def _parser() -> argparse.ArgumentParser:
 def _export(options: argparse.Namespace) -> int:
     import torch
 
-    from . import torch_api
     from .exporting import export
     from .stages import working
+    from .torch_api.inductor import write_package
 
     made = _named(options.target)()
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], tuple)):
@@ -174,9 +176,10 @@ def _export(options: argparse.Namespace) -> int:
         exported = export(*made, joint=options.joint)
     with working(f"writing {options.out}"):
         if options.aoti:
-            torch_api.write_package(exported.program, str(options.out))
+            write_package(exported.program, str(options.out))
         elif options.onnx:
-            torch.onnx.export(exported.program, dynamo=True).save(options.out)  # type: ignore[union-attr]
+            model: Any = torch.onnx.export(exported.program, dynamo=True)
+            model.save(options.out)
         else:
             torch.export.save(exported.program, options.out)
     names = [name for a in exported.arguments for name in a.names]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 
 class SubclassTraceError(RuntimeError):
@@ -90,7 +91,15 @@ class TangentError(SubclassTraceError):
 
 
 class UnsupportedError(SubclassTraceError):
-    """The region uses something that is not supported (yet); the message names it."""
+    """The region uses something that is not supported (yet); the message names it.
+
+    Attributes:
+        code: the kind of refusal. The table in docs/limits.md says of each who serves such a call.
+    """
+
+    def __init__(self, what: str, *, code: str, **parts: Any) -> None:
+        super().__init__(what, **parts)
+        self.code = code
 
 
 class SideEffectError(UnsupportedError):
@@ -105,16 +114,6 @@ class DataDependentError(UnsupportedError):
 class RuleError(UnsupportedError):
     """A wrapper class has no rule for an operation: eager mode says so, too, and code may catch
     it."""
-
-
-class NeedsEager(UnsupportedError):
-    """What the region does cannot be compiled, and eager mode has a result: such calls run
-    eagerly."""
-
-
-class NotYet(NeedsEager):
-    """A call that runs eagerly once: parameters of a lazy module have no values before it, and the
-    next call is traced."""
 
 
 class OptionError(SubclassTraceError, ValueError):

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from . import torch_api
 from .errors import OptionError
+from .torch_api.inductor import inductor_options, known_inductor_options
+from .torch_api.operators import overloads_of
+from .torch_api.texts import text_of
 
 if TYPE_CHECKING:
     from .backends import Backend
@@ -27,37 +29,34 @@ class Options:
     Attributes:
         backend: name, callable ``(graph module, example inputs) -> callable``, or a `Backend`.
         fw_compiler, bw_compiler: separate compilers for the two graphs; they override the back
-        end's. frontend: "auto": our trace, and ``torch.compile(backend="subclass_trace")`` where it
-        refuses a region, or where calls
-            differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the
-            start. The environment variable ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a
-            test run may ask for refusals everywhere.
+            end's.
+        frontend: "auto": our trace, and ``torch.compile(backend="subclass_trace")`` where it
+            refuses a region, or where calls differ without end; "trace": the refusal is raised;
+            "dynamo": ``torch.compile`` from the start. The environment variable
+            ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a test run may ask for refusals
+            everywhere.
         fullgraph: where a region is handed over, a break of the graph is an error. (Our trace
-        always is one graph.) mode: "default", or None.
+            always is one graph.)
+        mode: "default", or None.
         dynamic: None: a size or number that changed between calls becomes symbolic in the next
-        specialization; True: every
-            size of the arguments is symbolic from the first call on; False: none but those that are
-            marked.
+            specialization; True: every size of the arguments is symbolic from the first call on;
+            False: none but those that are marked.
         options: for the back end: inductor's settings, or ``options=`` of a callable.
         disable: `compile` gives the function back as it is.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in
-        ``functorch.compile``. None:
-            "min_cut"; but the eager back end leaves a region of a few small operations to autograd
-            itself.
+            ``functorch.compile``. None: "min_cut"; but the eager back end leaves a region of a few
+                small operations to autograd itself.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or
-        a number of bytes. decompositions: operation -> function, applied while capturing, before
-        those of the back end. An operation is
-            an overload (``torch.ops.aten.gelu.default``), or a packet (``torch.ops.aten.gelu``) for
-            all its overloads.
+            a number of bytes.
+        decompositions: operation -> function, applied while capturing, before those of the back
+            end. An operation is an overload (``torch.ops.aten.gelu.default``), or a packet
+            (``torch.ops.aten.gelu``) for all its overloads.
         passes: what the dense graph goes through before it is partitioned: functions of a
-        `passes.JointGraph`, or names of
-            registered ones, in order.
+            `passes.JointGraph`, or names of registered ones, in order.
         on_error: "raise": a pass that fails is a `PassError`; "skip": the region is compiled
-        without its passes, with a
-            warning.
+            without its passes, with a warning.
         cache: True: what is traced is kept in a directory of this user's, and another process binds
-        it instead of a trace
-            (docs/deploying.md).
+            it instead of a trace (docs/deploying.md).
         max_specializations: more of them raise a GuardError that says which guard kept failing.
     """
 
@@ -119,7 +118,7 @@ class Options:
                 "passes is no list",
                 path="passes",
                 expected="a list of passes",
-                got=torch_api.text_of(self.passes),
+                got=text_of(self.passes),
             )
         for choice in self.passes:
             resolve(choice)
@@ -224,7 +223,7 @@ def _with_inductor_options(
     compiler: Callable[..., Any], options: dict[str, Any]
 ) -> Callable[..., Any]:
     def compile_with_options(gm: Any, example_inputs: Any) -> Callable[..., Any]:
-        with torch_api.inductor_options(options):
+        with inductor_options(options):
             compiled: Callable[..., Any] = compiler(gm, example_inputs)
         return compiled
 
@@ -232,7 +231,7 @@ def _with_inductor_options(
 
 
 def _check_inductor_options(options: Mapping[str, Any]) -> None:
-    known = torch_api.known_inductor_options()
+    known = known_inductor_options()
     for name, value in options.items():
         path = f"options[{name!r}]"
         if name not in known:
@@ -256,7 +255,7 @@ def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:
 
     Raises:
         OptionError: it is no dict, or has a key that is no operation, or a value that is no
-        function.
+            function.
     """
     if not isinstance(table, dict):
         raise OptionError(
@@ -267,7 +266,7 @@ def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:
     packets: dict[Any, Callable[..., Any]] = {}
     overloads: dict[Any, Callable[..., Any]] = {}
     for key, function in table.items():
-        operations = torch_api.overloads_of(key)
+        operations = overloads_of(key)
         if operations is None or not callable(function):
             raise OptionError(
                 f"{name} has a key that is no operation, or a value that is no function",

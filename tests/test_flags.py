@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from subclass_trace import torch_api
-from subclass_trace.torch_api import FLAG_NAMED, FLAGS, FLAGS_OF_GETTER, FLAGS_OF_SETTER
+from subclass_trace.torch_api.flag_rows import GUARD_NAMES, Flag
+from subclass_trace.torch_api.flags import (
+    FLAG_NAMED,
+    FLAGS,
+    FLAGS_OF_GETTER,
+    FLAGS_OF_SETTER,
+    changed_flags,
+    put_back_flags,
+    read_flags,
+)
 
 #: pairs `_get_x`, `_set_x` of torch._C that are no flags: no operator asks for them
 NO_FLAGS = {
@@ -52,49 +60,49 @@ def _others(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_a_flag_reads_as_its_guard_and_is_put_back(flag: torch_api.Flag) -> None:
-    then = torch_api.read_flags()
-    assert flag.read() == eval(flag.code, dict(torch_api.GUARD_NAMES)) == then[flag.name]
+def test_a_flag_reads_as_its_guard_and_is_put_back(flag: Flag) -> None:
+    then = read_flags()
+    assert flag.read() == eval(flag.code, dict(GUARD_NAMES)) == then[flag.name]
     hash(flag.read())
     if flag.write is None or flag.name in ("device of cuda", "quantized engine"):
         return
     for other in _others(flag.read()):
         with contextlib.suppress(RuntimeError):  # a library that this machine lacks
             flag.write(other)
-        assert eval(flag.code, dict(torch_api.GUARD_NAMES)) == flag.read()
-        torch_api.put_back_flags(then)
-        assert torch_api.read_flags() == then
+        assert eval(flag.code, dict(GUARD_NAMES)) == flag.read()
+        put_back_flags(then)
+        assert read_flags() == then
 
 
 def test_a_change_is_named() -> None:
-    then = torch_api.read_flags()
+    then = read_flags()
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        changed = torch_api.changed_flags(then, torch_api.read_flags())
+        changed = changed_flags(then, read_flags())
         assert changed == ["default dtype", "deterministic algorithms"]
     finally:
-        torch_api.put_back_flags(then)
+        put_back_flags(then)
     assert torch.get_default_dtype() == torch.float32
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_settings_of_one_thing_by_old_and_new_names() -> None:
-    then = torch_api.read_flags()
+    then = read_flags()
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    assert torch_api.read_flags()["float32 matmul precision"] == "mixed"
-    torch_api.put_back_flags(then)
+    assert read_flags()["float32 matmul precision"] == "mixed"
+    put_back_flags(then)
     assert torch.get_float32_matmul_precision() == "highest"
-    assert torch_api.read_flags() == then
+    assert read_flags() == then
 
 
 def test_what_cannot_be_put_back_is_an_error() -> None:
-    then = torch_api.read_flags()
+    then = read_flags()
     with (
         torch.inference_mode(),
         pytest.raises(RuntimeError, match="inference mode: True, was False"),
     ):
-        torch_api.put_back_flags(then)
+        put_back_flags(then)
 
 
 OF_THREAD = [f.name for f in FLAGS if f.of_thread and f.write and f.name != "device of cuda"]
@@ -105,14 +113,14 @@ def test_a_flag_of_the_thread(name: str) -> None:
     """It is each thread's own, or no other thread would compare it."""
     flag = FLAG_NAMED[name]
     values: list[Any] = []
-    torch_api.put_back_flags(then := torch_api.read_flags())
+    put_back_flags(then := read_flags())
     for other in _others(flag.read())[:1]:
         with contextlib.suppress(RuntimeError):
             flag.write(other)  # type: ignore[misc]
         thread = threading.Thread(target=lambda: values.append(flag.read()))
         thread.start()
         thread.join()
-        torch_api.put_back_flags(then)
+        put_back_flags(then)
         assert values == [then[name]]
 
 

@@ -21,6 +21,8 @@ from subclass_trace.torch_api.repairs.fake_kernels import _fft_dims_are_sorted
 ROOT = pathlib.Path(subclass_trace.__file__).parent
 DOOR = sorted((ROOT / "torch_api").rglob("*.py"))
 FILES = sorted(p for p in ROOT.rglob("*.py") if p not in DOOR)
+for _path in DOOR:  # one of them defines the operations of this package
+    importlib.import_module(".".join(_path.relative_to(ROOT.parent).with_suffix("").parts))
 #: private by name, but torch documents them for authors of subclasses, or they are part of the protocol
 ALLOWED_ATTRIBUTES = {"torch.__file__", "torch.__version__", "torch._check"}
 

@@ -11,6 +11,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "semantics")]
 
 from cases import CASES  # noqa: E402
 
+from subclass_trace.frontends.routes import table  # noqa: E402
+
 PAGE = ROOT / "docs" / "limits.md"
 
 
@@ -58,6 +60,16 @@ def page() -> str:
     for group in dict.fromkeys(c.group for c in CASES):
         lines += ["", f"## {group}", "", "| program | here | torch.compile |", "|---|---|---|"]
         lines += [f"| {c.name} | {c.expectation} | {c.torch} |" for c in CASES if c.group == group]
+    lines += [
+        "",
+        "## Who serves what is refused",
+        "",
+        "Each refusal has a code: `error.code`, and in brackets in `explain()`. This table, which "
+        "is `subclass_trace/frontends/routes.py`,",
+        'says who serves such a call with `frontend="auto"`, the default.',
+        "",
+        table(),
+    ]
     return "\n".join(lines) + "\n"
 
 

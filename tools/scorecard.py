@@ -2,7 +2,8 @@
 
     python -m tools.scorecard                 all classes (about twenty minutes on two cores)
     python -m tools.scorecard TwoTensor       some; the page is written from all results that are
-    there python -m tools.scorecard --page          write the page only
+                                              there
+    python -m tools.scorecard --page          write the page only
 
 Each class runs in a process of its own; its report, with the counterexamples, is kept in
 build/scorecard/. A finding counts only if somebody has run its program by hand and written whose

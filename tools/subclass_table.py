@@ -15,13 +15,13 @@ sys.path.insert(0, str(ROOT / "tests" / "torch_classes"))
 
 _HEAD = """# Wrapper classes of other packages
 
-Written by `python -m tools.subclass_table` from the programs in `tests/torch_classes/class_table.py`; a test measures
-them again. Versions: {versions}; one CPU.
+Written by `python -m tools.subclass_table` from the programs in
+`tests/torch_classes/class_table.py`; a test measures them again. Versions: {versions}; one CPU.
 
-`as eager`: results, gradients and changed arguments are those of eager, inner tensor by inner tensor, with their types.
-`no`: eager has no gradient there either. `-`: the program was not tried. A name of an error: that is raised, and says
-what to do instead. The column "torch.compile" says what `torch.compile(backend="subclass_trace", fullgraph=True)` does
-differently.
+`as eager`: results, gradients and changed arguments are those of eager, inner tensor by inner
+tensor, with their types. `no`: eager has no gradient there either. `-`: the program was not tried.
+A name of an error: that is raised, and says what to do instead. The column "torch.compile" says
+what `torch.compile(backend="subclass_trace", fullgraph=True)` does differently.
 
 | class | package | forward | backward | in place | torch.compile | |
 |---|---|---|---|---|---|---|

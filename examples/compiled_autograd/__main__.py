@@ -171,8 +171,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Outcome]:
         if dist.get_rank() == 0:
             print(f"{'':<14}{'last loss':>12}{'hooks':>7}{'ms / backward':>15}{'peak KiB':>10}")
             for name, o in found.items():
-                row = f"{o.losses[-1]:>12.6f}{len(o.norms):>7}{o.seconds * 1e3:>15.2f}{o.peak / 1024:>10.0f}"
-                print(f"{name:<14}{row}")
+                row = f"{o.losses[-1]:>12.6f}{len(o.norms):>7}{o.seconds * 1e3:>15.2f}"
+                print(f"{name:<14}{row}{o.peak / 1024:>10.0f}")
             same = all(o.losses == first.losses and o.norms == first.norms for o in found.values())
             print(f"losses and clipped norms are {'the same, bit for bit' if same else 'close'}\n")
             text = str(st.compiled_autograd.tapes[-1]).splitlines()

@@ -180,9 +180,8 @@ def _bytes_saved(model: nn.Module, tokens: Tensor, targets: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = loss_fn(
-            model, tokens, targets
-        )  # holds what was saved, so that no address is used twice
+        # holds what was saved, so that no address is used twice
+        loss = loss_fn(model, tokens, targets)
     del loss
     return sum(kept.values())
 

@@ -37,10 +37,8 @@ def worker(job: Job, progress: Progress) -> Result:
         whole = [
             parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)
         ]
-        groups = [
-            {"params": split},
-            {"params": whole},
-        ]  # AdamW updates a group at once and cannot mix the two
+        # AdamW updates a group at once and cannot mix the two
+        groups = [{"params": split}, {"params": whole}]
         return torch.optim.AdamW(groups, lr=job.learning_rate)
 
     return train(job, data.load(), make_model, make_optimizer, progress)

@@ -40,9 +40,8 @@ def run(
     """
     context = multiprocessing.get_context("spawn")
     events: Queue[Any] = context.Queue()
-    store = dist.TCPStore(
-        HOST, 0, is_master=True, wait_for_workers=False
-    )  # chooses a free port and holds it
+    # chooses a free port and holds it
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="subclass_trace_demo_") as folder:
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(world)]
         processes = [

@@ -16,7 +16,7 @@ from typing import Any
 from ..data.describe import Description
 from ..errors import ArtifactError, DescriptionError
 from ..options import Options
-from ..torch_api import warn_user
+from ..torch_api.lines import warn_user
 from . import identity
 from .container import pack, unpack
 from .directory import Directory
@@ -88,7 +88,8 @@ class Cache(Source):
         first."""
         directory = None if self._key is None else opened(directory_path())
         for name, _, _ in [] if directory is None else directory.entries(self._key or "")[:_TRIED]:
-            held = None if name in self._served else directory.read(name)  # type: ignore[union-attr]
+            fresh = name not in self._served
+            held = directory.read(name) if fresh else None  # type: ignore[union-attr]
             if held is None:
                 continue
             try:

@@ -2,8 +2,8 @@
 
 A file is a line that says what it is, a digest of all that follows, two lengths, the descriptions
 as compressed JSON, and the constants of their graphs as safetensors (each as plain bytes, by the
-name that the descriptions have for it). Nothing in it is run, and nothing is read that it does not
-have: lengths are compared before memory is taken.
+name that the descriptions have for it). Nothing in it is
+run, and nothing is read that it does not have: lengths are compared before memory is taken.
 
 >>> held = pack({"of": "f"}, [{"constants": {"c": "AAEC"}, "plan": 1}])
 >>> header, (description,) = unpack(held)

@@ -2,7 +2,8 @@
 decompositions; and the key by which a cache finds candidates.
 
 A key only finds: whatever it finds is bound, and compared in full. So it may leave out what is
-compared there, and holds what is compared nowhere else: the code of this package above all.
+compared there, and holds
+what is compared nowhere else: the code of this package above all.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def save(
 
     Args:
         bind: to a call that one of them serves; without it, all are compared with the function
-        alone.
+            alone.
 
     Raises:
         ArtifactError: there is nothing to write, or what is read back does not serve.

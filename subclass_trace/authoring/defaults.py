@@ -96,9 +96,8 @@ def _rewritten(cls: type[Any], func: Any) -> Run:
         targets = [t for t in written(func, args, kwargs) if isinstance(t, cls)]
         if targets:
             _check_writable(cls, func)
-        copies: dict[
-            int, torch.Tensor
-        ] = {}  # one per wrapper, so that x.add_(x) reads what it should
+        # one per wrapper, so that x.add_(x) reads what it should
+        copies: dict[int, torch.Tensor] = {}
 
         def dense(x: Any) -> torch.Tensor:
             if id(x) not in copies:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import ProtocolError
+from ..torch_api.operators import op_schema
+from ..torch_api.wrappers import return_and_correct_aliasing
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
@@ -33,7 +34,7 @@ def changes_metadata(func: Any) -> bool:
 
 def written_positions(func: Any) -> list[int]:
     """The positions of the arguments that the operation writes to."""
-    arguments = torch_api.op_schema(func).arguments
+    arguments = op_schema(func).arguments
     return [
         i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
     ]
@@ -43,19 +44,14 @@ def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torc
     """The tensors that this call writes to."""
     found: list[Any] = []
     for i in written_positions(func):
-        value = (
-            args[i] if i < len(args) else kwargs.get(torch_api.op_schema(func).arguments[i].name)
-        )
+        value = args[i] if i < len(args) else kwargs.get(op_schema(func).arguments[i].name)
         found += value if isinstance(value, (list, tuple)) else [value]
     return [t for t in found if isinstance(t, torch.Tensor)]
 
 
 def returns_arguments(func: Any) -> bool:
     """Is every result an argument (or is there none)?"""
-    return all(
-        r.alias_info is not None and r.alias_info.is_write
-        for r in torch_api.op_schema(func).returns
-    )
+    return all(r.alias_info is not None and r.alias_info.is_write for r in op_schema(func).returns)
 
 
 def put_right(func: Any, run: Run) -> Run:
@@ -63,14 +59,12 @@ def put_right(func: Any, run: Run) -> Run:
     argument, views claim the storage of their base. In inference mode a view of a normal tensor is
     a normal tensor, made outside of that mode.
     """
-    if not any(r.alias_info is not None for r in torch_api.op_schema(func).returns) and not is_view(
-        func
-    ):
+    if not any(r.alias_info is not None for r in op_schema(func).returns) and not is_view(func):
         return run
 
     def right(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not is_view(func):
-            return torch_api.return_and_correct_aliasing(func, args, kwargs, run(args, kwargs))
+            return return_and_correct_aliasing(func, args, kwargs, run(args, kwargs))
         base = args[0]
         normal = torch.is_inference_mode_enabled() and not base.is_inference()
         with torch.inference_mode(False) if normal else contextlib.nullcontext():
@@ -86,7 +80,7 @@ def put_right(func: Any, run: Run) -> Run:
                         got=type(t).__qualname__,
                         fix=f"return {cls}, or raise an error where there is no such view",
                     )
-            return torch_api.return_and_correct_aliasing(func, args, kwargs, out)
+            return return_and_correct_aliasing(func, args, kwargs, out)
 
     return right
 

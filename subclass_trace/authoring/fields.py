@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
 from ..state.current import call_method
+from ..torch_api.wrappers import make_wrapper_subclass
 
 DECLARED = "_wrapper_declared"  # the class attribute that holds the declaration
 _MUTABLE = (torch.Tensor, list, dict, set, bytearray)
@@ -240,11 +240,11 @@ def build(
         if t is not None:
             if t.requires_grad:
                 values[name] = t = t.detach()
-            if (
-                t.is_conj() or t.is_neg()
-            ):  # inside of dispatch torch does not look at the bits of inner tensors
+            # inside of dispatch torch does not look at the bits of inner tensors
+            if t.is_conj() or t.is_neg():
                 raise UnsupportedError(
                     f"the inner tensor {name} has a conjugate or negative bit",
+                    code="wrapper-form",
                     path=f"{cls.__name__}.{name}",
                     fix="use x.resolve_conj().resolve_neg(), or x.conj_physical()",
                 )
@@ -261,7 +261,7 @@ def build(
         stride = first.stride()
     if offset is None and not derived:
         offset = first.storage_offset()
-    self = torch_api.make_wrapper_subclass(
+    self = make_wrapper_subclass(
         cls,
         size,
         strides=stride,

@@ -3,16 +3,18 @@ copies."""
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import RuleError, UnsupportedError
 from ..state.boundary import is_users
 from ..torch_api import authors as _authors
+from ..torch_api.modes import no_modes
+from ..torch_api.texts import text_of
 from .effects import (
     BIT_VIEWS,
     Run,
@@ -57,8 +59,8 @@ def per_inner(cls: type[Any], func: Any, inner: tuple[str, ...] | None = None) -
 
     Args:
         inner: the names of the inner tensors that take part; None for all. A view shares the others
-        with its base,
-            a new tensor gets copies of them, an in-place operation leaves them alone.
+            with its base, a new tensor gets copies of them, an in-place operation leaves them
+            alone.
 
     The returned function raises UnsupportedError where the operands do not have the same inner
     tensors and context, where a plain tensor would be written to, and where results that are no
@@ -83,12 +85,10 @@ def per_inner(cls: type[Any], func: Any, inner: tuple[str, ...] | None = None) -
             raise _writes_plain(cls, func)
         if sized:
             _check_shapes(func, first, names)
+        parts = [operator.attrgetter(name) for name in names]
         outs = [
-            func(
-                *substitute(cls, lambda x: getattr(x, name), args),  # noqa: B023  (called at once)
-                **(substitute(cls, lambda x: getattr(x, name), kwargs) if kwargs else kwargs),  # noqa: B023
-            )
-            for name in names
+            func(*substitute(cls, part, args), **(substitute(cls, part, kwargs) if kwargs else {}))
+            for part in parts
         ]
         if returns_arguments(func):
             return None  # `put_right` returns the arguments themselves
@@ -119,10 +119,11 @@ def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) ->
             cls = type(first).__name__
             raise UnsupportedError(
                 f"{func} runs on each inner tensor of {cls}, but its operands differ",
+                code="wrapper-form",
                 path=cls,
                 expected=f"inner tensors {list(names)} and context "
-                f"{torch_api.text_of(context, 80)} in all of them",
-                got=f"{list(other_names)} and {torch_api.text_of(other, 80)}",
+                f"{text_of(context, 80)} in all of them",
+                got=f"{list(other_names)} and {text_of(other, 80)}",
                 fix=f"write a rule: @{cls}.implements({func})",
             )
     return names if inner is None else [n for n in inner if n in names]
@@ -145,6 +146,7 @@ def _check_shapes(func: Any, x: Any, names: Sequence[str]) -> None:
             raise UnsupportedError(
                 f"{func} runs on each inner tensor of {cls}, but {name} has another shape than "
                 "the wrapper",
+                code="wrapper-form",
                 path=f"{cls}.{name}",
                 expected=f"shape {tuple(x.shape)}, stride {x.stride()}",
                 got=f"shape {tuple(t.shape)}, stride {t.stride()}",
@@ -157,6 +159,7 @@ def _writes_plain(cls: type, func: Any) -> RuleError:
     made = f"if torch makes it: {cls.__name__}.implements_per_inner(authoring.factories)"
     return RuleError(
         f"{func} would write a {cls.__name__} into a plain tensor",
+        code="no-rule",
         expected=f"a {cls.__name__} as the argument that is written to",
         fix=f"make the written tensor a {cls.__name__} ({made}), or use the out-of-place operation",
     )
@@ -189,8 +192,9 @@ def _together(
     cls = type(x).__name__
     raise RuleError(
         f"{func} gives {different} for the inner tensors of a {cls}",
-        expected=f"{torch_api.text_of(head, 80)} for each, as for {names[0]}",
-        got=f"{torch_api.text_of(out, 80)} for {name}",
+        code="no-rule",
+        expected=f"{text_of(head, 80)} for each, as for {names[0]}",
+        got=f"{text_of(out, 80)} for {name}",
         fix=f"do not read values of a {cls} into Python, or read them from its inner tensors",
     )
 
@@ -222,7 +226,7 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
 
     Args:
         otherwise: for another dtype or layout, and for contiguous strides that the copy would not
-        have.
+            have.
     """
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -289,7 +293,7 @@ def _strides_of_copy(x: torch.Tensor) -> Sequence[Any]:
     gaps."""
     if x.is_contiguous():
         return x.stride()
-    with torch_api.no_modes():  # a tracer should not see this
+    with no_modes():  # a tracer should not see this
         return torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta")).stride()
 
 
@@ -300,7 +304,7 @@ def copy_into(cls: type[Any], func: Any, otherwise: Run, exact: bool) -> Run:
     Args:
         otherwise: for any other source, or target.
         exact: False where views share inner tensors with their base, which a copy into a view must
-        not change.
+            not change.
     """
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -350,7 +354,9 @@ def refuse(cls: type[Any], func: Any, fix: str | None = None) -> RuleError:
     asked = _authors.running_backward()
     got = f"{func}, {asked}" if asked else func
     what = f"{name} has no rule for {func}"
-    return RuleError(what, path=_user_line(), got=got, fix=fix or cls._wrapper_advice or general)
+    return RuleError(
+        what, code="no-rule", path=_user_line(), got=got, fix=fix or cls._wrapper_advice or general
+    )
 
 
 def _user_line() -> str | None:

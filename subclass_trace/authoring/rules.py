@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
 from ..state.current import call_kept, call_method
 from ..subclass.attributes import Memo
 from ..torch_api import authors as _authors
+from ..torch_api.modes import no_modes
+from ..torch_api.operators import OpOverload, op_schema
 from .defaults import DENSE_DEFAULTS, dequantized, refused
 from .effects import BIT_VIEWS, Run, aten, changes_metadata, is_view, put_right, written_positions
 from .per_inner import copy_into, copy_of, identity, per_inner, same_geometry
@@ -166,7 +167,7 @@ def overloads(cls: type, operation: Any) -> Iterator[Any]:
     """
     if isinstance(operation, _authors.OpOverloadPacket):
         yield from (op for op in _authors.overloads(operation) if not _authors.is_composite(op))
-    elif not isinstance(operation, torch_api.OpOverload):
+    elif not isinstance(operation, OpOverload):
         raise ProtocolError(
             f"{operation!r} is no ATen operation",
             path=cls.__name__,
@@ -190,9 +191,10 @@ def overloads(cls: type, operation: Any) -> Iterator[Any]:
 # ---- answering
 def resolve(cls: type[Any], func: Any) -> Run:
     """The rule that serves ``func`` for ``cls``; see the top of this file for the order."""
-    if not isinstance(func, torch_api.OpOverload):
+    if not isinstance(func, OpOverload):
         raise UnsupportedError(
             f"{cls.__name__} has no rule for {func}: it is a higher order operator",
+            code="wrapper-form",
             fix="trace through the wrapper (subclass_trace.compile), or call it on the inner "
             "tensors",
         )
@@ -252,9 +254,8 @@ def _unlisted(cls: type[Any], func: Any, default: Run) -> Run:
 def _decomposed(func: Any, default: Run) -> Run:
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = _authors.decomposed(func, args, kwargs)
-        return (
-            default(args, kwargs) if out is NotImplemented else out
-        )  # torch.export keeps some composites whole
+        # torch.export keeps some composites whole
+        return default(args, kwargs) if out is NotImplemented else out
 
     return run
 
@@ -267,7 +268,7 @@ def _shares_parts(cls: type) -> bool:
 
 
 def _with_default(cls: type, func: Any, rule: Any, default: Run) -> Run:
-    returns = torch_api.op_schema(func).returns
+    returns = op_schema(func).returns
     # results that are arguments, or views of them, are checked by `put_right`
     fresh = len(returns) == 1 and str(returns[0].type) == "Tensor" and returns[0].alias_info is None
 
@@ -300,7 +301,7 @@ def _with_strides(func: Any, run: Run) -> Run:
         outer = call_method(type(out), "outer_metadata", out)
         if outer.size is None or outer.stride is not None:
             return out  # these are those of the first inner tensor, or were derived
-        with torch_api.no_modes():  # a tracer should not see this
+        with no_modes():  # a tracer should not see this
             dense = func(
                 torch.empty_strided(x.shape, x.stride(), device="meta"), *args[1:], **kwargs
             )

@@ -66,8 +66,9 @@ def _module_name(name: str) -> str:
 _CLASS = '''\
 """`MyTensor`: values that know their scale. value = codes * scale.
 
-Replace the inner tensors, the context and the rules by yours; the author's guide of subclass_trace says what each part
-is for. `pytest test_my_tensor.py` checks the class against the rules that every wrapper subclass has to keep.
+Replace the inner tensors, the context and the rules by yours; the author's guide of subclass_trace
+says what each part is for. `pytest test_my_tensor.py` checks the class against the rules that every
+wrapper subclass has to keep.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class MyTensor(WrapperTensor, default="dequantize"):
         return cls(x.detach() / scale, scale)
 
     def dequantize(self) -> Tensor:
-        """The dense value. Operations without a rule compute on it; for callers it is differentiable."""
+        """The dense value, differentiable for callers. Operations without a rule compute on it."""
         return self.codes * self.scale
 
     def requantize_(self, value: Tensor) -> None:
@@ -155,8 +156,9 @@ def test_trains_like_the_dense_weight() -> None:
 _WEIGHT = '''\
 """`MyTensor`: the weight of a layer in int8, with a scale for each row. value = codes * scale.
 
-Replace the inner tensors and `dequantize` by yours; the author's guide of subclass_trace says what each part is for.
-`pytest test_my_tensor.py` checks the class against the rules that every wrapper subclass has to keep.
+Replace the inner tensors and `dequantize` by yours; the author's guide of subclass_trace says what
+each part is for. `pytest test_my_tensor.py` checks the class against the rules that every wrapper
+subclass has to keep.
 """
 
 from __future__ import annotations
@@ -172,7 +174,8 @@ from torch import Tensor
 class MyTensor(WrapperTensor, default="weight"):
     """``codes * scale``: (m, n) in int8, and (m, 1) in the dtype that the weight shows.
 
-    Layers, rows, the transpose, conversions, writes and FSDP2's hooks follow from `dequantize` and `from_dense`.
+    Layers, rows, the transpose, conversions, writes and FSDP2's hooks follow from `dequantize` and
+    `from_dense`.
     """
 
     codes: Tensor

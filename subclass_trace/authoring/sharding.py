@@ -1,8 +1,9 @@
 """FSDP2's two hooks, where they follow from the declaration.
 
 FSDP2 cuts a parameter into rows, one piece for each rank, and gathers the pieces before use. That
-can be derived when each inner tensor has the rows of the wrapper: piece by piece, and inner tensor
-by inner tensor. A scale of a whole tensor has no rows; what becomes of it is for the author to say.
+can be derived when
+each inner tensor has the rows of the wrapper: piece by piece, and inner tensor by inner tensor. A
+scale of a whole tensor has no rows; what becomes of it is for the author to say.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def pre_all_gather(x: Any, ranks: int, outer_size: Any) -> tuple[tuple[torch.Ten
             raise UnsupportedError(
                 f"the all-gather of {cls} cannot be derived: {name} does not have one row for "
                 "each row of the wrapper",
+                code="wrapper-form",
                 path=f"{cls}.{name}",
                 expected=f"{x.shape[0] if x.dim() else 'no'} rows",
                 got=f"shape {tuple(t.shape)}",

@@ -16,10 +16,11 @@ tensor([[4., 4., 4.]])
 torch.Size([2, 2])
 
 Products and layers compute on the dense value, above autograd, so that a weight needs no transpose
-of its own. Its rows are those of the inner tensors, if each of them has as many: cut together, they
-are a view (FSDP2 asks for it). A transpose is derived where each inner tensor has the sizes of the
-weight, or 1. So ``dequantize`` must treat rows and columns alike, as ``codes * scale`` does; for
-packed columns transposes are refused, and rows are right.
+of its own. Its rows are
+those of the inner tensors, if each of them has as many: cut together, they are a view (FSDP2 asks
+for it). A transpose is derived where each inner tensor has the sizes of the weight, or 1. So
+``dequantize`` must treat rows and columns alike, as ``codes * scale`` does; for packed columns
+transposes are refused, and rows are right.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def requantizer(cls: type[Any]) -> Callable[[Any, torch.Tensor], None] | None:
             raise UnsupportedError(
                 f"{type(self).__name__}.{name}() gives other inner tensors than those that would "
                 "be written",
+                code="wrapper-form",
                 path=type(self).__name__,
                 expected=dict(zip(names, sizes[0], strict=True)),
                 got=dict(zip(names, sizes[1], strict=True)),

@@ -32,12 +32,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from typing_extensions import Self, dataclass_transform
 
-from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
 from ..state.current import call_kept, call_method, current
 from ..subclass.context import same_context
 from ..torch_api import authors as _authors
+from ..torch_api.autograd import apply_function
 from ..torch_api.dynamo import never_compiled
+from ..torch_api.modes import no_modes
+from ..torch_api.wrappers import disabled_torch_function
 from . import sharding
 from .defaults import DENSE, DENSE_DEFAULTS
 from .fields import (
@@ -81,8 +83,9 @@ class WrapperTensor(torch.Tensor):
         default: what operations without a rule do: ``"refuse"`` (UnsupportedError; the default of
         the default),
             ``"dequantize"`` (compute on ``self.dequantize()``, the result is dense), ``"weight"``
-            (the same, and what a weight must do: `weights`), or ``"per_inner"`` (run on each inner
-            tensor, the result is wrapped again). Inherited.
+            (the same, and what a
+            weight must do: `weights`), or ``"per_inner"`` (run on each inner tensor, the result is
+            wrapped again). Inherited.
         advice: what users are told to do instead where an operation is refused. Inherited.
 
     What the class gets: constructor, `__tensor_flatten__`, `__tensor_unflatten__`,
@@ -96,10 +99,10 @@ class WrapperTensor(torch.Tensor):
 
     Raises:
         ProtocolError: at class creation, for a declaration that cannot work; the message has the
-        fix.
+            fix.
     """
 
-    __torch_function__ = torch_api.disabled_torch_function
+    __torch_function__ = disabled_torch_function
     _wrapper_default: ClassVar[str] = "refuse"
     _wrapper_has_metadata: ClassVar[bool] = False
     _wrapper_advice: ClassVar[str | None] = None
@@ -166,12 +169,13 @@ class WrapperTensor(torch.Tensor):
 
         Give overloads (``aten.mm.default``), packets (``aten.add``: all overloads) or groups
         (`authoring.views`, ...; a rule for one operation has precedence). A rule may return
-        NotImplemented to leave a call to the default. What it returns is put right: in-place and
-        out= operations return the written argument, and views share the storage of their base.
+        NotImplemented to leave a call to the default. What it
+        returns is put right: in-place and out= operations return the written argument, and views
+        share the storage of their base.
 
         Raises:
             ProtocolError: no ATen operation, or a composite one, which never arrives (see the
-            guide).
+                guide).
         """
 
         def register(rule: F) -> F:
@@ -187,7 +191,7 @@ class WrapperTensor(torch.Tensor):
         This is where a ``torch.autograd.Function`` is attached. For functions without a rule
         nothing changes. A rule may return NotImplemented to let the function run as usual.
         """
-        if cls.__torch_function__ is torch_api.disabled_torch_function:
+        if cls.__torch_function__ is disabled_torch_function:
             cls.__torch_function__ = classmethod(_dispatch_function)
 
         def register(rule: F) -> F:
@@ -204,8 +208,7 @@ class WrapperTensor(torch.Tensor):
 
         Args:
             inner: the inner tensors that take part, if not all; a view shares the others with its
-            base, a new tensor
-                has copies of them, an in-place operation leaves them alone.
+                base, a new tensor has copies of them, an in-place operation leaves them alone.
         """
         _add_families(cls, operations, inner)
 
@@ -263,11 +266,10 @@ class WrapperTensor(torch.Tensor):
         return new
 
     def __repr__(self) -> str:  # type: ignore[override]
-        with torch_api.no_modes():  # printing is not part of a traced program
+        with no_modes():  # printing is not part of a traced program
             parts = []
-            for name, value in values_of(
-                self
-            ).items():  # no comprehension: the caller asks for the text
+            # no comprehension: the caller asks for the text
+            for name, value in values_of(self).items():
                 parts.append(f"{name}={value!r}")
             if self.grad_fn is not None:
                 parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
@@ -282,6 +284,7 @@ class WrapperTensor(torch.Tensor):
         if not self.is_leaf:
             raise UnsupportedError(
                 f"a {type(self).__name__} with a grad_fn cannot be copied deeply",
+                code="wrapper-form",
                 expected="a leaf of the autograd graph",
                 fix="copy x.detach()",
             )
@@ -340,14 +343,8 @@ class WrapperTensor(torch.Tensor):
 
 # ---- making the class
 def _reserved() -> frozenset[str]:
-    names = {
-        "self",
-        "cls",
-        "outer_size",
-        "outer_stride",
-        "requantize_",
-        "names",
-    }  # torch 2.11 has Tensor.names
+    # torch 2.11 has Tensor.names
+    names = {"self", "cls", "outer_size", "outer_stride", "requantize_", "names"}
     return frozenset(names) | frozenset(dir(torch.Tensor)) | frozenset(dir(WrapperTensor))
 
 
@@ -388,7 +385,7 @@ def _differentiable(dense: Callable[..., Any]) -> Callable[..., Any]:
 
     def dequantize(self: WrapperTensor) -> torch.Tensor:
         if self.requires_grad and torch.is_grad_enabled() and not _authors.below_autograd():
-            value: torch.Tensor = torch_api.apply_function(Dequantize, self)
+            value: torch.Tensor = apply_function(Dequantize, self)
             return value
         plain: torch.Tensor = call_kept(dense, self)
         return plain

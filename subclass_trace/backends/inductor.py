@@ -24,10 +24,11 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.effects import CHECKS, has_effects
 from ..capture.user_code import line_text
 from ..errors import UnsupportedError
+from ..torch_api.inductor import inductor_compile, with_effect_tokens
+from ..torch_api.operators import needs_exact_strides
 from .python_numbers import steps_on_tensors
 
 
@@ -46,7 +47,9 @@ def compile_with_inductor(
                 f"inductor has no place for a generator of random numbers ({node.target})",
                 "draw outside",
             )
-            raise UnsupportedError(what, path=line_text(node.meta.get("frames")), fix=fix)
+            raise UnsupportedError(
+                what, code="generator-of-a-graph", path=line_text(node.meta.get("frames")), fix=fix
+            )
     own = _copy(gm)
     output = own.graph.output_node()
     if not isinstance(output.args[0], (tuple, list)):  # inductor wants several results
@@ -56,8 +59,8 @@ def compile_with_inductor(
         for n in own.graph.nodes
         if n.op == "call_function" and has_effects(n.target) and n.target not in CHECKS
     ]
-    with torch_api.with_effect_tokens(own.graph, loud):
-        return torch_api.inductor_compile(own, list(example_inputs), **role)
+    with with_effect_tokens(own.graph, loud):
+        return inductor_compile(own, list(example_inputs), **role)
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
@@ -89,5 +92,5 @@ def _note_input_values(graph: fx.Graph) -> None:
         return a.meta.get("val") if isinstance(a, fx.Node) else None
 
     for node in graph.nodes:
-        if node.op == "call_function" and torch_api.needs_exact_strides(node.target):
+        if node.op == "call_function" and needs_exact_strides(node.target):
             node.meta["eager_input_vals"] = fx.node.map_aggregate((node.args, node.kwargs), value)

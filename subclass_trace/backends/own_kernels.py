@@ -2,8 +2,9 @@
 end.
 
 A trace marks the nodes that such a call has written (``meta["compiled_by"]``). Where the region has
-no backward left, and runs operation by operation, each run of them becomes one node: its back end
-gets it as a graph module, with the tensors of the first call, as Dynamo would call it.
+no backward left, and runs
+operation by operation, each run of them becomes one node: its back end gets it as a graph module,
+with the tensors of the first call, as Dynamo would call it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.effects import has_effects
 from ..partition.half import Half
+from ..torch_api.compiled_inside import CompiledBy
+from ..torch_api.dynamo import dynamo_lock
+from ..torch_api.graphs import graph_module
+from ..torch_api.kinds import SYM_TYPES
+from ..torch_api.trees import pytree
 from .registry import compile_with
 
 
@@ -28,14 +33,14 @@ class Piece:
 
     __name__ = "compiled_piece"
 
-    def __init__(self, graph: fx.GraphModule, by: torch_api.CompiledBy) -> None:
+    def __init__(self, graph: fx.GraphModule, by: CompiledBy) -> None:
         self._graph, self._by = graph, by
         self._call: Callable[[list[Any]], Sequence[Any]] | None = None
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """The results, one for each output of the graph."""
         if self._call is None:
-            with torch_api.dynamo_lock():
+            with dynamo_lock():
                 if self._call is None:
                     backend, name = self._by.backend, self._by.name
                     self._call = compile_with(
@@ -44,7 +49,7 @@ class Piece:
         return self._call([*inputs])
 
 
-def pieces(half: Half) -> dict[torch_api.CompiledBy, list[fx.Node]]:
+def pieces(half: Half) -> dict[CompiledBy, list[fx.Node]]:
     """The calls that can be one node each, with their nodes."""
     order = [n for n in half.body if n.op != "get_attr"]
     runs = [
@@ -80,14 +85,10 @@ def _is_alone(run: Sequence[fx.Node]) -> bool:
 def _is_plain(node: fx.Node) -> bool:
     """Are all values tensors of known sizes? Numbers would be those of the first call."""
     values = [
-        v
-        for n in (node, *node.all_input_nodes)
-        for v in torch_api.pytree.tree_leaves(n.meta.get("val"))
+        v for n in (node, *node.all_input_nodes) for v in pytree.tree_leaves(n.meta.get("val"))
     ]
     sizes = (n for v in values if isinstance(v, torch.Tensor) for n in (*v.shape, *v.stride()))
-    known = all(type(n) is int for n in sizes) and not any(
-        isinstance(v, torch_api.SYM_TYPES) for v in values
-    )
+    known = all(type(n) is int for n in sizes) and not any(isinstance(v, SYM_TYPES) for v in values)
     return (
         known
         and node.op == "call_function"
@@ -103,14 +104,14 @@ def with_own_kernels(half: Half) -> Half:
         return half
     graph = fx.Graph()
     graph.output(graph.graph_copy(half.module.graph, {}))
-    copy = torch_api.graph_module(half.module, graph)
+    copy = graph_module(half.module, graph)
     nodes = list(graph.nodes)
     for by in dict.fromkeys(names.values()):
         _replace(copy, [n for n in nodes if names.get(n.name) is by], by)
     return Half.of_module(copy)
 
 
-def _replace(module: fx.GraphModule, run: Sequence[fx.Node], by: torch_api.CompiledBy) -> None:
+def _replace(module: fx.GraphModule, run: Sequence[fx.Node], by: CompiledBy) -> None:
     inside, graph = set(run), fx.Graph()
     given = list(dict.fromkeys(i for n in run for i in n.all_input_nodes if i not in inside))
     outputs = [n for n in run if any(u not in inside for u in n.users)]
@@ -121,7 +122,7 @@ def _replace(module: fx.GraphModule, run: Sequence[fx.Node], by: torch_api.Compi
     for node in run:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[n] for n in outputs))
-    piece = Piece(torch_api.graph_module(torch.nn.Module(), graph), by)
+    piece = Piece(graph_module(torch.nn.Module(), graph), by)
     with module.graph.inserting_before(run[0]):
         call = module.graph.call_function(piece, tuple(given))
         call.meta["val"] = tuple(n.meta["val"] for n in outputs)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
+from ..torch_api.inductor import mode_of
 
 aten = torch.ops.aten
 #: the functions of the steps, by name
@@ -41,7 +41,7 @@ def steps_on_tensors(graph: fx.Graph) -> None:
     steps = [n for n in graph.nodes if n.meta.get("is_step")]
     if not steps:
         return
-    mode = torch_api.mode_of(n.meta.get("val") for n in graph.nodes)
+    mode = mode_of(n.meta.get("val") for n in graph.nodes)
 
     def call(like: fx.Node, target: Any, args: Any, val: Any, **more: Any) -> fx.Node:
         made = graph.call_function(target, args)

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..errors import BackendError, OptionError, SubclassTraceError
+from ..torch_api.inductor import inductor_decompositions
+from ..torch_api.texts import text_of
 from . import eager, inductor
 from .eager.graph_code import BoxedGraph
 
@@ -46,7 +47,7 @@ _INDUCTOR = Backend(
     inductor.compile_with_inductor,
     functools.partial(inductor.compile_with_inductor, is_backward=True),
     functools.partial(inductor.compile_with_inductor, is_inference=True),
-    torch_api.inductor_decompositions,
+    inductor_decompositions,
 )
 _BUILT_IN: dict[str, Backend] = {"eager": _EAGER, "aot_eager": _EAGER, "inductor": _INDUCTOR}
 _registered: dict[str, Backend] = {}
@@ -81,9 +82,9 @@ def resolve_backend(
 
     Args:
         backend: a name, a back end, or a callable ``(graph_module, example_inputs) -> callable``
-        for every graph. fw_compiler: replaces the compiler of forward and inference graphs and,
-        without ``bw_compiler``, that of
-            backward graphs (as in ``functorch.compile.aot_function``).
+            for every graph.
+        fw_compiler: replaces the compiler of forward and inference graphs and, without
+            ``bw_compiler``, that of backward graphs (as in ``functorch.compile.aot_function``).
         bw_compiler: replaces the compiler of backward graphs.
 
     Raises:
@@ -118,7 +119,7 @@ def resolve_backend(
 
 def _name(compiler: Any, path: str) -> str:
     if not callable(compiler):
-        got = f"{torch_api.text_of(compiler)} of type {type(compiler).__name__}"
+        got = f"{text_of(compiler)} of type {type(compiler).__name__}"
         raise OptionError(
             "a back end's compiler must be callable", path=path, expected=_COMPILER, got=got
         )
@@ -174,7 +175,7 @@ def compile_with(
         raise BackendError(
             f"the back end {name!r} did not return a callable for the {which} graph",
             expected="a callable that takes the inputs of the graph",
-            got=f"{torch_api.text_of(compiled)} of type {type(compiled).__name__}",
+            got=f"{text_of(compiled)} of type {type(compiled).__name__}",
             fix="return graph_module.forward to run the graph as it is",
         )
     return _boxed(

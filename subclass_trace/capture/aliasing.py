@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import torch_api
 from ..subclass.context import size_key
+from ..torch_api.autograd import is_autograd_view
+from ..torch_api.kinds import storage_key, storage_ref
+from ..torch_api.symbols import maybe, surely
 
 
 class ByteRange(NamedTuple):
@@ -28,7 +30,7 @@ class ByteRange(NamedTuple):
         An over-approximation for interleaved strided views (PyTorch PR 106461), and where a place
         depends on values inside tensors.
         """
-        return torch_api.maybe(self.start < other.stop) and torch_api.maybe(other.start < self.stop)
+        return maybe(self.start < other.stop) and maybe(other.start < self.stop)
 
 
 def byte_range(t: torch.Tensor) -> ByteRange:
@@ -37,7 +39,7 @@ def byte_range(t: torch.Tensor) -> ByteRange:
     if t.layout is not torch.strided:
         return ByteRange(0, 1)
     start, width = t.storage_offset(), t.element_size()
-    if torch_api.surely(t.numel() == 0):
+    if surely(t.numel() == 0):
         return ByteRange(start * width, start * width)
     stop = start + 1
     for size, stride in zip(t.shape, t.stride(), strict=True):
@@ -48,7 +50,7 @@ def byte_range(t: torch.Tensor) -> ByteRange:
 def one_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Have two strided tensors one storage?"""
     strided = a.layout is torch.strided and b.layout is torch.strided
-    return strided and torch_api.storage_ref(a) == torch_api.storage_ref(b)
+    return strided and storage_ref(a) == storage_ref(b)
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -61,9 +63,8 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         isinstance(n, int) for n in (distance, *a.stride(), *b.stride())
     ):
         return True
-    reach: dict[
-        int, list[int]
-    ] = {}  # stride -> how far two elements may be apart along it, either way
+    # stride -> how far two elements may be apart along it, either way
+    reach: dict[int, list[int]] = {}
     for way, t in enumerate((a, b)):
         for size, stride in zip(t.shape, t.stride(), strict=True):
             reach.setdefault(stride, [0, 0])[way] += size - 1 if isinstance(size, int) else 1 << 62
@@ -86,10 +87,10 @@ def _is_sum(distance: int, rows: Sequence[tuple[int, int, int]]) -> bool:
 def repeats(t: torch.Tensor) -> bool:
     """Has a tensor a dimension along which its elements are the same again? Kernels look for no
     other overlap in one."""
-    if t.layout is not torch.strided or torch_api.surely(t.numel() == 0):
+    if t.layout is not torch.strided or surely(t.numel() == 0):
         return False
     rows = zip(t.shape, t.stride(), strict=True)
-    return any(torch_api.surely(stride == 0) and torch_api.maybe(size > 1) for size, stride in rows)
+    return any(surely(stride == 0) and maybe(size > 1) for size, stride in rows)
 
 
 def same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -121,7 +122,7 @@ def alias_pattern(
     storages: dict[int | None, list[tuple[int, Any, Any]]] = {}
     for k, t in enumerate(leaves):
         if t.numel():
-            storages.setdefault(torch_api.storage_key(t), []).append((k, *byte_range(t)))
+            storages.setdefault(storage_key(t), []).append((k, *byte_range(t)))
     for members in storages.values():
         if len(members) > 1:
             start = min(m[1] for m in members)
@@ -142,7 +143,7 @@ def alias_check(
 
     def unrelated(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:
         storages = {*map(_number, map(torch.Tensor.untyped_storage, leaves))}
-        if len(storages) == len(leaves) and not any(map(torch_api.is_autograd_view, inputs)):
+        if len(storages) == len(leaves) and not any(map(is_autograd_view, inputs)):
             return True
         return alias_pattern(inputs, leaves) == known
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx as fx
 
-from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan import OutputPlan, PlanMutations, SharedLeaf, SideEffect, ValueOutput
 from ..plan.descriptors import (
     AnyDescriptor,
@@ -35,6 +34,11 @@ from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
+from ..torch_api.assertions import check as torch_check
+from ..torch_api.assertions import note_random
+from ..torch_api.autograd import is_reached, watched_engine
+from ..torch_api.kinds import is_fake, storage_ref
+from ..torch_api.modes import transformed_inputs
 from .aliasing import byte_range
 from .checkpoint import checkpoint_as_tags
 from .decided import StateBranches
@@ -73,8 +77,7 @@ class CapturedResults:
         values: specs of the live tensors that the forward graph returns.
         views: numbers of the values that are views when the region runs eagerly.
         outputs, shared, unbacked, described, paths: see `plan`; ``size_outputs``: how many symbolic
-        numbers the forward
-            graph returns.
+            numbers the forward graph returns.
     """
 
     values: tuple[Spec, ...]
@@ -94,9 +97,11 @@ class Captured:
     Attributes:
         described: what each graph input is.
         mutations: see `plan`; ``recipes``: how the result is made of the flat outputs, and what
-        they are put into. differentiable: numbers of the values that get tangents;
-        ``differentiated``: of the inputs that get gradients. forward: what the forward graph
-        returns. tape: the retained autograd graph; None when nothing is differentiable.
+            they are put into.
+        differentiable: numbers of the values that get tangents; ``differentiated``: of the inputs
+            that get gradients.
+        forward: what the forward graph returns.
+        tape: the retained autograd graph; None when nothing is differentiable.
         reads: what the region read of the inputs besides their values.
     """
 
@@ -163,7 +168,7 @@ class Capture:
 
         Raises:
             SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors
-            are unchanged.
+                are unchanged.
         """
         grad_mode, recorder = torch.is_grad_enabled(), self.recorder
         with self.session.modes():
@@ -179,8 +184,9 @@ class Capture:
                 changed = list(self.functions.gradients.changed())
                 if torch.is_grad_enabled() != grad_mode:
                     torch.set_grad_enabled(grad_mode)
-                    raise NeedsEager(
+                    raise UnsupportedError(
                         "the region leaves gradients on or off",
+                        code="grad-mode-left",
                         fix="use torch.no_grad() as a context",
                     )
                 recorder.sealed = True
@@ -210,8 +216,8 @@ class Capture:
                 checkpoint_as_tags(recorder),
                 typed_errors(),
                 functions,
-                torch_api.watched_engine(functions.gradients.backward, functions.gradients.check),
-                torch_api.transformed_inputs(self.stand_ins.swapped),
+                watched_engine(functions.gradients.backward, functions.gradients.check),
+                transformed_inputs(self.stand_ins.swapped),
             ):
                 return run(self.inputs)
         finally:
@@ -296,7 +302,9 @@ class Capture:
         )
         if live and not rows:
             raise UnsupportedError(
-                "a result requires grad by a leaf of the region's own making alone", fix="detach it"
+                "a result requires grad by a leaf of the region's own making alone",
+                code="leaf-made-inside",
+                fix="detach it",
             )
         described = inputs.describe()
         tape = self._tape(live, results.described, rows, forward) if live else None
@@ -345,12 +353,14 @@ def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> N
             raise UnsupportedError(
                 "a result leads to a leaf that the region makes, and whose gradient a backward "
                 "of the region has set",
+                code="leaf-made-inside",
                 fix="detach the result, or use torch.autograd.grad",
             )
-        if not any(map(torch_api.is_fake, leaves_of(leaf))):
+        if not any(map(is_fake, leaves_of(leaf))):
             raise UnsupportedError(
                 "code inside the region takes a tensor of the caller's, which requires grad, in "
                 "a way that cannot be traced",
+                code="tensor-from-unread-code",
                 expected="tensors that Python code of the region reads; or that require no grad, "
                 "or under torch.no_grad()",
                 got=f"operations on a tensor of shape {tuple(leaf.shape)} itself, as under "
@@ -362,14 +372,13 @@ def _check_leaves(leaves: Sequence[Tensor], added_to: Mapping[int, Tensor]) -> N
 def _note_random(recorder: Recorder) -> None:
     """The state of random numbers, where some are drawn and a call may be made again eagerly."""
     nodes = [n for n in recorder.graph.nodes if n.op == "call_function"]
-    checks = [
-        n for n in nodes if n.target is torch_api.check and len(n.args) == 2
-    ]  # others come first
+    # others come first
+    checks = [n for n in nodes if n.target is torch_check and len(n.args) == 2]
     if checks and any(map(is_random, nodes)):
         for check in checks:
             check.args = (*check.args, True)
         with recorder.graph.inserting_before(nodes[0]):
-            note = recorder.graph.call_function(torch_api.note_random)
+            note = recorder.graph.call_function(note_random)
         note.meta["val"] = None
         recorder.annotate(note)
 
@@ -378,8 +387,8 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
     """The wrapper of a call is built of tensors without a history.
 
     Raises:
-        NeedsEager: an inner tensor requires grad: the constructor did not detach it; or its
-        gradient is wanted.
+        UnsupportedError: an inner tensor requires grad: the constructor did not detach it; or its
+            gradient is wanted.
     """
     values, known = (
         (*(row.traced for row in inputs.rows), *outputs),
@@ -390,17 +399,17 @@ def _refuse_gradients_inside(inputs: Inputs, outputs: Sequence[Any]) -> None:
         taken = leaves_behind([v for v in values if isinstance(v, Tensor)], [])
         kept = {id(t) for rows in inside.values() for _, t in rows}
         if not known.isdisjoint(map(id, taken)) or not known <= kept:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the region takes an inner tensor that requires grad out of its wrapper",
+                code="inner-requires-grad",
                 fix="detach it",
             )
     for value in values:
-        if any(
-            id(t) not in known and torch_api.is_reached(t) for _, t in inside.get(id(value), ())
-        ):
-            raise NeedsEager(
+        if any(id(t) not in known and is_reached(t) for _, t in inside.get(id(value), ())):
+            raise UnsupportedError(
                 f"the region makes a {type(value).__qualname__} that keeps a tensor which "
                 "requires grad inside",
+                code="inner-requires-grad",
                 fix="detach it in the constructor, or make the constructor an autograd.Function",
             )
 
@@ -410,7 +419,7 @@ def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
     (``known``).
 
     Raises:
-        NeedsEager: the region has entered or left that.
+        UnsupportedError: the region has entered or left that.
     """
     mode = torch.is_inference_mode_enabled()
     for value in values:
@@ -419,27 +428,30 @@ def _check_mode(values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
             for t in (value, *leaves_of(value))
         ):
             what = "the region makes a result in another inference mode than the caller's"
-            raise NeedsEager(what, fix="enter or leave inference mode around the region")
+            raise UnsupportedError(
+                what,
+                code="inference-mode-left",
+                fix="enter or leave inference mode around the region",
+            )
 
 
 def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
     """Writes to one input that another one sees.
 
     Raises:
-        NeedsEager: there are such.
+        UnsupportedError: there are such.
     """
     places: dict[Any, list[int]] = {}
     for k, t in enumerate(inputs.originals if recorder.mutable else ()):
-        places.setdefault(
-            torch_api.storage_ref(t) if t.layout is torch.strided else None, []
-        ).append(k)
+        places.setdefault(storage_ref(t) if t.layout is torch.strided else None, []).append(k)
     for storage, written in recorder.writes:
         seen = [
             k for k in places.get(storage, ()) if byte_range(inputs.originals[k]).overlaps(written)
         ]
         if len(seen) > 1:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "arguments share memory that the region writes",
+                code="shared-memory-written",
                 path=inputs.leaf_paths[seen[0]],
                 fix="pass one of them alone, and make the others inside of the region",
             )

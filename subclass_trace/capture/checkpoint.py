@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as checkpoint
 
-from .. import torch_api
+from ..torch_api.autograd import CHECKPOINT_GENERATOR, checkpoint_contexts
+from ..torch_api.this_thread import replaced_here
 from .recorder import CheckpointTag, Recorder
 
 
@@ -35,7 +36,7 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
             recorder.checkpoint = before
 
     def nonreentrant(fn: Any, *positional: Any, **named: Any) -> Iterator[None]:
-        return tagging(torch_api.checkpoint_contexts(positional, named))
+        return tagging(checkpoint_contexts(positional, named))
 
     def reentrant(fn: Any, preserve_rng_state: bool, *args: Any) -> Any:
         """As in eager: without an argument that requires grad nothing is differentiated."""
@@ -45,8 +46,8 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
             return fn(*args)
 
     with (
-        torch_api.replaced_here(checkpoint, torch_api.CHECKPOINT_GENERATOR, nonreentrant),
-        torch_api.replaced_here(checkpoint.CheckpointFunction, "apply", reentrant),
+        replaced_here(checkpoint, CHECKPOINT_GENERATOR, nonreentrant),
+        replaced_here(checkpoint.CheckpointFunction, "apply", reentrant),
     ):
         yield
 
@@ -63,8 +64,7 @@ def _policy(context_fn: Any) -> Any:
         found = policy(context, func, *args, **kwargs)
         if isinstance(found, checkpoint.CheckpointPolicy):
             return found
-        return (
-            checkpoint.CheckpointPolicy.MUST_SAVE if found is True else prefer
-        )  # as torch understands it
+        # as torch understands it
+        return checkpoint.CheckpointPolicy.MUST_SAVE if found is True else prefer
 
     return asked

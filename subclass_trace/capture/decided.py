@@ -19,7 +19,11 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
+from ..torch_api.assertions import check as torch_check
+from ..torch_api.kinds import SYM_TYPES, storage_ref
+from ..torch_api.modes import disable_autocast, innermost_tracer, no_modes, no_overrides
+from ..torch_api.operators import OpOverload
+from ..torch_api.symbols import is_known
 from .effects import has_effects
 from .graphs import is_random, is_write
 from .inputs import Inputs
@@ -52,7 +56,7 @@ class StateBranches:
         if not isinstance(node, fx.Node) or (found := self._values([node])) is None:
             return None
         truth, (again,) = bool(found[0]), self._at_front([node])
-        self._write(lambda: torch_api.check(again, truth, False, True))
+        self._write(lambda: torch_check(again, truth, False, True))
         return truth
 
     def of_numbers(self, compare: Callable[..., int], numbers: Sequence[Any]) -> bool | None:
@@ -68,7 +72,7 @@ class StateBranches:
 
         def check() -> None:
             number = self.recorder.step(compare, again, True)
-            torch_api.check(torch.scalar_tensor(number, dtype=torch.int64), truth, False, True)
+            torch_check(torch.scalar_tensor(number, dtype=torch.int64), truth, False, True)
 
         self._write(check)
         return truth
@@ -76,7 +80,7 @@ class StateBranches:
     # ---- what leads to it
     def _values(self, nodes: list[fx.Node]) -> list[Any] | None:
         """What these nodes are in the call that is traced, tensors as truths."""
-        if self.recorder.sealed or torch_api.innermost_tracer() is not self.recorder:
+        if self.recorder.sealed or innermost_tracer() is not self.recorder:
             return None
         state = self._state()
         known: dict[fx.Node, Any] = {}
@@ -85,9 +89,9 @@ class StateBranches:
         except _Unknown:
             return None
         with (
-            torch_api.no_modes(),
-            torch_api.no_overrides(),
-            torch_api.disable_autocast(),
+            no_modes(),
+            no_overrides(),
+            disable_autocast(),
             torch.no_grad(),
         ):
             for node in steps:
@@ -99,13 +103,11 @@ class StateBranches:
         themselves."""
         inputs = self.inputs
         leaves = {k for row in inputs.rows if row.descriptor.is_static for k in row.leaves}
-        taken = collections.Counter(
-            map(torch_api.storage_ref, filter(_is_strided, inputs.originals))
-        )
+        taken = collections.Counter(map(storage_ref, filter(_is_strided, inputs.originals)))
         found = {}
         for k in leaves:
             fake = inputs.leaf_values[k]
-            if _is_small(fake) and taken[torch_api.storage_ref(fake)] == 1:
+            if _is_small(fake) and taken[storage_ref(fake)] == 1:
                 found[self.recorder.node_of(fake)] = fake, inputs.real_leaf(k)
         return found
 
@@ -122,7 +124,7 @@ class StateBranches:
                 continue
             if node not in needed and is_write(node):
                 written = written_arguments(node.target, node.args, node.kwargs, fx.Node)
-                if any(torch_api.storage_ref(t.meta["val"]) in memory for t in written):
+                if any(storage_ref(t.meta["val"]) in memory for t in written):
                     needed.add(node)
             if node in needed:
                 if node not in state and not _is_step(node):
@@ -130,7 +132,7 @@ class StateBranches:
                 steps.append(node)
                 needed.update(node.all_input_nodes)
                 read = (n.meta.get("val") for n in (node, *node.all_input_nodes))
-                memory |= {torch_api.storage_ref(t) for value in read for t in _tensors(value)}
+                memory |= {storage_ref(t) for value in read for t in _tensors(value)}
         if len(steps) > _MOST_NODES or not any(n in state for n in steps):
             raise _Unknown
         return steps[::-1]
@@ -195,11 +197,10 @@ def _is_step(node: fx.Node) -> bool:
         return isinstance(value, Tensor) and _is_small(value)
     if node.op != "call_function" or has_effects(node.target) or is_random(node):
         return False
-    if isinstance(
-        value, torch_api.SYM_TYPES
-    ):  # what the call tells without tensors is computed where it is needed
-        return not torch_api.is_known(value) and all(map(_is_small, _tensors_of(node)))
-    known = isinstance(node.target, torch_api.OpOverload) or node.target is operator.getitem
+    # what the call tells without tensors is computed where it is needed
+    if isinstance(value, SYM_TYPES):
+        return not is_known(value) and all(map(_is_small, _tensors_of(node)))
+    known = isinstance(node.target, OpOverload) or node.target is operator.getitem
     return known and all(map(_is_small, (*_tensors(value), *_tensors_of(node))))
 
 

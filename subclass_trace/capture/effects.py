@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
+from ..torch_api.operators import HigherOrderOperator, OpOverload, is_effectful, op_schema
 
 _aten = torch.ops.aten
 #: operations that only raise
@@ -32,18 +32,12 @@ _MARKS = ("profiler", "record_function")
 def has_effects(target: Any) -> bool:
     """Must a call of ``target`` run once, in order, though nobody reads its result? Random draws
     are not counted."""
-    if isinstance(target, torch_api.HigherOrderOperator):
-        return torch_api.is_effectful(target)
-    if (
-        not isinstance(target, torch_api.OpOverload)
-        or target in _TELL
-        or target.namespace in _MARKS
-    ):
+    if isinstance(target, HigherOrderOperator):
+        return is_effectful(target)
+    if not isinstance(target, OpOverload) or target in _TELL or target.namespace in _MARKS:
         return False
-    schema, of_torch = torch_api.op_schema(target), target.namespace in ("aten", "prims")
-    return not schema.is_mutable and (
-        not schema.returns or (not of_torch and torch_api.is_effectful(target))
-    )
+    schema, of_torch = op_schema(target), target.namespace in ("aten", "prims")
+    return not schema.is_mutable and (not schema.returns or (not of_torch and is_effectful(target)))
 
 
 def is_kept(node: fx.Node) -> bool:

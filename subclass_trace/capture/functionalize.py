@@ -11,13 +11,30 @@ import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
 
-from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
+from ..torch_api.float_arguments import symbols_back, with_symbols
+from ..torch_api.graphs import (
+    contents,
+    functionalizing,
+    graph_module,
+    replace_contents,
+    to_functional,
+)
+from ..torch_api.kinds import SYM_TYPES, is_dense, storage_ref
+from ..torch_api.modes import exclude_functionalize
+from ..torch_api.operators import (
+    HigherOrderOperator,
+    OpOverload,
+    auto_functionalized,
+    is_custom_write,
+)
+from ..torch_api.repairs.fake_kernels import fake_kernels
+from ..torch_api.trees import tree_map_only
 from .aliasing import repeats
 from .effects import has_effects
 from .symbols import READERS
@@ -39,9 +56,7 @@ def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
         made: Any = node.args[0] if node.target is operator.getitem else node
         target = made.target
-        if not isinstance(target, torch_api.OpOverload) or not (
-            target.is_view or _writes_first(target)
-        ):
+        if not isinstance(target, OpOverload) or not (target.is_view or _writes_first(target)):
             break
         if target.is_view:
             chain.append(node)
@@ -61,10 +76,10 @@ def _refuse_views(recorder: Any) -> None:
     (``as_strided``), which a functional tensor has none of.
 
     Raises:
-        NeedsEager: there is one.
+        UnsupportedError: there is one.
     """
     for node in recorder.graph.nodes:
-        single = isinstance(node.target, torch_api.OpOverload)
+        single = isinstance(node.target, OpOverload)
         for target in (
             written_arguments(node.target, node.args, node.kwargs, fx.Node) if single else ()
         ):
@@ -77,10 +92,7 @@ def _refuse_views(recorder: Any) -> None:
                 )
     written = {storage for storage, _ in recorder.writes}
     for node in recorder.graph.nodes:
-        if (
-            node.target is aten.as_strided.default
-            and torch_api.storage_ref(node.meta["val"]) in written
-        ):
+        if node.target is aten.as_strided.default and storage_ref(node.meta["val"]) in written:
             root, chain = _view_chain(node)
             if root.op == "placeholder" or len(chain) > 1:
                 raise _not_functional(node, "it counts from the start of memory that is written")
@@ -106,9 +118,7 @@ def _loses_layout(node: fx.Node) -> bool:
     one?"""
     target, written = node.target, node.args[0] if node.args else None
     if not (
-        isinstance(target, torch_api.OpOverload)
-        and _writes_first(target)
-        and target.namespace == "aten"
+        isinstance(target, OpOverload) and _writes_first(target) and target.namespace == "aten"
     ):
         return False
     kept = {torch.Tag.pointwise, torch.Tag.nondeterministic_seeded}
@@ -120,12 +130,12 @@ def _loses_layout(node: fx.Node) -> bool:
         return False
     t = written.meta["val"]
     static = all(type(n) is int for n in (*t.shape, *t.stride()))
-    return torch_api.is_dense(t) and not (static and t.is_contiguous())
+    return is_dense(t) and not (static and t.is_contiguous())
 
 
 def _out_arguments(target: Any) -> list[str]:
     """The names of what an operation writes its results into, ``out=``."""
-    arguments = target._schema.arguments if isinstance(target, torch_api.OpOverload) else ()
+    arguments = target._schema.arguments if isinstance(target, OpOverload) else ()
     return [
         a.name
         for a in arguments
@@ -135,10 +145,10 @@ def _out_arguments(target: Any) -> list[str]:
 
 def _not_functional(node: fx.Node, why: object) -> UnsupportedError:
     # Dynamo leaves the step of an optimizer out of its graphs.
-    cls = UnsupportedError if "_fused_" in str(node.target) else NeedsEager
-    return cls(
+    return UnsupportedError(
         f"torch cannot make {node.target} functional in this place: "
         f"{' '.join(str(why).split())[:300]}",
+        code="fused-step" if "_fused_" in str(node.target) else "not-functional",
         path=line_text(node.meta.get("frames")),
         fix="use the out-of-place operation, or write to a clone",
     )
@@ -148,10 +158,11 @@ def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
     """Nodes that touch no memory that an operation writes.
 
     ``known``: those of an earlier replay; all, if an earlier graph was made without one. The nodes
-    of the forward stay among them: what it has saved is found by their names.
+    of the forward stay among
+    them: what it has saved is found by their names.
 
     Raises:
-        NeedsEager: a later backward writes what a node of the forward made, or reads.
+        UnsupportedError: a later backward writes what a node of the forward made, or reads.
     """
     beside = _untouched(graph)
     if known is None:
@@ -162,8 +173,9 @@ def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
         if n.op == "placeholder" or n.meta.get("partitioner_tag") == "is_forward"
     }
     if touched := (known & of_forward) - beside:
-        raise NeedsEager(
+        raise UnsupportedError(
             "a later backward writes memory of the forward",
+            code="late-write",
             path=line_text(touched.pop().meta.get("frames")),
         )
     return (beside - of_forward) | (known & of_forward)
@@ -172,7 +184,7 @@ def _beside_writes(graph: fx.Graph, known: set[fx.Node] | None) -> set[fx.Node]:
 def _memory(value: Any) -> set[Any]:
     """The storages of a tensor, or of several."""
     if isinstance(value, Tensor):
-        return {torch_api.storage_ref(value)}
+        return {storage_ref(value)}
     return set().union(*map(_memory, value)) if isinstance(value, (tuple, list)) else set()
 
 
@@ -181,7 +193,7 @@ def _untouched(graph: fx.Graph) -> set[fx.Node]:
     memory: dict[fx.Node, set[Any]] = {}
     for node in graph.nodes:
         memory[node] = _memory(node.meta.get("val"))
-        if isinstance(node.target, torch_api.OpOverload):
+        if isinstance(node.target, OpOverload):
             written.update(
                 *(
                     memory[t]
@@ -209,7 +221,7 @@ class _Writer(TracedGraph):
         return node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = torch_api.symbols_back(args, kwargs or {})
+        args, kwargs = symbols_back(args, kwargs or {})
         if func.namespace == "prim":
             return func(*args, **kwargs)
         # What is functional only now is decomposed here: the recorder leaves mutable operations
@@ -219,7 +231,7 @@ class _Writer(TracedGraph):
                 out = self.decompositions[func](*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        higher = isinstance(func, torch_api.HigherOrderOperator)
+        higher = isinstance(func, HigherOrderOperator)
         out = func(*args, **kwargs) if higher else self.results.run(func, args, kwargs)
         node = self.call(func, args, kwargs)
         node.meta.update(self.meta)
@@ -233,15 +245,12 @@ class Functionalization:
     def __init__(self, recorder: Any) -> None:
         self.recorder, self.mode = recorder, recorder.mode
         self.writer = _Writer(recorder.mode, recorder.decompositions, recorder.results)
-        self.writer.root, self.writer.numbers = (
-            recorder.root,
-            recorder.numbers,
-        )  # names of constants
+        # names of constants
+        self.writer.root, self.writer.numbers = recorder.root, recorder.numbers
         self.env: dict[fx.Node, Any] = {}
-        self.copies: dict[
-            fx.Node, fx.Node
-        ] = {}  # of nodes that are no operation on memory that is written
-        self.kernels = torch_api.fake_kernels()
+        # of nodes that are no operation on memory that is written
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.kernels = fake_kernels()
 
     def run(self, forward: Any, gradients: Sequence[Any]) -> tuple[fx.GraphModule, list[str]]:
         """The graph with outputs ``[*forward.outputs, *gradients]``, and which of its nodes (by
@@ -249,10 +258,10 @@ class Functionalization:
 
         Args:
             forward: see `TracedForward`; its outputs are read at its boundary, before the backward
-            may write anything.
+                may write anything.
 
         Raises:
-            NeedsEager, UnsupportedError: torch has no functional form of a write.
+            UnsupportedError: torch has no functional form of a write.
         """
         _refuse_views(self.recorder)
         graph = self.recorder.graph
@@ -267,7 +276,7 @@ class Functionalization:
             copy.meta["descriptor"] = node.meta.get("descriptor")
         forward_nodes: list[Any] = []
         served: list[Any] = []
-        with torch_api.functionalizing(self.mode, self.writer):
+        with functionalizing(self.mode, self.writer):
             for node in graph.nodes:
                 if node not in self.copies:
                     if node in beside or self._stays(node):
@@ -285,7 +294,7 @@ class Functionalization:
                     served = [self._node(n).name for n in forward.served]
             nodes = [*forward_nodes, *[self._node(x) for x in gradients]]
         self.writer.graph.output(nodes)
-        return torch_api.graph_module(self.recorder.root, self.writer.graph, "joint"), served
+        return graph_module(self.recorder.root, self.writer.graph, "joint"), served
 
     def _stays(self, node: fx.Node) -> bool:
         """A constant, a number, or what makes a size; an operation with effects, for which torch
@@ -293,10 +302,10 @@ class Functionalization:
         functional."""
         target, value = node.target, node.meta.get("val")
         sizes = "unbacked_bindings" in node.meta and not getattr(target, "is_view", False)
-        if node.op == "get_attr" or isinstance(value, torch_api.SYM_TYPES) or sizes:
+        if node.op == "get_attr" or isinstance(value, SYM_TYPES) or sizes:
             return True
-        mended = target in self.kernels and not target._schema.is_mutable  # type: ignore[union-attr]
-        return isinstance(target, torch_api.HigherOrderOperator) or has_effects(target) or mended
+        mended = target in self.kernels and not cast(Any, target)._schema.is_mutable
+        return isinstance(target, HigherOrderOperator) or has_effects(target) or mended
 
     def _copy(self, node: fx.Node) -> None:
         # a size is that of the input, whatever was written to it since
@@ -313,7 +322,7 @@ class Functionalization:
 
     def _value(self, node: fx.Node) -> Any:
         """What a node is in the replay; a copied one is taken up where it is needed."""
-        if isinstance(value := node.meta.get("val"), torch_api.SYM_TYPES):
+        if isinstance(value := node.meta.get("val"), SYM_TYPES):
             return value
         if node not in self.env:
             self.env[node] = self._adopt(self.copies[node], value)
@@ -324,14 +333,13 @@ class Functionalization:
         target: Any = node.target
         args: Any = fx.node.map_arg(node.args, self._value)
         kwargs: Any = fx.node.map_arg(node.kwargs, self._value)
-        call = partial(torch_api.with_symbols, target)  # C++ hands floats on here
+        call = partial(with_symbols, target)  # C++ hands floats on here
         try:
             if target is aten.bernoulli_.float:
-                torch_api.with_symbols(target, _in_memory_order(args[0]), *args[1:], **kwargs)
+                with_symbols(target, _in_memory_order(args[0]), *args[1:], **kwargs)
                 return args[0]
-            if _loses_layout(
-                node
-            ):  # the new value is copied to where the old one was, as that is laid out
+            # the new value is copied to where the old one was, as that is laid out
+            if _loses_layout(node):
                 new = args[0].clone()
                 call(new, *args[1:], **kwargs)
                 return args[0].copy_(new)
@@ -341,7 +349,7 @@ class Functionalization:
                 call(*args, **{**kwargs, **new})
                 done = [kwargs[name].copy_(new[name]) for name in outs]
                 return done[0] if len(done) == 1 else tuple(done)
-            if torch_api.is_custom_write(target):
+            if is_custom_write(target):
                 return self._on_copies(target, args, kwargs)
             return call(*args, **kwargs)
         except (RuntimeError, AssertionError) as error:
@@ -369,21 +377,19 @@ class Functionalization:
             else:
                 base(a.name, value)
         encoded["_all_bases"] = bases
-        inner = torch_api.tree_map_only(Tensor, torch_api.contents, encoded)
-        with torch_api.exclude_functionalize():
-            found = torch_api.auto_functionalized(op, **inner)
+        inner = tree_map_only(Tensor, contents, encoded)
+        with exclude_functionalize():
+            found = auto_functionalized(op, **inner)
         for t, new in zip(bases, found[len(found) - len(bases) :], strict=True):
-            torch_api.replace_contents(t, new)
-        results = torch_api.tree_map_only(
-            Tensor, torch_api.to_functional, found[: len(found) - len(bases)]
-        )
+            replace_contents(t, new)
+        results = tree_map_only(Tensor, to_functional, found[: len(found) - len(bases)])
         return results[0] if len(results) == 1 else results
 
     def _adopt(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor):
             value = self.writer.bare(value)
             self.writer.track(value, node)
-            return torch_api.to_functional(value)
+            return to_functional(value)
         if not isinstance(value, (tuple, list)):
             return value
         out = []
@@ -402,6 +408,4 @@ class Functionalization:
         if x not in self.env:
             return self.copies[x]
         value = self.env[x]  # of a copy that was taken up since, and perhaps written
-        return self.writer.node_of(
-            torch_api.contents(value) if isinstance(value, Tensor) else value
-        )
+        return self.writer.node_of(contents(value) if isinstance(value, Tensor) else value)

@@ -15,10 +15,18 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
+from ..torch_api.assertions import branch_without_error, check
+from ..torch_api.collectives import COLLECTIVES, collective_in_place, is_collective
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
+from ..torch_api.float_arguments import HAND_FLOATS_ON, with_symbols
+from ..torch_api.kinds import is_fake
+from ..torch_api.lines import asking
+from ..torch_api.modes import TorchFunctionMode, enable_python_dispatcher
+from ..torch_api.numbers import SizesAsNumbers, as_numbers, holds_symbols
+from ..torch_api.repairs.composites import assert_async
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
 from .indexing import with_places
 from .inner_backward import InnerBackward
@@ -34,7 +42,7 @@ _NUMBERS = ("item", "tolist")
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 
 
-class CapturedFunctions(torch_api.TorchFunctionMode):
+class CapturedFunctions(TorchFunctionMode):
     """Hands calls on; see the module's docstring."""
 
     def __init__(self, recorder: Recorder, reads: MetadataReads, stand_ins: StandIns) -> None:
@@ -46,13 +54,13 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
             return func(*args, **(kwargs or {}))
         try:
-            return self._handle(func, types, args, kwargs, torch_api.asking(sys._getframe(1)))
+            return self._handle(func, types, args, kwargs, asking(sys._getframe(1)))
         except SubclassTraceError as error:
             state = self.recorder.state
             if state is not None:
                 state.refused(error)
             raise
-        except torch_api.DATA_DEPENDENT_ERRORS as error:
+        except DATA_DEPENDENT_ERRORS as error:
             if self.recorder.state is not None and self.recorder.state.is_live:
                 self.recorder.state.refused(refusal_of_data(error, self.recorder.user_line()))
             raise
@@ -73,23 +81,24 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if (
             name == "__set__"
             and getattr(func, "__self__", None) is Tensor.data
-            and torch_api.is_fake(args[0])
+            and is_fake(args[0])
         ):
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the region gives a tensor other memory (x.data = y)",
+                code="memory-exchanged",
                 path=self.recorder.user_line(),
             )
         if name in TEXTS and args:
             self._refuse_text(args[0], caller)
         truth = name == "__bool__" or (name == "item" and args[0].dtype is torch.bool)
-        if truth and torch_api.is_fake(args[0]) and self.recorder.may_look():
-            if (expected := torch_api.branch_without_error(caller)) is not None:
+        if truth and is_fake(args[0]) and self.recorder.may_look():
+            if (expected := branch_without_error(caller)) is not None:
                 self.recorder.looks_after_writes |= any(
                     map(self.recorder.was_written, self.reads.inputs.leaf_values)
                 )
-                torch_api.check(args[0], expected)
+                check(args[0], expected)
                 return expected
-        if truth and torch_api.is_fake(args[0]) and self.recorder.branches is not None:
+        if truth and is_fake(args[0]) and self.recorder.branches is not None:
             with self.recorder.below():
                 if (decided := self.recorder.branches.of_tensor(args[0])) is not None:
                     return decided
@@ -97,20 +106,18 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             refuse_memory(name, args, self.recorder.user_line)
         if name in _HOOK_METHODS:
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
-        if (
-            name == "_nested_tensor_from_mask_left_aligned"
-        ):  # what it would be for is refused, if it comes to that
+        # what it would be for is refused, if it comes to that
+        if name == "_nested_tensor_from_mask_left_aligned":
             return True
         func, args = with_places(self.recorder, func, args)
-        if (
-            name in _POWERS
-        ):  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
+        # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
+        if name in _POWERS:
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._by_class(func, types, args, kwargs)
         if name in _MAY_COPY and args:
             self.recorder.note_copy(args[0], out)
-        return torch_api.as_numbers(out)
+        return as_numbers(out)
 
     def _by_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """By the ``__torch_function__`` of a class of the user's, which runs as a clone; or by
@@ -133,6 +140,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         if self.reads.inputs.number_of(self.stand_ins.known(t)) is not None:
             raise UnsupportedError(
                 "the region registers a hook on a tensor from outside, which would keep it",
+                code="hook-on-outside",
                 path=self.recorder.user_line(),
                 fix="register it outside of the region, or on x * 1",
             )
@@ -147,7 +155,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             DataDependentError: user code asks for it.
         """
         leaves = leaves_of(t) if isinstance(t, Tensor) and is_traceable(t) else [t]
-        if any(torch_api.is_fake(leaf) or self.recorder.knows(leaf) for leaf in leaves):
+        if any(is_fake(leaf) or self.recorder.knows(leaf) for leaf in leaves):
             if (asks := asking_frame(frame)) is not None:
                 raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
 
@@ -155,8 +163,8 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         rule = _RULES.get(getattr(func, "__name__", ""))
         if rule is not None:
             return rule(self.recorder, func, args, kwargs)
-        if self.recorder.has_read_numbers and torch_api.holds_symbols((args, kwargs)):
-            with torch_api.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
+        if self.recorder.has_read_numbers and holds_symbols((args, kwargs)):
+            with enable_python_dispatcher():  # composite kernels in C++ ask for numbers
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -172,7 +180,7 @@ def _numbered(hook: Any, recorder: Recorder) -> Any:
 
     @functools.wraps(hook, updated=())
     def numbered(*args: Any) -> Any:
-        with torch_api.SizesAsNumbers():
+        with SizesAsNumbers():
             return hook(*args)
 
     return numbered
@@ -182,14 +190,15 @@ def _numbered(hook: Any, recorder: Recorder) -> Any:
 def _one_hot(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """With eager's check of the values, which torch leaves out for tensors without data."""
     index, classes = (*args, *kwargs.values(), -1)[:2]
-    if torch_api.is_fake(index):
+    if is_fake(index):
         if index.dtype is not torch.int64 or classes <= 0:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "one_hot whose values tell the number of classes, or that eager refuses",
+                code="one-hot",
                 got=classes,
             )
         if index.device.type != "cuda":  # there the kernel asserts
-            torch_api.assert_async(
+            assert_async(
                 ((index >= 0) & (index < classes)).all(),
                 "Class values must be non-negative and smaller than num_classes.",
             )
@@ -200,7 +209,7 @@ def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """With symbolic sizes torch takes it apart in Python, where its result may be a view, which
     eager's never is."""
     out = func(*args, **kwargs)
-    if kwargs.get("out") is not None or not torch_api.is_fake(out) or not out._is_view():
+    if kwargs.get("out") is not None or not is_fake(out) or not out._is_view():
         return out
     bias = kwargs.get("bias", (*args, None, None, None)[2])
     if getattr(func, "__name__", "") == "linear" and bias is not None and out.dim() == 1:
@@ -222,13 +231,13 @@ def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _handed_on(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A function whose floats may be symbols."""
-    return torch_api.with_symbols(func, *args, **kwargs)
+    return with_symbols(func, *args, **kwargs)
 
 
 def _collective(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A collective that writes to its arguments."""
-    known = torch_api.is_collective(func)
-    return torch_api.collective_in_place(func, args, kwargs) if known else func(*args, **kwargs)
+    known = is_collective(func)
+    return collective_in_place(func, args, kwargs) if known else func(*args, **kwargs)
 
 
 #: rules for functions that read values, or hide what they are made of, by the names that user code
@@ -237,7 +246,7 @@ _RULES: dict[str, Callable[[Recorder, Any, Any, Any], Any]] = {
     "one_hot": _one_hot,
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attends),
     **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), _attends),
-    **dict.fromkeys(torch_api.HAND_FLOATS_ON, _handed_on),
-    **dict.fromkeys(torch_api.COLLECTIVES, _collective),
+    **dict.fromkeys(HAND_FLOATS_ON, _handed_on),
+    **dict.fromkeys(COLLECTIVES, _collective),
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__", "linear"), _product),
 }

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..plan.descriptors import AnyDescriptor, Effect
+from ..torch_api.graphs import graph_module
+from ..torch_api.operators import OpOverload, op_schema
 from .effects import is_kept
 from .functionalize import Functionalization
 
@@ -67,7 +68,8 @@ def finish(
 
     Args:
         gradients: what a backward gives, and ``descriptors`` of these; none: the graph is a forward
-        alone. functional: else operations in place stay as they were recorded.
+            alone.
+        functional: else operations in place stay as they were recorded.
         passes: the graph goes through these.
     """
     if recorder.mutable and functional:
@@ -76,7 +78,7 @@ def finish(
     else:
         nodes = _live_copy(recorder.graph, [*forward.outputs, *gradients], forward.served)
         module, served = (
-            torch_api.graph_module(recorder.root, nodes, "joint"),
+            graph_module(recorder.root, nodes, "joint"),
             [n.name for n in forward.served],
         )
         recorder.beside = None if recorder.mutable else set(recorder.graph.nodes)
@@ -143,9 +145,7 @@ def _runs(node: fx.Node) -> bool:
 
 def is_write(node: fx.Node) -> bool:
     """Does the operation write to an argument? In graphs as they were recorded."""
-    return isinstance(node.target, torch_api.OpOverload) and bool(
-        torch_api.op_schema(node.target).is_mutable
-    )
+    return isinstance(node.target, OpOverload) and bool(op_schema(node.target).is_mutable)
 
 
 def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) -> fx.Graph:
@@ -165,9 +165,8 @@ def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) ->
     for node in graph.nodes:
         primal = node.op == "placeholder" and not str(node.target).startswith("tangents")
         if node in live or primal:
-            env[node] = copy = new.create_node(
-                node.op, node.target, name=node.name
-            )  # quicker than node_copy
+            # quicker than node_copy
+            env[node] = copy = new.create_node(node.op, node.target, name=node.name)
             copy.args = fx.map_arg(node.args, env.__getitem__)
             if node.kwargs:
                 copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)
@@ -240,7 +239,7 @@ def module_path(node: fx.Node) -> str | None:
 def is_random(node: fx.Node) -> bool:
     """Does the node draw random numbers from a global generator?"""
     return (
-        isinstance(node.target, torch_api.OpOverload)
+        isinstance(node.target, OpOverload)
         and torch.Tag.nondeterministic_seeded in node.target.tags
     )
 
@@ -311,4 +310,4 @@ def extract(joint: fx.GraphModule, outputs: Sequence[Any], inputs: Sequence[str]
         if node in nodes and node not in env and node.op != "output":
             env[node] = graph.node_copy(node, env.__getitem__)
     graph.output([env[n] if isinstance(n, fx.Node) else n for n in outputs])
-    return torch_api.graph_module(joint, graph)
+    return graph_module(joint, graph)

@@ -14,10 +14,14 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..subclass.protocol import REAL
-from ..torch_api import pytree
+from ..torch_api.fakes import detached
+from ..torch_api.graphs import indexing_by_tensors, make_fx
+from ..torch_api.kinds import SYM_TYPES, is_fake
+from ..torch_api.operators import OpOverload
+from ..torch_api.symbols import unbound_symbols_set_aside
+from ..torch_api.trees import pytree
 from .graphs import is_write
 
 Tensor = torch.Tensor
@@ -30,7 +34,7 @@ _DETACH: dict[Any, Any] = {torch.ops.aten.detach_.default: lambda t: t}
 
 
 def _is_callable(x: object) -> bool:
-    plain = (Tensor, torch_api.OpOverload, type, *torch_api.SYM_TYPES)
+    plain = (Tensor, OpOverload, type, *SYM_TYPES)
     return callable(x) and not isinstance(x, plain)
 
 
@@ -47,29 +51,36 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
 
     def branch(function: Any) -> Callable[..., Any]:
         def traced(*operands: Any) -> Any:
-            if any(
-                isinstance(x, Tensor) and not torch_api.is_fake(x)
-                for x in pytree.tree_leaves(operands)
-            ):
+            if any(isinstance(x, Tensor) and not is_fake(x) for x in pytree.tree_leaves(operands)):
                 what = f"{func.name()} over wrappers"
-                raise NeedsEager(what, path=recorder.user_line(), fix="give it dense tensors")
-            with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
+                raise UnsupportedError(
+                    what,
+                    code="operator-over-wrappers",
+                    path=recorder.user_line(),
+                    fix="give it dense tensors",
+                )
+            with unbound_symbols_set_aside(recorder.mode.shape_env):
                 try:
-                    module = torch_api.make_fx(function, {**recorder.decompositions, **_DETACH})(
-                        *operands
-                    )
+                    module = make_fx(function, {**recorder.decompositions, **_DETACH})(*operands)
                 except AssertionError as error:  # of the fake mode
                     what, fix = (
                         f"a branch of {func.name()} uses a tensor from outside",
                         "pass it as an operand",
                     )
                     raise UnsupportedError(
-                        what, path=recorder.user_line(), got=str(error)[:200], fix=fix
+                        what,
+                        code="branch-of-operator",
+                        path=recorder.user_line(),
+                        got=str(error)[:200],
+                        fix=fix,
                     ) from error
                 if any(map(is_write, module.graph.nodes)):
                     what = f"a branch of {func.name()} writes in place"
                     raise UnsupportedError(
-                        what, path=recorder.user_line(), fix="write out of place"
+                        what,
+                        code="branch-of-operator",
+                        path=recorder.user_line(),
+                        fix="write out of place",
                     )
                 modules[id(function)] = module
                 met.append(operands)
@@ -114,15 +125,15 @@ def _of_operators(recorder: Any, module: fx.GraphModule) -> fx.GraphModule:
             torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs
         ]
     with (
-        torch_api.indexing_by_tensors(),
-        torch_api.unbound_symbols_set_aside(recorder.mode.shape_env),
+        indexing_by_tensors(),
+        unbound_symbols_set_aside(recorder.mode.shape_env),
     ):
-        return torch_api.make_fx(module, {**recorder.decompositions, **_DETACH})(*examples)
+        return make_fx(module, {**recorder.decompositions, **_DETACH})(*examples)
 
 
 def _result(recorder: Any, value: Any) -> Any:
     """What the operator has made is no view of something inside it (in torch 2.11, that of flex
     attention is)."""
     if isinstance(value, Tensor) and value._base is not None and not recorder.knows(value._base):
-        return torch_api.detached(recorder.mode, value)
+        return detached(recorder.mode, value)
     return value

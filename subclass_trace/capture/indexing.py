@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..subclass.protocol import Kind, kind_of
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
+from ..torch_api.symbols import is_data_dependent, unbound_symbols_set_aside
+from ..torch_api.wrappers import disabled_torch_function
 
 Tensor = torch.Tensor
 _INDEX = (Tensor.__getitem__, Tensor.__setitem__)
@@ -27,16 +29,16 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
     items = list(args[1]) if type(args[1]) is tuple else [args[1]]
     if func is Tensor.__setitem__ and len(items) == 1 and _is_choice(args[0], items[0], args[2]):
         return _write_if, (args[0], items[0], args[2])
+    # no lists
     known = all(
         i is None or i is ... or isinstance(i, (int, slice, torch.SymInt, Tensor)) for i in items
-    )  # no lists
+    )
     sized = type(args[1]) is tuple and _has_symbolic_sizes(args[0])
     if not (sized or any(map(_is_place, items))) or not known or sum(i is ... for i in items) > 1:
         return func, args
     x = args[0]
-    for k in reversed(
-        range(len(items))
-    ):  # torch, too, takes numbers and slices before the tensors of an index
+    # torch, too, takes numbers and slices before the tensors of an index
+    for k in reversed(range(len(items))):
         if _is_place(items[k]):
             dim = _dim_of(x, items, k)
             x = _select(recorder, x, dim, items.pop(k))
@@ -49,18 +51,19 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
 def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
     place = place.item() if isinstance(place, Tensor) else place
     size = x.shape[dim]
-    if not (isinstance(place, torch.SymInt) and torch_api.is_data_dependent(place)):
+    if not (isinstance(place, torch.SymInt) and is_data_dependent(place)):
         if not -size <= place < size:
             raise IndexError(f"index out of range for dimension {dim} with size {size}")
         return x.select(dim, place)
     torch._check(place < size)  # type: ignore[no-untyped-call]
     torch._check(place >= -size)  # type: ignore[no-untyped-call]
     try:
-        with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
+        with unbound_symbols_set_aside(recorder.mode.shape_env):
             return x.select(dim, place)
-    except (RuntimeError, *torch_api.DATA_DEPENDENT_ERRORS) as error:  # DTensor's
-        raise NeedsEager(
-            "a wrapper is indexed by a number from inside a tensor, which its class has to know"
+    except (RuntimeError, *DATA_DEPENDENT_ERRORS) as error:  # DTensor's
+        raise UnsupportedError(
+            "a wrapper is indexed by a number from inside a tensor, which its class has to know",
+            code="index-from-values",
         ) from error
 
 
@@ -123,6 +126,5 @@ def _sees_functions(cls: Any) -> bool:
     """Does a class of tensors see which functions are called with them?"""
     own = cls.__torch_function__
     return (
-        own is not torch_api.disabled_torch_function
-        and getattr(own, "__func__", None) is not _PLAIN_FUNCTION
+        own is not disabled_torch_function and getattr(own, "__func__", None) is not _PLAIN_FUNCTION
     )

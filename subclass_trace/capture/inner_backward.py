@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan import gradient_of
 from ..state.instrument import clone
 from ..subclass.flatten import leaves_of
+from ..torch_api.autograd import ACCUMULATION_HOOKS, GRADIENT_HOOKS, run_when_ready
+from ..torch_api.kinds import is_dense, is_fake
 from .input_sizes import DynamicDims
 from .inputs import Argument, StandIns, TracedInput
 from .metadata import MetadataReads
@@ -34,7 +35,7 @@ from .tape import leaves_behind, nodes_behind
 Tensor = torch.Tensor
 #: a gradient that was replaced before anybody asked for it: any may stand there in a call, or none
 _UNREAD = object()
-_HOOKS = (torch_api.GRADIENT_HOOKS, torch_api.ACCUMULATION_HOOKS)
+_HOOKS = (GRADIENT_HOOKS, ACCUMULATION_HOOKS)
 
 
 class InnerBackward:
@@ -55,16 +56,14 @@ class InnerBackward:
             reads,
             reads.inputs,
         )
-        self._before: dict[
-            int, Any
-        ] = {}  # number of an input -> the (traced) gradient that it came with, or `_UNREAD`
+        # number of an input -> the (traced) gradient that it came with, or `_UNREAD`
+        self._before: dict[int, Any] = {}
         self._now: dict[int, Tensor | None] = {}  # and the one that it has
         self.own: dict[
             int, Tensor
         ] = {}  # leaves that the region makes, by their ids, to whose gradients backwards added
-        self._hooked: frozenset[int] = (
-            frozenset()
-        )  # numbers of the leaves whose hooks the backward that runs calls
+        # numbers of the leaves whose hooks the backward that runs calls
+        self._hooked: frozenset[int] = frozenset()
 
     # ---- the attribute
     def access(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -98,6 +97,7 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region asks for the gradient of a tensor, and that is sparse, or is also "
                 "another of its inputs",
+                code="inner-differentiation",
                 path=row.path,
                 got=f"a gradient of layout {real.layout}",
                 fix="pass the gradient as an argument alone",
@@ -129,13 +129,13 @@ class InnerBackward:
         made = {id(t): t for t in (*leaves_behind(roots, edges), *roots_alone)}
         own = list(made.values())
         hooked = any(
-            getattr(t, torch_api.ACCUMULATION_HOOKS) or self.inputs.number_of(t) is not None
-            for t in own
+            getattr(t, ACCUMULATION_HOOKS) or self.inputs.number_of(t) is not None for t in own
         )
         if create or inputs or hooked:
             raise UnsupportedError(
                 "the region calls .backward() with create_graph=True or inputs=, or to a leaf "
                 "with a hook, or of an input",
+                code="inner-backward",
                 path=self.recorder.user_line(),
                 fix="use torch.autograd.grad",
             )
@@ -163,24 +163,24 @@ class InnerBackward:
         """As a GAN's step does with its discriminator.
 
         Raises:
-            NeedsEager: after a backward a tensor from outside gets another ``requires_grad``.
-            Dynamo has one graph for what is
-                before and after, and with that one backward.
+            UnsupportedError: after a backward a tensor from outside gets another ``requires_grad``.
+                Dynamo has one graph for what is before and after, and with that one backward.
         """
         if (
             self._now
             and t.requires_grad is not requires_grad
             and self.inputs.number_of(t) is not None
         ):
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the region calls .backward(), and changes requires_grad of a tensor from "
                 "outside afterwards",
+                code="requires-grad-changed",
                 path=self.recorder.user_line(),
                 fix="make a region of what comes before, and one of what comes after",
             )
 
     def _is_traced(self, t: Tensor) -> bool:
-        return self.stand_ins.known(t) is not t or any(map(torch_api.is_fake, leaves_of(t)))
+        return self.stand_ins.known(t) is not t or any(map(is_fake, leaves_of(t)))
 
     def _check_owner(self, number: int) -> None:
         row = self.inputs.rows[number]
@@ -189,10 +189,11 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region calls .backward(), and that leads to a tensor with a history from "
                 "outside",
+                code="inner-backward",
                 path=row.path,
                 fix="detach it, or call .backward() on the result outside of the region",
             )
-        if self.reads.fact(number, torch_api.ACCUMULATION_HOOKS) is True:
+        if self.reads.fact(number, ACCUMULATION_HOOKS) is True:
             raise self._has_hooks(row)
 
     # ---- hooks of leaves
@@ -208,7 +209,7 @@ class InnerBackward:
                 and row.traced.grad_fn is row.edge.node
                 and any(self.reads.fact(number, n) for n in _HOOKS)
             ):
-                torch_api.run_when_ready(row.edge.node)
+                run_when_ready(row.edge.node)
                 register: Any = row.traced.register_hook
                 handles.append(register(functools.partial(self._ready, number, done)))
                 self._hooked = self._hooked | {number}
@@ -243,6 +244,7 @@ class InnerBackward:
     def _has_hooks(self, row: TracedInput) -> UnsupportedError:
         return UnsupportedError(
             "the region differentiates, and a tensor behind that has hooks on its gradient",
+            code="inner-differentiation",
             path=row.path,
             got="register_hook, register_post_accumulate_grad_hook or retain_grad was called on it",
             fix="differentiate outside of the region, or register the hook inside of it on x * 1",
@@ -255,7 +257,7 @@ class InnerBackward:
 
         Raises:
             UnsupportedError: that may lead to another tensor whose gradient is wanted; or to a
-            hook.
+                hook.
         """
         outside = {
             row.edge.node: number
@@ -266,11 +268,7 @@ class InnerBackward:
         for k in wanted:
             self.reads.fact(k, "is_leaf")
             row = self.inputs.rows[k]
-            names = (
-                (torch_api.GRADIENT_HOOKS,)
-                if row.is_leaf
-                else (torch_api.GRADIENT_HOOKS, "retains_grad")
-            )
+            names = (GRADIENT_HOOKS,) if row.is_leaf else (GRADIENT_HOOKS, "retains_grad")
             if k not in self._hooked and any(self.reads.fact(k, name) is True for name in names):
                 raise self._has_hooks(row)
         if not wanted or len(outside) < 2:
@@ -284,6 +282,7 @@ class InnerBackward:
             raise UnsupportedError(
                 "the region differentiates, and may lead through the graph of a tensor from "
                 "outside to another one",
+                code="inner-differentiation",
                 path=self.recorder.user_line(),
                 got=", ".join(str(self.inputs.rows[k].path) for k in (*above, *wanted)),
                 fix="detach it, or differentiate outside",
@@ -340,14 +339,14 @@ def _accumulated(old: Tensor | None, gradient: Tensor, owner: Tensor, alone: boo
             return old.add_(gradient)
         if alone and _has_layout_of(gradient, owner):
             return gradient.detach()
-        if torch_api.is_dense(owner):
+        if is_dense(owner):
             return gradient.new_empty_strided(owner.shape, owner.stride()).copy_(gradient)
         return gradient.clone(memory_format=torch.contiguous_format)
 
 
 def _has_layout_of(gradient: Tensor, owner: Tensor) -> bool:
     """Does the gradient have the strides that autograd gives to gradients of ``owner``?"""
-    if not torch_api.is_dense(owner):
+    if not is_dense(owner):
         return gradient.is_contiguous()
     rows = zip(gradient.shape, gradient.stride(), owner.stride(), strict=True)
     return all(mine == theirs if size != 1 else mine != 0 for size, mine, theirs in rows)

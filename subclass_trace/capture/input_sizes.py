@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import ProtocolError
 from ..subclass.context import same_context, with_outer, without_outer
 from ..subclass.paths import Path
@@ -24,6 +23,10 @@ from ..subclass.spec import (
     spec_leaves,
 )
 from ..subclass.visit import inner_values, rebuild
+from ..torch_api.autograd import track
+from ..torch_api.kinds import storage_key
+from ..torch_api.modes import without_tracing
+from ..torch_api.symbols import size_symbol
 from .session import Dim, Session
 
 Tensor = torch.Tensor
@@ -74,7 +77,7 @@ class SizeSymbols:
         """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from
         its offsets."""
         size = self.session.recorder.symbols.ragged_sizes(spec.size)
-        with self.session.mode, torch_api.without_tracing():
+        with self.session.mode, without_tracing():
             made = rebuild(replace(spec, size=size), map(_like, spec_leaves(spec)))
         return replace(spec, size=tuple(made.shape), stride=tuple(made.stride()))
 
@@ -87,7 +90,7 @@ class SizeSymbols:
         overlapping = _of_one_storage(originals) if self.session.dynamic else set()
         inside = (n for k in sorted(overlapping) for n in _numbers_of(originals[k]))
         found = {
-            torch_api.size_symbol(n): n
+            size_symbol(n): n
             for n in itertools.chain(inside, *map(sizes_in, specs))
             if type(n) is not int
         }
@@ -96,7 +99,7 @@ class SizeSymbols:
         known: set[Any] = {None}
         for k, fake in enumerate(originals):
             if k not in overlapping:
-                known.update(map(torch_api.size_symbol, _numbers_of(fake)))
+                known.update(map(size_symbol, _numbers_of(fake)))
         return [n for symbol, n in found.items() if symbol not in known]
 
 
@@ -137,7 +140,7 @@ def traced_value(
     if traced.requires_grad:  # some classes set it themselves
         traced.requires_grad_(False)
     if spec.requires_grad:  # type: ignore[union-attr]
-        torch_api.track(traced, grad_dtype)
+        track(traced, grad_dtype)
     return traced
 
 
@@ -170,7 +173,7 @@ def _sized_by_context(spec: Spec, traced: Any) -> Spec:
 def _of_one_storage(leaves: Sequence[Tensor]) -> set[int]:
     storages: dict[int | None, list[int]] = {}
     for k, t in enumerate(leaves):
-        storages.setdefault(torch_api.storage_key(t), []).append(k)
+        storages.setdefault(storage_key(t), []).append(k)
     return {
         k
         for key, members in storages.items()

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan.descriptors import Descriptor, Input, Size, leaves_of
 from ..state.kinds import set_by_class
 from ..state.place import Place
@@ -23,6 +22,10 @@ from ..subclass.flatten import flatten, guarded_spec, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, leaf_paths
 from ..subclass.visit import rebuild
+from ..torch_api.autograd import grad_dtype as torch_grad_dtype
+from ..torch_api.kinds import is_fake, is_jagged_example
+from ..torch_api.modes import no_modes
+from ..torch_api.symbols import size_symbol
 from .input_sizes import DynamicDims, SizeSymbols, traced_value
 from .session import Session
 
@@ -81,10 +84,12 @@ class Inputs:
     Attributes:
         rows: one for each distinct tensor; ``before``: its state then, as ``remember`` tells it.
         leaf_values: the live fake of each dense leaf; ``originals``: the same as it came in, and
-        stays so. leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph
-        inputs. sizes: number of a graph input -> the symbol that it is, for sizes that no dense
-        leaf carries. inference_leaves: numbers of the leaves that are inference tensors;
-        ``with_gradients``: inner ones that require grad.
+            stays so.
+        leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph inputs.
+        sizes: number of a graph input -> the symbol that it is, for sizes that no dense leaf
+            carries.
+        inference_leaves: numbers of the leaves that are inference tensors; ``with_gradients``:
+            inner ones that require grad.
     """
 
     def __init__(self, session: Session, remember: Callable[[Tensor], Any]) -> None:
@@ -103,9 +108,8 @@ class Inputs:
         self._number_of_real: dict[int, int] = {}
         self._reals: list[Callable[[], Tensor | None]] = []
         self._number_of_traced: dict[int, int] = {}
-        self._inside: dict[
-            int, tuple[Tensor, Path]
-        ] = {}  # wrappers inside of inputs, with where they are
+        # wrappers inside of inputs, with where they are
+        self._inside: dict[int, tuple[Tensor, Path]] = {}
 
     def add(self, arguments: Sequence[Argument], dynamic: DynamicDims) -> list[Tensor]:
         """Make graph inputs and traced values for tensors that are new: inside of
@@ -118,7 +122,7 @@ class Inputs:
         with session.untraced():
             places = [self._leaves(a, dynamic) for a in arguments]
             symbols = SizeSymbols(session, dynamic)
-            with torch_api.no_modes():
+            with no_modes():
                 specs = [
                     symbols.spec(a.value, spec, a.path, iter([self.originals[k] for k in own]))
                     for a, (spec, own) in zip(arguments, places, strict=True)
@@ -131,27 +135,26 @@ class Inputs:
 
     def bind_sizes(self, sizes: Sequence[Any]) -> None:
         """Symbols that no leaf carries (sizes, numbers of the call) are graph inputs."""
-        known = {torch_api.size_symbol(s) for s in self.sizes.values()}
+        known = {size_symbol(s) for s in self.sizes.values()}
         for size in sizes:
-            if torch_api.size_symbol(size) not in known:
+            if size_symbol(size) not in known:
                 self.sizes[self.session.recorder.primal(size)] = size
 
     def _leaves(self, argument: Argument, dynamic: DynamicDims) -> tuple[Spec, tuple[int, ...]]:
         """The spec of a real tensor, and the numbers of its dense leaves, each of which is a graph
         input."""
-        with (
-            torch.no_grad(),
-            torch_api.no_modes(),
-        ):  # real tensors: nothing here is part of the trace
+        # real tensors: nothing here is part of the trace
+        with torch.no_grad(), no_modes():
             leaves, spec = flatten(argument.value, argument.path)
             guarded_spec(spec, argument.path)  # refuses contexts that no guard could compare
             paths = map(Path, leaf_paths(spec, str(argument.path)))
             aliases = [t.detach() for t in leaves]
         places = []
         for leaf, alias, path in zip(leaves, aliases, paths, strict=True):
-            if torch_api.is_fake(leaf):
+            if is_fake(leaf):
                 raise UnsupportedError(
                     "a region was called with a FakeTensor",
+                    code="fake-tensor",
                     path=path,
                     fix="call it with real tensors",
                 )
@@ -175,8 +178,8 @@ class Inputs:
         real, number = argument.value, len(self.rows)
         # In inference mode too, a view of an input is as the input is.
         inference = torch.is_inference_mode_enabled() and real.is_inference()
-        with torch.no_grad(), torch_api.no_modes():
-            dtype = torch_api.grad_dtype(real)
+        with torch.no_grad(), no_modes():
+            dtype = torch_grad_dtype(real)
         values = [self.leaf_values[k] for k in leaves]
         traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
         own = set_by_class(traced) if hasattr(traced, "__dict__") else frozenset()
@@ -189,9 +192,8 @@ class Inputs:
         if isinstance(spec, WrapperSpec):
             self.session.wrappers.append((argument.path, traced))
         self.before.append(self.remember(traced))
-        self._reals.append(
-            weakref.ref(real)
-        )  # torch swaps no tensor (``module.to``) that a capture holds
+        # torch swaps no tensor (``module.to``) that a capture holds
+        self._reals.append(weakref.ref(real))
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
     def _refuse_joined(self, real: Tensor) -> None:
@@ -250,8 +252,9 @@ class Inputs:
 
 def _refuse_joined(inner: Tensor, path: Path) -> None:
     if not inner.requires_grad:
-        raise NeedsEager(
+        raise UnsupportedError(
             "a wrapper is an input, and is inside of another input",
+            code="wrapper-in-wrapper",
             path=path,
             fix="take the inner one from the outer one inside of the region",
         )
@@ -294,11 +297,7 @@ class StandIns:
         """The stand-in for a real tensor, also inside of lists and tuples; anything else itself."""
         if isinstance(value, Tensor):
             traced = self.known(value)
-            return (
-                self._constant(value)
-                if traced is value and torch_api.is_jagged_example(value)
-                else traced
-            )
+            return self._constant(value) if traced is value and is_jagged_example(value) else traced
         return type(value)(map(self.swapped, value)) if type(value) in (list, tuple) else value
 
     def known(self, value: Any) -> Any:
@@ -308,9 +307,11 @@ class StandIns:
 
     def _constant(self, real: Tensor) -> Tensor:
         """A jagged tensor that torch itself holds, and of which it reads the class alone."""
-        with torch.no_grad(), torch_api.no_modes():
+        with torch.no_grad(), no_modes():
             leaves, spec = flatten(real)
-        spec = replace(spec, size=self.recorder.symbols.ragged_sizes(spec.size))  # type: ignore[union-attr,arg-type]
+        assert isinstance(spec, WrapperSpec)
+        size: Any = self.recorder.symbols.ragged_sizes(spec.size)
+        spec = replace(spec, size=size)
         with torch.no_grad():
             traced: Tensor = rebuild(spec, iter([self.recorder.constant(t) for t in leaves]))
         return traced

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
+from ..torch_api.modes import no_modes
 from .graphs import is_random, is_write
 
 Tensor = torch.Tensor
@@ -23,7 +23,7 @@ def known_value(recorder: Any, t: Tensor) -> Tensor | None:
     """The value of a traced tensor that is computed of small constants alone; else None."""
     node = recorder.node_of(t)
     try:
-        with torch_api.no_modes(), torch.no_grad():
+        with no_modes(), torch.no_grad():
             return _value(recorder, node, {}) if isinstance(node, fx.Node) else None
     except _Unknown:
         return None

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan import gradient_of
+from ..torch_api.kinds import is_fake, storage_ref
+from ..torch_api.lines import is_user_code
 from .inputs import Inputs
 from .recorder import Recorder
 
@@ -83,8 +84,7 @@ class MetadataReads:
 
         Raises:
             UnsupportedError: the region lets an input that is no leaf retain its gradient, or asks
-            for what neither an
-                answer nor a guard can be given.
+                for what neither an answer nor a guard can be given.
         """
         owner, get = getattr(func, "__self__", None), func.__name__ == "__get__"
         row = self.inputs.row_of(traced)
@@ -98,7 +98,7 @@ class MetadataReads:
                 if get and traced.layout is torch.strided
                 else ASIDE
             )
-        if name in _OTHERWISE and torch_api.is_user_code(caller.f_code):
+        if name in _OTHERWISE and is_user_code(caller.f_code):
             self._refuse(name, traced, recorder)
         if row is None:
             return ASIDE
@@ -118,20 +118,18 @@ class MetadataReads:
         return ASIDE
 
     def _lies_in_input(self, t: Any) -> bool:
-        if not torch_api.is_fake(t) or t.layout is not torch.strided:
+        if not is_fake(t) or t.layout is not torch.strided:
             return self.inputs.row_of(t) is not None
-        mine, leaves = torch_api.storage_ref(t), self.inputs.leaf_values
-        return any(
-            leaf.layout is torch.strided and torch_api.storage_ref(leaf) == mine for leaf in leaves
-        )
+        mine, leaves = storage_ref(t), self.inputs.leaf_values
+        return any(leaf.layout is torch.strided and storage_ref(leaf) == mine for leaf in leaves)
 
     def _refuse(self, name: str, traced: Any, recorder: Recorder) -> None:
         """What an input, or a view of one, would answer otherwise in another call."""
         if not self._lies_in_input(traced):
             return
-        kind = NeedsEager if name in _DYNAMO_IS_WRONG else UnsupportedError
-        raise kind(
+        raise UnsupportedError(
             f"the region asks for {name} of an input, which differs between calls",
+            code="address" if name in _DYNAMO_IS_WRONG else "unstable-metadata",
             path=recorder.user_line(),
             fix="ask outside of the region",
         )

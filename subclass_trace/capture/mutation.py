@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.attributes import attributes_of_wrapper
 from ..subclass.flatten import flatten, guarded_spec
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, same_contexts, spec_leaves
+from ..torch_api.autograd import creation_forbids_inplace
+from ..torch_api.kinds import storage_ref
 from .aliasing import family, repeats
 from .inputs import Inputs, TracedInput
 from .recorder import Recorder
@@ -52,7 +53,7 @@ def state_of(traced: Tensor) -> Before:
 
 
 def _memory(t: Tensor) -> Any:
-    return torch_api.storage_ref(t) if t.layout is torch.strided else None
+    return storage_ref(t) if t.layout is torch.strided else None
 
 
 def read_mutations(
@@ -62,12 +63,11 @@ def read_mutations(
     values.
 
     Raises:
-        NeedsEager: the region changes an input otherwise.
+        UnsupportedError: the region changes an input otherwise.
     """
     reals = [inputs.real(number) for number in range(len(inputs.rows))]
-    bases = [
-        None if real is None else family(real) for real in reals
-    ]  # kept, so that their ids stay theirs
+    # kept, so that their ids stay theirs
+    bases = [None if real is None else family(real) for real in reals]
     memory = Counter(map(_memory, inputs.originals))  # inputs in one memory may share a counter
     writes = Counter(storage for storage, _ in recorder.writes)
     plans = []
@@ -97,9 +97,10 @@ def read_mutations(
     return plans
 
 
-def _changes(path: Path, how: str) -> NeedsEager:
-    return NeedsEager(
+def _changes(path: Path, how: str) -> UnsupportedError:
+    return UnsupportedError(
         f"the region changes an input {how}",
+        code="input-changed",
         path=path,
         expected="writes to the data of inputs; under autograd, to such as are no leaves",
         fix="write to it by x.copy_(y) under torch.no_grad(), or return a new tensor",
@@ -110,7 +111,7 @@ def _written(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder) 
     """The leaves of an input that the region has written, by place.
 
     Raises:
-        NeedsEager: it has changed more of it than its data.
+        UnsupportedError: it has changed more of it than its data.
     """
     t, (leaves, after) = row.traced, flatten(row.traced, row.path)
     data, wrapper = [], isinstance(row.spec, WrapperSpec)
@@ -145,11 +146,7 @@ def _written(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder) 
 
 def _forbidden(row: TracedInput, real: Any) -> bool:
     """Would eager refuse a write to it that autograd sees, or a backward through that?"""
-    if (
-        real is None
-        or (real.requires_grad and real.is_leaf)
-        or torch_api.creation_forbids_inplace(real)
-    ):
+    if real is None or (real.requires_grad and real.is_leaf) or creation_forbids_inplace(real):
         return True
     return row.traced.grad_fn is not None and row.traced.grad_fn.name().endswith("NotImplemented")
 

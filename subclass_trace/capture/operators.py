@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
+from ..torch_api.modes import no_modes
 from .known import known_value
 
 Tensor = torch.Tensor
@@ -30,8 +30,11 @@ def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Masks of bytes are deprecated, and fake kernels do not know them."""
     if any(isinstance(i, Tensor) and i.dtype is torch.uint8 for i in args[1]):
-        raise NeedsEager(
-            "the region indexes by a mask of bytes", path=recorder.user_line(), fix="mask.bool()"
+        raise UnsupportedError(
+            "the region indexes by a mask of bytes",
+            code="byte-mask",
+            path=recorder.user_line(),
+            fix="mask.bool()",
         )
     return NotImplemented
 
@@ -39,8 +42,10 @@ def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _contiguous(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The functional form of the operation has strides of its own."""
     if not args[0].is_contiguous():
-        raise NeedsEager(
-            f"the region calls {func} on a tensor that is not contiguous", path=recorder.user_line()
+        raise UnsupportedError(
+            f"the region calls {func} on a tensor that is not contiguous",
+            code="not-contiguous",
+            path=recorder.user_line(),
         )
     return NotImplemented
 
@@ -50,7 +55,7 @@ def _equal(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     known = [known_value(recorder, t) for t in args]
     if any(t is None for t in known):
         return NotImplemented
-    with torch_api.no_modes():
+    with no_modes():
         return func(*known)
 
 
@@ -68,7 +73,6 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(_INDEXED, _indexed),
     aten.rrelu_with_noise.default: _contiguous,
     aten.equal.default: _equal,
-    aten.detach_.default: lambda recorder, func, args, kwargs: func(
-        *args
-    ),  # the very value: no node
+    # the very value: no node
+    aten.detach_.default: lambda recorder, func, args, kwargs: func(*args),
 }

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan import (
     ConstantOutput,
     InputOutput,
@@ -29,6 +28,18 @@ from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import rebuild
+from ..torch_api.autograd import (
+    is_custom_node,
+    is_multi_output_view,
+    is_reached,
+    is_tracked_view,
+    view_function,
+)
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS, quiet_fake_errors
+from ..torch_api.kinds import SYM_TYPES, is_fake, storage_ref
+from ..torch_api.modes import without_tracing
+from ..torch_api.symbols import is_data_dependent, unbound_symbols_set_aside
+from ..torch_api.wrappers import context_shortcut
 from .aliasing import one_storage
 from .inputs import Inputs
 from .mutation import places, same_but_for_grad
@@ -71,11 +82,12 @@ class OutputClassifier:
 
     def _classify(self, o: Any) -> OutputPlan:
         if is_ragged(o):
-            raise NeedsEager(
+            raise UnsupportedError(
                 "a result is the ragged size of a jagged tensor",
+                code="ragged-result",
                 fix="return the tensor, or its offsets",
             )
-        if isinstance(o, torch_api.SYM_TYPES):
+        if isinstance(o, SYM_TYPES):
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
         if not isinstance(o, Tensor) or not self._is_traced(o):
@@ -86,8 +98,9 @@ class OutputClassifier:
         if id(o) in self._position_of:
             return InputOutput(self._position_of[id(o)])
         if number is not None:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "a result is the .grad of a tensor from outside",
+                code="grad-as-result",
                 path=self._path,
                 fix="return a clone of it",
             )
@@ -99,6 +112,7 @@ class OutputClassifier:
             raise UnsupportedError(
                 "the region calls retain_grad() on a result, or sets its .grad: its gradient "
                 "inside of the region",
+                code="gradient-kept-on-result",
                 path=self._path,
                 fix="do so with the result, outside of the region, and compute the rest from "
                 "that result",
@@ -126,8 +140,11 @@ class OutputClassifier:
             o.grad_fn  # noqa: B018
         except RuntimeError as error:
             got = str(error).split(".")[0]
-            raise NeedsEager(
-                "a result is a view that autograd does not let be used", path=self._path, got=got
+            raise UnsupportedError(
+                "a result is a view that autograd does not let be used",
+                code="view-as-result",
+                path=self._path,
+                got=got,
             ) from error
 
     def need(self, sizes: Iterable[Any]) -> None:
@@ -146,18 +163,15 @@ class OutputClassifier:
     def _is_made_of(self, o: Tensor, base: Tensor, leaves: Sequence[Tensor]) -> bool:
         """Can ``o`` be replayed on its base, with the history that it has? Else what the graph
         computes is handed out."""
-        storages = {torch_api.storage_ref(t) for t in leaves_of(base) if t.layout is torch.strided}
-        if any(
-            t.layout is torch.strided and torch_api.storage_ref(t) not in storages for t in leaves
-        ):
+        storages = {storage_ref(t) for t in leaves_of(base) if t.layout is torch.strided}
+        if any(t.layout is torch.strided and storage_ref(t) not in storages for t in leaves):
             return False  # its data was set, or the class has gathered what it shows
-        if (
-            o.is_nested and not base.is_nested
-        ):  # autograd's function of such a view holds the traced offsets
+        # autograd's function of such a view holds the traced offsets
+        if o.is_nested and not base.is_nested:
             return False
         if o.grad_fn is None:
             return True
-        if is_traceable(o) and torch_api.is_multi_output_view(o):
+        if is_traceable(o) and is_multi_output_view(o):
             # each made by itself has a node that fills in zeros for the others, which some classes
             # do not take
             return False
@@ -167,8 +181,8 @@ class OutputClassifier:
         """Does the history of ``o`` lead to its base, past no ``autograd.Function`` of the user's?
 
         Raises:
-            NeedsEager: it leads elsewhere, as where a view of a view was made under no_grad, or
-            past hooks.
+            UnsupportedError: it leads elsewhere, as where a view of a view was made under no_grad,
+                or past hooks.
         """
         ends = {base.grad_fn, self._edges.get(id(base))} - {None}
         todo, seen, found = [o.grad_fn], set(), False
@@ -177,34 +191,38 @@ class OutputClassifier:
             if node in ends or getattr(node, "variable", None) is base:
                 found = True
             elif node in self.recorder.hooked:
-                raise NeedsEager(
-                    "a result is a view of a view with hooks, which would not run", path=self._path
+                raise UnsupportedError(
+                    "a result is a view of a view with hooks, which would not run",
+                    code="view-as-result",
+                    path=self._path,
                 )
-            elif torch_api.is_custom_node(node):
+            elif is_custom_node(node):
                 return False
             elif node not in seen:
                 seen.add(node)
-                todo.extend(n for n, _ in node.next_functions if n is not None)  # type: ignore[union-attr]
+                following = node.next_functions  # type: ignore[union-attr]
+                todo.extend(n for n, _ in following if n is not None)
         if not found:
             raise self._refused_view(o)
         return True
 
     def _view(self, o: Tensor, base: Tensor, spec: Spec) -> OutputPlan:
-        number, way, sizes = self.inputs.number_of(base), torch_api.view_function(o), list[Any]()
+        number, way, sizes = self.inputs.number_of(base), view_function(o), list[Any]()
         if o._backward_hooks:
-            raise NeedsEager(
-                "a result is a view with hooks, which would not see its gradient", path=self._path
+            raise UnsupportedError(
+                "a result is a view with hooks, which would not see its gradient",
+                code="view-as-result",
+                path=self._path,
             )
-        moved = o.grad_fn is None and base.requires_grad and torch_api.is_tracked_view(o)
+        moved = o.grad_fn is None and base.requires_grad and is_tracked_view(o)
         gives = not moved and self._gives(way, base, spec, sizes)
         if not gives or any(map(_is_unknown, sizes)):
             raise self._refused_view(o)
         if number is None:
             self._check_attributes(base, *flatten(base))
         place = self._emit_once(base) if number is None else number
-        steps = (
-            ViewStep(way),
-        )  # as a whole, until the plan is made: its symbols may become numbers
+        # as a whole, until the plan is made: its symbols may become numbers
+        steps = (ViewStep(way),)
         return ViewOutput(place, number is not None, steps, o.grad_fn is not None, spec)
 
     def _gives(
@@ -222,8 +240,8 @@ class OutputClassifier:
             return n
 
         asks = {"symint_visitor_fn": note} if self.recorder.symbols.data_dependent else {}
-        aside = torch_api.unbound_symbols_set_aside(self.recorder.mode.shape_env)
-        with aside, torch_api.without_tracing(), torch_api.quiet_fake_errors(), torch.no_grad():
+        aside = unbound_symbols_set_aside(self.recorder.mode.shape_env)
+        with aside, without_tracing(), quiet_fake_errors(), torch.no_grad():
             leaves, base_spec = flatten(base)
             fresh = rebuild(base_spec, iter([self.recorder.bare(leaf) for leaf in leaves]))
             try:
@@ -235,12 +253,11 @@ class OutputClassifier:
                 IndexError,
                 ValueError,
                 NotImplementedError,
-                *torch_api.DATA_DEPENDENT_ERRORS,
+                *DATA_DEPENDENT_ERRORS,
             ):
                 return False
-        if base.is_nested or any(
-            map(_is_unknown, sizes)
-        ):  # fresh offsets have a ragged size of their own
+        # fresh offsets have a ragged size of their own
+        if base.is_nested or any(map(_is_unknown, sizes)):
             return True
         return (
             type(made) is type(spec)
@@ -248,9 +265,10 @@ class OutputClassifier:
             and same_but_for_grad(made, spec)
         )
 
-    def _refused_view(self, view: Tensor) -> NeedsEager:
-        return NeedsEager(
+    def _refused_view(self, view: Tensor) -> UnsupportedError:
+        return UnsupportedError(
             "a result is a view that cannot be replayed on its base",
+            code="view-as-result",
             path=self._path,
             got=f"a view of shape {tuple(view.shape)}",
             fix="return a clone of it",
@@ -268,11 +286,10 @@ class OutputClassifier:
         # a wrapper.)
         as_base = t._base is not None and t._base.requires_grad
         own = t.requires_grad and t.grad_fn is None
-        if own and (not as_base if is_traceable(t) else torch_api.is_reached(t)):
-            raise (
-                UnsupportedError if t._base is None else NeedsEager
-            )(  # Dynamo's graph has the leaf of a view, too
+        if own and (not as_base if is_traceable(t) else is_reached(t)):
+            raise UnsupportedError(
                 "the region makes an autograd leaf, and returns it",
+                code="leaf-made-inside" if t._base is None else "leaf-of-a-view",
                 got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
                 fix="call requires_grad_() on the result",
             )
@@ -283,11 +300,12 @@ class OutputClassifier:
         """A call makes a value of its inner tensors and its context, but for one attribute.
 
         Raises:
-            NeedsEager: the region has set other attributes of it, which a fresh one would not have.
+            UnsupportedError: the region has set other attributes of it, which a fresh one would
+                not have.
         """
 
         def fresh() -> dict[str, Any]:
-            with torch_api.without_tracing(), torch.no_grad():
+            with without_tracing(), torch.no_grad():
                 made = (
                     rebuild(spec, iter(leaves))
                     if isinstance(spec, WrapperSpec)
@@ -299,30 +317,31 @@ class OutputClassifier:
         for name, value in attributes_of_wrapper(o, spec).items():
             differs = name != known_as and (name not in known or _is_another(value, known[name]))
             if differs and (name not in known or not _is_another(known[name], fresh()[name])):
-                raise NeedsEager(
+                raise UnsupportedError(
                     "the region sets an attribute of a result, or makes an nn.Parameter of what "
                     "is shown elsewhere",
+                    code="attributes-of-result",
                     path=self._path.attr(name),
                     fix="set it on the result, outside of the region",
                 )
 
     def _is_traced(self, o: Tensor) -> bool:
-        if kind_of(type(o)) is Kind.REFUSED and any(map(torch_api.is_fake, vars(o).values())):
+        if kind_of(type(o)) is Kind.REFUSED and any(map(is_fake, vars(o).values())):
             raise refuse(o, Path("result"))
         if not is_traceable(o):
-            return torch_api.is_fake(o)
+            return is_fake(o)
         leaves = leaves_of(o)
-        return not leaves or any(map(torch_api.is_fake, leaves))
+        return not leaves or any(map(is_fake, leaves))
 
 
 def _is_unknown(n: Any) -> bool:
-    return isinstance(n, torch.SymInt) and torch_api.is_data_dependent(n)
+    return isinstance(n, torch.SymInt) and is_data_dependent(n)
 
 
 def _is_another(value: Any, known: Any) -> bool:
     """Do two attributes differ, one of which is a number or a string? Other objects a class may
     rebuild each time."""
-    if isinstance(known, (Tensor, *torch_api.SYM_TYPES)) or not (
+    if isinstance(known, (Tensor, *SYM_TYPES)) or not (
         type(value) in _SIMPLE or type(known) in _SIMPLE
     ):
         return isinstance(value, Tensor) and not isinstance(known, Tensor)
@@ -343,21 +362,21 @@ def shared_leaves(
         contents: numbers of the values that are new contents of inputs.
 
     Raises:
-        NeedsEager: the region writes to memory that such a result shows in part.
+        UnsupportedError: the region writes to memory that such a result shows in part.
     """
     inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
-    written = {
-        storage for storage, _ in recorder.writes
-    }  # in any part: the graph recomputes all of it
+    # in any part: the graph recomputes all of it
+    written = {storage for storage, _ in recorder.writes}
     found: dict[int, SharedLeaf] = {}
     first: dict[int, int] = {}
     place = 0
     for number, value in enumerate(values):
         leaves, spec = flatten(value)
         if number not in contents and id(value) in inside:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "a result is a wrapper that is inside of an input",
+                code="wrapper-in-wrapper",
                 fix="take it out of the input outside",
             )
         for k, t in enumerate(leaves, place):
@@ -367,16 +386,17 @@ def shared_leaves(
                 found[k] = SharedLeaf("input", leaf_of[id(t)])
             elif isinstance(spec, WrapperSpec) and id(t) in first:
                 found[k] = SharedLeaf("value", first[id(t)])
-            elif t.layout is torch.strided and torch_api.storage_ref(t) in written:
+            elif t.layout is torch.strided and storage_ref(t) in written:
                 others = [n for n, leaf in enumerate(inputs.leaf_values) if one_storage(leaf, t)]
                 whole = [n for n in others if _same_elements(inputs.originals[n], t)]
                 if whole:  # `detach()` counts versions with it, `data` alone
                     together = t._version == inputs.leaf_values[whole[0]]._version
                     found[k] = SharedLeaf("detach()" if together else "data", whole[0])
                 elif others:
-                    raise NeedsEager(
+                    raise UnsupportedError(
                         "a result shares memory with an input that the region writes, and "
                         "autograd does not know",
+                        code="shared-memory-written",
                         path=Path("result").item(number),
                         fix="return a clone",
                     )
@@ -397,16 +417,17 @@ def refuse_handed_on(values: Sequence[Tensor], contents: Collection[int], inputs
     changes one changes the other.
 
     Raises:
-        NeedsEager: a result has a list, dict, array or dataclass that is in the context of an
-        input.
+        UnsupportedError: a result has a list, dict, array or dataclass that is in the context of an
+            input.
     """
     specs = [flatten(row.traced)[1] for row in inputs.rows]  # kept, so that ids stay theirs
     held = {id(o) for spec in specs for o in _objects(spec)}
     for number, value in enumerate(values if held else ()):
         if number not in contents and any(id(o) in held for o in _objects(flatten(value)[1])):
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the context of a result holds an object of that of an input, which can be "
                 "changed in place",
+                code="context-shared",
                 path=Path("result").item(number),
                 fix="make it immutable (@dataclass(frozen=True)), or let the class copy it",
             )
@@ -416,7 +437,7 @@ def _objects(spec: Spec) -> list[Any]:
     """What can be changed in place of the contexts of a wrapper, and of those inside of it."""
     if not isinstance(spec, WrapperSpec):
         return []
-    found: list[Any] = [] if torch_api.context_shortcut(spec.cls) is not None else [spec.context]
+    found: list[Any] = [] if context_shortcut(spec.cls) is not None else [spec.context]
     for value in found:
         found += parts_of(value)
     return [o for o in found if is_copied(o)] + [

@@ -7,10 +7,13 @@ autograd engine issue; out comes a graph node for it, with these keys in ``node.
     val                a FakeTensor (or a list of them) without history
     partitioner_tag    "is_forward" or "is_backward"
     seq_nr             number of the autograd node; a backward node carries its forward node's
-    (PyTorch PR 103129) phase              "forward", or "backward": of the region's own backward,
-    too frames             the user's frames, turned into ``stack_trace`` text when the graph is
-    finished nn_module_stack    the modules that were being called, as torch.export has them: place
-    -> (path, class), outermost first custom             what `torch.fx.traceback.annotate` says
+                       (PyTorch PR 103129)
+    phase              "forward", or "backward": of the region's own backward, too
+    frames             the user's frames, turned into ``stack_trace`` text when the graph is
+                       finished
+    nn_module_stack    the modules that were being called, as torch.export has them: place -> (path,
+                       class), outermost first
+    custom             what `torch.fx.traceback.annotate` says
     recompute, ac_graph_id   tags of selective activation checkpointing
 
 In-place operations are recorded as they run; `functionalize` replays the finished graph when there
@@ -30,11 +33,25 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
-from ..errors import NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import SubclassTraceError, UnsupportedError
 from ..state.boundary import ENTER, kind_of
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
+from ..torch_api.autograd import autograd_sequence_number, node_sequence_number, running_node
+from ..torch_api.exact_numbers import steps_written_by
+from ..torch_api.fake_results import FakeResults
+from ..torch_api.float_arguments import symbols_back
+from ..torch_api.graphs import user_annotations
+from ..torch_api.kinds import FAKE_TYPES, is_fake, is_zeros, storage_ref
+from ..torch_api.modes import (
+    disable_autocast,
+    function_stack_length,
+    innermost_tracer,
+    no_modes,
+    no_overrides,
+)
+from ..torch_api.operators import HigherOrderOperator, view_form
+from ..torch_api.symbols import is_data_dependent
 from .aliasing import ByteRange, byte_range
 from .diagnostics import refuse_branch
 from .higher_order import record_higher_order
@@ -46,7 +63,7 @@ from .writes import check_write, collective, late_write, refused_write, written_
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-_DENSE = (*torch_api.FAKE_TYPES, Tensor, torch.nn.Parameter)
+_DENSE = (*FAKE_TYPES, Tensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
 #: what C++ asks a tensor for whose sizes are symbols: numbers, for which no class is asked in eager
 _LAYOUT: dict[Any, Callable[[Tensor], Any]] = {
@@ -74,35 +91,30 @@ class Recorder(TracedGraph):
     follows_state = True
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]]) -> None:
-        super().__init__(mode, decompositions, torch_api.FakeResults(mode))
-        torch_api.steps_written_by(mode.shape_env, self.step, self._decide)
+        super().__init__(mode, decompositions, FakeResults(mode))
+        steps_written_by(mode.shape_env, self.step, self._decide)
         self.default_dtype = torch.get_default_dtype()
         self.mutable = False
         self.beside: set[fx.Node] | None = None  # see `functionalize`
         self.has_hooks = False  # on values of the region
         self.hooked: set[Any] = set()  # the autograd nodes of values with hooks
-        self.graded: dict[
-            int, Tensor
-        ] = {}  # values of the region whose ``.grad`` the region has set, by id
+        # values of the region whose ``.grad`` the region has set, by id
+        self.graded: dict[int, Tensor] = {}
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
-        self.around = torch_api.running_node()  # a backward may call a region
+        self.around = running_node()  # a backward may call a region
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
         self.forward_state: Any = None  # that of the forward, while a backward is traced with it
-        self.looks_after_writes = (
-            False  # at a value, to see whether a branch is taken that the graph does not have
-        )
+        # at a value, to see whether a branch is taken that the graph does not have
+        self.looks_after_writes = False
         self.branches: Any = None  # `decided.StateBranches`
-        self.asks_for_numbers = (
-            False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
-        )
+        # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
+        self.asks_for_numbers = False
         self.writes: list[tuple[Any, ByteRange]] = []
-        self.outliving: frozenset[Any] = (
-            frozenset()
-        )  # while a backward is traced: storages that are not its own
-        self.perhaps_shared: set[Any] = (
-            set()
-        )  # storages of copies that may be none in a call, and of what is copied
+        # while a backward is traced: storages that are not its own
+        self.outliving: frozenset[Any] = frozenset()
+        # storages of copies that may be none in a call, and of what is copied
+        self.perhaps_shared: set[Any] = set()
         self.sealed = False  # the user function has run: its inputs are known
         self.met: set[str] = set()  # "attention", whose kernels a caller may choose
         self.classes: set[type] = set()  # of wrappers that operations ran on
@@ -115,10 +127,11 @@ class Recorder(TracedGraph):
         Raises:
             UnsupportedError: it is a fake tensor of another trace.
         """
-        if not torch_api.is_fake(value):
+        if not is_fake(value):
             return self._nodes[id(self.lift(value))][0]
         raise UnsupportedError(
             "the region met a fake tensor that was made outside of it",
+            code="fake-tensor",
             got=f"{value}",
             fix="do not keep tensors from an earlier trace in Python state that the region reads",
         )
@@ -146,22 +159,24 @@ class Recorder(TracedGraph):
         Raises:
             UnsupportedError: the function comes upon it by a path that has no name.
         """
-        if torch_api.is_zeros(
-            real
-        ):  # a batching rule in C++ has made a view of them past this mode
-            raise NeedsEager(
-                "the region takes forward-mode derivatives under vmap", path=self.user_line()
+        # a batching rule in C++ has made a view of them past this mode
+        if is_zeros(real):
+            raise UnsupportedError(
+                "the region takes forward-mode derivatives under vmap",
+                code="forward-mode",
+                path=self.user_line(),
             )
         unknown = id(real) not in self._lifted and self.state is not None and self.state.follows
         if unknown and self.tag == "is_forward" and not self.sealed:
             raise UnsupportedError(
                 "the region uses a tensor that no argument, name or attribute leads to",
+                code="nameless-tensor",
                 path=self.user_line(),
                 fix="pass it as an argument, or hold it in an attribute",
             )
         made = self.constant(real)
         if self.tag == "is_backward" and made.layout is torch.strided:
-            self.outliving |= {torch_api.storage_ref(made)}
+            self.outliving |= {storage_ref(made)}
         return made
 
     # ---- the dispatch
@@ -182,15 +197,14 @@ class Recorder(TracedGraph):
             state.on()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given, named = torch_api.symbols_back(args, kwargs or {})
+        given, named = symbols_back(args, kwargs or {})
         out = self._by_class(func, types, given, named)
         if out is not NotImplemented:
             return out
         with self.below():
             out = self._dispatch(func, types, given, named)
-        if (
-            out is NotImplemented and given is not args
-        ):  # for code that is not looked into they are numbers
+        # for code that is not looked into they are numbers
+        if out is NotImplemented and given is not args:
             with self:
                 return func(*given, **named)
         return out
@@ -214,9 +228,9 @@ class Recorder(TracedGraph):
         return NotImplemented
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is _DEVICE and torch_api.is_fake(args[0]):
+        if func is _DEVICE and is_fake(args[0]):
             return args[0].fake_device  # the autograd engine asks about twice per node
-        if isinstance(func, torch_api.HigherOrderOperator):
+        if isinstance(func, HigherOrderOperator):
             if func in self.decompositions:
                 with self:
                     return self.decompositions[func](*args, **(kwargs or {}))
@@ -227,18 +241,16 @@ class Recorder(TracedGraph):
                     return _LAYOUT[func](args[0])
                 self.classes.add(t)
                 return NotImplemented
-        if (
-            torch_api.function_stack_length()
-        ):  # what looks at the calls of Python code is not asked about ours
-            with torch_api.no_overrides():
+        # what looks at the calls of Python code is not asked about ours
+        if function_stack_length():
+            with no_overrides():
                 return self._run_dense(func, types, args, kwargs or {})
         return self._run_dense(func, types, args, kwargs or {})
 
     def _run_dense(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An operation on dense tensors."""
-        if (
-            func.namespace == "prim" or func in _LAYOUT
-        ):  # an error message of autograd asks for numbers, of symbols too
+        # an error message of autograd asks for numbers, of symbols too
+        if func.namespace == "prim" or func in _LAYOUT:
             return func(*args, **kwargs)
         if func.namespace == "c10d":
             raise collective(func, self.user_line())
@@ -276,7 +288,7 @@ class Recorder(TracedGraph):
         """
         t = self.lift(t) if type(t) in REAL else t
         if (known := known_value(self, t)) is not None:
-            with torch_api.no_modes():
+            with no_modes():
                 return func(known)
         truth = t.dtype is torch.bool
         if truth and not self.asks_for_numbers:
@@ -289,8 +301,8 @@ class Recorder(TracedGraph):
 
     def step(self, function: Callable[..., Any], numbers: tuple[Any, ...], whole: bool) -> Any:
         """What Python computes of a float from inside of a tensor; see
-        `torch_api.steps_written_by`."""
-        if torch_api.innermost_tracer() not in (None, self):
+        `torch_api.exact_numbers.steps_written_by`."""
+        if innermost_tracer() not in (None, self):
             return None
         node = self.symbols.computed(function, numbers, whole, self.tag)
         self.annotate(node)
@@ -310,8 +322,8 @@ class Recorder(TracedGraph):
         with (
             self.below(),
             self.graph.inserting_before(node),
-            torch_api.no_overrides(),
-            torch_api.disable_autocast(),
+            no_overrides(),
+            disable_autocast(),
             torch.no_grad(),
         ):
             yield
@@ -335,7 +347,7 @@ class Recorder(TracedGraph):
                 else a
             )
 
-        fakes = tuple(torch_api.FAKE_TYPES[0] if t in REAL else t for t in types)
+        fakes = tuple(FAKE_TYPES[0] if t in REAL else t for t in types)
         out = self.__torch_dispatch__(
             func, fakes, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()}
         )
@@ -371,16 +383,15 @@ class Recorder(TracedGraph):
         node = self.call(target, args, kwargs)
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the region runs operations under a default dtype that it has set itself",
+                code="default-dtype-set",
                 path=self.user_line(),
                 fix="set the default dtype outside of the region, or name dtypes",
             )
         if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
-            node.kwargs = {
-                **node.kwargs,
-                "dtype": out.dtype,
-            }  # a backward may run under another default dtype
+            # a backward may run under another default dtype
+            node.kwargs = {**node.kwargs, "dtype": out.dtype}
         self.note_results(node, out, args)
         return out
 
@@ -389,15 +400,15 @@ class Recorder(TracedGraph):
         tags."""
         meta = node.meta
         meta["partitioner_tag"] = self.tag
-        node_of_engine, number = torch_api.running_node(), torch_api.autograd_sequence_number
+        node_of_engine, number = running_node(), autograd_sequence_number
         if node_of_engine is None or node_of_engine is self.around:
             meta["phase"], meta["seq_nr"] = "forward", number()
         else:
             meta["phase"], meta["seq_nr"] = (
                 "backward",
-                torch_api.node_sequence_number(node_of_engine),
+                node_sequence_number(node_of_engine),
             )
-        if annotations := torch_api.user_annotations():
+        if annotations := user_annotations():
             meta["custom"] = annotations
         if self.state is not None and self.state.modules:
             meta["nn_module_stack"] = self.state.modules
@@ -417,9 +428,9 @@ class Recorder(TracedGraph):
         """``t.squeeze_()``: from now on the tensor is the view that ``t.squeeze()`` gives.
 
         Raises:
-            NeedsEager: it shares memory with what comes from outside, or autograd knows it.
+            UnsupportedError: it shares memory with what comes from outside, or autograd knows it.
         """
-        t, view = args[0], torch_api.view_form(func)
+        t, view = args[0], view_form(func)
         if view is None or t.requires_grad or self._is_from_outside(t):
             raise refused_write(func, t, self.user_line(), "the shape or the memory of a tensor")
         before, node = self.node_of(t), self.call(view, args, kwargs)
@@ -432,11 +443,11 @@ class Recorder(TracedGraph):
 
     def _is_from_outside(self, t: Tensor) -> bool:
         """Is its memory that of an input, or of a constant?"""
-        storage = torch_api.storage_ref(t)
+        storage = storage_ref(t)
         outside = (
             n.meta.get("val") for n in self.graph.nodes if n.op in ("placeholder", "get_attr")
         )
-        return any(isinstance(v, Tensor) and torch_api.storage_ref(v) == storage for v in outside)
+        return any(isinstance(v, Tensor) and storage_ref(v) == storage for v in outside)
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         """The tensors that the operation writes."""
@@ -444,7 +455,7 @@ class Recorder(TracedGraph):
         check_write(func, args, kwargs, self.user_line)
         written = list(written_arguments(func, args, kwargs))
         for t in written:
-            storage = torch_api.storage_ref(t)
+            storage = storage_ref(t)
             self.writes.append((storage, byte_range(t)))
             if storage in self.outliving:
                 raise late_write(func, t, self.user_line())
@@ -460,18 +471,18 @@ class Recorder(TracedGraph):
     def note_copy(self, source: Any, made: Any) -> None:
         """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it
         can, the trace a copy."""
-        if not (torch_api.is_fake(source) and torch_api.is_fake(made)):
+        if not (is_fake(source) and is_fake(made)):
             return
-        storages = torch_api.storage_ref(source), torch_api.storage_ref(made)
+        storages = storage_ref(source), storage_ref(made)
         sizes = (*source.shape, *source.stride(), *made.shape)
         if storages[0] != storages[1] and any(
-            isinstance(n, torch.SymInt) and torch_api.is_data_dependent(n) for n in sizes
+            isinstance(n, torch.SymInt) and is_data_dependent(n) for n in sizes
         ):
             self.perhaps_shared.update(storages)
 
     def was_written(self, leaf: Tensor) -> bool:
         """Did an operation of the region write into the memory that ``leaf`` can touch?"""
-        storage = torch_api.storage_ref(leaf)
+        storage = storage_ref(leaf)
         mine = byte_range(leaf)
         return any(s == storage and mine.overlaps(r) for s, r in self.writes)
 

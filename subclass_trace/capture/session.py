@@ -11,11 +11,37 @@ from typing import Any
 import torch
 import torch.fx.traceback
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..state.calls import callback
 from ..subclass.paths import Path
 from ..torch_api import tape as _door
+from ..torch_api.autograd import original_views, saved_hooks_refused, saved_tensor_hooks_active
+from ..torch_api.compiled_inside import compiled_functions_run_eagerly, functions_of_operators
+from ..torch_api.compiling import compiling_in_this_thread
+from ..torch_api.dtensor_modes import DTensorModes
+from ..torch_api.dtensor_modes import dtensor_modes as torch_dtensor_modes
+from ..torch_api.fakes import (
+    detached,
+    fake_mode,
+    quiet_fake_errors,
+    replace_cache,
+    replace_conversion,
+)
+from ..torch_api.float_arguments import floats_handed_on
+from ..torch_api.modes import (
+    disable_autocast,
+    disable_autocast_cache,
+    enable_python_dispatcher,
+    no_overrides,
+    no_transforms,
+    without_tracing,
+)
+from ..torch_api.numbers import as_python_number, numbers_in_backwards
+from ..torch_api.repairs.composites import composites_as_eager
+from ..torch_api.repairs.fast_paths import fast_paths_as_eager
+from ..torch_api.repairs.strided_shards import numbers_as_split_factors
+from ..torch_api.sharding import sharding_as_eager
+from ..torch_api.symbols import ShapeEnv, dynamic_context, input_source, new_number, new_symbol
 from .recorder import Recorder
 from .skipped_steps import steps_that_are_left_out
 
@@ -37,6 +63,7 @@ class Dim(enum.IntEnum):
 def _refuse_hooks(recorder: Recorder) -> None:
     raise UnsupportedError(
         "the region sets saved-tensor hooks",
+        code="saved-tensor-hooks-set",
         path=recorder.user_line(),
         fix="set them around the call of the region",
     )
@@ -60,21 +87,21 @@ class Session:
         """``passes``: what finished graphs go through; ``materialise``: each result is a value of
         the graph, also where a call would hand on an input, or replay a view."""
         self.dynamic, self.passes, self.materialise = dynamic, passes, materialise
-        self.shape_env = torch_api.ShapeEnv()
-        self.mode = torch_api.fake_mode(self.shape_env)
+        self.shape_env = ShapeEnv()
+        self.mode = fake_mode(self.shape_env)
         self.recorder = Recorder(self.mode, decompositions)
         if not dynamic:
             self.recorder.results.share()
-            torch_api.replace_cache(self.mode, self.recorder.results.remembered)
-            torch_api.replace_conversion(self.mode)
+            replace_cache(self.mode, self.recorder.results.remembered)
+            replace_conversion(self.mode)
         self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts
         self.arguments = {}
         self._grad = True  # grad mode of the caller
 
-    def dtensor_modes(self) -> torch_api.DTensorModes | None:
+    def dtensor_modes(self) -> DTensorModes | None:
         """What of ``loss_parallel`` and the like is active around this, if the traces met a
         DTensor."""
-        return torch_api.dtensor_modes(self.recorder.classes)
+        return torch_dtensor_modes(self.recorder.classes)
 
     def meets_attention(self) -> bool:
         """Have the traces met attention, of which a caller chooses the kernels
@@ -91,37 +118,34 @@ class Session:
             enter = stack.enter_context
             self._grad = torch.is_grad_enabled()
             enter(self.mode)
-            enter(
-                torch_api.quiet_fake_errors()
-            )  # what a fake kernel refuses is raised, and told once
+            # what a fake kernel refuses is raised, and told once
+            enter(quiet_fake_errors())
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
-                enter(torch_api.enable_python_dispatcher())
-                enter(torch_api.numbers_in_backwards())
-            enter(torch_api.composites_as_eager())
-            enter(torch_api.floats_handed_on())
-            enter(torch_api.fast_paths_as_eager())
-            enter(torch_api.compiled_functions_run_eagerly())
-            enter(torch_api.disable_autocast_cache())
-            enter(torch_api.original_views())
-            enter(torch_api.compiling_in_this_thread())
+                enter(enable_python_dispatcher())
+                enter(numbers_in_backwards())
+            enter(composites_as_eager())
+            enter(floats_handed_on())
+            enter(fast_paths_as_eager())
+            enter(compiled_functions_run_eagerly())
+            enter(disable_autocast_cache())
+            enter(original_views())
+            enter(compiling_in_this_thread())
             # it keeps its forward stacks (PyTorch PR 101047); its NaN check would read values
             if torch.is_anomaly_enabled():
                 enter(torch.autograd.set_detect_anomaly(True, False))
             # On the devices' own threads, a backward on fakes would wait behind one that waits for
             # the lock of traces.
             enter(torch.autograd.set_multithreading_enabled(False))
-            enter(
-                _door.backwards_are_traced()
-            )  # a compiled autograd that is on would make a tape of each
-            if (
-                torch_api.saved_tensor_hooks_active()
-            ):  # the caller's hooks see what is saved at run time instead
+            # a compiled autograd that is on would make a tape of each
+            enter(_door.backwards_are_traced())
+            # the caller's hooks see what is saved at run time instead
+            if saved_tensor_hooks_active():
                 enter(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
-            enter(torch_api.sharding_as_eager(self.recorder.below))
-            enter(torch_api.numbers_as_split_factors())
-            enter(torch_api.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
+            enter(sharding_as_eager(self.recorder.below))
+            enter(numbers_as_split_factors())
+            enter(saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
             enter(steps_that_are_left_out(self.recorder))
-            enter(torch_api.functions_of_operators(callback))
+            enter(functions_of_operators(callback))
             enter(self.recorder)
             yield
 
@@ -132,10 +156,10 @@ class Session:
         tag, self.recorder.tag = self.recorder.tag, "is_forward"
         try:
             with (
-                torch_api.no_transforms(),
-                torch_api.no_overrides(),
+                no_transforms(),
+                no_overrides(),
                 torch.set_grad_enabled(self._grad),
-                torch_api.disable_autocast(),
+                disable_autocast(),
             ):
                 yield
         finally:
@@ -143,19 +167,17 @@ class Session:
 
     def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
         """A fake dense leaf; those of one storage share a fake storage. Its sizes become `Dim`."""
-        source = torch_api.input_source(name) if self.dynamic else None
+        source = input_source(name) if self.dynamic else None
         if not any(dims):
             return self.mode.from_tensor(real, static_shapes=True, source=source)
         if Dim.NUMBER in dims:
             sizes = [
-                torch_api.new_number(self.shape_env, n, f"{name}.size({d})")
-                if kind == Dim.NUMBER
-                else n
+                new_number(self.shape_env, n, f"{name}.size({d})") if kind == Dim.NUMBER else n
                 for d, (n, kind) in enumerate(zip(real.shape, dims, strict=True))
             ]
-            with torch_api.without_tracing():
+            with without_tracing():
                 return torch.empty(sizes, dtype=real.dtype, device=real.device)
-        context = torch_api.dynamic_context([bool(d) for d in dims], [d == Dim.ALIKE for d in dims])
+        context = dynamic_context([bool(d) for d in dims], [d == Dim.ALIKE for d in dims])
         return self.mode.from_tensor(
             real, static_shapes=False, source=source, symbolic_context=context
         )
@@ -163,13 +185,13 @@ class Session:
     def outer_size(self, wrapper: torch.Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:
         """The outer size of a wrapper, with new symbols where ``dims`` says so."""
         return tuple(
-            torch_api.new_symbol(self.shape_env, n, f"{path}.size({d})") if dynamic else n
+            new_symbol(self.shape_env, n, f"{path}.size({d})") if dynamic else n
             for d, (n, dynamic) in enumerate(zip(wrapper.shape, dims, strict=True))
         )
 
     def number(self, position: int, n: float, name: str) -> Any:
         """A number of the call becomes a symbol, of which nothing is assumed."""
-        made = torch_api.as_python_number(torch_api.new_number(self.shape_env, n, name))
+        made = as_python_number(new_number(self.shape_env, n, name))
         self.arguments[position] = made
         if isinstance(made, torch.SymFloat) and made.node.expr.is_Symbol:
             self.recorder.symbols.floats.add(made.node.expr)
@@ -181,18 +203,20 @@ class Session:
 
         Raises:
             UnsupportedError: something is: the formulas that torch makes of floats are right to
-            rounding alone.
+                rounding alone.
         """
         floats = self.recorder.symbols.floats
         for guard in self.shape_env.guards if floats else ():
             is_formula = not all(side.is_Atom for side in guard.expr.args)
             if is_formula and not floats.isdisjoint(guard.expr.free_symbols):
                 raise UnsupportedError(
-                    "the region branches on a float, or needs it as a number", got=guard.expr
+                    "the region branches on a float, or needs it as a number",
+                    code="branch-on-float",
+                    got=guard.expr,
                 )
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:
         """A fresh alias of a fake leaf that is the same graph value."""
-        out = torch_api.detached(self.mode, fake)
+        out = detached(self.mode, fake)
         self.recorder.alias(out, fake)
         return out

@@ -15,9 +15,13 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NotYet, UnsupportedError
+from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
+from ..torch_api.autograd import versions_kept
+from ..torch_api.kinds import is_fake, storage_ref
+from ..torch_api.operators import OpOverload, op_schema
+from ..torch_api.this_thread import replaced_here
+from ..torch_api.trees import pytree
 from .aliasing import same_elements
 from .effects import is_kept
 from .writes import written_arguments
@@ -37,8 +41,10 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
         if _python_state(recorder) != before:
             if sum(map(len, optimizer.state.values())) == rows:
                 raise _refused(recorder, "changes Python state")
-            raise NotYet(
-                "the first step of an optimizer, which makes its state", path=recorder.user_line()
+            raise UnsupportedError(
+                "the first step of an optimizer, which makes its state",
+                code="makes-state",
+                path=recorder.user_line(),
             )
         nodes = list(itertools.takewhile(lambda n: n is not last, reversed(recorder.graph.nodes)))
         if any(
@@ -49,7 +55,7 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
         writes = _writes(recorder, set(nodes))
         _tag([recorder.node_of(found)], number := next(recorder.numbers), "condition")
         _tag(nodes, number, "step")
-        tensors = [t for t in _tensors_of(optimizer) if torch_api.storage_ref(t) in writes]
+        tensors = [t for t in _tensors_of(optimizer) if storage_ref(t) in writes]
         if not all(
             any(same_elements(t, w) for t in tensors)
             for written in writes.values()
@@ -61,14 +67,14 @@ def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[
             )
         with torch.no_grad():
             for t in tensors:
-                with recorder.graph.inserting_before(writes[torch_api.storage_ref(t)][0][0]):
+                with recorder.graph.inserting_before(writes[storage_ref(t)][0][0]):
                     was = t.clone()
-                with torch_api.versions_kept(t):
+                with versions_kept(t):
                     t.copy_(torch.where(found.to(t.device), was, t))
         made = itertools.takewhile(lambda n: n is not last, reversed(recorder.graph.nodes))
         _tag(set(made) - set(nodes), number, "restore")
 
-    return torch_api.replaced_here(torch.amp.GradScaler, "_maybe_opt_step", step)
+    return replaced_here(torch.amp.GradScaler, "_maybe_opt_step", step)
 
 
 def _tag(nodes: Iterable[Any], number: int, part: str) -> None:
@@ -78,7 +84,7 @@ def _tag(nodes: Iterable[Any], number: int, part: str) -> None:
 
 def _tensors_of(optimizer: Any) -> list[Tensor]:
     """The dense tensors that its step may write."""
-    groups = torch_api.pytree.tree_leaves([*optimizer.param_groups, *optimizer.state.values()])
+    groups = pytree.tree_leaves([*optimizer.param_groups, *optimizer.state.values()])
     tensors = [t for t in groups if isinstance(t, Tensor)]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
     return [leaf for t in tensors for leaf in leaves_of(t)]
@@ -89,16 +95,11 @@ def _writes(recorder: Any, nodes: set[Any]) -> dict[Any, list[tuple[Any, Tensor]
     there, writes = set[Any](), dict[Any, list[tuple[Any, Tensor]]]()
     for node in recorder.graph.nodes:
         if node.op != "call_function" or node not in nodes:
-            values = torch_api.pytree.tree_leaves(node.meta.get("val"))
-            there |= {torch_api.storage_ref(t) for t in values if torch_api.is_fake(t)}
-        elif (
-            isinstance(node.target, torch_api.OpOverload)
-            and torch_api.op_schema(node.target).is_mutable
-        ):
+            values = pytree.tree_leaves(node.meta.get("val"))
+            there |= {storage_ref(t) for t in values if is_fake(t)}
+        elif isinstance(node.target, OpOverload) and op_schema(node.target).is_mutable:
             for t in written_arguments(node.target, node.args, node.kwargs, torch.fx.Node):
-                writes.setdefault(torch_api.storage_ref(t.meta["val"]), []).append(
-                    (node, t.meta["val"])
-                )
+                writes.setdefault(storage_ref(t.meta["val"]), []).append((node, t.meta["val"]))
     return {storage: written for storage, written in writes.items() if storage in there}
 
 
@@ -112,5 +113,7 @@ def _python_state(recorder: Any) -> Any:
 
 def _refused(recorder: Any, what: str) -> UnsupportedError:
     return UnsupportedError(
-        f"an optimizer's step, which a GradScaler may leave out, {what}", path=recorder.user_line()
+        f"an optimizer's step, which a GradScaler may leave out, {what}",
+        code="step-left-out",
+        path=recorder.user_line(),
     )

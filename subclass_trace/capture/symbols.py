@@ -15,9 +15,17 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.spec import is_ragged
+from ..torch_api.exact_numbers import new_unknown
+from ..torch_api.kinds import SYM_TYPES
+from ..torch_api.symbols import (
+    nested_int_id,
+    new_ragged_size,
+    size_symbol,
+    sympy_to_nodes,
+    unbacked_bindings,
+)
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -35,14 +43,12 @@ class Symbols:
     def __init__(self, graph: fx.Graph, mode: Any) -> None:
         self.graph, self.mode = graph, mode
         self.tracer = fx.proxy.GraphAppendingTracer(graph)
-        self.data_dependent = (
-            False  # has the capture met a number that depends on values inside tensors?
-        )
+        # has the capture met a number that depends on values inside tensors?
+        self.data_dependent = False
         self.floats: set[Any] = set()  # symbols of floats that the call brings
         self._nodes: dict[Any, fx.Node] = {}  # expression -> what computes it
-        self._sources: dict[
-            Any, tuple[fx.Node, str, int]
-        ] = {}  # symbol -> input, what of it, dimension
+        # symbol -> input, what of it, dimension
+        self._sources: dict[Any, tuple[fx.Node, str, int]] = {}
         self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
 
     # ---- where symbols come from
@@ -50,7 +56,7 @@ class Symbols:
         """Symbols among the sizes of an input, or an input that is a symbol: read from there where
         they are needed."""
         if not isinstance(value, Tensor):
-            if isinstance(value, torch_api.SYM_TYPES):
+            if isinstance(value, SYM_TYPES):
                 self._sources.setdefault(value.node.expr, (node, "self", 0))
             return
         strided = value.layout is torch.strided
@@ -60,13 +66,13 @@ class Symbols:
             ("storage_offset", (value.storage_offset(),) if strided else ()),
         ]:
             for dim, size in enumerate(sizes):
-                symbol = torch_api.size_symbol(size)
+                symbol = size_symbol(size)
                 if symbol is not None:
                     self._sources.setdefault(symbol, (node, kind, dim))
 
     def bind_data_dependent(self, node: fx.Node, out: Any, tag: str) -> None:
         """Symbols that this operation made (nonzero): each becomes a size node of the result."""
-        bindings = torch_api.unbacked_bindings(self.mode.shape_env, out)
+        bindings = unbacked_bindings(self.mode.shape_env, out)
         if not bindings:
             return
         self.data_dependent = True
@@ -101,15 +107,15 @@ class Symbols:
     def ragged_sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """Sizes with a symbol for each nested int of a real jagged tensor: one for all tensors of
         the same offsets."""
-        for number in map(torch_api.nested_int_id, filter(is_ragged, sizes)):
+        for number in map(nested_int_id, filter(is_ragged, sizes)):
             if number not in self._ragged:
-                self._ragged[number] = torch_api.new_ragged_size(self.mode)
-        return tuple(self._ragged[torch_api.nested_int_id(n)] if is_ragged(n) else n for n in sizes)
+                self._ragged[number] = new_ragged_size(self.mode)
+        return tuple(self._ragged[nested_int_id(n)] if is_ragged(n) else n for n in sizes)
 
     # ---- their nodes
     def adopt(self, value: Any, node: fx.Node) -> None:
         """If ``value`` is a symbolic number: ``node`` computes it."""
-        if isinstance(value, torch_api.SYM_TYPES) and not is_ragged(value):
+        if isinstance(value, SYM_TYPES) and not is_ragged(value):
             self._nodes.setdefault(value.node.expr, node)
 
     def node_of(self, value: Any, tag: str) -> Any:
@@ -120,7 +126,9 @@ class Symbols:
             UnsupportedError: a ragged size is used as a number, or a symbol belongs to no input.
         """
         if is_ragged(value):
-            raise UnsupportedError("a ragged size (nested int) is used as a number", got=value)
+            raise UnsupportedError(
+                "a ragged size (nested int) is used as a number", code="ragged-number", got=value
+            )
         expr = value.node.expr
         if expr.is_number or (expr.is_Boolean and not expr.free_symbols):
             return (
@@ -149,7 +157,9 @@ class Symbols:
         found = self._sources.get(symbol)
         if found is None:
             raise UnsupportedError(
-                f"the size symbol {symbol} belongs to no input of the region", got=value
+                f"the size symbol {symbol} belongs to no input of the region",
+                code="size-of-no-input",
+                got=value,
             )
         node, kind, dim = found
         if kind == "self":
@@ -164,7 +174,7 @@ class Symbols:
                 value = symint(self.mode.shape_env, symbol)
                 self._keep(symbol, self._source_node(symbol, value), value, tag)
         proxies = {s: fx.Proxy(self._nodes[s], self.tracer) for s in expr.free_symbols}
-        made: fx.Node = torch_api.sympy_to_nodes(expr, proxies).node
+        made: fx.Node = sympy_to_nodes(expr, proxies).node
         fresh = [made]
         while "val" not in fresh[-1].prev.meta and fresh[-1].prev.op == "call_function":
             fresh.append(fresh[-1].prev)
@@ -177,9 +187,9 @@ class Symbols:
         self, function: Callable[..., Any], numbers: Sequence[Any], whole: bool, tag: str
     ) -> fx.Node:
         """The node of a number that ``function`` makes of numbers; its value is a new symbol."""
-        nodes = [self.node_of(n, tag) if isinstance(n, torch_api.SYM_TYPES) else n for n in numbers]
+        nodes = [self.node_of(n, tag) if isinstance(n, SYM_TYPES) else n for n in numbers]
         node = self.graph.call_function(function, tuple(nodes))
-        value = torch_api.new_unknown(self.mode.shape_env, whole)
+        value = new_unknown(self.mode.shape_env, whole)
         node.meta["is_step"] = True
         self._keep(value.node.expr, node, value, tag)
         return node
@@ -209,6 +219,7 @@ class Symbols:
             if not row.expr.free_symbols <= known:
                 raise UnsupportedError(
                     "a condition on values inside tensors cannot be checked in each call",
+                    code="condition-on-values",
                     got=row.expr,
                 )
             text = f"a condition on values inside tensors does not hold: {row.expr}"

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan.descriptors import AnyDescriptor, GradientOf, TangentOf, gradients_of, tangents_of
 from ..state.guards import StateGuards
 from ..state.run import backward_state
@@ -24,6 +23,10 @@ from ..subclass.flatten import flatten, guarded_spec, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
+from ..torch_api.autograd import make_nonleaf, says_no_derivative
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL
+from ..torch_api.kinds import is_dense, storage_ref
+from ..torch_api.modes import autocast_as, plain_dispatch, without_tracing
 from .diagnostics import refusal_of_data
 from .effects import CHECKS, is_kept
 from .graphs import TracedForward, finish, placeholders
@@ -46,8 +49,8 @@ class TracedBackward:
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself
     (only when traced with ``create_graph``), and ``differentiable`` tells which gradients are its
     outputs: those with a history of their own. ``passed[k]``: gradient k is the very object that is
-    ("tangent", number of the output) or ("gradient", k), or None. ``guards``: on the Python state
-    that its code read.
+    ("tangent", number of the output) or ("gradient", k), or None.
+    ``guards``: on the Python state that its code read.
     """
 
     joint: fx.GraphModule
@@ -83,7 +86,7 @@ class Tape:
         """The tangents that the live outputs suggest, one per output; the author hook is
         honoured."""
         specs = []
-        with self.session.modes(), torch_api.without_tracing(), torch.no_grad():
+        with self.session.modes(), without_tracing(), torch.no_grad():
             for out in self.outputs:
                 # A jagged tangent has the very offsets of its output.
                 fresh = map_leaves((lambda t: t) if out.is_nested else _fresh_like, out)
@@ -103,8 +106,9 @@ class Tape:
         """Trace the backward for these tangents (None: this output has none).
 
         With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape,
-        after the region's own. ``autocast``: the state under which the engine runs the backward,
-        see `torch_api.autocast_state`.
+        after the region's own.
+        ``autocast``: the state under which the engine runs the backward, see
+        `torch_api.modes.autocast_state`.
         """
         recorder = self.session.recorder
         present = [k for k, spec in enumerate(tangents) if spec is not None]
@@ -113,14 +117,14 @@ class Tape:
         with (
             self.session.modes(),
             torch.set_grad_enabled(create_graph),
-            torch_api.autocast_as(autocast),
+            autocast_as(autocast),
         ):
             for k in present:
                 spec = tangents[k]
                 assert spec is not None
                 value, made = self._tangent(k, spec)
                 if create_graph and spec.requires_grad:  # type: ignore[union-attr]
-                    torch_api.make_nonleaf(value)
+                    make_nonleaf(value)
                     tracked.append(value)
                 values.append(value)
                 names += made
@@ -179,7 +183,7 @@ class Tape:
         )
 
     def _contexts(self) -> list[tuple[Path, Spec]]:
-        with torch_api.plain_dispatch():
+        with plain_dispatch():
             return [(path, flatten(wrapper)[1]) for path, wrapper in self.session.wrappers]
 
     def _check_contexts(self, before: Sequence[Spec]) -> None:
@@ -188,22 +192,25 @@ class Tape:
         for known, (path, now) in zip(before, self._contexts(), strict=True):
             if not same_but_for_grad(known, now):
                 raise UnsupportedError(
-                    "a custom backward or a hook changes the flatten context of an input", path=path
+                    "a custom backward or a hook changes the flatten context of an input",
+                    code="context-changed",
+                    path=path,
                 )
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
         for k, g in enumerate(grads):
             if g is not None and g.layout not in (torch.strided, torch.jagged):
-                raise NeedsEager(
+                raise UnsupportedError(
                     "the gradient of an input is a sparse tensor",
+                    code="sparse-gradient",
                     path=str(self.of[k]),
                     fix="make it with sparse=False, or call that layer outside of the region",
                 )
 
     def _tangent(self, number: int, spec: Spec) -> tuple[Tensor, list[str]]:
         recorder, out = self.session.recorder, self.outputs[number]
-        with torch_api.without_tracing(), torch.no_grad():
+        with without_tracing(), torch.no_grad():
             leaves = [
                 torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device)
                 for s in spec_leaves(spec)
@@ -229,7 +236,7 @@ class Tape:
             n.meta.get("val") for n in (*inputs, *self.forward.outputs) if isinstance(n, fx.Node)
         ]
         strided = [v for v in values if isinstance(v, Tensor) and v.layout is torch.strided]
-        return frozenset(map(torch_api.storage_ref, strided))
+        return frozenset(map(storage_ref, strided))
 
     def _differentiate(
         self, outs: Sequence[Tensor], tangents: Sequence[Tensor], create: bool
@@ -245,13 +252,14 @@ class Tape:
                 retain_graph=True,
                 create_graph=create,
             )
-        except torch_api.DATA_DEPENDENT_ERRORS as error:
+        except DATA_DEPENDENT_ERRORS as error:
             raise refusal_of_data(error) from error
-        except (torch_api.NO_FAKE_KERNEL, NotImplementedError) as error:
-            if torch_api.says_no_derivative(error):  # so does eager
+        except (NO_FAKE_KERNEL, NotImplementedError) as error:
+            if says_no_derivative(error):  # so does eager
                 raise
             raise UnsupportedError(
                 f"the backward uses an operation that cannot be traced: {error}",
+                code="backward-operation",
                 expected="operations with a fake kernel, which wrappers implement",
                 fix="register one (torch.library.register_fake), or compile with dynamic=False",
             ) from error
@@ -278,8 +286,9 @@ def _refuse_effects(nodes: Sequence[fx.Node]) -> None:
     forward is left out."""
     for node in nodes:
         if is_kept(node) and node.target not in CHECKS:
-            raise NeedsEager(
+            raise UnsupportedError(
                 "the backward calls an operation that has effects",
+                code="backward-effect",
                 got=node.target,
                 fix="call it in the forward",
             )
@@ -288,7 +297,7 @@ def _refuse_effects(nodes: Sequence[fx.Node]) -> None:
 def _fresh_like(t: Tensor) -> Tensor:
     # Dense strides are kept; anything else becomes contiguous, and the run time brings real
     # tangents to it.
-    if torch_api.is_dense(t):
+    if is_dense(t):
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     return torch.empty(t.shape, dtype=t.dtype, device=t.device)
 
@@ -314,7 +323,8 @@ def connected(outputs: Sequence[Tensor], rows: Sequence[tuple[int, Any]]) -> lis
     """Those of the rows (input number, gradient edge) that the histories of ``outputs`` lead to.
 
     An input that the region only overwrites (a module's ``self.aux = loss``) brings the graph of
-    the last step along, which is freed by now: as in eager, no backward may lead there.
+    the last step along,
+    which is freed by now: as in eager, no backward may lead there.
     """
     reached = set(nodes_behind(outputs, []))
     return [row for row in rows if row[1].node in reached]

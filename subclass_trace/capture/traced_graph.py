@@ -10,15 +10,18 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..plan.descriptors import AnyDescriptor
+from ..torch_api.fake_results import FakeResults
+from ..torch_api.fakes import detached
+from ..torch_api.kinds import SYM_TYPES, is_fake
+from ..torch_api.modes import PROXY_MODE_KEY, DispatchMode, no_modes, no_overrides
 from .symbols import Symbols
 
 Tensor = torch.Tensor
-_VALUES = (Tensor, *torch_api.SYM_TYPES)
+_VALUES = (Tensor, *SYM_TYPES)
 
 
-class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
+class TracedGraph(DispatchMode):  # type: ignore[misc]
     """Inputs, constants and results of one graph, by the tensors that stand for them, and the mode
     that writes it.
 
@@ -46,22 +49,22 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         self,
         mode: Any,
         decompositions: dict[Any, Callable[..., Any]],
-        results: torch_api.FakeResults,
+        results: FakeResults,
     ) -> None:
         super().__init__()
         # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the
         # user.
-        self._mode_key = torch_api.PROXY_MODE_KEY
+        self._mode_key = PROXY_MODE_KEY
         self.mode, self.decompositions, self.results = mode, decompositions, results
         self.graph, self.root = fx.Graph(), torch.nn.Module()
         self.symbols = Symbols(self.graph, mode)
         self.tracer = self.symbols.tracer
-        self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
+        # Nested ints ask the PROXY mode's tracer.
+        self.tracer.enable_thunkify = False  # type: ignore[attr-defined]
         self.tag = "is_forward"
         self._last_placeholder: fx.Node | None = None
-        self._nodes: dict[
-            int, tuple[fx.Node, Tensor]
-        ] = {}  # holds the tensors, so that ids stay unique
+        # holds the tensors, so that ids stay unique
+        self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
         self.numbers = itertools.count()  # of constants and branches, of all traces into this graph
         self._adopted: list[int] = []
@@ -76,7 +79,7 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         hit = self._nodes.get(id(value))
         if hit is not None:
             return hit[0]
-        if isinstance(value, torch_api.SYM_TYPES):
+        if isinstance(value, SYM_TYPES):
             return self.symbols.node_of(value, self.tag)
         return self.node_of_real(value) if isinstance(value, Tensor) else value
 
@@ -149,10 +152,8 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         """``value`` is what ``node`` computes."""
         self._nodes[id(value)] = (node, value)
         # Without grad mode nothing will give the value a history: it is its own snapshot.
-        snapshot = torch_api.is_fake(value) and (
-            torch.is_grad_enabled() or node.op == "placeholder"
-        )
-        node.meta["val"] = torch_api.detached(self.mode, value) if snapshot else value
+        snapshot = is_fake(value) and (torch.is_grad_enabled() or node.op == "placeholder")
+        node.meta["val"] = detached(self.mode, value) if snapshot else value
 
     def alias(self, value: Tensor, like: Tensor) -> None:
         """``value`` is the very value of ``like``: no node of its own."""
@@ -160,7 +161,7 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
 
     def bare(self, fake: Tensor) -> Tensor:
         """A fake tensor of the same metadata that nobody has touched."""
-        return torch_api.detached(self.mode, fake)
+        return detached(self.mode, fake)
 
     def knows(self, value: Tensor) -> bool:
         """Has this tensor a node in the graph?"""
@@ -182,9 +183,9 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         """The fake that stands for a real dense tensor which is read from where it is."""
         hit = self._lifted.get(id(real))
         if hit is None:
-            fake = torch_api.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
+            fake = detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
             name = f"_constant{next(self.numbers)}"
-            with torch_api.no_overrides(), torch_api.no_modes():
+            with no_overrides(), no_modes():
                 setattr(self.root, name, real)
             node = self.graph.get_attr(name)
             node.meta["partitioner_tag"] = self.tag
@@ -217,17 +218,16 @@ class TracedGraph(torch_api.DispatchMode):  # type: ignore[misc]
         """``out`` is what a call with these arguments gives."""
         if isinstance(out, Tensor):
             if any(out is a for a in args):
-                node.meta["val"] = torch_api.detached(self.mode, out)
+                node.meta["val"] = detached(self.mode, out)
             else:
                 self.track(out, node)
         elif isinstance(out, (list, tuple)):
             node.meta["val"] = type(out)(
-                torch_api.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out
+                detached(self.mode, o) if isinstance(o, Tensor) else o for o in out
             )
             for i, o in enumerate(out):
-                if isinstance(
-                    o, (Tensor, list, tuple)
-                ):  # flex attention's backward has a tuple of gradients
+                # flex attention's backward has a tuple of gradients
+                if isinstance(o, (Tensor, list, tuple)):
                     item = self.graph.call_function(operator.getitem, (node, i))
                     item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
                     self.track_result(item, o)

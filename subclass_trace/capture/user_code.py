@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ..torch_api import asking, is_user_code
+from ..torch_api.lines import asking, is_user_code
 
 #: methods that make text on behalf of others
 _ON_BEHALF = frozenset({"__repr__", "__str__", "__format__", "handle_torch_function"})

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import UnsupportedError
+from ..torch_api.kinds import storage_ref
 from .aliasing import may_overlap, repeats, same_elements
 
 Tensor = torch.Tensor
@@ -41,7 +41,8 @@ def check_write(
 
     Raises:
         RuntimeError: the result has no place in the dtype of what is written, as that of
-        ``x.mul_(1j)`` for a real ``x``. NeedsEager: eager mode is asked.
+            ``x.mul_(1j)`` for a real ``x``.
+        UnsupportedError: eager mode is asked.
     """
     if (
         torch.Tag.pointwise in func.tags
@@ -55,9 +56,8 @@ def check_write(
             )
     name = func._schema.name.removeprefix("aten::")
     rows = list(_tensors(func, args, kwargs))
-    each = (
-        torch.Tag.pointwise in func.tags or name == "copy_"
-    )  # one element of each for one that is written
+    # one element of each for one that is written
+    each = torch.Tag.pointwise in func.tags or name == "copy_"
     lists = name.startswith("_foreach")
     if lists and _meet([t for t, writes in rows if writes]):
         raise refused_write(func, rows[0][0], line(), "one element by several tensors of a list")
@@ -75,19 +75,18 @@ def _meet(tensors: Sequence[Tensor]) -> bool:
     """Do two of these share an element?"""
     seen: dict[Any, list[Tensor]] = {}
     for t in tensors:
-        others = seen.setdefault(
-            torch_api.storage_ref(t) if t.layout is torch.strided else id(t), []
-        )
+        others = seen.setdefault(storage_ref(t) if t.layout is torch.strided else id(t), [])
         if any(may_overlap(t, other) for other in others):
             return True
         others.append(t)
     return False
 
 
-def refused_write(func: Any, written: Tensor, line: str | None, what: str) -> NeedsEager:
+def refused_write(func: Any, written: Tensor, line: str | None, what: str) -> UnsupportedError:
     """The error for a write to ``what``."""
-    return NeedsEager(
+    return UnsupportedError(
         f"the region writes to {what}",
+        code="write",
         path=line,
         got=f"{func} on a tensor of shape {tuple(written.shape)}",
         fix="write to a clone",
@@ -98,6 +97,7 @@ def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError
     """The error for a backward that writes to what it was not given for that."""
     return UnsupportedError(
         "the backward of the region writes to an input or a result of the region",
+        code="backward-write",
         path=line,
         got=f"{func} on a tensor of shape {tuple(written.shape)}",
         fix="hand the new contents out as the gradient of that input (zoo.DelayedFP8Linear "
@@ -111,6 +111,7 @@ def collective(func: Any, line: str | None) -> UnsupportedError:
     graph can hold."""
     return UnsupportedError(
         "the region calls a collective in place",
+        code="collective-in-place",
         path=line,
         got=str(func),
         fix="wait for it at once (async_op=False), on dense contiguous tensors, or call the "

@@ -2,9 +2,11 @@
 description.
 
 `describe` writes one as what JSON can hold; `read` and `runtime.bind` make it a specialization
-again, in this process or another: places are found, compared, the entry is generated, the graphs
-are compiled. Nothing of a description is run, and no module is imported for one: things are looked
-up by name among what is loaded, and compared with a fingerprint.
+again, in this process or
+another: places are found, compared, the entry is generated, the graphs are compiled. Nothing of a
+description is run, and no
+module is imported for one: things are looked up by name among what is loaded, and compared with a
+fingerprint.
 
 What can be neither written as data nor reached by a place is a `Gap` with its path; such a
 specialization works, and is not portable.

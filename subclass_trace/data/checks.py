@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import DescriptionError
 from ..plan import InputPlan, SharedLeaf, SideEffect, SymbolPlan, ViewStep
 from ..plan import values as recipes
@@ -28,6 +27,8 @@ from ..state.writes import Table
 from ..subclass import spec
 from ..subclass.spec import WrapperSpec
 from ..subclass.template import Template
+from ..torch_api.flag_rows import Flag
+from ..torch_api.operators import OpOverload
 
 #: how a symbol's value is read off a tensor
 _ATTRIBUTE = re.compile(r"(\.shape\[\d+\]|\.stride\(\d+\)|\.storage_offset\(\))?")
@@ -42,7 +43,7 @@ def check(record: Any) -> Any:
 
     Raises:
         DescriptionError: a field is of another type, or what no plan of ours has; the path names
-        it.
+            it.
     """
     cls: Any = type(record)
     for name, fits in _checks(cls):
@@ -114,7 +115,7 @@ def _is_new(recipe: recipes.New) -> bool:
 
 
 def _is_effect(effect: SideEffect) -> bool:
-    where = isinstance(effect.place, (Place, torch_api.Flag, dict))
+    where = isinstance(effect.place, (Place, Flag, dict))
     return where and isinstance(effect.table, Table) and effect.how in ("put", "extend", "fill")
 
 
@@ -131,7 +132,7 @@ _RULES: dict[type, Callable[[Any], bool]] = {
     ),
     SharedLeaf: lambda leaf: leaf.kind in _SHARED,
     ViewStep: lambda step: (
-        isinstance(step.operation, torch_api.OpOverload) and all(is_name(k) for k, _ in step.kwargs)
+        isinstance(step.operation, OpOverload) and all(is_name(k) for k, _ in step.kwargs)
     ),
     SideEffect: _is_effect,
     WrapperSpec: _is_wrapper,

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..errors import DescriptionError, Reason, SubclassTraceError, Unlike
 from ..partition.half import Half
 from ..plan import Plan
@@ -29,6 +28,8 @@ from ..subclass.context import parts_of
 from ..subclass.flatten import flatten
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
 from ..subclass.template import Verified, template_key
+from ..torch_api.dtensor_modes import DTensorModes
+from ..torch_api.wrappers import mesh_data
 from .checks import check
 from .graphs import GraphReader, GraphWriter
 from .objects import fingerprint_of_class, name_of
@@ -62,7 +63,7 @@ class BackwardParts:
     passed: tuple[tuple[str, int] | None, ...]
     conditions: tuple[Any, ...]
     autocast: tuple[Any, ...]
-    dtensor: torch_api.DTensorModes | None
+    dtensor: DTensorModes | None
     reads: StateGuards | None
     half: Half
 
@@ -120,7 +121,7 @@ def describe(
     Args:
         options: what of a region's options decides a trace.
         call: the roots: the function, and the arguments where something among them is found by its
-        place.
+            place.
     """
     w = _Writer(call, program.plan)
     state = w.guards(guards)
@@ -161,9 +162,8 @@ class _Writer(GraphWriter):
     def __init__(self, call: Call, plan: Plan) -> None:
         super().__init__(call)
         self._classes: dict[type, None] = {}
-        self._parts: dict[
-            int, list[Any]
-        ] = {}  # id of a part of the context of an input -> where it is
+        # id of a part of the context of an input -> where it is
+        self._parts: dict[int, list[Any]] = {}
         for row in plan.inputs.rows:
             self._find_parts(row.spec, row.position, [])
 
@@ -178,14 +178,14 @@ class _Writer(GraphWriter):
             self._find_part(spec.value, number, way)
 
     def _find_part(self, value: Any, number: int, way: list[Any]) -> None:
-        if (known := torch_api.mesh_data(value)) is not None:
+        if (known := mesh_data(value)) is not None:
             self._parts.setdefault(id(value), ["of input", number, way, known])
         for k, part in enumerate(parts_of(value)):
             self._find_part(part, number, [*way, k])
 
     def other(self, value: Any, path: str) -> Any:
         """As any; a part of an input's context."""
-        known = torch_api.mesh_data(value)
+        known = mesh_data(value)
         if known is not None:
             same = (p for p in self._parts.values() if p[3] == known)
             found = self._parts.get(id(value)) or next(same, None)
@@ -251,7 +251,8 @@ def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts
 
     Raises:
         DescriptionError: it is broken, of another version, or names something that is not loaded;
-        the path names the field. Unlike: what is here is something else than what it was made of.
+            the path names the field.
+        Unlike: what is here is something else than what it was made of.
     """
     with _typed():
         _check(data, options)
@@ -350,7 +351,7 @@ class _Reader(GraphReader):
             found = _follow(spec, way)
         except (AttributeError, IndexError, TypeError):
             raise Unlike(Reason(f"input {number} has another context")) from None
-        if torch_api.mesh_data(found) != known:
+        if mesh_data(found) != known:
             raise Unlike(Reason(f"input {number} is on another mesh"))
         return found
 

@@ -2,9 +2,10 @@
 and what its value is like.
 
 An argument is named by how many nodes before it stands, so that equal layers are equal text; an
-output by its number. Values are written as layouts: sizes, strides, dtype, device, with expressions
-over symbols where they have some; `GraphReader` makes fake tensors of them, so that a back end
-compiles what it would have compiled after a trace.
+output by its number. Values
+are written as layouts: sizes, strides, dtype, device, with expressions over symbols where they have
+some; `GraphReader` makes fake tensors of them, so that a back end compiles what it would have
+compiled after a trace.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..backends.eager.bindings import learn
 from ..backends.eager.graph_code import proofs_of
 from ..errors import DescriptionError
@@ -25,6 +25,11 @@ from ..partition.half import Half
 from ..runtime.sizes import to_expr
 from ..state.place import Call
 from ..subclass.spec import SizeExpr
+from ..torch_api.fakes import fake_like, fake_mode, symbolic_number
+from ..torch_api.graphs import graph_module
+from ..torch_api.kinds import SYM_TYPES, is_fake
+from ..torch_api.operators import OpOverload, StandIn
+from ..torch_api.symbols import ShapeEnv, define_symbol, symbol_bounds
 from .checks import is_name
 from .objects import name_of
 from .places import PlaceReader, PlaceWriter
@@ -181,10 +186,10 @@ class GraphWriter(PlaceWriter):
 
     def example(self, value: Any) -> Any:
         """What the value of a node is like; None where that is not known."""
-        if isinstance(value, torch_api.SYM_TYPES):
+        if isinstance(value, SYM_TYPES):
             return ["number", *self._symbolic(value)]
         if isinstance(value, torch.Tensor):
-            if value.layout is not torch.strided or not torch_api.is_fake(value):
+            if value.layout is not torch.strided or not is_fake(value):
                 return None
             numbers = [
                 [self._size(n) for n in ns]
@@ -207,7 +212,7 @@ class GraphWriter(PlaceWriter):
         name = next(text for cls, text in kind.items() if isinstance(n, cls))
         for symbol in n.node.expr.free_symbols:
             if symbol.name not in self.symbols:
-                bounds = torch_api.symbol_bounds(n.node.shape_env, symbol)
+                bounds = symbol_bounds(n.node.shape_env, symbol)
                 self.symbols[symbol.name] = [self.value(symbol), *bounds]
         hint = n.node.hint
         return [name, self.value(n.node.expr), hint if type(hint) in (int, float, bool) else None]
@@ -222,8 +227,7 @@ class GraphReader(PlaceReader):
 
     Args:
         fakes: values are fake tensors, as a compiler wants them, also where sizes are plain
-        numbers: stand-ins do for the
-            eager back end, and a fake mode imports Dynamo.
+            numbers: stand-ins do for the eager back end, and a fake mode imports Dynamo.
     """
 
     def __init__(self, data: Any, call: Call, fakes: bool, constants: Any = None) -> None:
@@ -235,13 +239,13 @@ class GraphReader(PlaceReader):
         """Let the fake mode know of the symbols of a description."""
         self.fakes = self.fakes or bool(symbols)
         for symbol, *bounds in symbols.values():
-            torch_api.define_symbol(self.mode.shape_env, self.value(symbol), *bounds)
+            define_symbol(self.mode.shape_env, self.value(symbol), *bounds)
 
     def learn(self, proofs: Any) -> None:
         """What was proved need not be proved again."""
         for name, pattern, where in proofs:
             op = self.value(["named", *name])
-            if not isinstance(op, torch_api.OpOverload):
+            if not isinstance(op, OpOverload):
                 raise DescriptionError("no operation of a graph", path="proofs", got=str(name)[:80])
             learn(op, str(pattern), where)
 
@@ -260,15 +264,13 @@ class GraphReader(PlaceReader):
         for entry in data["body"]:
             nodes.append(self._node(graph, owner, nodes, *entry))
         outputs = [self._argument(o, nodes) for o in data["outputs"]]
-        return Half(
-            torch_api.graph_module(owner, graph), nodes[:count], nodes[count:], outputs, {}
-        ), nodes
+        return Half(graph_module(owner, graph), nodes[:count], nodes[count:], outputs, {}), nodes
 
     def _nested(self, data: Any, result: Any) -> fx.GraphModule:
         half, nodes = self._graph(data)
         graph = nodes[0].graph if nodes else fx.Graph()
         graph.output(self._argument(result, nodes))
-        return torch_api.graph_module(half.owner, graph)
+        return graph_module(half.owner, graph)
 
     def _node(
         self,
@@ -350,15 +352,15 @@ class GraphReader(PlaceReader):
     def _like(self, rows: Any, dtype: torch.dtype, device: torch.device, lazy: Any) -> Any:
         size, stride, offset = rows
         if self.fakes:
-            return torch_api.fake_like(self.mode, size, stride, offset[0], dtype, device, lazy)
+            return fake_like(self.mode, size, stride, offset[0], dtype, device, lazy)
         if True in lazy:
             return None
-        return torch_api.StandIn.make(
+        return StandIn.make(
             tuple(size), tuple(stride), dtype, device, torch.strided, False, offset[0]
         )
 
     def _number(self, kind: str, expr: Any, hint: Any) -> Any:
-        return torch_api.symbolic_number(self.mode.shape_env, kind, self.value(expr), hint)
+        return symbolic_number(self.mode.shape_env, kind, self.value(expr), hint)
 
     def _fake(self, held: Any) -> Any:
         """A constant of a graph, as the graph's other values are."""
@@ -373,5 +375,5 @@ class GraphReader(PlaceReader):
     def mode(self) -> Any:
         """The fake mode of all values."""
         if self._mode is None:
-            self._mode = torch_api.fake_mode(torch_api.ShapeEnv())
+            self._mode = fake_mode(ShapeEnv())
         return self._mode

@@ -22,13 +22,18 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import DescriptionError, Reason, Unlike
 from ..state import writes
 from ..state.kinds import C_CALLABLES, ITERATORS, LOCKS, LruCache
 from ..state.torch_flags import FLAGS
 from ..state.values import MISSING, lookup
 from ..torch_api.authors import OpOverloadPacket
+from ..torch_api.autograd import CustomNode
+from ..torch_api.dynamo import higher_order_name, higher_order_named
+from ..torch_api.flag_rows import Flag
+from ..torch_api.flags import FLAG_NAMED, FLAG_READ_BY
+from ..torch_api.operators import HigherOrderOperator, OpOverload
+from ..torch_api.wrappers import CLASSES_OF_PYBIND, MODULES_OF_C
 
 #: what is written by a name, and the name
 Name = list[Any]
@@ -48,7 +53,7 @@ _TYPES: dict[str, type] = {
     for kind in (
         *(value for value in vars(types).values() if isinstance(value, type)),
         *(*ITERATORS, *LOCKS, LruCache, type(datetime.datetime_CAPI), weakref.ref),
-        *torch_api.CLASSES_OF_PYBIND,
+        *CLASSES_OF_PYBIND,
     )
 }
 #: how the things that a region writes are written; torch's flags
@@ -77,12 +82,12 @@ def name_of(thing: Any) -> Name | None:
 def _names(thing: Any) -> Iterator[Name]:
     """The names that a thing may have."""
     kind = type(thing)
-    if kind in (*_FUNCTIONS, types.BuiltinFunctionType) and thing in torch_api.FLAG_READ_BY:
-        yield ["flag", torch_api.FLAG_READ_BY[thing]]
+    if kind in (*_FUNCTIONS, types.BuiltinFunctionType) and thing in FLAG_READ_BY:
+        yield ["flag", FLAG_READ_BY[thing]]
     if isinstance(thing, type):
         yield _class_name(thing)
         yield ["type", thing.__qualname__]
-        if issubclass(thing, torch_api.CustomNode) and thing is not torch_api.CustomNode:
+        if issubclass(thing, CustomNode) and thing is not CustomNode:
             yield ["node of", _class_name(vars(thing)["_forward_cls"])]
     elif kind in _FUNCTIONS:
         yield ["function", thing.__module__, thing.__qualname__]
@@ -92,12 +97,12 @@ def _names(thing: Any) -> Iterator[Name]:
         yield ["method of", owner, thing.__name__]
     elif kind in _MEMBERS:
         yield ["member", _class_name(thing.__objclass__), thing.__name__]
-    elif isinstance(thing, torch_api.OpOverload):
+    elif isinstance(thing, OpOverload):
         yield ["op", thing.namespace, thing._schema.name.split("::")[-1], thing._overloadname]
     elif isinstance(thing, OpOverloadPacket):
         yield ["packet", *thing._qualified_op_name.split("::")]
-    elif isinstance(thing, torch_api.HigherOrderOperator):
-        yield ["higher", torch_api.higher_order_name(thing)]
+    elif isinstance(thing, HigherOrderOperator):
+        yield ["higher", higher_order_name(thing)]
     elif isinstance(thing, types.ModuleType):
         yield from _of_module(thing)
     elif isinstance(thing, enum.Enum):
@@ -106,7 +111,7 @@ def _names(thing: Any) -> Iterator[Name]:
         yield ["globals", thing["__name__"]]
     elif isinstance(thing, writes.Table):
         yield from (["table", name] for name, table in _TABLES.items() if table is thing)
-    elif isinstance(thing, torch_api.Flag):
+    elif isinstance(thing, Flag):
         yield ["flag row", thing.name]
 
 
@@ -116,7 +121,7 @@ def _of_builtin(thing: Any) -> Iterator[Name]:
         yield ["builtin of", _class_name(owner), thing.__name__]
     if isinstance(owner, types.ModuleType):
         yield ["attribute", owner.__name__, thing.__name__]
-    for holder in (*torch_api.MODULES_OF_C, thing.__module__ or "builtins"):
+    for holder in (*MODULES_OF_C, thing.__module__ or "builtins"):
         yield ["attribute", holder, thing.__name__]
     yield ["builtin of", _class_name(torch.Tensor), thing.__name__]
 
@@ -219,12 +224,12 @@ _FINDERS: dict[str, Callable[..., Any]] = {
     "class": _class,
     "type": lambda name: _TYPES[name],
     "function": _by_qualname(_FUNCTIONS),
-    "flag": lambda name: torch_api.FLAG_NAMED[name].read,
-    "flag row": lambda name: torch_api.FLAG_NAMED[name],
+    "flag": lambda name: FLAG_NAMED[name].read,
+    "flag row": lambda name: FLAG_NAMED[name],
     "member": _member,
     "op": _operation,
     "packet": lambda space, name: getattr(getattr(torch.ops, space), name),
-    "higher": torch_api.higher_order_named,
+    "higher": higher_order_named,
     "module": lambda name: sys.modules[name],
     "operations": lambda name: getattr(torch.ops, name),
     "attribute": _attribute,

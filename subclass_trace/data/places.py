@@ -22,19 +22,21 @@ from typing import Any, ClassVar
 
 import torch
 
-from .. import torch_api
 from ..errors import DescriptionError, Reason, Unlike
 from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, ROOTS, STEPS, Call, Place
 from ..state.recorder import names_of
 from ..state.rows import HOOKS, KINDS, Row, code_of, members
 from ..state.values import ATOMS, MISSING, is_atom
+from ..torch_api.flags import FLAG_READ_BY
+from ..torch_api.kinds import placement_types
+from ..torch_api.wrappers import CLASSES_OF_PYBIND
 from .checks import is_name
 from .objects import fingerprint, fingerprint_of_class, functions_in, name_of
 from .vocabulary import Reader, Writer
 
 #: what is known again by the code of its functions, or by rows of its own
-_KNOWN_BY_CODE = (staticmethod, classmethod, property, *torch_api.CLASSES_OF_PYBIND)
+_KNOWN_BY_CODE = (staticmethod, classmethod, property, *CLASSES_OF_PYBIND)
 #: what rows of some kinds know
 _KNOWN: dict[str, Any] = {"len": int, "type": type, "number": type, "tensor": type, "truth": bool}
 #: kinds of rows that compare with another place
@@ -48,7 +50,7 @@ _TELLING = (weakref.ref, type(torch.ops.aten.add.default))
 
 def may_be_called(function: Any) -> bool:
     """May a guard of a description call it: does it only tell?"""
-    if function in _CALLED or function in torch_api.FLAG_READ_BY or type(function) in _TELLING:
+    if function in _CALLED or function in FLAG_READ_BY or type(function) in _TELLING:
         return True
     if type(getattr(function, "__self__", None)) is contextvars.ContextVar:
         return bool(function.__name__ == "get")
@@ -251,7 +253,7 @@ class PlaceReader(Reader):
 
     def __init__(self, data: Any, call: Call, constants: Any = None) -> None:
         super().__init__(constants)
-        ATOMS.update(torch_api.placement_types())  # no trace has done so
+        ATOMS.update(placement_types())  # no trace has done so
         self.call = call
         self.places: list[Place] = []
         for entry in data:

@@ -25,7 +25,7 @@ def program_of(
 
     Args:
         again: traces a call once more, for a backward of other tangents than those that are
-        described.
+            described.
     """
     plan, half, known = parts.plan, parts.first, parts.backwards
     second = known.compiled[0].half if known is not None and known.compiled else None

@@ -4,9 +4,8 @@ things that have names.
 What JSON has stands for itself; all else is a list that begins with a tag. One line of `_CODECS`
 says of each kind how it is written and read. A float is written in hexadecimal: every bit of it.
 
->>> Writer().value((1, 0.5, float("nan"), {"k": torch.float32}))
-['tuple', 1, ['float', '0x1.0000000000000p-1'], ['float', 'nan'], ['dict', ['k', ['dtype',
-'float32']]]]
+>>> Writer().value((1, 0.5, {"k": torch.float32}))
+['tuple', 1, ['float', '0x1.0000000000000p-1'], ['dict', ['k', ['dtype', 'float32']]]]
 >>> Reader().value(Writer().value((1, [2], slice(3))))
 (1, [2], slice(None, 3, None))
 >>> writer = Writer()
@@ -30,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from .. import plan, torch_api
+from .. import plan
 from ..errors import DescriptionError, Unlike
 from ..plan import descriptors
 from ..plan import values as recipes
@@ -38,6 +37,23 @@ from ..state.values import MISSING, short, solid_base
 from ..subclass import context, spec
 from ..subclass.paths import Path
 from ..subclass.template import Template
+from ..torch_api.attention import AttentionKernels
+from ..torch_api.dtensor_modes import DTensorModes
+from ..torch_api.expressions import (
+    bytes_of,
+    expression_data,
+    expression_of_data,
+    is_expression,
+    tensor_of,
+)
+from ..torch_api.kinds import is_dense, is_lazy
+from ..torch_api.wrappers import (
+    enumeration_data,
+    enumeration_of,
+    is_numpy_scalar,
+    placement_data,
+    placement_of,
+)
 from .checks import check
 from .objects import find, name_of
 
@@ -48,10 +64,7 @@ RECORDS: dict[str, Any] = {
     for cls in vars(module).values()
     if dataclasses.is_dataclass(cls) and isinstance(cls, type)
 }
-RECORDS |= {
-    cls.__name__: cls
-    for cls in (Path, Template, torch_api.DTensorModes, torch_api.AttentionKernels)
-}
+RECORDS |= {cls.__name__: cls for cls in (Path, Template, DTensorModes, AttentionKernels)}
 _FIELDS: dict[type, tuple[str, ...]] = {
     cls: tuple(cls._fields)
     if hasattr(cls, "_fields")
@@ -77,7 +90,7 @@ class Writer:
     Attributes:
         gaps: what could not be.
         constants: the bytes of tensors, in base64, by the name under which the tensors ask for
-        them.
+            them.
     """
 
     def __init__(self) -> None:
@@ -118,13 +131,13 @@ class Writer:
         if plain and (name := name_of(type(value))) is not None:
             held = {f: getattr(value, f) for f in context.fields_of(value)}
             return ["object", name, *([n, self.value(v, f"{path}.{n}")] for n, v in held.items())]
-        if (known := torch_api.enumeration_data(value)) is not None:
+        if (known := enumeration_data(value)) is not None:
             return ["enumeration", *known]
-        if (known := torch_api.placement_data(value)) is not None:
+        if (known := placement_data(value)) is not None:
             return ["placement", *known]
         if type(value) in _BY_TEXT:
             return ["of text", type(value).__name__, *_BY_TEXT[type(value)][0](value)]
-        if torch_api.is_numpy_scalar(value):
+        if is_numpy_scalar(value):
             return ["number of numpy", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
         if (
             type(value).__module__ == "numpy"
@@ -133,22 +146,18 @@ class Writer:
         ):
             text = base64.b64encode(value.tobytes()).decode()
             return ["array", value.dtype.str, [*value.shape], text]
-        if torch_api.is_expression(value):
-            return ["expression", torch_api.expression_data(value)]
+        if is_expression(value):
+            return ["expression", expression_data(value)]
         if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter):
             return self.tensor(value, path)
         return self.gap(path, f"a {type(value).__qualname__} that no name leads to")
 
     def tensor(self, value: torch.Tensor, path: str) -> Any:
         """A constant of the trace, whole."""
-        plain = (
-            torch_api.is_dense(value)
-            and not torch_api.is_lazy(value)
-            and value.device.type == "cpu"
-        )
+        plain = is_dense(value) and not is_lazy(value) and value.device.type == "cpu"
         if not plain or value.requires_grad or value.storage_offset():
             return self.gap(path, "a tensor that is no plain constant")
-        held = torch_api.bytes_of(value)
+        held = bytes_of(value)
         name = hashlib.sha256(held).hexdigest()[:24]
         if name not in self.constants:
             self.constants[name] = base64.b64encode(held).decode()
@@ -266,7 +275,7 @@ def _name(_: Writer, value: Any, path: str) -> list[Any]:
 def _tensor(r: Reader, dtype: str, size: Any, stride: Any, name: str) -> torch.Tensor:
     held = r.constants[name]
     held = base64.b64decode(held) if isinstance(held, str) else held
-    return torch_api.tensor_of(held, _of_torch(torch.dtype)(r, dtype), size, stride)
+    return tensor_of(held, _of_torch(torch.dtype)(r, dtype), size, stride)
 
 
 def _array(_: Reader, dtype: str, shape: Any, text: str) -> Any:
@@ -335,9 +344,9 @@ Reader.kinds = {
     "named": lambda r, *name: find([*name]),
     "named tuple": lambda r, name, *items: tuple.__new__(find(name), [*map(r.value, items)]),
     "object": _read_object,
-    "enumeration": lambda r, *data: torch_api.enumeration_of(*data),
-    "placement": lambda r, *data: torch_api.placement_of(*data),
-    "expression": lambda r, tree: torch_api.expression_of_data(tree),
+    "enumeration": lambda r, *data: enumeration_of(*data),
+    "placement": lambda r, *data: placement_of(*data),
+    "expression": lambda r, tree: expression_of_data(tree),
     "tensor": _tensor,
     "array": _array,
     "of text": lambda r, name, *parts: _OF_TEXT[name](*parts),

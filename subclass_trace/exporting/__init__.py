@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..capture.capture import Captured
 from ..capture.session import Session
 from ..capture.tape import TracedBackward
@@ -33,6 +32,8 @@ from ..errors import ExportError, SubclassTraceError
 from ..frontends.specialization import traced_call
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
+from ..torch_api.dynamo import dynamo_lock
+from ..torch_api.trees import pytree as torch_pytree
 from .exported import Exported
 from .exporter import Exporter
 from .sizes import history_of, wanted_dims
@@ -41,7 +42,7 @@ from .state import FlatState, load_flat_state
 __all__ = ["Exported", "export", "export_joint", "export_module", "load_flat_state"]
 
 Tensor = torch.Tensor
-pytree = torch_api.pytree
+pytree = torch_pytree
 
 
 def export(
@@ -58,9 +59,11 @@ def export(
     Args:
         args, kwargs: of an example call.
         dynamic_shapes: as of `torch.export.export`: argument -> dimension -> `torch.export.Dim`, or
-        one of its hints. joint: the program gives gradients, too: of the loss, or for tangents that
-        follow the arguments. strict: what a call would change besides tensors (an attribute, a
-        list) is an error; else it is left out.
+            one of its hints.
+        joint: the program gives gradients, too: of the loss, or for tangents that follow the
+            arguments.
+        strict: what a call would change besides tensors (an attribute, a list) is an error; else it
+            is left out.
 
     Raises:
         ExportError: it cannot be exported; the path says what, the fix how it can.
@@ -88,7 +91,7 @@ def export(
     options = Options(frontend="trace")
     try:
         with (
-            torch_api.dynamo_lock(),
+            dynamo_lock(),
             TRACE_LOCK,
             torch.set_grad_enabled(joint or torch.is_grad_enabled()),
         ):

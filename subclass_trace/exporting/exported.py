@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from .. import torch_api
 from ..data.vocabulary import Writer
 from ..errors import ExportError
 from ..plan.values import Recipe
@@ -21,11 +20,12 @@ from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
+from ..torch_api.trees import pytree as torch_pytree
 from .results import made
 from .state import FlatState
 
 Tensor = torch.Tensor
-pytree = torch_api.pytree
+pytree = torch_pytree
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +47,9 @@ class Exported:
         state: the state of the module as dense tensors.
         arguments: the tensors that a call passes.
         gradients: of the joint form: the dense tensors that the gradients are of, in the order in
-        which they follow the
-            results;
+            which they follow the results;
         tangents: what such a program takes after the arguments (nothing, where the one result is a
-        loss).
+            loss).
     """
 
     program: ExportedProgram
@@ -68,7 +67,7 @@ class Exported:
 
         Raises:
             ExportError: the arguments have another structure, or a tensor is another kind of
-            wrapper.
+                wrapper.
         """
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if tree != self._tree:

@@ -10,7 +10,6 @@ import torch
 import torch.fx as fx
 from torch.export.graph_signature import InputKind, OutputKind
 
-from .. import torch_api
 from ..capture.capture import Captured
 from ..capture.graphs import output_args
 from ..capture.tape import TracedBackward
@@ -22,6 +21,7 @@ from ..state.rows import Row
 from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, leaf_count, leaf_paths, leaf_spans, leaf_ways
+from ..torch_api.trees import pytree as torch_pytree
 from .exported import Argument, Exported
 from .program import ProgramInput, ProgramOutput, build
 from .results import check_recipe, numbers_in
@@ -29,7 +29,7 @@ from .sizes import ranges, unbacked_ranges
 from .state import FlatState
 
 Tensor = torch.Tensor
-pytree = torch_api.pytree
+pytree = torch_pytree
 
 
 class Exporter:
@@ -365,6 +365,5 @@ class Exporter:
                     else OutputKind.GRADIENT_TO_PARAMETER
                 )
                 found.append((ProgramOutput(node, kind, name), name))
-        return sorted(
-            found, key=lambda row: row[0].kind is not OutputKind.USER_OUTPUT
-        )  # torch wants these first
+        # torch wants these first
+        return sorted(found, key=lambda row: row[0].kind is not OutputKind.USER_OUTPUT)

@@ -27,8 +27,10 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
-from .. import torch_api
 from ..capture.graphs import output_args, placeholders
+from ..torch_api.graphs import graph_module
+from ..torch_api.kinds import is_fake
+from ..torch_api.trees import pytree
 
 Tensor = torch.Tensor
 _PREFIX = {
@@ -102,7 +104,7 @@ def build(
         [_output_spec(o, r, places) for o, r in zip(outputs, results, strict=True)],
     )
     return ExportedProgram(
-        root=torch_api.graph_module(root, graph),
+        root=graph_module(root, graph),
         graph=graph,
         graph_signature=signature,
         state_dict=_state(order),
@@ -149,7 +151,7 @@ def _meta(node: fx.Node) -> dict[str, Any]:
 def _admit_constants(nodes: Sequence[fx.Node]) -> None:
     """As torch.export's own fake mode does; AOTInductor relies on it."""
     for node in nodes:
-        if isinstance(value := node.meta["val"], Tensor) and torch_api.is_fake(value):
+        if isinstance(value := node.meta["val"], Tensor) and is_fake(value):
             value.fake_mode.allow_non_fake_inputs = True  # type: ignore[attr-defined]
             return
 
@@ -196,8 +198,8 @@ def _call_signature(
     return ModuleCallSignature(
         inputs=[s.arg for s in signature.input_specs if s.kind is InputKind.USER_INPUT],
         outputs=results,
-        in_spec=torch_api.pytree.tree_flatten((user, {}))[1],
-        out_spec=torch_api.pytree.tree_flatten(tuple(range(len(results))) if is_tuple else 0)[1],
+        in_spec=pytree.tree_flatten((user, {}))[1],
+        out_spec=pytree.tree_flatten(tuple(range(len(results))) if is_tuple else 0)[1],
     )
 
 

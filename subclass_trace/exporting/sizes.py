@@ -11,10 +11,11 @@ import torch
 import torch.fx as fx
 from torch.export import Dim
 
-from .. import torch_api
 from ..errors import ExportError
 from ..frontends.dynamic import SizeHistory, each_tensor
 from ..subclass.paths import Path
+from ..torch_api.symbols import as_range, shape_conditions, size_symbol
+from ..torch_api.symbols import narrowed as torch_narrowed
 
 Tensor = torch.Tensor
 
@@ -122,13 +123,13 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
 
     Raises:
         ExportError: a size that was asked for is a number, or the trace has assumed more of it than
-        a range.
+            a range.
     """
     found: dict[Any, Any] = {}
     asked: dict[Any, Wanted] = {}
     for row in wanted:
         size: Any = fakes[row.path].shape[row.dimension]
-        symbol = torch_api.size_symbol(size)
+        symbol = size_symbol(size)
         if symbol is None:
             if row.dim is Dim.AUTO:
                 continue
@@ -154,9 +155,9 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
             )
         least, most = getattr(row.dim, "min", None), getattr(row.dim, "max", None)
         known = found.get(symbol) or env.var_to_range[symbol]
-        found[symbol] = torch_api.narrowed(known, least, most)
-    for condition in torch_api.shape_conditions(env, frozenset(found)):
-        if (narrowed := torch_api.as_range(condition)) is None:
+        found[symbol] = torch_narrowed(known, least, most)
+    for condition in shape_conditions(env, frozenset(found)):
+        if (narrowed := as_range(condition)) is None:
             raise ExportError(
                 "the trace takes a dynamic size to be more than in a range",
                 path=", ".join(
@@ -169,7 +170,7 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
                 "this",
             )
         symbol, least, most = narrowed
-        found[symbol] = torch_api.narrowed(found[symbol], least, most)
+        found[symbol] = torch_narrowed(found[symbol], least, most)
     return found
 
 

@@ -41,7 +41,8 @@ class FlatState:
         entries: name -> entry, of each distinct parameter and buffer.
         tied: other names of these -> the first one.
         shared: name of a dense tensor -> an earlier one that is the same object (one scale of two
-        weights). tensors: name -> the dense tensor, each once.
+            weights).
+        tensors: name -> the dense tensor, each once.
     """
 
     entries: dict[str, StateEntry]
@@ -124,7 +125,7 @@ def load_flat_state(module: torch.nn.Module, flat: Mapping[str, Tensor]) -> None
 
     Raises:
         ExportError: a name is missing or unknown, or a tensor has another shape or dtype; nothing
-        is written then.
+            is written then.
     """
     state = FlatState.of(module)
     _check(state, flat)

@@ -24,7 +24,7 @@ import torch
 from ..artifacts.saved import Artifact
 from ..errors import OptionError
 from ..options import Options
-from ..torch_api import text_of
+from ..torch_api.texts import text_of
 from .module import ModuleRegion, module_of, region_of_module
 from .region import Region
 
@@ -52,12 +52,10 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
 
     Args:
         function: a function, a method or an ``nn.Module``, whose region is that module to everybody
-        else; without it,
-            a decorator is returned.
+            else; without it, a decorator is returned.
         **options: see `Options`: those of ``torch.compile`` (``backend``, ``fullgraph``,
-        ``dynamic``, ``mode``, ``options``,
-            ``disable``), ``frontend``, ``partitioner``, ``activation_memory_budget``,
-            ``decompositions``, ...
+            ``dynamic``, ``mode``, ``options``, ``disable``), ``frontend``, ``partitioner``,
+            ``activation_memory_budget``, ``decompositions``, ...
 
     Raises:
         OptionError: an unknown option or value.
@@ -86,13 +84,14 @@ def load(
 
     Args:
         function: what was saved, in this process: the same code, modules of the same classes and
-        sizes. strict: what differs from when it was saved is raised; False: it is left out, and
-        traced. **options: those of `compile`; the ones that decide a trace as they were.
+            sizes.
+        strict: what differs from when it was saved is raised; False: it is left out, and traced.
+        **options: those of `compile`; the ones that decide a trace as they were.
 
     Raises:
         ArtifactError: the file is damaged, or of another version or rank; or (``strict``) nothing
-        in it serves this function:
-            ``path`` says where it differs, ``expected`` what was saved, ``got`` what is here.
+            in it serves this function: ``path`` says where it differs, ``expected`` what was saved,
+                ``got`` what is here.
         OSError: the file cannot be read.
         OptionError: as `compile`.
     """

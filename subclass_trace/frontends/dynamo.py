@@ -4,8 +4,8 @@ partition and run time.
 >>> import torch
 >>> from subclass_trace.frontends.dynamo import register
 >>> register()  # not needed where the package is installed: torch finds its entry point
->>> f = torch.compile(lambda x: x.sin() * 2, backend="subclass_trace", options={"partitioner":
-"default"})
+>>> options = {"partitioner": "default"}
+>>> f = torch.compile(lambda x: x.sin() * 2, backend="subclass_trace", options=options)
 >>> f(torch.zeros(2))
 tensor([0., 0.])
 
@@ -28,7 +28,9 @@ from ..errors import GuardError, OptionError, UnsupportedError
 from ..options import OF_FRONT_ENDS, Options
 from ..subclass.paths import Path
 from ..torch_api import dynamo as _dynamo
-from ..torch_api import skip_known_faults, text_of, warn_user
+from ..torch_api.dynamo_faults import skip_known_faults
+from ..torch_api.lines import warn_user
+from ..torch_api.texts import text_of
 from .compile import make_options
 from .dynamic import SizeHistory, each_tensor
 from .dynamo_graph import GraphOfDynamo
@@ -56,9 +58,9 @@ def subclass_trace(
 
     Raises:
         OptionError: an unknown option or value. (Dynamo shows it as the cause of a
-        ``BackendCompilerFailed``.) UnsupportedError: the graph holds an operator that cannot be
-        traced; the message names it. What else is refused is so
-            in the first call.
+            ``BackendCompilerFailed``.)
+        UnsupportedError: the graph holds an operator that cannot be traced; the message names it.
+            What else is refused is so in the first call.
     """
     chosen = dataclasses.replace(dynamo_options(mode, options), frontend="trace")
     skip_known_faults(graph)
@@ -156,6 +158,7 @@ def check_operators(graph: fx.GraphModule) -> None:
                 lines = frames_of_text(node.meta.get("stack_trace"))
                 raise UnsupportedError(
                     f"the higher order operator {name!r} is not supported",
+                    code="operator-in-dynamo",
                     path=f"{lines[0][0].co_filename}:{lines[0][1]}" if lines else None,
                     expected=f"one of {', '.join(sorted(_INLINED | _KEPT))}",
                     got=name,

@@ -34,9 +34,8 @@ class Interpreter(fx.Interpreter):
         """Run one node, on behalf of the user's code that Dynamo noted for it."""
         if n.target is Tensor.set_ and any(map(_ends_data_assignment, n.users)):
             args, _ = self.fetch_args_kwargs_from_env(n)
-            args[0].data = args[
-                1
-            ]  # what the user wrote; a wrapper's own ``set_`` would change other tensors
+            # what the user wrote; a wrapper's own ``set_`` would change other tensors
+            args[0].data = args[1]
             return args[0]
         if _ends_data_assignment(n):
             return None
@@ -53,9 +52,8 @@ class Interpreter(fx.Interpreter):
         """Run a function, or the body of an operator."""
         name = _dynamo.higher_order_name(target)
         if name in ("wrap", "wrap_with_set_grad_enabled", "wrap_with_autocast"):
-            return super().call_function(
-                target, tuple(map(self._body, args)), kwargs
-            )  # which call their body
+            # which call their body
+            return super().call_function(target, tuple(map(self._body, args)), kwargs)
         if name in ("strict_mode", "hints_wrapper"):
             return self._body(args[0])(*args[1], **(args[2] if len(args) > 2 else {}))
         if name == "invoke_subgraph":

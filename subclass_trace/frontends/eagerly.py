@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
-from .. import policy, torch_api
-from ..errors import NeedsEager, NotYet
+from .. import policy
+from ..errors import SubclassTraceError, UnsupportedError
 from ..report.events import ran_eagerly
 from ..state.boundary import module_root
 from ..state.recorder import instance_dict
 from ..state.values import is_a
+from ..torch_api.lines import warn_user
+from ..torch_api.modes import any_autocast, grad_enabled
+from ..torch_api.trees import pytree
 
 
 class EagerCalls:
@@ -64,16 +67,18 @@ class EagerCalls:
     def refuse_all(self, reason: str) -> None:
         """All calls run eagerly from now on."""
         self._all = reason
-        torch_api.warn_user(f"all calls of a region run eagerly from now on: {reason}")
+        warn_user(f"all calls of a region run eagerly from now on: {reason}")
 
-    def refused(self, error: NeedsEager, args: Any, kwargs: Any) -> str:
-        """Calls like this one run eagerly from now on; the reason."""
+    def refused(self, error: SubclassTraceError, args: Any, kwargs: Any, *, once: bool) -> str:
+        """Calls like this one run eagerly from now on, or this one does, ``once``; the reason."""
         reason = error.what if error.path is None else f"{error.what} ({error.path})"
-        if isinstance(error, NotYet):
+        if isinstance(error, UnsupportedError):
+            reason += f" [{error.code}]"
+        if once:
             self._waited += 1
         else:
             self._kinds[_kind(args, kwargs)] = reason
-            torch_api.warn_user(f"a call of a region runs eagerly: {error}")
+            warn_user(f"a call of a region runs eagerly: {error}")
         return reason
 
 
@@ -104,7 +109,7 @@ def _is_fresh(value: Any) -> bool:
 def _kind(args: Any, kwargs: Any) -> Any:
     """What is alike in calls that are refused alike: nothing hangs on it but how often one is
     tried."""
-    modes = torch_api.grad_enabled(), torch.is_inference_mode_enabled(), torch_api.any_autocast()
+    modes = grad_enabled(), torch.is_inference_mode_enabled(), any_autocast()
     return modes, torch.get_default_dtype(), _of_value(args), _of_value(kwargs)
 
 
@@ -122,7 +127,7 @@ def _of_value(value: Any) -> Any:
         return type(value)
     if type(value) is dict:
         return dict, *value, *map(_of_value, value.values())
-    leaves, tree = torch_api.pytree.tree_flatten(value)
+    leaves, tree = pytree.tree_flatten(value)
     return (
         type(value)
         if leaves and leaves[0] is value

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from .. import policy
-from ..errors import LimitError, NeedsEager, SubclassTraceError, UnsupportedError
+from ..errors import SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import handed_over, ran_eagerly
 from ..report.names import name_of
-from ..torch_api import saved_tensor_hooks_active, warn_user
+from ..torch_api.autograd import saved_tensor_hooks_active
 from ..torch_api.dynamo import (
     TRACES_AUTOGRAD,
     autograd_operations_traced,
@@ -30,6 +30,7 @@ from ..torch_api.dynamo import (
     recompile_limit,
 )
 from ..torch_api.dynamo_methods import TracedMethods
+from ..torch_api.lines import warn_user
 
 #: how many have run, and such calls in them
 graphs_run = [0, 0]
@@ -73,12 +74,6 @@ class Retraces:
             self.why = reasons[-1].splitlines()[0] if reasons else "code that is new in each call"
 
 
-def hands_over(error: SubclassTraceError) -> bool:
-    """Is it a refusal that Dynamo may know better? Errors of protocols, arguments, options, back
-    ends, tangents and the verifier are not."""
-    return isinstance(error, (UnsupportedError, LimitError)) and not isinstance(error, NeedsEager)
-
-
 class HandOver:
     """The function, served by ``torch.compile``, and why."""
 
@@ -106,10 +101,8 @@ class HandOver:
         # Eager mode may need more memory than there is.
         scarce = options.activation_memory_budget is not None or torch.accelerator.is_available()
         self._timed = 0 if scarce or why is None else policy.POLICY.timed
-        self._seconds = [
-            float("inf"),
-            float("inf"),
-        ]  # the fastest call by Dynamo's graphs, and the fastest eager one
+        # the fastest call by Dynamo's graphs, and the fastest eager one
+        self._seconds = [float("inf"), float("inf")]
         self.call: Callable[..., Any] = self._first
         if why is not None:
             warn_user(
@@ -124,9 +117,8 @@ class HandOver:
             SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
         """
         graphs, calls = graphs_run
-        keep = (
-            saved_tensor_hooks_active()
-        )  # a checkpoint that runs this again shall meet the same one
+        # a checkpoint that runs this again shall meet the same one
+        keep = saved_tensor_hooks_active()
         eagerly = (
             self._row >= policy.POLICY.warm
             and self._timed > 0
@@ -194,10 +186,11 @@ class HandOver:
 
     def explain(self) -> str:
         """Who serves, and why; both times, where eager mode is faster."""
+        code = f" [{self.why.code}]" if isinstance(self.why, UnsupportedError) else ""
         because = (
             'as frontend="dynamo" asks'
             if self.why is None
-            else f"because our trace is refused:\n{self.why}"
+            else f"because our trace is refused{code}:\n{self.why}"
         )
         eagerly = (
             ", which compiles too little of it: it runs eagerly"

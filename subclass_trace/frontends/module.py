@@ -25,10 +25,15 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .. import torch_api
 from ..artifacts.source import Source
 from ..errors import UnsupportedError
 from ..options import Options
+from ..torch_api.hooks import (
+    are_hooks_on_all_modules,
+    call_with_hooks,
+    is_of_fsdp,
+    share_fsdp_state,
+)
 from .region import Region
 
 #: what a region has of its own, where the original has the same name in the ``__dict__`` that they
@@ -65,19 +70,19 @@ class ModuleRegion:
 
         Raises:
             UnsupportedError: the region has hooks of its own as well, to which these would not be
-            in the order of eager.
+                in the order of eager.
         """
         if not any(self._own_tables.values()):
-            return _forward(
-                self, *args, **kwargs
-            )  # also where the module has a forward in its ``__dict__``
-        if torch_api.are_hooks_on_all_modules():
+            # also where the module has a forward in its ``__dict__``
+            return _forward(self, *args, **kwargs)
+        if are_hooks_on_all_modules():
             raise UnsupportedError(
                 "the region of a module has hooks of its own, and there are hooks on all modules",
+                code="hooks-on-all-modules",
                 path=type(self).__qualname__,
                 fix="register the region's hooks on the module, before it is compiled",
             )
-        return torch_api.call_with_hooks(self, args, kwargs)  # type: ignore[arg-type]
+        return call_with_hooks(self, args, kwargs)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""
@@ -154,9 +159,8 @@ def _class_of_regions(cls: type[torch.nn.Module]) -> type:
 
         members["__call__"] = _called
         forward: Any = functools.wraps(cls.forward)(_taken)
-        with contextlib.suppress(
-            TypeError, ValueError
-        ):  # Transformers asks which arguments a model takes
+        # Transformers asks which arguments a model takes
+        with contextlib.suppress(TypeError, ValueError):
             forward.__signature__ = inspect.signature(cls.forward)
         _classes[cls] = type(cls.__name__, (ModuleRegion, cls), {**members, "forward": forward})
     return _classes[cls]
@@ -173,7 +177,7 @@ def region_of_module(
     """
     if isinstance(module, ModuleRegion):
         module = module_of(module)
-    managed = torch_api.is_of_fsdp(module)
+    managed = is_of_fsdp(module)
     region: Any = object.__new__(_class_of_regions(type(module)))
     object.__setattr__(region, "__dict__", vars(module))
     object.__setattr__(
@@ -184,5 +188,5 @@ def region_of_module(
     tables = {name: getattr(module, name) if managed else OrderedDict() for name in _HOOK_TABLES}
     object.__setattr__(region, "_own_tables", tables)
     if managed:
-        torch_api.share_fsdp_state(module, region)
+        share_fsdp_state(module, region)
     return region

@@ -18,19 +18,11 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from .. import policy, torch_api
+from .. import policy
 from ..artifacts import saved
 from ..artifacts.cache import Cache
 from ..artifacts.source import Source
-from ..errors import (
-    GuardError,
-    LimitError,
-    NeedsEager,
-    Reason,
-    RuleError,
-    SubclassTraceError,
-    UnsupportedError,
-)
+from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import compiled
 from ..report.names import name_of
@@ -40,10 +32,15 @@ from ..runtime.guards import Ambient, eager_reason
 from ..stages import working
 from ..state.guards import changed_since
 from ..state.place import Call
-from ..torch_api.dynamo import check_stance, eager_by_stance, never_compiled
+from ..torch_api.assertions import OtherBranch
+from ..torch_api.autograd import saved_tensor_hooks_active
+from ..torch_api.dynamo import check_stance, dynamo_lock, eager_by_stance, never_compiled
+from ..torch_api.lines import warn_user
+from ..torch_api.structured import trace_is_written
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
-from .hand_over import HandOver, hands_over
+from .hand_over import HandOver
+from .routes import Route, route_of
 from .specialization import Specialization, compile_call, from_description, of_another, remember
 
 _OTHER_VALUE = Reason("a value in the state of the region, on which it branches, is another one")
@@ -83,9 +80,8 @@ class Region:
         self.__eagerly = EagerCalls()
         self.__history = SizeHistory()
         self.__dynamo: HandOver | None = None
-        self.__inlined: dict[
-            str, str
-        ] = {}  # functions of ``torch.compile`` in it -> their back ends, which do not run
+        # functions of ``torch.compile`` in it -> their back ends, which do not run
+        self.__inlined: dict[str, str] = {}
         self.__row: list[Reason] = []  # why the last calls missed, since one was served
 
     @property
@@ -111,7 +107,7 @@ class Region:
         for serve in fast:
             try:
                 result = serve(args, kwargs)
-            except torch_api.OtherBranch as taken:
+            except OtherBranch as taken:
                 if not taken.another:
                     return self.__other_branch(taken, args, kwargs)
                 left = (*left, serve)
@@ -119,7 +115,7 @@ class Region:
             if result is not MISS:
                 # It will serve the next call, too. (But a checkpoint that runs its calls again
                 # shall meet the same ones.)
-                if serve is not fast[0] and not torch_api.saved_tensor_hooks_active():
+                if serve is not fast[0] and not saved_tensor_hooks_active():
                     self.__fast = (serve, *[other for other in fast if other is not serve])
                 if self.__row:
                     self.__row = []
@@ -152,27 +148,23 @@ class Region:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
             entry = self.__specialize(args, kwargs, left, waits=self.__eagerly.may_wait)
-        except NeedsEager as refused:
-            return self.__eagerly.run(
-                self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs
-            )
-        except RuleError:
-            return self.__function(*args, **kwargs)  # eager mode raises it, too
         except SubclassTraceError as refused:
-            if self.__options.frontend != "auto" or not hands_over(refused):
-                raise
-            return self.__hand_over(refused).call(*args, **kwargs)
+            return self.__serve_refused(refused, args, kwargs)
         except Exception as error:  # the function's own: what it does eagerly stands
             result = self.__function(*args, **kwargs)
-            got = f"{type(error).__name__}: {error}"
+            failed = UnsupportedError(
+                "the trace fails where eager does not",
+                code="fails-in-trace",
+                got=f"{type(error).__name__}: {error}",
+            )
             if self.__options.frontend != "auto":
-                raise UnsupportedError("the trace fails where eager does not", got=got) from error
-            self.__hand_over(UnsupportedError(f"the trace fails where eager does not: {got}"))
+                raise failed from error
+            self.__hand_over(failed)
             return result
         # As later calls: the engine shall meet one kind of backward from the first step on.
         try:
             result = entry.run(args, kwargs)
-        except torch_api.OtherBranch as taken:
+        except OtherBranch as taken:
             if taken.another:
                 return self.__slow_call(args, kwargs, (*left, entry.run))
             return self.__other_branch(taken, args, kwargs)
@@ -185,8 +177,22 @@ class Region:
             return self.__slow_call(args, kwargs, left, again=True)
         return result
 
+    def __serve_refused(
+        self, error: SubclassTraceError, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call that our trace refuses, by whom the table of routes says."""
+        route = route_of(error)
+        if route in (Route.EAGER, Route.ONCE):
+            reason = self.__eagerly.refused(error, args, kwargs, once=route is Route.ONCE)
+            return self.__eagerly.run(reason, self.__function, args, kwargs)
+        if route is Route.AS_EAGER:
+            return self.__function(*args, **kwargs)
+        if route is Route.RAISE or self.__options.frontend != "auto":
+            raise error
+        return self.__hand_over(error).call(*args, **kwargs)
+
     def __other_branch(
-        self, taken: torch_api.OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, taken: OtherBranch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A call takes a branch that raises: nothing was written, and eager mode does what the user
         wrote."""
@@ -204,12 +210,15 @@ class Region:
 
         Raises:
             UnsupportedError: the call would run eagerly, because of what is active around it; or
-            the region is refused.
+                the region is refused.
         """
         reason = eager_reason()
         if reason is not None:
             raise UnsupportedError(
-                "this call would run eagerly", got=reason, fix="leave that mode or transform first"
+                "this call would run eagerly",
+                code="runs-eagerly",
+                got=reason,
+                fix="leave that mode or transform first",
             )
         return self.__specialize(args, kwargs)
 
@@ -222,10 +231,11 @@ class Region:
 
         Raises:
             DescriptionError: it is broken, of other versions, or names something that is not
-            loaded; the path says which. Unlike: it does not serve this call, or something that it
-            depends on is another one here; ``reason`` says what.
+                loaded; the path says which.
+            Unlike: it does not serve this call, or something that it depends on is another one
+                here; ``reason`` says what.
         """
-        with torch_api.dynamo_lock(), TRACE_LOCK:
+        with dynamo_lock(), TRACE_LOCK:
             return self.__add(
                 from_description(
                     data, self.__function, (args, kwargs), self.__options, self.__history
@@ -249,14 +259,14 @@ class Region:
 
         Args:
             args, kwargs: of a call that one of them serves. What is written is read back and bound
-            to it before the file is
-                there; and what a region finds among arguments by identity can be written.
+                to it before the file is there; and what a region finds among arguments by identity
+                can be written.
 
         Raises:
             ArtifactError: there is nothing to write, or nothing that serves this call once it is
-            read back.
+                read back.
         """
-        with torch_api.dynamo_lock(), TRACE_LOCK:
+        with dynamo_lock(), TRACE_LOCK:
             described = [entry.describe(*args, **kwargs) for entry in self.__entries]
 
             def bind(data: Any) -> object:
@@ -313,7 +323,7 @@ class Region:
     ) -> Specialization:
         """The specialization for a call that no generated entry has served; ``left``: see
         `__slow_call`; ``waits``: see `SizeHistory`."""
-        with torch_api.dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
+        with dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
             misses = list[Reason]()
             for entry in self.__entries:
                 why = _OTHER_VALUE if entry.run in left else entry.failed(args, kwargs)
@@ -339,7 +349,7 @@ class Region:
                     self.__options,
                     self.__history,
                     tuple(misses),
-                    keep_joint=self.__keep_joint or torch_api.trace_is_written(),
+                    keep_joint=self.__keep_joint or trace_is_written(),
                     traces=bool(left),
                 )
             for source in () if self.__keep_joint else self.__sources:
@@ -360,7 +370,7 @@ class Region:
         for name, backend in entry.inlined.items():
             if name not in self.__inlined:
                 self.__inlined[name] = backend
-                torch_api.warn_user(
+                warn_user(
                     f"{name_of(self.__function)} calls {name}, a function of "
                     f"torch.compile(backend={backend!r}): it is a part "
                     "of the region, and its own compiled code does not run. Give the region the "
@@ -414,7 +424,7 @@ class Region:
 
         Args:
             thresholds: the numbers that decide who serves a call, too (`policy.Policy` says what
-            each means).
+                each means).
         """
         from ..report.text import explain
 
@@ -480,9 +490,8 @@ def _no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if (
-                gc.get_freeze_count() == 0
-            ):  # else the caller froze objects, which unfreeze would release
+            # else the caller froze objects, which unfreeze would release
+            if gc.get_freeze_count() == 0:
                 # there and back: what was made here is old at once, so that enabling does not
                 gc.freeze()
                 gc.unfreeze()  # set off a full collection over all of it

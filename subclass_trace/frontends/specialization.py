@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import policy, torch_api, verify
+from .. import policy, verify
 from ..backends.eager import compile_eager
 from ..capture.capture import Capture, Captured, Ran
 from ..capture.inputs import Argument, Inputs
@@ -27,7 +27,6 @@ from ..data.describe import Description, describe, read, trace_of
 from ..data.programs import program_of
 from ..errors import (
     DescriptionError,
-    NotYet,
     OptionError,
     Reason,
     SubclassTraceError,
@@ -49,7 +48,10 @@ from ..state.place import Call, Place, above
 from ..state.run import StateRun
 from ..subclass.paths import Path
 from ..torch_api.dynamo import check_marks
+from ..torch_api.modes import autocast_as, no_modes, no_overrides
+from ..torch_api.numbers import math_of_symbols
 from .dynamic import SizeHistory, choose
+from .routes import Route, route_of
 
 Tensor = torch.Tensor
 #: the positional and keyword arguments of a call
@@ -65,10 +67,11 @@ class Specialization:
         ambient, state: the state of the thread, and of Python, in which it may.
         graphs: the joint (if kept), forward and backward graph modules.
         run: the generated entry: (args, kwargs) -> the result of a call, or `MISS`; ``written``:
-        its source. failed: why it does not serve a call; None if it does.
+            its source.
+        failed: why it does not serve a call; None if it does.
         seconds: stage -> how long it took; ``passes``: what each pass did to the first graph.
         inlined: functions of ``torch.compile`` that are part of it -> their back ends, which do not
-        run.
+            run.
     """
 
     misses: tuple[Reason, ...]
@@ -128,7 +131,7 @@ class Specialization:
 
         Args:
             args, kwargs: of a call that it serves, where the region finds things among them by
-            identity.
+                identity.
         """
         roots = Call(args, kwargs, self.state.function)
         options = self.options.of_a_trace()
@@ -156,7 +159,8 @@ class _Maker:
 
     Attributes:
         flat: the distinct tensors and numbers, in the order in which they were found; ``places``:
-        where. handed: what stands for each; ``roots``: of the call.
+            where.
+        handed: what stands for each; ``roots``: of the call.
         inputs: of the capture, which sets it.
     """
 
@@ -183,10 +187,8 @@ class _Maker:
 
     def tensors(self, found: Sequence[tuple[Place, Tensor]]) -> list[Tensor]:
         """The traced tensors for these."""
-        with (
-            torch_api.no_overrides(),
-            torch_api.no_modes(),
-        ):  # real tensors: nothing here is part of the trace
+        # real tensors: nothing here is part of the trace
+        with no_overrides(), no_modes():
             new = []
             for k, (place, real) in enumerate(found, len(self.flat)):
                 new.append(Argument(real, self._path(place), k, place, self._kind(place, real)))
@@ -273,7 +275,7 @@ def traced_call(
         args, kwargs = state.start()
         return Ran(state.run(args, kwargs), maker.handed)
 
-    with torch_api.math_of_symbols() if session.dynamic else contextlib.nullcontext():
+    with math_of_symbols() if session.dynamic else contextlib.nullcontext():
         try:
             captured = Capture(session).capture(run)
         finally:
@@ -343,6 +345,12 @@ def _specialize(
     )
 
 
+def _stands(error: Exception) -> bool:
+    """Would a trace without symbols be refused, too?"""
+    refused = isinstance(error, SubclassTraceError) and route_of(error) is Route.ONCE
+    return refused or isinstance(error, OptionError)
+
+
 def compile_call(
     function: Callable[..., Any],
     call: Arguments,
@@ -374,7 +382,7 @@ def compile_call(
     try:
         return make(symbols=True)
     except Exception as error:
-        if not history.has_symbols or isinstance(error, (OptionError, NotYet)):
+        if not history.has_symbols or _stands(error):
             raise
     made = make(symbols=False)  # what the function itself raises comes again
     history.fix_all()
@@ -394,12 +402,12 @@ def from_description(
     Args:
         data: `Description.data`, perhaps as JSON has given it back.
         history: what a re-trace knows of sizes, for a backward of other tangents than those that
-        are described.
+            are described.
 
     Raises:
         DescriptionError: it is broken, old or foreign.
         Unlike: it is not for this call, or what is read here is something else; ``reason`` says
-        what.
+            what.
     """
     roots = Call(*call, function)
     backend = options.resolve_backend()
@@ -444,7 +452,7 @@ def _traced_again(
     session = Session(
         dynamic=symbols, decompositions=options.table(options.resolve_backend()), passes=passes
     )
-    with torch.set_grad_enabled(ambient.grad), torch_api.autocast_as(ambient.autocast or (False,)):
+    with torch.set_grad_enabled(ambient.grad), autocast_as(ambient.autocast or (False,)):
         try:
             tape, refused = (
                 traced_call(function, call, options, history, session, symbols)[0].tape,

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.graphs import is_drawn
+from ..torch_api.kinds import is_dense, storage_key
 from .table import storage_bytes
 
 #: name -> (it cannot be recomputed, names of its inputs)
@@ -64,16 +64,16 @@ def also_saved(
     if not overwritten:
         return extra
     instead = missing_without(table, serve, set(have), set(written), nodes)
-    if not all(n in nodes and torch_api.is_dense(nodes[n].meta["val"]) for n in overwritten):
+    if not all(n in nodes and is_dense(nodes[n].meta["val"]) for n in overwritten):
         return instead  # views of the old contents would not fit a clone
     unchanged = [
         n.meta.get("val") for n in nodes.values() if n.op == "placeholder" and n.name not in written
     ]
-    given = {*map(torch_api.storage_key, unchanged)}
+    given = {*map(storage_key, unchanged)}
 
     def size(names: Collection[str]) -> int:
         values = [v for n in names if isinstance(v := nodes[n].meta.get("val"), torch.Tensor)]
-        memory = {torch_api.storage_key(v): storage_bytes(v) for v in values}
+        memory = {storage_key(v): storage_bytes(v) for v in values}
         return sum([count for key, count in memory.items() if key not in given])
 
     return extra if size(extra) < size(instead) else instead

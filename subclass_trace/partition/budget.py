@@ -55,9 +55,8 @@ class Hull:
         ]
         self.cost = [0.0] * len(weights)
         for i in t.rows:
-            if (
-                t.in_forward[i] and not self.fixed[i] and not self.recomputed[i]
-            ):  # others run once in any case
+            # others run once in any case
+            if t.in_forward[i] and not self.fixed[i] and not self.recomputed[i]:
                 self.cost[i] = seconds(t, i)
         self.read_in_backward = [
             i

@@ -41,12 +41,8 @@ def flops(t: Table, i: int) -> float:
     try:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), plain)
         return float(count(*args, **kwargs, out_val=_with_numbers(t.val[i])))
-    except (
-        TypeError,
-        ValueError,
-        AssertionError,
-        IndexError,
-    ):  # the formula does not know this form of the operation
+    # the formula does not know this form of the operation
+    except (TypeError, ValueError, AssertionError, IndexError):
         return 0.0
 
 

@@ -6,8 +6,9 @@ recomputed.
 
 Most rows are decided before any flow is sent: what a banned row feeds, and what the backward reads.
 Only the rest becomes a network. Of all minimum cuts the one nearest to the sink is taken, which is
-unique (and the one that torch's ``networkx.minimum_cut`` gives): the answer depends on the graph
-alone, so that all ranks find the same.
+unique (and the one that torch's
+``networkx.minimum_cut`` gives): the answer depends on the graph alone, so that all ranks find the
+same.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def cut(
         rows: numbers of the rows, in topological order.
         weight: price of saving a row; infinite if it cannot be saved.
         banned: computed in the forward alone; ``recomputed``: computed in the backward; ``needed``:
-        available in it. cost: price of recomputing a row; None: nothing.
+            available in it.
+        cost: price of recomputing a row; None: nothing.
 
     Raises:
         Infeasible: no cut of finite weight.

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.graphs import output_args, placeholders
+from ..torch_api.graphs import graph_module
 
 
 class Half:
@@ -81,7 +81,7 @@ class Half:
             values[node] = graph.node_copy(node, value)
         outputs = [value(o) if isinstance(o, fx.Node) else o for o in self.outputs]
         graph.output([clone_of(graph, o) if k in self.cloned else o for k, o in enumerate(outputs)])
-        module = torch_api.graph_module(self.owner, graph)
+        module = graph_module(self.owner, graph)
         if self._descriptors is not None:
             _describe(module, *self._descriptors)
         return module
@@ -128,8 +128,8 @@ class Partitioned:
         second: the backward; its inputs are named after saved values and tangents.
         saved: the `trace_name` of each saved value, in the order of the forward's outputs.
         backward_inputs: for each backward placeholder that of the saved value that it takes, or the
-        name of the tangent. extra: names among ``saved`` that the partitioner did not ask for
-        (docs/notes/tangents.md).
+            name of the tangent.
+        extra: names among ``saved`` that the partitioner did not ask for (docs/notes/tangents.md).
     """
 
     first: Half

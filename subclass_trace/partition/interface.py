@@ -16,7 +16,7 @@ from ..capture.graphs import trace_name
 from ..capture.tape import TracedBackward
 from ..errors import OptionError
 from ..stages import stage
-from ..torch_api import text_of
+from ..torch_api.texts import text_of
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Partitioned
@@ -42,7 +42,7 @@ def resolve_partitioner(
 
     Raises:
         OptionError: unknown name, or a budget out of range, or a budget with a partitioner that
-        knows none.
+            knows none.
     """
     check_budget(budget)
     choice = "min_cut" if choice is None else choice
@@ -92,12 +92,11 @@ def partition(
 
     Args:
         serve: nodes that eager autograd would have saved. All of them must be computable from what
-        is saved, so that a
-            backward for other tangents is (docs/notes/tangents.md); values missing for it are saved
-            too.
+            is saved, so that a backward for other tangents is (docs/notes/tangents.md); values
+            missing for it are saved too.
         written: graph inputs that the region writes. What is saved of their memory is cloned, since
-        the write-back
-            would change it (torch's own aot_function gets this wrong; docs/notes/flatten_first.md).
+            the write-back would change it (torch's own aot_function gets this wrong;
+            docs/notes/flatten_first.md).
         static: numbers of graph inputs that are alive anyway (parameters and buffers).
         copied: results that are only copied into inputs.
         small: see `Facts`; where a budget is given it says what is saved.
@@ -122,9 +121,8 @@ def _by_rows(traced: TracedBackward, partitioner: MinCut, facts: Facts) -> Parti
     # A value that is wanted in a backward which is traced later keeps its own name where it may
     # have to be saved itself.
     apart = serve if facts.written else frozenset()
-    if (
-        not partitioner.recompute
-    ):  # what a backward computes, it computes from what it reads: codes are saved as codes
+    # what a backward computes, it computes from what it reads: codes are saved as codes
+    if not partitioner.recompute:
         apart |= {
             n.name for n in joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"
         }

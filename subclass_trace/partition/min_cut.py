@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 
 from ..errors import OptionError, UnsupportedError
-from ..torch_api import text_of
+from ..torch_api.texts import text_of
 from .budget import Hull
 from .flow import Infeasible, cut
 from .rules import INF, RECOMPUTE, Facts, bans, kept_rows, recompute_tags, storage_weights
@@ -31,10 +31,10 @@ class MinCut:
 
     Attributes:
         budget: a limit on what is saved. A whole number above 1: bytes (of unique storages, beyond
-        inputs). A number
+            inputs). A number
             from 0 to 1: share between the least possible and what is saved without a limit.
         recompute: recompute what is cheap. False (``partitioner="default"``): save what the
-        backward reads.
+            backward reads.
     """
 
     budget: float | int | None = None
@@ -66,6 +66,7 @@ class MinCut:
         except Infeasible:
             raise UnsupportedError(
                 "what the backward needs can be neither saved nor recomputed",
+                code="no-partition",
                 expected="on each way from a value that is computed once to the backward, one "
                 "value that can be saved",
                 fix="let the checkpoint policy save one of these (MUST_SAVE), or leave it out of "
@@ -79,9 +80,8 @@ class MinCut:
         if facts.kept is not None:
             for i in kept_rows(table, facts):
                 banned[i] |= tags[i] not in RECOMPUTE
-        small = (
-            facts.small if self.recompute else INF
-        )  # of what is kept, the backward computes what it needs
+        # of what is kept, the backward computes what it needs
+        small = facts.small if self.recompute else INF
         sizes = [max([table.size[k] for k in (i, *ins)]) for i, ins in enumerate(table.ins)]
         late = [
             tag == "is_backward" and size <= small and isinstance(value, torch.Tensor)
@@ -146,11 +146,11 @@ def check_budget(budget: object) -> None:
     Raises:
         OptionError: neither a share from 0 to 1 nor a whole number of bytes.
     """
-    number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
-    if budget is None or (
-        number and (0 <= budget <= 1 or (isinstance(budget, int) and budget > 1))
-    ):  # type: ignore[operator]
+    if budget is None:
         return
+    if isinstance(budget, (int, float)) and not isinstance(budget, bool):
+        if 0 <= budget <= 1 or (isinstance(budget, int) and budget > 1):
+            return
     raise OptionError(
         "activation_memory_budget is out of range",
         expected="a number from 0 to 1 (a share), or a whole number of bytes",

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.graphs import is_draw, output_args, placeholders, trace_name, where
 from ..capture.tape import TracedBackward
 from ..errors import VerificationError
+from ..torch_api.kinds import storage_key
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
 from .half import Half, Partitioned, clone_of
@@ -130,11 +130,11 @@ def _protected(
     if not written:
         return list(saved)
     given = [n.meta["val"] for n in placeholders(forward.graph) if str(n.target) in written]
-    storages = {*map(torch_api.storage_key, given)} - {None}
+    storages = {*map(storage_key, given)} - {None}
     end = next(iter(reversed(forward.graph.nodes)))
     out = []
     for node in saved:
-        if torch_api.storage_key(node.meta.get("val")) in storages:
+        if storage_key(node.meta.get("val")) in storages:
             with forward.graph.inserting_before(end):
                 clone = clone_of(forward.graph, node)
             out.append(clone)
@@ -169,7 +169,7 @@ def _check_fit(
 
     Raises:
         VerificationError: they do not return lists, lack outputs, save what is no node, or take
-        unknown inputs.
+            unknown inputs.
     """
     ends = [next(iter(reversed(module.graph.nodes)), None) for module in (forward, backward)]
     lists = [

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .. import torch_api
+from ..torch_api.kinds import SYM_TYPES, is_dense
 from .table import (
     BUILTIN,
     CHEAP,
@@ -56,7 +56,8 @@ class Facts:
         written: names of graph inputs that the region writes back into.
         static: names of graph inputs that are alive anyway (parameters and buffers).
         kept: names of values that eager autograd would save. None: not known, every result counts
-        as kept. copied: names of results that no caller gets, since they are copied into an input.
+            as kept.
+        copied: names of results that no caller gets, since they are copied into an input.
         small: what eager autograd keeps of at most so many bytes is not recomputed.
     """
 
@@ -80,9 +81,8 @@ def recompute_tags(t: Table) -> list[Any]:
         _keep_boundaries(t, tags)
     for i in t.rows:
         if tags[i] in RECOMPUTE:
-            if t.bits[i] & (SEEDED | RANDOM) or _is_drawn_part(
-                t, i
-            ):  # other numbers would come: the mask is saved
+            # other numbers would come: the mask is saved
+            if t.bits[i] & (SEEDED | RANDOM) or _is_drawn_part(t, i):
                 tags[i] = MUST_SAVE
         elif t.bits[i] & COLLECTIVE:
             tags[i] = MUST_SAVE
@@ -152,16 +152,15 @@ def storage_weights(t: Table, facts: Facts) -> list[float]:
         if t.in_backward[i]:
             continue
         value, key = t.val[i], t.storage[i]
-        if isinstance(value, torch_api.SYM_TYPES):
+        if isinstance(value, SYM_TYPES):
             weights[i] = _NUMBER
         elif not isinstance(value, torch.Tensor):
             weights[i] = INF if value is None or isinstance(value, (list, tuple)) else 0.0
         elif key is None:
             weights[i] = float(max(t.size[i], 1))
-        elif (
-            key in written
-        ):  # saved as a clone, which must be laid out as the original for views to fit it
-            weights[i] = float(max(t.size[i], 1)) if torch_api.is_dense(value) else LAST_RESORT
+        # saved as a clone, which must be laid out as the original for views to fit it
+        elif key in written:
+            weights[i] = float(max(t.size[i], 1)) if is_dense(value) else LAST_RESORT
         elif t.view[i] or (t.bits[i] & COLLECTIVE and is_unfinished(t.nodes[i].target)):
             weights[i] = INF
         elif key in given:

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.graphs import module_path, primal_number, trace_name, where
 from ..plan import SavedValue
 from ..plan.descriptors import AnyDescriptor, Descriptor
+from ..torch_api.kinds import storage_key
 from .interface import Partitioned
 
 
@@ -21,8 +21,9 @@ def saved_table(
     """One row per saved value, in order.
 
     Bytes are counted once per storage, for dynamic sizes as in the traced call. Inputs and results
-    cost nothing: the caller holds them anyway. ``described``: what each graph input is; ``copied``
-    are results that no caller gets.
+    cost nothing: the
+    caller holds them anyway. ``described``: what each graph input is; ``copied`` are results that
+    no caller gets.
     """
     rows = []
     seen: set[int | None] = set()
@@ -30,7 +31,7 @@ def saved_table(
     given = [n.meta.get("val") for n in half.inputs]
     results = half.outputs[: len(half.outputs) - len(parts.saved)]
     held = [n.meta.get("val") for n in results if isinstance(n, fx.Node) and n.name not in copied]
-    inputs = {*map(torch_api.storage_key, (*given, *held))}
+    inputs = {*map(storage_key, (*given, *held))}
     nodes = {trace_name(n): n for n in (*half.inputs, *half.body)}
     values = half.results[-len(parts.saved) :] if parts.saved else []
     for name, value in zip(parts.saved, values, strict=True):
@@ -38,7 +39,7 @@ def saved_table(
         tensor = isinstance(val, torch.Tensor)
         size = 0
         if tensor and value.op != "placeholder":
-            key = torch_api.storage_key(val)
+            key = storage_key(val)
             size = 0 if key in seen or key in inputs else _hint(val.untyped_storage().nbytes())
             seen.add(key)
         reason = "other tangents" if name in parts.extra else "partition"

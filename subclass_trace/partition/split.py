@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
-from .. import torch_api
 from ..torch_api import partition as _private
+from ..torch_api.kinds import SYM_TYPES
 from .half import Half
 from .table import EFFECTS, GETITEM, Constant, Output, Table
 
@@ -60,8 +60,8 @@ def make_split(t: Table, chosen: Sequence[int], also: Sequence[int] = ()) -> Spl
     """
     run, taken = backward_needs(t, chosen)
     keep = sorted({i for i in chosen if i in taken} | set(also))
-    tensors = [i for i in keep if not isinstance(t.val[i], torch_api.SYM_TYPES)]
-    sizes = [i for i in keep if isinstance(t.val[i], torch_api.SYM_TYPES)]
+    tensors = [i for i in keep if not isinstance(t.val[i], SYM_TYPES)]
+    sizes = [i for i in keep if isinstance(t.val[i], SYM_TYPES)]
     sizes = _with_bindings(t, sizes, tensors)
     return Split(t, tensors, sizes, _forward_rows(t, [*tensors, *sizes]), _backward_rows(t, run))
 
@@ -94,7 +94,7 @@ def _with_bindings(t: Table, sizes: Sequence[int], tensors: Sequence[int]) -> li
 
 
 def _has_symbols(value: object) -> bool:
-    if isinstance(value, torch_api.SYM_TYPES):
+    if isinstance(value, SYM_TYPES):
         return True
     return any(type(n) is not int for n in getattr(value, "shape", ()))
 

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.effects import has_effects
 from ..capture.graphs import output_args
 from ..torch_api import partition as _private
+from ..torch_api.kinds import SYM_TYPES, storage_key
+from ..torch_api.operators import OpOverload, op_schema
 
 aten = torch.ops.aten
 
@@ -63,8 +64,8 @@ def classify(target: Any) -> int:
     """The classes of an operation as bits. Cached per target."""
     packet = getattr(target, "overloadpacket", target)
     bits = sum(bit for bit, ops in _op_sets() if packet in ops)
-    if isinstance(target, torch_api.OpOverload):
-        bits |= MUTABLE * torch_api.op_schema(target).is_mutable
+    if isinstance(target, OpOverload):
+        bits |= MUTABLE * op_schema(target).is_mutable
         bits |= COLLECTIVE * (target.namespace == "_c10d_functional")
         bits |= SEEDED * (torch.Tag.nondeterministic_seeded in target.tags)
         bits |= (BUILTIN | MERGEABLE) * (target.namespace in ("aten", "prims"))
@@ -109,7 +110,7 @@ def nbytes(value: Any) -> int:
         for n in shape:
             count *= hint(n)
         return count
-    if isinstance(value, torch_api.SYM_TYPES):
+    if isinstance(value, SYM_TYPES):
         return 1
     if isinstance(value, (list, tuple)):
         return sum(nbytes(v) for v in value if isinstance(v, torch.Tensor))
@@ -146,8 +147,9 @@ class Table:
         ins, users: rows that it reads, and that read it; merged.
         size: bytes of the value.
         storage: key of its memory; ``view``: it lies in the memory of a row that it reads, and
-        takes no time. tag, recompute: what ``meta`` says of the side it belongs to, and of
-        checkpointing. rows: the live rows in order.
+            takes no time.
+        tag, recompute: what ``meta`` says of the side it belongs to, and of checkpointing.
+        rows: the live rows in order.
         forward_out, backward_out: the outputs; ``outputs``: the rows among them.
         primals, tangents: the placeholders by kind.
         in_backward: depends on a tangent, or has to run there.
@@ -183,7 +185,7 @@ class Table:
         ]
         self.recompute: list[Any] = [m.get("recompute") for m in metas]
         self.bits = [classify(n.target) if n.op == "call_function" else 0 for n in self.nodes]
-        self.storage = [torch_api.storage_key(v) for v in self.val]
+        self.storage = [storage_key(v) for v in self.val]
         given = output_args(joint.graph) if outputs is None else outputs
         outs: list[Output] = [self.row[o] if isinstance(o, fx.Node) else Constant(o) for o in given]
         self.same = list(range(len(self.nodes)))
@@ -230,9 +232,8 @@ class Table:
         """
         held = {self.storage[o] for o in outputs if type(o) is int} - {None}
         kept: set[Any] = {n for n, k in zip(self.nodes, self.storage, strict=True) if k in held}
-        kept |= {
-            n.args[0] for n in kept if n.target is operator.getitem
-        }  # one of several results of an operation
+        # one of several results of an operation
+        kept |= {n.args[0] for n in kept if n.target is operator.getitem}
         rows = zip(self.nodes, self.bits, strict=True)
         return [bool(b & MERGEABLE) and n not in kept and n.name not in apart for n, b in rows]
 
@@ -240,9 +241,8 @@ class Table:
         """Fill ``same`` and ``ins``."""
         row, same, ins = self.row, self.same, self.ins
         seen: dict[Any, int] = {}
-        alike: dict[
-            Any, int
-        ] = {}  # operation and rows that are read -> the first such row, or -1: it is in ``seen``
+        # operation and rows that are read -> the first such row, or -1: it is in ``seen``
+        alike: dict[Any, int] = {}
         region = 0
 
         def enter(i: int) -> None:
@@ -324,7 +324,7 @@ class Table:
             parts = self.val[i]
             memory = {storage[x] for x in source} - {None}
             several = isinstance(parts, (list, tuple)) and bool(parts)
-            return several and all(torch_api.storage_key(p) in memory for p in parts)
+            return several and all(storage_key(p) in memory for p in parts)
         if bits[i] & GETITEM:  # a part of split(), unbind(), ...
             if bits[source[0]] & (MUTABLE | COLLECTIVE):
                 return False
@@ -341,6 +341,6 @@ def _key(a: Any, row: dict[fx.Node, int], same: Sequence[int]) -> Any:
         return (list, *[_key(x, row, same) for x in a])
     if isinstance(a, dict):
         return tuple([(k, _key(v, row, same)) for k, v in a.items()])
-    if isinstance(a, torch_api.SYM_TYPES):
+    if isinstance(a, SYM_TYPES):
         return (kind, id(a))
     return (kind, repr(a) if kind in (float, complex) else a)

@@ -11,9 +11,12 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.effects import is_kept
 from ..errors import BackendError
+from ..torch_api.graphs import lazy_graph_modules
+from ..torch_api.kinds import is_fake
+from ..torch_api.modes import functorch_config, without_tracing
+from ..torch_api.texts import text_of
 
 Partition = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -23,7 +26,9 @@ def min_cut(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Pa
     minimum cut."""
     from functorch.compile import min_cut_rematerialization_partition
 
-    return min_cut_rematerialization_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
+    halves: tuple[fx.GraphModule, fx.GraphModule]
+    halves = min_cut_rematerialization_partition(joint, inputs, **keywords)
+    return halves
 
 
 def call(
@@ -36,7 +41,8 @@ def call(
     """Call a partitioner with the keywords that it takes.
 
     Torch's merge equal nodes, and by that two draws of random numbers that their list does not name
-    (``randn_like(x) - randn_like(x)`` becomes 0): here they merge none.
+    (``randn_like(x) -
+    randn_like(x)`` becomes 0): here they merge none.
     """
     keywords: dict[str, Any] = {"num_fwd_outputs": num_forward}
     try:
@@ -47,8 +53,8 @@ def call(
     if named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         keywords["static_lifetime_input_indices"] = list(static)
     with (
-        torch_api.lazy_graph_modules(),
-        torch_api.functorch_config(cse=False),
+        lazy_graph_modules(),
+        functorch_config(cse=False),
         _as_tensors(joint.graph) as restore,
     ):
         result = restore(partitioner(joint, inputs, **keywords))
@@ -60,7 +66,7 @@ def call(
         raise BackendError(
             "the partitioner returned something else than two graph modules",
             expected="(forward, backward)",
-            got=torch_api.text_of(result),
+            got=text_of(result),
             fix="return two torch.fx.GraphModule, as functorch.compile's partitioners do",
         )
     return result
@@ -75,9 +81,9 @@ def _as_tensors(graph: fx.Graph) -> Iterator[Callable[[Any], Any]]:
     """
     nodes = [n for n in graph.nodes if is_kept(n) and n.meta.get("val") is None]
     fakes = (n.meta.get("val") for n in graph.nodes) if nodes else ()
-    tensor: Any = next((v for v in fakes if torch_api.is_fake(v)), None)
+    tensor: Any = next((v for v in fakes if is_fake(v)), None)
     for node in nodes if tensor is not None else ():
-        with tensor.fake_mode, torch_api.without_tracing():
+        with tensor.fake_mode, without_tracing():
             node.meta.update(val=torch.empty((), device="cpu"), no_value=True)
 
     def restore(result: Any) -> Any:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.graphs import output_args
 from ..capture.writes import written_arguments
+from ..torch_api.operators import OpOverload
 from .min_cut import MinCut
 from .rules import MUST_SAVE, Facts
 from .table import MUTABLE, ONCE, Table
@@ -94,7 +94,7 @@ def _writes(t: Table) -> dict[Any, list[int]]:
     """Memory -> the rows that write it, in order."""
     found: dict[Any, list[int]] = {}
     for i in t.rows:
-        if t.bits[i] & MUTABLE and isinstance(t.nodes[i].target, torch_api.OpOverload):
+        if t.bits[i] & MUTABLE and isinstance(t.nodes[i].target, OpOverload):
             node = t.nodes[i]
             for written in written_arguments(node.target, node.args, node.kwargs, fx.Node):
                 found.setdefault(t.storage[t.row[written]], []).append(i)

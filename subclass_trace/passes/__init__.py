@@ -3,10 +3,11 @@
 >>> import torch, subclass_trace as st
 >>> def sum_in_double(graph):
 ...     for node in list(graph.find(operation="aten.sum.default")):
-...         wide = graph.insert(node.args[0], torch.ops.aten._to_copy.default, node.args[0],
-dtype=torch.float64) ...         total = graph.insert(wide, torch.ops.aten.sum.default, wide)
-...         graph.replace(node, graph.insert(total, torch.ops.aten._to_copy.default, total,
-dtype=torch.float32)) ...         graph.graph.erase_node(node)
+...         to, x = torch.ops.aten._to_copy.default, node.args[0]
+...         wide = graph.insert(x, to, x, dtype=torch.float64)
+...         total = graph.insert(wide, torch.ops.aten.sum.default, wide)
+...         graph.replace(node, graph.insert(total, to, total, dtype=torch.float32))
+...         graph.graph.erase_node(node)
 >>> total = st.compile(torch.sum, passes=[sum_in_double])
 >>> total(torch.tensor([1e8, 1.0, -1e8])).item()
 1.0
@@ -33,9 +34,10 @@ from typing import Any
 
 import torch.fx as fx
 
-from .. import torch_api
 from ..errors import OptionError, PassError
-from ..torch_api import text_of, warn_user
+from ..torch_api.lines import warn_user
+from ..torch_api.modes import no_modes
+from ..torch_api.texts import text_of
 from .checks import Before, check
 from .graph import JointGraph, Pass
 
@@ -155,10 +157,8 @@ class PassRecord:
 
     def __str__(self) -> str:
         rows = [f"{count:+d} {name}" for name, count in self.operations.items()]
-        return (
-            f"{self.name}: "
-            f"{', '.join(rows) or ('arguments or tags changed' if self.diff else 'nothing changed')}"
-        )
+        unseen = "arguments or tags changed" if self.diff else "nothing changed"
+        return f"{self.name}: {', '.join(rows) or unseen}"
 
 
 @dataclass(eq=False)
@@ -200,7 +200,7 @@ def _run(run: Pass, module: fx.GraphModule) -> PassRecord:
     start, name = time.perf_counter(), name_of(run)
     before, lines, counts = Before.of(module.graph), _lines(module.graph), _counts(module.graph)
     try:
-        with torch_api.no_modes():  # what it computes with fake tensors is no part of the trace
+        with no_modes():  # what it computes with fake tensors is no part of the trace
             given = run(JointGraph(module))
     except PassError:
         raise

@@ -23,11 +23,13 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.aliasing import byte_range
 from ..capture.effects import is_kept
 from ..capture.graphs import is_random, output_args, placeholders
 from ..errors import PassError
+from ..torch_api.kinds import storage_key
+from ..torch_api.operators import HigherOrderOperator, OpOverload, op_schema
+from ..torch_api.trees import pytree
 from .graph import value_of
 
 
@@ -38,8 +40,7 @@ class Before:
     Attributes:
         nodes: node -> its operation and arguments.
         inputs: their names; ``outputs``: the types of what it returns; ``shared``: which of them
-        lie in one memory, and in
-            whose.
+            lie in one memory, and in whose.
         effects: what is called for what it does, in order; ``collectives``: the same.
     """
 
@@ -104,9 +105,8 @@ def check(graph: fx.Graph, before: Before, name: str, *, reorders: bool) -> None
     if not reorders:
         _same("the order of collectives", name, before.collectives, now.collectives)
     known: dict[str, fx.Node] = {}
-    for (
-        node
-    ) in graph.nodes:  # a value of the trace is one node: a copy's metadata made another one of it
+    # a value of the trace is one node: a copy's metadata made another one of it
+    for node in graph.nodes:
         if (traced := node.meta.get("trace_name")) is not None and known.setdefault(
             traced, node
         ) is not node:
@@ -123,7 +123,7 @@ def _check_node(node: fx.Node, name: str) -> None:
                 "a pass has made no operation", path=path, expected="call_function", got=node.op
             )
         return
-    known = isinstance(target, (torch_api.OpOverload, torch_api.HigherOrderOperator))
+    known = isinstance(target, (OpOverload, HigherOrderOperator))
     if not (known or getattr(target, "__module__", None) in ("_operator", "math", "torch")):
         expected, fix = (
             "torch.ops.aten.mul.Tensor and the like",
@@ -132,7 +132,7 @@ def _check_node(node: fx.Node, name: str) -> None:
         raise PassError(
             "a pass calls what is no operation", path=path, expected=expected, got=target, fix=fix
         )
-    if isinstance(target, torch_api.OpOverload) and torch_api.op_schema(target).is_mutable:
+    if isinstance(target, OpOverload) and op_schema(target).is_mutable:
         fix = "use the form that gives a new tensor; inputs are written at the end of a call alone"
         raise PassError(
             "a pass has made an operation that writes to its arguments",
@@ -141,9 +141,7 @@ def _check_node(node: fx.Node, name: str) -> None:
             fix=fix,
         )
     held = [
-        a
-        for a in torch_api.pytree.tree_leaves((node.args, dict(node.kwargs)))
-        if isinstance(a, torch.Tensor)
+        a for a in pytree.tree_leaves((node.args, dict(node.kwargs))) if isinstance(a, torch.Tensor)
     ]
     if held:
         fix = "graph.constant(name, tensor) gives a node"
@@ -206,7 +204,7 @@ def _shared(graph: fx.Graph, results: Sequence[Any]) -> list[int]:
     seen: dict[Any, list[tuple[int, Any]]] = {}
     found = []
     for k, value in enumerate(values):
-        key = torch_api.storage_key(value)
+        key = storage_key(value)
         mine = None if key is None else byte_range(value)
         others = [] if key is None else seen.setdefault(key, [])
         found.append(next((number for number, other in others if other.overlaps(mine)), k))

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.effects import is_kept
 from ..capture.graphs import is_random, output_args
+from ..torch_api.kinds import storage_key
 from .graph import JointGraph
 
 aten = torch.ops.aten
@@ -36,8 +36,7 @@ def cleanup(graph: JointGraph) -> None:
     """Take out views of the whole, copies of values that nobody else has, and what nobody reads."""
     ends = {n for n in output_args(graph.graph) if isinstance(n, fx.Node)}
     held = {
-        torch_api.storage_key(n.meta.get("val"))
-        for n in (*ends, *graph.graph.find_nodes(op="placeholder"))
+        storage_key(n.meta.get("val")) for n in (*ends, *graph.graph.find_nodes(op="placeholder"))
     }
     for node in list(graph.graph.nodes):
         source: Any = node.args[0] if node.args else None
@@ -48,7 +47,7 @@ def cleanup(graph: JointGraph) -> None:
             or not _alike(node, source)
         ):
             continue
-        key = torch_api.storage_key(source.meta["val"])
+        key = storage_key(source.meta["val"])
         if node.target in _VIEWS or (node.target in _COPIES and key not in held):
             node.replace_all_uses_with(source)
     kept = {*graph.module.meta.get("served", ())}  # for the tangents of later backwards

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.graphs import placeholders
 from ..errors import OptionError
+from ..torch_api.graphs import bucket_collectives as torch_bucket_collectives
 from .graph import JointGraph, Pass
 
 
@@ -35,7 +35,7 @@ def bucket_collectives(megabytes: float = 100.0) -> Pass:
 
 def _bucket(megabytes: float, graph: JointGraph) -> None:
     before = set(graph.graph.nodes)
-    torch_api.bucket_collectives(graph.module, megabytes)
+    torch_bucket_collectives(graph.module, megabytes)
     for node in graph.graph.nodes:  # torch's pass gives its nodes no side
         if node not in before and node.op == "call_function":
             tags = {i.meta.get("partitioner_tag") for i in node.all_input_nodes} - {None}

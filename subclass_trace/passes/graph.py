@@ -11,10 +11,13 @@ from typing import Any, TypeAlias
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.graphs import output_args, placeholders
 from ..errors import PassError
 from ..plan.descriptors import AnyDescriptor
+from ..torch_api.graphs import fake_mode_of
+from ..torch_api.modes import no_modes
+from ..torch_api.repairs.fake_kernels import fake_kernels
+from ..torch_api.trees import pytree
 
 
 class JointGraph:
@@ -61,7 +64,8 @@ class JointGraph:
 
         Args:
             module: a pattern (``layers.*.attention``): nodes of such a module, or of one inside of
-            it. operation: a pattern (``aten.mm.default``).
+                it.
+            operation: a pattern (``aten.mm.default``).
             phase: "forward" or "backward"; None: both.
         """
         for node in self.graph.nodes:
@@ -72,9 +76,7 @@ class JointGraph:
     def insert(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new operation right after ``like``, with the origin of that; what it gives is found out
         with fake tensors."""
-        held = [
-            a for a in torch_api.pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)
-        ]
+        held = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
         if held:
             fix = "graph.constant(name, tensor) gives a node"
             raise PassError(
@@ -94,13 +96,13 @@ class JointGraph:
 
     def constant(self, name: str, value: torch.Tensor) -> fx.Node:
         """A tensor that the graph holds, as a node in front of all operations."""
-        mode = torch_api.fake_mode_of(self.graph)
+        mode = fake_mode_of(self.graph)
         setattr(self.module, name, value)
         last = placeholders(self.graph)[-1:]
         with self.graph.inserting_after(*last) if last else self.graph.inserting_before():
             node = self.graph.create_node("get_attr", name)
         node.meta = {"partitioner_tag": "is_forward", "phase": "forward"}
-        with torch_api.no_modes():
+        with no_modes():
             node.meta["val"] = (
                 value if mode is None else mode.from_tensor(value, static_shapes=True)
             )
@@ -131,7 +133,7 @@ def in_module(node: fx.Node, pattern: str) -> bool:
 def value_of(node: fx.Node) -> Any:
     """What an operation gives, with fake tensors."""
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-    mode = torch_api.fake_mode_of(node.graph)
-    target: Any = torch_api.fake_kernels().get(node.target, node.target)
-    with torch_api.no_modes(), torch.no_grad(), contextlib.nullcontext() if mode is None else mode:
+    mode = fake_mode_of(node.graph)
+    target: Any = fake_kernels().get(node.target, node.target)
+    with no_modes(), torch.no_grad(), contextlib.nullcontext() if mode is None else mode:
         return target(*args, **kwargs)

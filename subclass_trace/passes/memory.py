@@ -11,10 +11,10 @@ import torch
 import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .. import torch_api
 from ..capture.graphs import LATE
 from ..errors import OptionError, PassError
-from ..torch_api import text_of
+from ..torch_api.modes import no_modes
+from ..torch_api.texts import text_of
 from .graph import JointGraph, Pass
 
 aten = torch.ops.aten
@@ -32,10 +32,9 @@ def memory_policy(rules: Mapping[str, str]) -> Pass:
 
     Args:
         rules: "module" or "module::operation" (patterns; ``*::aten.mm.default``) -> "save",
-        "recompute", "prefer_save",
-            "prefer_recompute", or "offload" (to the memory of the CPU, until the backward). A later
-            rule counts more. A module means what is computed in it, in the modules inside of it,
-            too.
+            "recompute", "prefer_save", "prefer_recompute", or "offload" (to the memory of the CPU,
+            until the backward). A later rule counts more. A module means what is computed in it, in
+            the modules inside of it, too.
 
     Raises:
         OptionError: an unknown word. By the pass, `PassError`: a rule that matches nothing.
@@ -118,9 +117,8 @@ def _offload(graph: JointGraph, node: fx.Node) -> None:
         return
     away = graph.insert(node, aten._to_copy.default, node, device=torch.device("cpu"))
     away.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    if (
-        name := node.meta.get("trace_name")
-    ) is not None:  # backwards that are traced later read the copy, too
+    # backwards that are traced later read the copy, too
+    if (name := node.meta.get("trace_name")) is not None:
         away.meta["trace_name"] = f"{name} of the CPU"
         served = graph.module.meta["served"]
         graph.module.meta["served"] = [
@@ -138,7 +136,7 @@ def _offload(graph: JointGraph, node: fx.Node) -> None:
         "must_be_in_backward" if first.meta.get("partitioner_tag") in LATE else "is_forward"
     )
     back.meta["phase"] = "backward"
-    with torch_api.no_modes(), away.meta["val"].fake_mode:
+    with no_modes(), away.meta["val"].fake_mode:
         back.meta["val"] = aten._to_copy.default(away.meta["val"], device=value.device)
     for user in readers:
         user.replace_input_with(node, back)

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, leaf_count
+from ..torch_api.lines import location_text
 from .descriptors import AnyDescriptor, Descriptor, Input, forward_descriptors
 from .values import Recipe
 
@@ -165,7 +165,8 @@ class ValueOutput:
     """Forward value ``value``.
 
     ``protected``: eager has a view here of what the value does not know: autograd refuses to write
-    to it. ``parameter``: the region has made it an ``nn.Parameter``.
+    to it.
+    ``parameter``: the region has made it an ``nn.Parameter``.
     """
 
     value: int
@@ -200,10 +201,9 @@ class MutationPlan:
         leaves: positions (within the input) of the leaves whose data is written.
         differentiable: autograd saw it, so that the input gets a new history.
         moved: by how much the version counter of the input moves: 0 for a write to ``x.data``, or
-        to an inner tensor. None: by
-            what is written, since other inputs may share it.
+            to an inner tensor. None: by what is written, since other inputs may share it.
         writes: how many operations write its memory: what the counter of a dense input moves by
-        where the recorded graph runs.
+            where the recorded graph runs.
     """
 
     input: int
@@ -222,8 +222,8 @@ class SideEffect:
         place: where what is written stands (`state.place.Place`); of ``print`` its options.
         table: how such a thing is written; see `state.writes.Table`.
         how: "put": ``thing[key] = value``, or the key is taken away where there is no value;
-        "extend": values at the end of a
-            list or a deque; "fill": all that a container holds, in order.
+            "extend": values at the end of a list or a deque; "fill": all that a container holds, in
+            order.
     """
 
     place: Any
@@ -268,7 +268,8 @@ class SavedValue:
     def __str__(self) -> str:
         if self.path is not None:
             return f"saved: {self.path}"
-        return f"saved: {self.short_operation}{f' at {torch_api.location_text(self.where)}' if self.where else ''}"
+        place = f" at {location_text(self.where)}" if self.where else ""
+        return f"saved: {self.short_operation}{place}"
 
 
 @dataclass(frozen=True)
@@ -307,8 +308,10 @@ class PlanInputs:
         symbols: where a call tells the sizes that are symbols.
         conditions: what must hold of them.
         offsets_matter: the graphs hold absolute storage offsets (``as_strided``), or the region
-        asks for one. alias: how inputs and leaves share memory, where that decided the trace; see
-        `capture.aliasing`. kinds: of each input, and of the tensors inside of it, in flatten order.
+            asks for one.
+        alias: how inputs and leaves share memory, where that decided the trace; see
+            `capture.aliasing`.
+        kinds: of each input, and of the tensors inside of it, in flatten order.
         described: what each graph input is.
     """
 
@@ -337,7 +340,8 @@ class PlanResults:
         values: specs of the forward values, whose leaves the graph returns.
         outputs: how each flat output is made; ``recipe``: how the result is made of them.
         detach_values: flat positions among the forward outputs that must be detached to stay
-        distinct. size_outputs: how many symbolic numbers follow the leaves of the values.
+            distinct.
+        size_outputs: how many symbolic numbers follow the leaves of the values.
         shared: places among the leaves of the values -> the tensor of the call that such a leaf is.
         unbacked: symbols that depend on values inside tensors -> number of the size output.
         described: what each forward value is; ``paths``: what each flat output is.
@@ -393,8 +397,8 @@ class PlanGradients:
         differentiated: the inputs that get a gradient, in the order of the backward's outputs.
         saved: what is kept for it.
         watched_inputs, watched_values: wrappers of which a leaf is saved: what is written to them
-        shows in their version. by_autograd: the forward program runs under autograd, which does the
-        rest.
+            shows in their version.
+        by_autograd: the forward program runs under autograd, which does the rest.
     """
 
     differentiable: tuple[int, ...]

@@ -44,8 +44,7 @@ class Input(Descriptor):
 
     Attributes:
         kind: "argument", "parameter", "buffer", "optimizer state", "state" (a tensor that code
-        reads by another name), or
-            "gradient" (the ``.grad`` of another input).
+            reads by another name), or "gradient" (the ``.grad`` of another input).
         place: where the input stands (`state.place.Place`); of a gradient, where its owner does.
         also: the other inputs, or inner tensors, that are this very leaf.
     """

@@ -22,7 +22,7 @@ import torch
 import torch.fx as fx
 
 from ..capture.graphs import where
-from ..torch_api import location_text
+from ..torch_api.lines import location_text
 from .names import type_text
 
 

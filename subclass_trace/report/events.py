@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .. import torch_api
+from ..torch_api.structured import trace_is_written, write_trace
 from .names import function_text, name_of, place_of, seconds_text
 from .text import guards_of, misses_text, saved_bytes
 from .trace import trace_of
@@ -21,7 +21,7 @@ LOG = logging.getLogger("subclass_trace")
 
 def compiled(region: Any, number: int, entry: Any) -> None:
     """A specialization was made."""
-    written, second = torch_api.trace_is_written(), entry.graphs.second
+    written, second = trace_is_written(), entry.graphs.second
     if LOG.isEnabledFor(logging.INFO):
         name, sizes = function_text(region.function), f"{len(entry.graphs.first.body)} operations"
         if second is not None:
@@ -56,7 +56,7 @@ def compiled(region: Any, number: int, entry: Any) -> None:
             "recompile_reasons": misses_text(entry),
         }
         metrics = {"entire_frame_compile_time_s": seconds, "guard_count": len(guards)}
-        torch_api.write_trace(region, place_of(region.function), texts, metrics)
+        write_trace(region, place_of(region.function), texts, metrics)
 
 
 def handed_over(function: Any, why: object) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..plan import SavedValue
-from ..torch_api import location_text
+from ..torch_api.lines import location_text
 
 
 def type_text(dtype: object, size: Iterable[object]) -> str:
@@ -29,9 +29,8 @@ def place_of(function: Any) -> tuple[str, int, str]:
     inner = inner.forward if isinstance(inner, torch.nn.Module) else inner
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     here = (code.co_filename, code.co_firstlineno) if code else ("<built-in>", 0)
-    return *getattr(function, "traced_line", here), name_of(
-        function
-    )  # of a graph of Dynamo's: the user's
+    # of a graph of Dynamo's: the user's
+    return *getattr(function, "traced_line", here), name_of(function)
 
 
 def function_text(function: Any) -> str:

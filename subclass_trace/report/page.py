@@ -19,7 +19,8 @@ _STYLE = """
 body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem }
 h2 { border-top: 1px solid var(--line); margin-top: 2rem; padding-top: 1rem }
 table { border-collapse: collapse; display: block; overflow-x: auto }
-td { border-top: 1px solid var(--line); padding: .15rem 1.2rem .15rem 0; vertical-align: top; white-space: nowrap }
+td { border-top: 1px solid var(--line); padding: .15rem 1.2rem .15rem 0;
+     vertical-align: top; white-space: nowrap }
 td, pre, code { font: 12px/1.5 ui-monospace, monospace }
 pre { border: 1px solid var(--line); border-radius: 4px; overflow-x: auto; padding: .8rem }
 summary { cursor: pointer; font-weight: 600; margin: .4rem 0 }

@@ -22,7 +22,7 @@ from typing import Any
 from ..plan import InputOutput, Plan, SizeOutput, ValueOutput, ViewOutput
 from ..plan.descriptors import Size
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
-from ..torch_api import text_of
+from ..torch_api.texts import text_of
 from .names import saved_where, seconds_text, type_text
 
 _ROWS = 40

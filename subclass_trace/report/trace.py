@@ -22,14 +22,15 @@ class Trace:
     Attributes:
         function: name of the traced function.
         joint, forward, backward: dense graphs; ``joint`` and ``backward`` are None when no result
-        is differentiable. plan: what the run time would do around the graphs.
+            is differentiable.
+        plan: what the run time would do around the graphs.
         spec: path -> spec, of every input, and of every result that is made or viewed.
         names: placeholder of any of the graphs -> what it is.
         results: what each output of the forward graph is.
         gradients: what each output of the backward graph is.
         by_autograd: the eager back end, where no partitioner is asked for, leaves this backward to
-        autograd itself: the region
-            is a few small operations, and their history is what the function leaves.
+            autograd itself: the region is a few small operations, and their history is what the
+                function leaves.
     """
 
     function: str

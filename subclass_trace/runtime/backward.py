@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import policy, torch_api, verify
+from .. import policy, verify
 from ..capture.graphs import extract, needed, output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
@@ -26,6 +26,18 @@ from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
+from ..torch_api.dtensor_modes import DTensorModes, dtensor_modes
+from ..torch_api.kinds import is_lazy, resolved
+from ..torch_api.modes import autocast_state
+from ..torch_api.symbols import (
+    assumptions_of,
+    equalities,
+    fix_rounded,
+    restore_assumptions,
+    shape_conditions,
+    symbol_among,
+    symbol_values,
+)
 from .rebuild import fit_strides
 from .sizes import Env, evaluator, freeze, holds
 from .state_code import state_holds
@@ -49,7 +61,8 @@ class Circumstances:
         create_graph: it can be differentiated twice.
         conditions: on sizes and numbers, beyond those of the specialization.
         state: tells of the arguments of the forward's call whether the Python state that its code
-        read is as it was. autocast: the state of autocast, as in `Ambient`.
+            read is as it was.
+        autocast: the state of autocast, as in `Ambient`.
         dtensor: what was active around DTensors, if it met any.
     """
 
@@ -57,16 +70,16 @@ class Circumstances:
     conditions: tuple[Any, ...] = ()
     state: Callable[[Any], bool] | None = None
     autocast: tuple[Any, ...] = ()
-    dtensor: torch_api.DTensorModes | None = None
+    dtensor: DTensorModes | None = None
 
     def hold(self, create_graph: bool, env: Env, call: Any) -> bool:
         """Are they those of now?"""
         return (
             self.create_graph == create_graph
-            and self.autocast == torch_api.autocast_state()
+            and self.autocast == autocast_state()
             and all(holds(c, env) for c in self.conditions)
             and (self.state is None or self.state(call))
-            and (self.dtensor is None or self.dtensor == torch_api.dtensor_modes())
+            and (self.dtensor is None or self.dtensor == dtensor_modes())
         )
 
 
@@ -105,11 +118,12 @@ class CompiledBackward:
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
         passed: which gradients are the very object that is ("tangent", number) or ("gradient",
-        number). when: the circumstances in which it serves.
+            number).
+        when: the circumstances in which it serves.
         next: the backwards of this backward, if it can be differentiated twice.
         reads: the Python state that its code reads.
         graph: its graph module, or the `Half` that makes it; pasted into tapes of compiled
-        autograd.
+            autograd.
     """
 
     tangents: tuple[Spec | None, ...]
@@ -172,13 +186,12 @@ class CompiledBackward:
         env = with_unbacked(wanted, [t.shape for t in tangents], env)
         sizes = evaluator(env)
         # Traced tangents have no such bit, and some kernels take none that has.
-        tangents = [torch_api.resolved(t) if torch_api.is_lazy(t) else t for t in tangents]
+        tangents = [resolved(t) if is_lazy(t) else t for t in tangents]
         leaves = [fit_strides(t, sizes(s.stride)) for t, s in zip(tangents, wanted, strict=True)]
         given = {"saved": saved, "tangent": leaves, "size": env}
         args = [given[kind][key] for kind, key in self.inputs]  # type: ignore[index]
-        if (
-            not self.when.create_graph
-        ):  # the program frees each value after its last use; nothing else may hold it
+        # the program frees each value after its last use; nothing else may hold it
+        if not self.when.create_graph:
             saved.clear()
         with torch.no_grad():
             flat = iter(self.call(args))
@@ -205,8 +218,10 @@ class Backwards:
         inputs: how many inputs are differentiated.
         tape: the retained autograd graph; None until `again` has traced the call once more.
         again: makes the tape of a call where there is none (that of a description is in another
-        process). forward_nodes: the forward as it was recorded; ``trace``: what it was like, where
-        that was in another process. origin: the same for these and for the backwards of them.
+            process).
+        forward_nodes: the forward as it was recorded; ``trace``: what it was like, where that was
+            in another process.
+        origin: the same for these and for the backwards of them.
         takes_batches: of tangents, by ``is_grads_batched``.
         of: where it is of a backward: which gradients of that the tangents are of.
         narrow: are told when a backward does not hold for the sizes of a call.
@@ -299,15 +314,15 @@ class Backwards:
         live = [flatten(o)[1] for o in tape.outputs]
         rows = zip(tangents, live, strict=True)
         specs = [None if t is None else traced_as(t, o, create_graph, env) for t, o in rows]
-        assumed = torch_api.assumptions_of(shape_env)
-        before = set(torch_api.shape_conditions(shape_env, self.symbols))
-        autocast = torch_api.autocast_state()
+        assumed = assumptions_of(shape_env)
+        before = set(shape_conditions(shape_env, self.symbols))
+        autocast = autocast_state()
         try:
             traced = tape.trace(specs, create_graph=create_graph, autocast=autocast)
             program = self._compile(traced, tangents)
-            torch_api.fix_rounded(shape_env, since=len(assumed.guards))
+            fix_rounded(shape_env, since=len(assumed.guards))
             conditions = tuple(
-                c for c in torch_api.shape_conditions(shape_env, self.symbols) if c not in before
+                c for c in shape_conditions(shape_env, self.symbols) if c not in before
             )
             met = {
                 s
@@ -315,14 +330,14 @@ class Backwards:
                 for s in guard.expr.free_symbols
             }
         except Exception as error:  # it may fail for the sizes of the call that was captured alone
-            there = torch_api.equalities(self.symbols, torch_api.symbol_values(shape_env))
+            there = equalities(self.symbols, symbol_values(shape_env))
             failed = next((c for c in there if not holds(c, env)), None)
             if failed is None:
                 raise
             raise self._other_sizes(failed, env) from error
         # they hold for this backward; the next one that is traced must find out for itself
         finally:
-            torch_api.restore_assumptions(shape_env, assumed)
+            restore_assumptions(shape_env, assumed)
         if not tape.session.recorder.symbols.floats.isdisjoint(met - self.symbols):
             raise TangentError(
                 "this backward branches on a number that is computed of a float of the call",
@@ -436,7 +451,7 @@ class Backwards:
         """Nodes that are a size symbol of the region: each call knows its value, so nobody has to
         save it."""
         rest = ((n.name, n.meta.get("val")) for n in graph.nodes if n.name not in have)
-        found = {name: torch_api.symbol_among(self.symbols, value) for name, value in rest}
+        found = {name: symbol_among(self.symbols, value) for name, value in rest}
         return {name: symbol for name, symbol in found.items() if symbol is not None}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..state.values import ATOMS, dict_of_class, is_a, same
 from ..torch_api import words
+from ..torch_api.guards import dict_version
 from .source import Source
 
 _of_instance = object.__getattribute__
@@ -91,7 +91,7 @@ def batches() -> dict[str, Batch]:
     of = operator.attrgetter
     return {
         "words": Batch(words.value_of, by_id=False),
-        "tables": Batch(torch_api.dict_version, by_id=False),
+        "tables": Batch(dict_version, by_id=False),
         "types": Batch(type, by_id=False),
         "spaces": Batch(of("__dict__"), by_id=True),
         "mros": Batch(of("__mro__"), by_id=True),

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..capture.aliasing import alias_pattern
 from ..errors import ProtocolError, Reason
 from ..plan import InputPlan, Plan, TensorKind
@@ -25,6 +24,7 @@ from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec, same_contexts, sizes_in
 from ..subclass.template import Examples
+from ..torch_api.kinds import dispatch_keys
 from .emit import is_sized
 from .entry_code import Emitted, EntryEmitter
 from .guards import Ambient
@@ -156,7 +156,7 @@ def _is_sized(spec: Spec) -> bool:
 
 def kind_of(t: Tensor) -> TensorKind:
     """See `TensorKind`."""
-    return TensorKind(type(t), torch_api.dispatch_keys(t), t.dtype, t.device, t.requires_grad)
+    return TensorKind(type(t), dispatch_keys(t), t.dtype, t.device, t.requires_grad)
 
 
 def _alias(plan: Plan, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.fx as fx
 
-from .. import policy, torch_api
+from .. import policy
 from ..backends.eager import graph_code
 from ..capture.capture import Captured
 from ..capture.graphs import primal_number
@@ -26,6 +26,9 @@ from ..partition.half import Half
 from ..partition.table import nbytes
 from ..plan import ValueOutput
 from ..subclass.spec import LeafSpec
+from ..torch_api.autograd import is_custom_node, node_sequence_number
+from ..torch_api.modes import without_tracing
+from ..torch_api.operators import OpOverload
 from .planning import detached_values
 
 Tensor = torch.Tensor
@@ -75,7 +78,7 @@ def _for_autograd(captured: Captured) -> Captured | None:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    operation = isinstance(node.target, torch_api.OpOverload) or node.target is operator.getitem
+    operation = isinstance(node.target, OpOverload) or node.target is operator.getitem
     return (
         operation
         and "recompute" not in node.meta
@@ -100,7 +103,7 @@ def leaves_same_history(captured: Captured, half: Half, call: Program) -> bool:
         t = inputs.originals[number[primal]]
         return given.get(number[primal], t.new_empty_strided(t.shape, t.stride()))
 
-    with session.modes(), torch_api.without_tracing():
+    with session.modes(), without_tracing():
         args = [*map(value, half.inputs)]
         try:
             found = call(args)
@@ -133,12 +136,12 @@ def same_history(rows: Sequence[tuple[Tensor, Tensor]], ends: Collection[Any]) -
             a is None
             or a in ends
             or a.name() != b.name()
-            or torch_api.is_custom_node(b)
+            or is_custom_node(b)
             or hasattr(b, "variable")
         ):
             return False
         if [n for _, n in a.next_functions] != [n for _, n in b.next_functions]:
             return False
         todo += zip([n for n, _ in a.next_functions], [n for n, _ in b.next_functions], strict=True)
-    number = torch_api.node_sequence_number
+    number = node_sequence_number
     return [known[b] for b in sorted(known, key=number)] == sorted({*known.values()}, key=number)

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..plan import MutationPlan, Plan
 from ..subclass import flatten
 from ..subclass.flatten import leaves_of, map_leaves
 from ..subclass.spec import LeafSpec, WrapperSpec, leaf_spans, spec_leaves
+from ..torch_api.autograd import apply_function, move_versions
+from ..torch_api.autograd import set_versions as torch_set_versions
+from ..torch_api.operators import copy_all
 from .emit import gradients_off, tuple_code
 from .source import Source
 
@@ -35,9 +37,8 @@ class WriteBack(torch.autograd.Function):
             leaves[k].copy_(fresh[k])
         ctx.is_view = x._is_view()
         ctx.mark_dirty(x)
-        ctx.set_materialize_grads(
-            False
-        )  # zeros would run the backward of what no gradient comes from
+        # zeros would run the backward of what no gradient comes from
+        ctx.set_materialize_grads(False)
         return x
 
     @staticmethod
@@ -56,7 +57,7 @@ def write_back(x: Tensor, new: Tensor, places: tuple[int, ...]) -> None:
     """Let ``x`` have the contents and the history of ``new``; gradients may be off around the
     region."""
     with torch.enable_grad():
-        torch_api.apply_function(WriteBack, x, new, places)
+        apply_function(WriteBack, x, new, places)
 
 
 def wrappers_inside(x: Tensor) -> list[Tensor]:
@@ -106,12 +107,12 @@ class Delivery:
         if moved:
             known = f"[{', '.join(moved)}]"
             known = f"[t for t in {known} if not t.is_inference()]" if inference else known
-            s.line(f"{s.bind('move_versions', torch_api.move_versions)}({known})")
+            s.line(f"{s.bind('move_versions', move_versions)}({known})")
         if rows := [m for m in mutations.rows if self._is_set(m)]:
             counted = tuple_code([f"version{m.input} + {m.moved}" for m in rows])
             tensors, set_versions = (
                 tuple_code([self.inputs[m.input] for m in rows]),
-                torch_api.set_versions,
+                torch_set_versions,
             )
             s.line(f"{s.bind('set_versions', set_versions)}(({tensors}), ({counted}))")
 
@@ -134,7 +135,7 @@ class Delivery:
                 if (to, new) not in together:
                     s.line(f"{to}.copy_({new})")
             if together:
-                s.bind("copy_all", torch_api.copy_all)
+                s.bind("copy_all", copy_all)
                 s.line(
                     f"copy_all([{', '.join(to for to, _ in together)}], "
                     f"[{', '.join(new for _, new in together)}])"

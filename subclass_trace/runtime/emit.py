@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..capture.metadata import fact_code
 from ..plan import InputPlan, Plan, gradient_of
 from ..subclass.context import (
@@ -33,6 +32,11 @@ from ..subclass.spec import (
 )
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE, inner_values, rebuild
+from ..torch_api.kinds import failed_tensor_guard, tensor_guard
+from ..torch_api.modes import disable_autocast, set_grad
+from ..torch_api.symbols import expression_source
+from ..torch_api.texts import text_of as torch_text_of
+from ..torch_api.wrappers import context_shortcut, make_wrapper_subclass, shortcut_constructor
 from .sizes import evaluate, evaluator
 from .source import Source
 
@@ -41,11 +45,7 @@ Tensor = torch.Tensor
 
 def size_code(size: Any, symbols: dict[Any, str]) -> str:
     """A size as source: a number, or an expression over the symbols' local names."""
-    return (
-        torch_api.expression_source(size.expr, symbols)
-        if isinstance(size, SizeExpr)
-        else repr(size)
-    )
+    return expression_source(size.expr, symbols) if isinstance(size, SizeExpr) else repr(size)
 
 
 def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
@@ -123,8 +123,9 @@ class Unwrapper:
     Attributes:
         examples: values of the specs, by local names.
         tensors: distinct tensors, with their paths; ``sized``: jagged ones, and those with sizes in
-        contexts. changing: contexts that can be changed in place, by local names, with what they
-        are and their paths.
+            contexts.
+        changing: contexts that can be changed in place, by local names, with what they are and
+            their paths.
     """
 
     def __init__(self, source: Source, examples: dict[str, Any]) -> None:
@@ -154,7 +155,7 @@ class Unwrapper:
         return leaves
 
     def _check_context(self, variable: str, spec: WrapperSpec, path: Path) -> None:
-        source, text_of = self.source, torch_api.text_of
+        source, text_of = self.source, torch_text_of
         why = (
             f"{f'{path}: expected {spec.cls.__qualname__}, got '!r} + type({variable}).__qualname__"
         )
@@ -165,7 +166,7 @@ class Unwrapper:
             )
             self.sized.append((variable, spec, path))
             return
-        shortcut = torch_api.context_shortcut(spec.cls)
+        shortcut = context_shortcut(spec.cls)
         dynamic = spec.has_dynamic_size
         value = (
             None
@@ -255,8 +256,8 @@ class Wrapper:
 
     def _by_shortcut(self, out: str, spec: WrapperSpec, inner: dict[str, str]) -> bool:
         construct, attribute = (
-            torch_api.shortcut_constructor(spec.cls),
-            torch_api.context_shortcut(spec.cls),
+            shortcut_constructor(spec.cls),
+            context_shortcut(spec.cls),
         )
         if construct is None or attribute is None or spec.has_dynamic_size:
             return False
@@ -277,7 +278,7 @@ class Wrapper:
         if template is None:
             return False
         source = self.source
-        source.bind("make_wrapper", torch_api.make_wrapper_subclass)
+        source.bind("make_wrapper", make_wrapper_subclass)
         parts = [source.constant(v) for v in (template.dtype, template.layout, template.device)]
         outer = (
             f"{source.constant(spec.size)}, {source.constant(spec.stride)}, "
@@ -313,7 +314,7 @@ class Wrapper:
 def gradients_off(source: Source, is_needed: bool) -> Iterator[None]:
     """Inside, the lines run without gradients, if that is needed."""
     if is_needed:
-        source.bind("set_grad", torch_api.set_grad)
+        source.bind("set_grad", set_grad)
         source.line("set_grad(False)")
         source.line("try:")
         source.depth += 1
@@ -326,11 +327,7 @@ def gradients_off(source: Source, is_needed: bool) -> Iterator[None]:
 
 def graph_call(source: Source, call: str, autocast: Any) -> str:
     """The line that runs a graph: the casts of autocast are in it."""
-    return (
-        f"with {source.bind('no_autocast', torch_api.disable_autocast)}(): {call}"
-        if autocast
-        else call
-    )
+    return f"with {source.bind('no_autocast', disable_autocast)}(): {call}" if autocast else call
 
 
 def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
@@ -402,11 +399,11 @@ def tensor_checks(
         sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec, _ in rows]
         strides = [[s if isinstance(s, int) else None for s in spec.stride] for _, spec, _ in rows]
         check = source.constant(
-            torch_api.tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check"
+            tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check"
         )
         given, shown = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
         why = (
-            f"{source.bind('failed_tensor_guard', torch_api.failed_tensor_guard)}({check}, "
+            f"{source.bind('failed_tensor_guard', failed_tensor_guard)}({check}, "
             f"{shown!r}, {given})"
         )
         source.check(f"if not {check}({given})", why, f"check_tensors({', '.join(shown)})")
@@ -426,8 +423,7 @@ def tensor_checks(
             f"{name}, {env})"
         )
         guard = (
-            f"{path} has the sizes of its symbols, and the context "
-            f"{torch_api.text_of(spec.context)}"
+            f"{path} has the sizes of its symbols, and the context {torch_text_of(spec.context)}"
         )
         source.check(f"if not {alike}", repr(f"{path}: other sizes or another context"), guard)
 

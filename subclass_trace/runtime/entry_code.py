@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
 from ..capture.aliasing import alias_check
 from ..errors import Reason
 from ..plan import (
@@ -30,7 +29,23 @@ from ..state.guards import StateGuards
 from ..state.place import Place
 from ..subclass.spec import RaggedSize, SizeExpr, spec_leaves
 from ..subclass.template import Examples
-from ..torch_api import pytree
+from ..torch_api.attention import other_attention_code
+from ..torch_api.autograd import ask_no_class, asked_grad_dtype, base_apply, grad_dtypes, is_leaf
+from ..torch_api.dtensor_modes import dtensor_dispatcher, other_dtensor_modes_code
+from ..torch_api.dynamo import eager_is_forced_code
+from ..torch_api.modes import (
+    any_autocast,
+    autocast_state,
+    default_devices,
+    deterministic_algorithms,
+    dispatch_stack_length,
+    forward_ad,
+    function_stack_length,
+    grad_enabled,
+    peek_functorch,
+)
+from ..torch_api.symbols import expression_source
+from ..torch_api.trees import pytree
 from .delivery_code import Delivery
 from .emit import (
     Unwrapper,
@@ -81,7 +96,7 @@ class EntryEmitter:
 
     Args:
         state: guards of Python state, which find the flat arguments; ``ambient``: the state of the
-        thread.
+            thread.
     """
 
     def __init__(self, program: Program, ambient: Ambient, state: StateGuards) -> None:
@@ -137,30 +152,27 @@ class EntryEmitter:
         s, a = self.source, self.ambient
         devices, autocast = s.constant(a.devices, "devices"), s.constant(a.autocast, "autocast")
         parts = [
-            torch_api.eager_is_forced_code(s.bind),
-            f"{s.bind('grad_enabled', torch_api.grad_enabled)}() is not {a.grad}",
+            eager_is_forced_code(s.bind),
+            f"{s.bind('grad_enabled', grad_enabled)}() is not {a.grad}",
             f"{s.bind('inference', torch.is_inference_mode_enabled)}() is not {a.inference}",
-            f"{s.bind('functorch', torch_api.peek_functorch)}() is not None",
-            f"{s.bind('dispatch_modes', torch_api.dispatch_stack_length)}()",
-            f"{s.bind('default_devices', torch_api.default_devices)}() != {devices}"
+            f"{s.bind('functorch', peek_functorch)}() is not None",
+            f"{s.bind('dispatch_modes', dispatch_stack_length)}()",
+            f"{s.bind('default_devices', default_devices)}() != {devices}"
             if a.devices
-            else f"{s.bind('function_modes', torch_api.function_stack_length)}()",
-            f"{s.bind('forward_ad', torch_api.forward_ad)}._current_level >= 0",
-            f"{s.bind('deterministic', torch_api.deterministic_algorithms)}() is not "
-            f"{a.deterministic}",
+            else f"{s.bind('function_modes', function_stack_length)}()",
+            f"{s.bind('forward_ad', forward_ad)}._current_level >= 0",
+            f"{s.bind('deterministic', deterministic_algorithms)}() is not {a.deterministic}",
             f"{s.bind('default_dtype', torch.get_default_dtype)}() is not {s.constant(a.dtype)}",
-            f"{s.bind('autocast_state', torch_api.autocast_state)}() != {autocast}"
+            f"{s.bind('autocast_state', autocast_state)}() != {autocast}"
             if a.autocast
-            else f"{s.bind('any_autocast', torch_api.any_autocast)}()",
+            else f"{s.bind('any_autocast', any_autocast)}()",
         ]
         if a.dtensor is not None:
             parts.append(
-                torch_api.other_dtensor_modes_code(
-                    s.bind("dtensor", torch_api.dtensor_dispatcher()), a.dtensor
-                )
+                other_dtensor_modes_code(s.bind("dtensor", dtensor_dispatcher()), a.dtensor)
             )
         if a.attention is not None:
-            parts.append(torch_api.other_attention_code(a.attention, s.bind))
+            parts.append(other_attention_code(a.attention, s.bind))
         changes = f"{s.held(a.changes)}({s.bind('Ambient', Ambient)}.now())"
         s.check(f"if ({' or '.join(parts)})", changes)
 
@@ -211,9 +223,7 @@ class EntryEmitter:
         call."""
         s, plan = self.source, self.plan
         for c in plan.inputs.conditions:
-            s.check(
-                f"if not {torch_api.expression_source(c, symbols)}", repr(f"sizes: not {c}"), str(c)
-            )
+            s.check(f"if not {expression_source(c, symbols)}", repr(f"sizes: not {c}"), str(c))
         for row, name in zip(plan.inputs.rows, inputs, strict=True):
             metadata_checks(s, row, name)
         asks = [
@@ -224,14 +234,14 @@ class EntryEmitter:
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
             found, of = (
-                s.bind("grad_dtypes", torch_api.grad_dtypes),
+                s.bind("grad_dtypes", grad_dtypes),
                 tuple_code([name for name, _ in asks]),
             )
             failed = f"if {found}(({of})) != {known}"
-            if torch_api.ask_no_class(self._differentiated()):
+            if ask_no_class(self._differentiated()):
                 leaf, asked = (
-                    s.bind("is_leaf", torch_api.is_leaf),
-                    s.bind("asked", torch_api.asked_grad_dtype),
+                    s.bind("is_leaf", is_leaf),
+                    s.bind("asked", asked_grad_dtype),
                 )
                 s.line(f"i = ({of})")
                 failed = (
@@ -356,9 +366,9 @@ class EntryEmitter:
     def _train(self, inputs: Sequence[str]) -> list[str]:
         """Apply the generated autograd.Function."""
         s, plan = self.source, self.plan
-        quiet = torch_api.ask_no_class(self._differentiated())
+        quiet = ask_no_class(self._differentiated())
         emitter = FunctionEmitter(self.program, self.ambient, self.examples, quiet)
-        s.bind("apply", torch_api.base_apply(emitter.emit()))
+        s.bind("apply", base_apply(emitter.emit()))
         given = [inputs[i] for i in plan.gradients.differentiated]
         made = f"apply(p, {', '.join(['call', *given] if self._takes_call() else given)})"
         if self.ambient.grad:

@@ -11,11 +11,21 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
+from ..torch_api.autograd import (
+    apply_function,
+    are_leaves,
+    are_plain_leaves,
+    base_apply,
+    is_batched,
+    is_legacy_batched,
+    outside_of_vmap,
+    says_spent,
+)
 from ..torch_api.dynamo import never_compiled
+from ..torch_api.modes import disable_autocast
 from .backward import NO_CALL, Backwards, CompiledBackward
 from .sizes import Env
 
@@ -34,20 +44,21 @@ def run_backward(
     """
     if all(t is None for t in tangents):
         return [None] * backwards.inputs, None
-    if any(map(torch_api.is_batched, tangents)) and not backwards.takes_batches:
+    if any(map(is_batched, tangents)) and not backwards.takes_batches:
         raise UnsupportedError(
             "the backward of a region with wrappers, or of a compiler, gets several gradients at "
             "once",
+            code="batched-gradients",
             expected="one gradient, or a region of dense tensors with backend='eager'",
             got="is_grads_batched=True, or a vectorized jacobian",
             fix="call the backward once for each",
         )
     create_graph, env = torch.is_grad_enabled(), getattr(ctx, "env", None) or {}
     rows = [None if t is None else flatten(t) for t in tangents]
-    with torch_api.outside_of_vmap(any(map(torch_api.is_legacy_batched, tangents))):
+    with outside_of_vmap(any(map(is_legacy_batched, tangents))):
         specs = [None if r is None else r[1] for r in rows]
         entry = backwards.find(specs, create_graph, env, getattr(ctx, "call", NO_CALL))
-    with torch_api.disable_autocast():
+    with disable_autocast():
         if not create_graph:
             leaves = [leaf for r in rows if r is not None for leaf in r[0]]
             return entry.pass_on(entry.run(saved, leaves, env), tangents), entry
@@ -63,7 +74,8 @@ def _with_history(
 ) -> Sequence[Tensor | None]:
     """Gradients that can be differentiated."""
     present = [(t, spec) for t, spec in zip(tangents, entry.tangents, strict=True) if t is not None]
-    tracked = [*edges_of(ctx), *(t for t, spec in present if spec.requires_grad)]  # type: ignore[union-attr]
+    wanted = (t for t, spec in present if spec.requires_grad)  # type: ignore[union-attr]
+    tracked = [*edges_of(ctx), *wanted]
     leaves = [leaf for t, _ in present for leaf in leaves_of(t)]
     found = entry.run(saved, leaves, env)
     kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
@@ -75,7 +87,7 @@ def _with_history(
     for k in views:  # a Function's own views cannot be written
         grads[k] = grads[k].detach()  # type: ignore[union-attr]
     watched = (*ctx.watched, *watch([t for t, _ in present if is_traceable(t)]))
-    made: Sequence[Any] = torch_api.apply_function(
+    made: Sequence[Any] = apply_function(
         DifferentiableBackward, entry, env, kept, grads, watched, *tracked
     )
     return [g.view_as(g) if k in views else g for k, g in enumerate(made)]
@@ -107,13 +119,13 @@ class Edge(torch.autograd.Function):
 def edges(inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """What a node keeps of its inputs: an `Edge` for each, or None for a leaf, which the node knows
     (`edges_of`)."""
-    if torch_api.are_plain_leaves(inputs) or False not in (leaves := torch_api.are_leaves(inputs)):
+    if are_plain_leaves(inputs) or False not in (leaves := are_leaves(inputs)):
         return (None,) * len(inputs)
     with torch.enable_grad():
         return tuple([None if leaf else _edge(x) for x, leaf in zip(inputs, leaves, strict=True)])
 
 
-_edge = torch_api.base_apply(Edge)
+_edge = base_apply(Edge)
 
 
 def edges_of(ctx: Any) -> list[Tensor]:
@@ -129,6 +141,7 @@ def edges_of(ctx: Any) -> list[Tensor]:
             raise UnsupportedError(
                 "a backward is differentiated twice, after an input of the region was detached "
                 "in place",
+                code="detached-input",
                 expected="inputs that require grad, as in the call",
                 got=f"number {len(found)} of those that get a gradient, which does not",
                 fix="detach a clone of it, or do it inside of the region",
@@ -139,9 +152,9 @@ def edges_of(ctx: Any) -> list[Tensor]:
 
 # ---- what is saved
 # Autograd keeps what the backward reads, and compares its versions (``save_for_backward``).
-# Operations on a wrapper do not move the counters of its leaves: ``ctx.watched`` has the versions
-# of wrappers of which a leaf is saved, behind weak references: one that nobody holds is not
-# written.
+# Operations on a wrapper do not move
+# the counters of its leaves: ``ctx.watched`` has the versions of wrappers of which a leaf is saved,
+# behind weak references: one that nobody holds is not written.
 def watch(values: Sequence[Tensor]) -> tuple[tuple[Any, int], ...]:
     """References to wrappers, which keep none of them alive, with their versions."""
     return tuple([(weakref.ref(t), t._version) for t in values if not t.is_inference()])
@@ -181,9 +194,10 @@ class DifferentiableBackward(torch.autograd.Function):
 
         Args:
             kept: what the next backward may read: saved values, and leaves of tangents, by their
-            names. watched: wrappers of which a leaf is among that, see `watch`.
+                names.
+            watched: wrappers of which a leaf is among that, see `watch`.
             tracked: what the gradients are differentiated for, the region's inputs and then
-            tangents.
+                tangents.
         """
         ctx.set_materialize_grads(False)
         ctx.entry, ctx.env, ctx.watched, ctx.edges = entry, env, watched, edges(tracked)
@@ -213,7 +227,7 @@ class DifferentiableBackward(torch.autograd.Function):
 def with_reason(error: RuntimeError) -> RuntimeError:
     """The error that saved values are freed, where eager mode may have nodes that nobody has
     used."""
-    if not torch_api.says_spent(error, freed=True):
+    if not says_spent(error, freed=True):
         return error
     return RuntimeError(
         f"{error}\nA compiled region is one node: all its results have one backward. Detach what "
@@ -239,4 +253,4 @@ class Protected(torch.autograd.Function):
 
 def protected(value: Tensor) -> Tensor:
     """The value, which nobody may write to under autograd."""
-    return torch_api.apply_function(Protected, value) if value.requires_grad else value
+    return apply_function(Protected, value) if value.requires_grad else value

@@ -13,12 +13,17 @@ from typing import Any
 
 import torch
 
-from .. import policy, torch_api
+from .. import policy
 from ..plan import Plan
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import SizeExpr, leaf_count, sizes_in, spec_leaves
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE
+from ..torch_api.autograd import call_backward_directly, is_batched, is_leaf
+from ..torch_api.dtensor_modes import dtensor_dispatcher, other_dtensor_modes_code
+from ..torch_api.kinds import is_lazy
+from ..torch_api.modes import any_autocast, grad_enabled
+from ..torch_api.symbols import expression_source
 from .backward import CompiledBackward, OnFirstUse
 from .emit import (
     Unwrapper,
@@ -79,7 +84,7 @@ class FunctionEmitter:
         }
         members["program"] = self.program  # compiled autograd finds the backward graph there
         function = type("RegionFunction", (torch.autograd.Function,), members)
-        torch_api.call_backward_directly(function)
+        call_backward_directly(function)
         return function
 
     # ---- forward
@@ -100,10 +105,7 @@ class FunctionEmitter:
         found = f"{s.bind('edges', edges)}(inputs)"
         if self.quiet:
             none = s.constant((None,) * len(plan.gradients.differentiated))
-            found = (
-                f"{found} if False in map({s.bind('is_leaf', torch_api.is_leaf)}, inputs) "
-                f"else {none}"
-            )
+            found = f"{found} if False in map({s.bind('is_leaf', is_leaf)}, inputs) else {none}"
         s.line(f"ctx.edges = {found}")
         if symbols:
             s.line("ctx.env = call.env")
@@ -182,8 +184,7 @@ class FunctionEmitter:
         result, entry = run_backward(self.backwards, ctx, named, tangents)
         if entry is not None and entry not in self._known and len(self.paths) < policy.POLICY.paths:
             odd = any(
-                t is not None
-                and (torch_api.is_batched(t) or any(map(torch_api.is_lazy, leaves_of(t))))
+                t is not None and (is_batched(t) or any(map(is_lazy, leaves_of(t))))
                 for t in tangents
             )
             if not odd and not entry.when.create_graph and not entry.when.autocast:
@@ -250,14 +251,14 @@ class FunctionEmitter:
                 s.line(f"t_{symbol} = {leaves[k]}.shape[{d}]")
             if entry.when.conditions:
                 hold = " and ".join(
-                    f"({torch_api.expression_source(c, symbols)})" for c in entry.when.conditions
+                    f"({expression_source(c, symbols)})" for c in entry.when.conditions
                 )
                 s.line(f"if not ({hold}): return None")
             # Of any strides: they are brought to those that the graph was traced for.
-            tensors = unwrapper.tensors
+            tensors: Any = unwrapper.tensors
             tensors[:] = [
                 (n, replace(t, stride=(None,) * len(t.size)), path) for n, t, path in tensors
-            ]  # type: ignore[union-attr]
+            ]
             tensor_checks(unwrapper, unwrapper.examples, symbols, env)
         # Under names of their own: a dense leaf may be brought to other strides, and its name goes
         # before the graph runs.
@@ -289,15 +290,15 @@ class FunctionEmitter:
 
     def _circumstances(self, s: Source, entry: CompiledBackward, symbols: dict[Any, str]) -> None:
         """Emit what is compared besides the tangents, and the symbols' values."""
-        s.bind("grad_enabled", torch_api.grad_enabled)
-        s.bind("any_autocast", torch_api.any_autocast)
+        s.bind("grad_enabled", grad_enabled)
+        s.bind("any_autocast", any_autocast)
         other = ["grad_enabled()", "any_autocast()"]
         if entry.when.state is not None:
             call = "getattr(ctx, 'call', ((), {}))" if self.backwards.keeps_call else "((), {})"
             other.append(f"not {s.constant(entry.when.state, 'state')}({call})")
         if entry.when.dtensor is not None:
-            dispatcher = s.bind("dtensor", torch_api.dtensor_dispatcher())
-            other.append(torch_api.other_dtensor_modes_code(dispatcher, entry.when.dtensor))
+            dispatcher = s.bind("dtensor", dtensor_dispatcher())
+            other.append(other_dtensor_modes_code(dispatcher, entry.when.dtensor))
         s.line(f"if {' or '.join(other)}: return None")
         for symbol, name in symbols.items():
             s.line(f"{name} = ctx.env[{s.constant(symbol, 'symbol')}]")

@@ -9,8 +9,19 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import Reason
+from ..torch_api.attention import AttentionKernels, attention_kernels
+from ..torch_api.dtensor_modes import DTensorModes, dtensor_modes
+from ..torch_api.dynamo import eager_is_forced
+from ..torch_api.modes import (
+    autocast_state,
+    default_devices,
+    dispatch_stack_length,
+    forward_ad_active,
+    function_modes_active,
+    functorch_active,
+    jit_tracing,
+)
 
 
 @dataclass(frozen=True)
@@ -24,12 +35,10 @@ class Ambient:
     deterministic: bool
     dtype: torch.dtype
     devices: tuple[torch.device, ...] = ()  # default devices
-    dtensor: torch_api.DTensorModes | None = field(
-        default=None, compare=False
-    )  # compared where a trace met a DTensor
-    attention: torch_api.AttentionKernels | None = field(
-        default=None, compare=False
-    )  # where it met attention
+    # compared where a trace met a DTensor
+    dtensor: DTensorModes | None = field(default=None, compare=False)
+    # where it met attention
+    attention: AttentionKernels | None = field(default=None, compare=False)
 
     @staticmethod
     def now() -> Ambient:
@@ -37,12 +46,12 @@ class Ambient:
         return Ambient(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            torch_api.autocast_state(),
+            autocast_state(),
             torch.are_deterministic_algorithms_enabled(),
             torch.get_default_dtype(),
-            torch_api.default_devices() or (),
-            torch_api.dtensor_modes(),
-            torch_api.attention_kernels(),
+            default_devices() or (),
+            dtensor_modes(),
+            attention_kernels(),
         )
 
     def changes(self, now: Ambient) -> Reason:
@@ -58,15 +67,15 @@ class Ambient:
 
 #: what would not see, or would not be served by, a compiled graph
 _AROUND: tuple[tuple[Callable[[], object], str], ...] = (
-    (torch_api.eager_is_forced, "torch.compiler.set_stance('force_eager') is active"),
+    (eager_is_forced, "torch.compiler.set_stance('force_eager') is active"),
     (
-        torch_api.functorch_active,
+        functorch_active,
         "a functorch transform (vmap, grad, jvp) is active around the call",
     ),
-    (torch_api.forward_ad_active, "a forward-mode AD level is active around the call"),
-    (torch_api.dispatch_stack_length, "a __torch_dispatch__ mode is active around the call"),
-    (torch_api.function_modes_active, "a __torch_function__ mode is active around the call"),
-    (torch_api.jit_tracing, "torch.jit.trace records the call"),
+    (forward_ad_active, "a forward-mode AD level is active around the call"),
+    (dispatch_stack_length, "a __torch_dispatch__ mode is active around the call"),
+    (function_modes_active, "a __torch_function__ mode is active around the call"),
+    (jit_tracing, "torch.jit.trace records the call"),
 )
 
 

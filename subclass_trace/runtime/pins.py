@@ -17,7 +17,6 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .. import torch_api
 from ..errors import Reason
 from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, STEPS, Call, Place
@@ -26,6 +25,7 @@ from ..state.rows import HOOKS, KINDS, Row
 from ..state.values import ATOMS, MISSING, is_a, lookup
 from ..state.writes import MAPPING, NAMES
 from ..torch_api import words
+from ..torch_api.guards import own_table, versions_see_writes
 from .batches import WORDS, batches, is_plain, own_dict, same_read
 from .source import Source
 
@@ -57,8 +57,9 @@ class Pins:
 
     Attributes:
         batches: what C code compares; ``empty``: dicts that have to stay so; ``facts``: what only
-        Python code compares. things: what stands at the places `places`: the tensors, and what is
-        written or compared in each call.
+            Python code compares.
+        things: what stands at the places `places`: the tensors, and what is written or compared in
+            each call.
     """
 
     def __init__(
@@ -76,14 +77,13 @@ class Pins:
             dict.fromkeys(p for p in wanted if not p.moves and not p.late)
         )
         self.empty: list[Any] = []
-        self.facts: list[
-            tuple[Callable[..., Any], Any, Any, Any]
-        ] = []  # reader, of what, key, what it gives
+        # reader, of what, key, what it gives
+        self.facts: list[tuple[Callable[..., Any], Any, Any, Any]] = []
         self.things: list[Any] = []
         self.batches = batches()
         self._compared: set[str] = set()
         self._failed: Row | None = None
-        self._sees_writes = torch_api.versions_see_writes()
+        self._sees_writes = versions_see_writes()
         self._lock = threading.RLock()  # a cache that is asked again may call a region
         self._bind({})
         self._sure = sure
@@ -238,7 +238,7 @@ class Pins:
             return None
         if ("own", id(space)) not in self._once:
             self._once["own", id(space)] = True
-            torch_api.own_table(space)
+            own_table(space)
         self._add("types", of)
         self._add("spaces", of)
         return [self._add("tables", space)]

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.capture import Captured
 from ..capture.graphs import primal_number
 from ..capture.session import Session
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..partition.half import Half
 from ..plan import (
     InputPlan,
@@ -35,7 +34,19 @@ from ..plan import (
 )
 from ..subclass.flatten import guarded_spec
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count, leaf_spans
-from ..torch_api import pytree
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
+from ..torch_api.kinds import storage_key
+from ..torch_api.modes import CallLog, enable_python_dispatcher
+from ..torch_api.operators import OpOverload
+from ..torch_api.repairs.strided_shards import numbers_as_split_factors
+from ..torch_api.symbols import (
+    argument_symbol,
+    ragged_parts,
+    shape_conditions,
+    size_symbol,
+    unbound_symbols_set_aside,
+)
+from ..torch_api.trees import pytree
 from .sizes import freeze, to_expr
 
 Tensor = torch.Tensor
@@ -97,9 +108,7 @@ def make_plan(
 def with_conditions(plan: Plan, captured: Captured) -> Plan:
     """The plan with what the trace, and the back end, have assumed of the symbols, though some may
     be constant by now."""
-    known = torch_api.shape_conditions(
-        captured.session.shape_env, number_symbols(plan.inputs.symbols)
-    )
+    known = shape_conditions(captured.session.shape_env, number_symbols(plan.inputs.symbols))
     return replace(plan, inputs=replace(plan.inputs, conditions=tuple(known)))
 
 
@@ -139,18 +148,18 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
 
     # First: where a size was found to be equal to a number, that is checked with the size.
     for position, n in captured.session.arguments.items():
-        note(torch_api.argument_symbol(n), "flat", position)
+        note(argument_symbol(n), "flat", position)
     for k, t in enumerate(captured.inputs.originals):
         for d, n in enumerate(t.shape):
-            note(torch_api.size_symbol(n), "leaf", k, f".shape[{d}]")
+            note(size_symbol(n), "leaf", k, f".shape[{d}]")
     for k, t in enumerate(captured.inputs.originals):  # a slice of something that grows
         for d, n in enumerate(t.stride()):
-            note(torch_api.size_symbol(n), "leaf", k, f".stride({d})")
-        note(torch_api.size_symbol(t.storage_offset()), "leaf", k, ".storage_offset()")
+            note(size_symbol(n), "leaf", k, f".stride({d})")
+        note(size_symbol(t.storage_offset()), "leaf", k, ".storage_offset()")
     for number, i in enumerate(captured.inputs.rows):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
-            note(torch_api.size_symbol(n), "input", number, f".shape[{d}]")
-            if is_ragged(n) and (ragged := torch_api.ragged_parts(n)) is not None:
+            note(size_symbol(n), "input", number, f".shape[{d}]")
+            if is_ragged(n) and (ragged := ragged_parts(n)) is not None:
                 note(ragged[0], "input", number, f".shape[{d}]", True)
     return list(rows.values())
 
@@ -164,8 +173,9 @@ def detached_values(captured: Captured, forward: Half) -> frozenset[int]:
     """Positions of outputs that are made objects of their own.
 
     They are, or share memory with, a graph input or an earlier output; or they are dense values
-    that the graph happens to compute as views: autograd would protect a view that comes out of a
-    Function from in-place operations, and would take another tensor for its base.
+    that the graph happens
+    to compute as views: autograd would protect a view that comes out of a Function from in-place
+    operations, and would take another tensor for its base.
     """
     values = captured.results.values
     kept = () if captured.tape is not None else captured.results.views
@@ -175,10 +185,10 @@ def detached_values(captured: Captured, forward: Half) -> frozenset[int]:
         for k, (spec, span) in enumerate(rows)
         if not isinstance(spec, WrapperSpec) and k not in kept
     }
-    seen = {torch_api.storage_key(n.meta["val"]) for n in forward.inputs}
+    seen = {storage_key(n.meta["val"]) for n in forward.inputs}
     out = set()
     for k, node in enumerate(forward.outputs[: sum(map(leaf_count, values))]):
-        if (memory := torch_api.storage_key(node.meta.get("val"))) is not None:
+        if (memory := storage_key(node.meta.get("val"))) is not None:
             if memory in seen or (k in plain and _is_view(node)):
                 out.add(k)
             seen.add(memory)
@@ -187,7 +197,7 @@ def detached_values(captured: Captured, forward: Half) -> frozenset[int]:
 
 def _is_view(node: fx.Node) -> bool:
     made: Any = node.args[0] if node.target is operator.getitem else node
-    return isinstance(made.target, torch_api.OpOverload) and made.target.is_view
+    return isinstance(made.target, OpOverload) and made.target.is_view
 
 
 def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
@@ -207,15 +217,14 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
     numbers by now, where the region has read one that has to fit other sizes.
 
     Raises:
-        NeedsEager: they are not a chain of operations of one tensor each.
+        UnsupportedError: they are not a chain of operations of one tensor each.
     """
     base = replay.__self__._base
     made: Any = None
-    aside = torch_api.unbound_symbols_set_aside(session.shape_env)
-    numbers = torch_api.numbers_as_split_factors()  # as while it was traced, which has guarded them
-    with contextlib.suppress(
-        *torch_api.DATA_DEPENDENT_ERRORS
-    ):  # the class reads a number, as it will of a call's base
+    aside = unbound_symbols_set_aside(session.shape_env)
+    numbers = numbers_as_split_factors()  # as while it was traced, which has guarded them
+    # the class reads a number, as it will of a call's base
+    with contextlib.suppress(*DATA_DEPENDENT_ERRORS):
         # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class
         # may make tensors.
         with (
@@ -223,8 +232,8 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
             numbers,
             torch.no_grad(),
             session.mode,
-            torch_api.enable_python_dispatcher(),
-            torch_api.CallLog() as log,
+            enable_python_dispatcher(),
+            CallLog() as log,
         ):
             made = replay(base)
     steps: list[ViewStep] = []
@@ -240,8 +249,9 @@ def _view_steps(replay: Any, session: Session) -> tuple[ViewStep, ...]:
         steps.append(ViewStep(operation, rest, named, which))
         made = args[0]
     if made is not base:
-        raise NeedsEager(
+        raise UnsupportedError(
             "a result is a view of another kind than operations of its base make",
+            code="view-as-result",
             fix="return a clone of it",
         )
     return tuple(reversed(steps))
@@ -253,13 +263,14 @@ def _watched(
     """The inputs and the values that are wrappers, and of which a leaf is saved.
 
     Operations on a wrapper do not move its leaf's version counter, so that a change by the caller
-    between forward and backward would go unnoticed: the counter of the wrapper is compared as well.
+    between forward and
+    backward would go unnoticed: the counter of the wrapper is compared as well.
     """
     outputs = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
-    kept = {*map(torch_api.storage_key, outputs[len(outputs) - saved :])} - {None}
+    kept = {*map(storage_key, outputs[len(outputs) - saved :])} - {None}
     if not kept:
         return (), ()
-    there = {str(n.target) for n in forward.inputs if torch_api.storage_key(n.meta["val"]) in kept}
+    there = {str(n.target) for n in forward.inputs if storage_key(n.meta["val"]) in kept}
     changed = {m.input for m in captured.mutations.rows}
     inputs = [
         number
@@ -275,6 +286,6 @@ def _watched(
         k
         for k, (spec, span) in enumerate(zip(specs, leaf_spans(specs), strict=True))
         if isinstance(spec, WrapperSpec) and k not in replaced
-        if not kept.isdisjoint(map(torch_api.storage_key, outputs[span]))
+        if not kept.isdisjoint(map(storage_key, outputs[span]))
     ]
     return tuple(inputs), tuple(values)

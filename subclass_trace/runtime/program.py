@@ -56,13 +56,15 @@ def watch_contexts(
     change of them is refused.
 
     ``same`` tells whether the objects that are the contexts ``now`` are as they were. The wrappers,
-    at ``paths``, are not held: one that the region writes leads to the backward.
+    at ``paths``, are not
+    held: one that the region writes leads to the backward.
     """
 
     def check(_: Any) -> None:
         if not same(*now):
             raise UnsupportedError(
                 "a flatten context was changed between forward and backward",
+                code="context-changed",
                 path=", ".join(map(str, paths)),
                 expected="contexts that stay as they are until the backward is done",
                 fix="change it after the backward, or give the wrapper a new one",

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..plan import ViewOutput
-from ..torch_api import pytree
+from ..torch_api.operators import raw_callable
+from ..torch_api.trees import pytree
 from .sizes import Env, evaluate
 
 Tensor = torch.Tensor
@@ -22,9 +22,7 @@ Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int | None]
 
 def steps_of(plan: ViewOutput) -> tuple[Step, ...]:
     """The steps of a view as they are called."""
-    return tuple(
-        (torch_api.raw_callable(s.operation), s.args, dict(s.kwargs), s.which) for s in plan.steps
-    )
+    return tuple((raw_callable(s.operation), s.args, dict(s.kwargs), s.which) for s in plan.steps)
 
 
 def replay_view(
@@ -49,6 +47,5 @@ def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:
     """``t`` itself, or a copy with the strides that a graph was traced for."""
     if t.layout is not torch.strided or tuple(t.stride()) == tuple(stride):
         return t
-    return t.new_empty_strided(t.shape, stride).copy_(
-        t
-    )  # of a batch: room for all of it, whichever dimension that is
+    # of a batch: room for all of it, whichever dimension that is
+    return t.new_empty_strided(t.shape, stride).copy_(t)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.context import map_sizes, without_outer
 from ..subclass.spec import RaggedSize, SizeExpr, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import map_spec
+from ..torch_api.symbols import is_known, ragged_parts
 
 Env = Mapping[Any, Any]
 
@@ -28,7 +28,7 @@ def to_expr(size: Any) -> Any:
     if not isinstance(size, torch.SymInt):
         return size
     if is_ragged(size):
-        symbol, factor = torch_api.ragged_parts(size) or (None, 1)
+        symbol, factor = ragged_parts(size) or (None, 1)
         return RaggedSize(symbol) if symbol is None else RaggedSize(symbol, _number(factor))
     expr = (
         size.node.shape_env.simplify(size.node.expr)
@@ -40,11 +40,14 @@ def to_expr(size: Any) -> Any:
 
 def _float(number: torch.SymFloat) -> Any:
     expr = number.node.expr
-    bound = expr.is_number or (expr.is_Symbol and torch_api.is_known(number))
+    bound = expr.is_number or (expr.is_Symbol and is_known(number))
     if not bound:
         fix = "compute it outside of the region, or keep it in an inner tensor"
         raise UnsupportedError(
-            "a wrapper keeps a number that is computed of others", got=number, fix=fix
+            "a wrapper keeps a number that is computed of others",
+            code="number-of-numbers",
+            got=number,
+            fix=fix,
         )
     return float(expr) if expr.is_number else SizeExpr(expr)
 
@@ -68,9 +71,8 @@ def _mark_outer(spec: Spec) -> Spec:
     if not isinstance(spec, WrapperSpec):
         return spec
     context = spec.context
-    if any(
-        isinstance(to_expr(n), SizeExpr) for n in (*spec.size, *spec.stride)
-    ):  # none that became a constant
+    # none that became a constant
+    if any(isinstance(to_expr(n), SizeExpr) for n in (*spec.size, *spec.stride)):
         context = without_outer(context, spec.size, spec.stride)
         context = without_outer(context, hints(spec.size), hints(spec.stride))
     return replace(spec, context=context, inners=tuple(map(_mark_outer, spec.inners)))
@@ -98,10 +100,8 @@ def holds(condition: Any, env: Env) -> bool:
     has none, is not."""
     try:
         return bool(condition.xreplace(dict(env)))
-    except (
-        ArithmeticError,
-        TypeError,
-    ):  # sympy also computes with its infinities, which it cannot compare
+    # sympy also computes with its infinities, which it cannot compare
+    except (ArithmeticError, TypeError):
         return False
 
 
@@ -112,9 +112,8 @@ def evaluator(env: Env) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 def concrete(spec: Spec, env: Env) -> Spec:
     """The spec with the sizes of this call."""
-    jagged = (
-        getattr(spec, "layout", None) is torch.jagged
-    )  # has a size that no symbol stands for, perhaps
+    # has a size that no symbol stands for, perhaps
+    jagged = getattr(spec, "layout", None) is torch.jagged
     if not env and not jagged:
         return spec
     return map_spec(spec, evaluator(env), lambda c: map_sizes(c, lambda n: evaluate(n, env)))

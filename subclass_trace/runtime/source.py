@@ -26,9 +26,8 @@ class Source:
         self.lines: list[str] = []
         self.globals: dict[str, Any] = dict(EXPRESSION_GLOBALS)
         self.depth, self.miss = 0, miss
-        self._reasons: dict[
-            int, tuple[str, str]
-        ] = {}  # number of a line -> expression for why it misses, the guard
+        # number of a line -> expression for why it misses, the guard
+        self._reasons: dict[int, tuple[str, str]] = {}
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}
         self.checked = 0  # so many lines are checks

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
-from .. import policy, torch_api, verify
+from .. import policy, verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager, graph_code
 from ..backends.own_kernels import names_of_pieces, with_own_kernels
 from ..capture.capture import Captured
 from ..capture.graphs import output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
-from ..errors import NeedsEager, OptionError, PassError, SideEffectError, SubclassTraceError
+from ..errors import OptionError, PassError, SideEffectError, SubclassTraceError, UnsupportedError
 from ..partition.half import Half
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
@@ -24,6 +24,10 @@ from ..plan import Plan, SavedValue, ValueOutput
 from ..plan.descriptors import Input
 from ..stages import stage
 from ..subclass.spec import Spec, WrapperSpec, leaf_spans
+from ..torch_api.autograd import says_spent
+from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
+from ..torch_api.graphs import graph_module
+from ..torch_api.texts import text_of
 from .backward import Backwards, Circumstances, CompiledBackward, OnFirstUse, check_of
 from .by_autograd import left_to_autograd
 from .planning import make_plan, number_symbols, with_conditions
@@ -35,8 +39,9 @@ class Graphs:
     """The graphs of a specialization, as graph modules that are made on demand.
 
     ``joint`` and ``backward`` are None when there is no backward. ``by_autograd``: the eager back
-    end leaves the backward to autograd, where no partitioner is asked for. ``own_kernels``:
-    functions of ``torch.compile`` in it that run theirs.
+    end leaves the backward to
+    autograd, where no partitioner is asked for. ``own_kernels``: functions of ``torch.compile`` in
+    it that run theirs.
     """
 
     joint: fx.GraphModule | None
@@ -65,7 +70,8 @@ class _Cut:
         first: the forward; ``compiler``: for it; ``call``: it is compiled already.
         saved: what it saves; ``in_program``: it writes to its inputs.
         backward: the first backward, for the tangents ``guess``, which is ``second`` with
-        ``inputs``. joint: kept if asked for.
+            ``inputs``.
+        joint: kept if asked for.
     """
 
     captured: Captured
@@ -187,7 +193,7 @@ def _min_cut(partitioner: Partitioner) -> MinCut:
         path="partitioner",
         expected="'min_cut', 'default' or a MinCut, which choose what a backward inside of a "
         "region computes again",
-        got=torch_api.text_of(partitioner),
+        got=text_of(partitioner),
         fix="leave it out, or call .backward() outside of the region",
     )
 
@@ -218,20 +224,22 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     """The backward for the tangents that the results suggest; None where there is none at all.
 
     Raises:
-        NeedsEager: it cannot be traced. Whatever the reason is, eager would raise it in the
-        backward, if there ever is one.
+        UnsupportedError: it cannot be traced. Whatever the reason is, eager would raise it in the
+            backward, if there ever is one.
     """
     try:
         guess = tape.guess()
         return guess, tape.trace(guess)
-    except (NeedsEager, SideEffectError, PassError):
+    except (SideEffectError, PassError):
         raise
     except Exception as error:
         if _has_no_backward(tape):
             return None
-        raise NeedsEager(
-            "the backward of the region cannot be traced",
-            got=f"{type(error).__name__}: {error}",
+        told = error.what if isinstance(error, UnsupportedError) else type(error).__name__
+        raise UnsupportedError(
+            f"the backward of the region cannot be traced: {told}",
+            code="backward",
+            got=str(error),
             fix="call the region under torch.no_grad(), or without inputs that require grad",
         ) from error
 
@@ -244,10 +252,10 @@ def _has_no_backward(tape: Tape) -> bool:
     for k, spec in enumerate(guess := tape.guess()):
         try:
             tape.trace([spec if n == k else None for n in range(len(guess))])
-        except (SubclassTraceError, *torch_api.DATA_DEPENDENT_ERRORS):
+        except (SubclassTraceError, *DATA_DEPENDENT_ERRORS):
             return False
         except Exception as error:
-            if torch_api.says_spent(error) or not isinstance(spec, WrapperSpec):
+            if says_spent(error) or not isinstance(spec, WrapperSpec):
                 continue
         return False
     return True
@@ -256,7 +264,7 @@ def _has_no_backward(tape: Tape) -> bool:
 def copied_module(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    return torch_api.graph_module(module, graph)
+    return graph_module(module, graph)
 
 
 # ---- programs

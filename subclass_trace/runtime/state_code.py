@@ -176,9 +176,8 @@ def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
         try:
             rows.check_pins(Pins(guards, sure=False))
             rows.check(guards.moving)
-        except (
-            GONE
-        ):  # what stands there by now is of another kind: a later call may find what it was
+        # what stands there by now is of another kind: a later call may find what it was
+        except GONE:
             rows.check(guards.rows)
     s.line("return True")
     return s.build("holds", "guards")

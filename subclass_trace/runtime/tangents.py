@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..capture.input_sizes import symbolic_strides
 from ..capture.symbols import symint
 from ..subclass.context import has_sizes, map_sizes, same_context
@@ -24,6 +23,7 @@ from ..subclass.spec import (
     spec_leaves,
 )
 from ..subclass.visit import map_spec
+from ..torch_api.kinds import contiguous_strides
 from .sizes import Env, concrete, evaluate, to_expr
 
 
@@ -68,12 +68,8 @@ class _Symbolic:
         for n, _ in exprs:
             if (value := self.value(n)) is not None:
                 self.anywhere.setdefault(value, n)
-        for (
-            n,
-            e,
-        ) in (
-            exprs
-        ):  # of a dimension that is split otherwise: 4 * s over four ranks has local size s
+        # of a dimension that is split otherwise: 4 * s over four ranks has local size s
+        for n, e in exprs:
             for s in sorted(e.expr.free_symbols, key=str):
                 if s in env:
                     self.anywhere.setdefault(env[s], symint(n.node.shape_env, s))
@@ -100,9 +96,8 @@ class _Symbolic:
         found = self.sizes(s.stride, t.stride)
         if s.layout is torch.jagged:
             return found
-        products = symbolic_strides(
-            s.size, s.stride, size
-        )  # of a layout that is not that of the output
+        # of a layout that is not that of the output
+        products = symbolic_strides(s.size, s.stride, size)
         return tuple(p if type(n) is int else n for n, p in zip(found, products, strict=True))
 
     def spec(self, s: Spec, t: Spec) -> Spec:
@@ -147,6 +142,6 @@ def _dense(spec: Spec) -> Spec:
     expected = 1
     for stride, size in sorted(zip(spec.stride, spec.size, strict=True)):
         if size != 1 and stride != expected:
-            return replace(spec, stride=torch_api.contiguous_strides(spec.size))
+            return replace(spec, stride=contiguous_strides(spec.size))
         expected *= size
     return spec

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import SideEffectError
+from ..torch_api.kinds import FAKE_TYPES, is_fake
+from ..torch_api.numbers import PYTHON_CLASSES
 from .boundary import TORCH, is_of_torch, kind_of
 from .kinds import (
     C_CALLABLES,
@@ -73,8 +74,8 @@ def get(rec: Any, o: Any, name: str) -> Any:
         return _of_class(rec, o, kind, name)
     if kind is super:
         return after(rec, o.__thisclass__, o.__self__, name)
-    if kind in torch_api.PYTHON_CLASSES:
-        return torch_api.PYTHON_CLASSES[kind] if name == "__class__" else getattr(o, name)
+    if kind in PYTHON_CLASSES:
+        return PYTHON_CLASSES[kind] if name == "__class__" else getattr(o, name)
     if is_a(o, torch.Tensor):
         return _of_tensor(rec, o, name)
     own = rec.lookup(kind, "__getattribute__")
@@ -209,22 +210,20 @@ def _of_tensor(rec: Any, o: Any, name: str) -> Any:
     are the real one's."""
     o = rec.give(o)
     real = rec.real(o)
-    cls = type(real) if real is not o or not torch_api.is_fake(o) else _class_of_fake(o)
+    cls = type(real) if real is not o or not is_fake(o) else _class_of_fake(o)
     if name == "__class__":
         return cls
     space = vars(o)
     own = rec.own.get(id(o))
     placed = rec.place_of(o) is not None
-    if placed and own is None and not torch_api.is_fake(o):
+    if placed and own is None and not is_fake(o):
         own = frozenset()  # a real tensor, which a backward has met
     if name in space and (own is None or name in own or not placed):
         return _inside(rec, o, real, name, space[name])
     member = rec.lookup(cls, name)
     if placed and name == "__dict__":
         return _namespace(rec, o, real)
-    if placed and (
-        name in _ASKED_OF_REAL or (real is o and name in _OF_TENSOR and not torch_api.is_fake(o))
-    ):
+    if placed and (name in _ASKED_OF_REAL or (real is o and name in _OF_TENSOR and not is_fake(o))):
         return rec.step(o, "getattr", name, object.__getattribute__(real, name))
     data = member is not MISSING and (
         has(type(member), "__set__") or has(type(member), "__delete__")
@@ -279,9 +278,9 @@ def class_of(rec: Any, value: Any) -> type:
     """``type(value)``, as the user's code sees it: of a traced tensor what the caller has, of a
     symbol ``int``."""
     kind = type(value)
-    if kind in torch_api.PYTHON_CLASSES:
-        return torch_api.PYTHON_CLASSES[kind]
-    if kind not in torch_api.FAKE_TYPES:
+    if kind in PYTHON_CLASSES:
+        return PYTHON_CLASSES[kind]
+    if kind not in FAKE_TYPES:
         return kind
     real = rec.real(value)
     return _class_of_fake(value) if real is value else type(real)
@@ -428,7 +427,9 @@ def _note_class(rec: Any, cls: type, name: str) -> None:
     if name in _STRUCTURE:
         rec.refuse(
             SideEffectError(
-                f"the region sets {name} of a class", path=f"{cls.__qualname__} at {user_line()}"
+                f"the region sets {name} of a class",
+                code="class-changed",
+                path=f"{cls.__qualname__} at {user_line()}",
             )
         )
     rec.root(cls)
@@ -443,6 +444,7 @@ def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:
         rec.refuse(
             SideEffectError(
                 f"the region sets {name} of an object",
+                code="object-changed",
                 path=f"{rec.place_of(o)}.{name} at {user_line()}",
             )
         )
@@ -462,6 +464,7 @@ def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:
         rec.refuse(
             SideEffectError(
                 f"the region sets an attribute of a {kind.__qualname__}, which C code keeps",
+                code="object-changed",
                 path=f"{rec.place_of(o)}.{name} at {user_line()}",
             )
         )

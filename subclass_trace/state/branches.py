@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..subclass.attributes import attributes_inside
+from ..torch_api.flags import FLAGS
 from . import calls, torch_flags
 from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
 from .kinds import C_CALLABLES, Function, LruCache, Method, Partial, is_immutable
@@ -48,7 +48,7 @@ def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     profile = sys.getprofile()
     sys.setprofile(None)
     try:
-        with torch_flags.as_outside(rec, torch_api.FLAGS):
+        with torch_flags.as_outside(rec, FLAGS):
             return rec.give(f(*given, **named))
     finally:
         sys.setprofile(profile)
@@ -75,8 +75,8 @@ class _Branch:
         """Read it all.
 
         Raises:
-            NeedsEager: it may reach what cannot be read; or Dynamo, which keeps what it has made of
-                the code, also where Python state has changed, has looked at it before.
+            UnsupportedError: it may reach what cannot be read; or Dynamo, which keeps what it has
+                made of the code, also where Python state has changed, has looked at it before.
         """
         self.rec.deep(self.branch, "a branch")
         self._reach(self.branch)
@@ -220,8 +220,9 @@ class _Branch:
         f = _function_of(self.branch)
         path = user_line() if f is None else f"{f.__code__.co_filename}:{f.__code__.co_firstlineno}"
         self.rec.refuse(
-            NeedsEager(
+            UnsupportedError(
                 f"a branch of a higher order operator {what}",
+                code="state-in-branch",
                 path=path,
                 fix="pass what it reads as an operand",
             )

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, SideEffectError
+from ..errors import SideEffectError, UnsupportedError
+from ..torch_api.modes import no_modes, no_overrides
 from . import attributes, calls
 from .calls import BY_TYPE, C_TABLE, FUNCTIONS
 from .current import current, set_current
@@ -89,14 +89,15 @@ def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
     misses, recorder = f.cache_info().misses, set_current(None)
     # A miss runs the function once, for real, as in eager mode; then its result is what is kept.
     try:
-        with torch_api.no_overrides(), torch_api.no_modes():
+        with no_overrides(), no_modes():
             out = unwatched(f, *a, **k)
     finally:
         set_current(recorder)
     if rec.written and f.cache_info().misses != misses:
         raise rec.refused(
-            NeedsEager(
+            UnsupportedError(
                 "a cache is filled by a function that may read what the region has written before",
+                code="cache-filled",
                 path=f"{getattr(f, '__qualname__', 'a cache')} at {user_line()}",
                 fix="call the function once before the region",
             )
@@ -108,6 +109,7 @@ def _refuse_cached(f: Any) -> None:
     raise current().refused(
         SideEffectError(
             "functools.lru_cache keeps what the region computes, or what it is called with",
+            code="cache-kept",
             path=f"{getattr(f, '__qualname__', 'a cache')} at {user_line()}",
             expected="cached numbers, texts and the like, of numbers and texts",
             fix="call the function once before the region, and hold what it returns in a variable",
@@ -165,7 +167,8 @@ def _dispatched(rec: Any, f: Any, a: Args, k: Named) -> Any:
     rec.cells_of(f)
     rec.step(cells["registry"], "contents", None, registry)
     rec.touch(registry)
-    found = registry.get(a[0]) or unwatched(functools._find_impl, a[0], registry)  # type: ignore[attr-defined]
+    find_impl = functools._find_impl  # type: ignore[attr-defined]
+    found = registry.get(a[0]) or unwatched(find_impl, a[0], registry)
     keys = [key for key, held in registry.items() if held is found]
     return rec.item(registry, keys[0], found) if keys else found
 

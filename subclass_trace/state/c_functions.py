@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
+from ..torch_api.numbers import PYTHON_CLASSES, to_float, to_int
 from . import calls, kinds
 from .boundary import is_users
 from .calls import C_TABLE, CLASSES, Handler, callback
@@ -163,7 +163,7 @@ def by_method(name: str) -> Handler:
         kind = type(o)
         if kind in ATOMS:
             return f(*a, **k)
-        if kind in torch_api.PYTHON_CLASSES:
+        if kind in PYTHON_CLASSES:
             return _of_symbol(f, o, a[1:], k)
         if is_a(o, torch.Tensor):
             return _of_tensor(rec, f, o, a[1:], k)
@@ -203,19 +203,19 @@ def _method_for(rec: Any, name: str, kind: type, o: Any, a: Args) -> tuple[Any, 
 
 def _of_symbol(f: Any, n: Any, rest: Args, k: Named) -> Any:
     if f is float:
-        return torch_api.to_float(n)
+        return to_float(n)
     if f is int:
-        return torch_api.to_int(n, *rest, **k)
+        return to_int(n, *rest, **k)
     if f in (str, repr, format, hash, complex):
-        return f(torch_api.PYTHON_CLASSES[type(n)](n), *rest, **k)
+        return f(PYTHON_CLASSES[type(n)](n), *rest, **k)
     return f(n, *rest, **k)
 
 
 def _of_tensor(rec: Any, f: Any, t: Any, rest: Args, k: Named) -> Any:
     if f is float and not rest:
-        return torch_api.to_float(t)
+        return to_float(t)
     if f is int and not rest and not k:
-        return torch_api.to_int(t)
+        return to_int(t)
     return f(t, *rest, **k)
 
 
@@ -226,6 +226,7 @@ def _id(rec: Any, f: Any, a: Args, k: Named) -> Any:
         rec.refuse(
             SideEffectError(
                 "the region calls id",
+                code="asks-for-id",
                 path=user_line(),
                 fix="compare objects by `is`, or give them names",
             )
@@ -261,7 +262,11 @@ def _of_library(why: str) -> Handler:
 
     def handler(rec: Any, f: Any, a: Args, k: Named) -> Any:
         if is_users(instrumented_frame().f_code.co_filename):
-            rec.refuse(UnsupportedError(f"the region asks for {why}", path=user_line()))
+            rec.refuse(
+                UnsupportedError(
+                    f"the region asks for {why}", code="asks-for-unseen", path=user_line()
+                )
+            )
         return f(*a, **k)
 
     return handler
@@ -269,7 +274,9 @@ def _of_library(why: str) -> Handler:
 
 def _refuse_call(why: str) -> Handler:
     def handler(rec: Any, f: Any, a: Args, k: Named) -> Any:
-        rec.refuse(UnsupportedError(f"the region asks for {why}", path=user_line()))
+        rec.refuse(
+            UnsupportedError(f"the region asks for {why}", code="asks-for-unseen", path=user_line())
+        )
 
     return handler
 

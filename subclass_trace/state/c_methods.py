@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
+from ..torch_api.compiled_inside import owners_of_c_functions
 from . import attributes, calls, kinds
 from .boundary import is_stdlib_name
 from .c_callables import context_variable
@@ -108,7 +108,7 @@ def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
 
 
 #: what the functions of torch's in C are methods of
-_OWNERS = torch_api.owners_of_c_functions()
+_OWNERS = owners_of_c_functions()
 #: the key of `torch.autograd.Function.apply` in the table of functions
 APPLY = "torch.autograd.Function.apply"
 

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
 from ..subclass.protocol import is_plain_parameter
+from ..torch_api.numbers import PYTHON_CLASSES
 from . import attributes
 from .boundary import TORCH, is_of_library, kind_of
 from .calls import C_TABLE, CLASSES
@@ -117,7 +117,7 @@ def _isinstance(rec: Any, f: Any, a: Args, k: Named) -> Any:
         return any(_isinstance(rec, f, (o, c), k) for c in cls)
     if is_a(cls, types.UnionType):
         return any(_isinstance(rec, f, (o, c), k) for c in cls.__args__)
-    symbol = torch_api.PYTHON_CLASSES.get(type(o))
+    symbol = PYTHON_CLASSES.get(type(o))
     if f is isinstance and symbol is not None:
         return is_a(cls, type) and (issubclass(symbol, cls) or is_a(o, cls))
     if f is isinstance and type(o) is cls:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import UnsupportedError
+from ..torch_api.this_thread import before_replacement
 from . import attributes, calls
 from .boundary import (
     AUTHORING,
@@ -52,7 +52,7 @@ class Caller(Reach):
         method = self.lookup(kind, "__call__")
         if type(method) is Function:
             is_module = issubclass(kind, torch.nn.Module)
-            if is_module and torch_api.before_replacement(method) is not method:
+            if is_module and before_replacement(method) is not method:
                 method = torch.nn.Module.__call__  # of one of torch.compile, see `compiled_inside`
             return self.call_function(method, (f, *args), kwargs)
         if calls.is_torchs(f) and not issubclass(kind, torch.nn.Module):
@@ -89,6 +89,7 @@ class Caller(Reach):
             self.refuse(
                 UnsupportedError(
                     f"the code of a function cannot be read: {error}",
+                    code="code-not-readable",
                     path=f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} ({f.__qualname__})",
                     fix="call it outside of the region",
                 )
@@ -106,6 +107,7 @@ class Caller(Reach):
             UnsupportedError(
                 "the region calls a module that torch manages in Python, in each call: it "
                 "moves the memory of parameters, or tells its reducer of gradients",
+                code="managed-module",
                 path=f"{f.__globals__['__name__']} ({f.__name__})",
                 expected="what manages the module around the region",
                 fix="compile its layers: layer.forward = subclass_trace.compile(layer.forward)",

@@ -15,8 +15,16 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, SideEffectError, UnsupportedError
+from ..errors import SideEffectError, UnsupportedError
+from ..torch_api.compiled_inside import (
+    CompiledBy,
+    backend_of_compiled,
+    is_compiled,
+    is_library_operator,
+)
+from ..torch_api.flags import CONSTANT_GETTERS
+from ..torch_api.kinds import asked, is_fake
+from ..torch_api.numbers import PYTHON_CLASSES
 from . import attributes
 from .boundary import (
     ENTER,
@@ -78,6 +86,7 @@ def refuse_change(rec: Any, o: Any, how: str) -> None:
     rec.refuse(
         SideEffectError(
             "the region changes an object whose changes cannot be told or taken back",
+            code="object-changed",
             path=f"{rec.place_of(o)} at {user_line()}",
             got=f"a {type(o).__name__} ({how})",
             fix="make it inside of the region, or pass what it gives as an argument",
@@ -184,6 +193,7 @@ def opaque(
         rec.refuse(
             UnsupportedError(
                 f"the region calls code of C whose meaning is not known: {module}.{by}",
+                code="unknown-c-code",
                 path=user_line(),
                 fix="call it outside of the region, or register it with torch.library.custom_op",
             )
@@ -192,7 +202,11 @@ def opaque(
     named = {name: callback(rec.mapped(v), called_only=False) for name, v in kwargs.items()}
     out = watched(f, given, named)
     if keeps and _is_kept(rec, out, owner) and not any(out is v for v in (*given, *named.values())):
-        rec.refuse(SideEffectError(f"{by} returns an object that it keeps", path=user_line()))
+        rec.refuse(
+            SideEffectError(
+                f"{by} returns an object that it keeps", code="c-code-keeps", path=user_line()
+            )
+        )
     return rec.give(out)
 
 
@@ -202,7 +216,9 @@ def _hidden(rec: Any, f: Any, by: str) -> Any:
     if not _is_plain(out):
         rec.refuse(
             UnsupportedError(
-                f"the region calls code of C whose meaning is not known: {by}()", path=user_line()
+                f"the region calls code of C whose meaning is not known: {by}()",
+                code="unknown-c-code",
+                path=user_line(),
             )
         )
     rec.state_at(rec.child(rec.root(f), "call", ()), copy.deepcopy(out))
@@ -234,14 +250,14 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     callables instrumented."""
     if type(f) is Function and is_compiled_by_dynamo(f.__code__.co_filename):
         return with_branches(rec, f, args, kwargs)
-    if type(f) is Function and torch_api.is_compiled(f):
+    if type(f) is Function and is_compiled(f):
         return _inlined(rec, f, args, kwargs)
-    if type(f) is Function and f.__closure__ and f not in torch_api.CONSTANT_GETTERS:
+    if type(f) is Function and f.__closure__ and f not in CONSTANT_GETTERS:
         f = _with_callbacks(rec, f)
     special = changed = False
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
-        if kind in ATOMS or is_a(value, torch.Tensor) or kind in torch_api.PYTHON_CLASSES:
+        if kind in ATOMS or is_a(value, torch.Tensor) or kind in PYTHON_CLASSES:
             continue
         special = True
         changed |= read_argument(rec, value)
@@ -251,7 +267,7 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if changed:
         args = tuple(map(_called, args))
         kwargs = {name: _called(v) for name, v in kwargs.items()}
-    if special or torch_api.is_library_operator(f):
+    if special or is_library_operator(f):
         out = watched(f, args, kwargs)
         if type(out) in ATOMS and out is not None:
             _note_answer(rec, f, args, kwargs, out)
@@ -267,11 +283,11 @@ def _inlined(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     cell = f.__closure__[f.__code__.co_freevars.index("fn")]
     function = cell.cell_contents
     before = rec.compiled_by
-    if (backend := torch_api.backend_of_compiled(f)) is not None:
+    if (backend := backend_of_compiled(f)) is not None:
         owner = getattr(function, "__self__", None)  # a module
         name = f.__qualname__ if owner is None else type(owner).__qualname__
         rec.inlined[name] = backend[0]
-        rec.compiled_by = before or torch_api.CompiledBy(name, backend[1])
+        rec.compiled_by = before or CompiledBy(name, backend[1])
     rec.cells_of(f)
     rec.step(cell, "contents", None, function)
     try:
@@ -314,7 +330,7 @@ def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         if rec.make is None:
             _note_fact(rec, f, args, kwargs, out)
         return
-    if kwargs or f in torch_api.CONSTANT_GETTERS:
+    if kwargs or f in CONSTANT_GETTERS:
         return
     fixed = (type, types.ModuleType)
     if all(
@@ -330,7 +346,7 @@ def _note_fact(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     place = rec.place_of(args[0])
     if (
         place is not None
-        and not torch_api.is_fake(args[0])
+        and not is_fake(args[0])
         and not kwargs
         and all(type(a) in ATOMS for a in args[1:])
     ):
@@ -348,7 +364,7 @@ def _called(value: Any) -> Any:
 
 def read_argument(rec: Any, value: Any) -> bool:
     """What a torch function is given is read; is there a callable in it?"""
-    if type(value) in ATOMS or is_a(value, torch.Tensor) or type(value) in torch_api.PYTHON_CLASSES:
+    if type(value) in ATOMS or is_a(value, torch.Tensor) or type(value) in PYTHON_CLASSES:
         return False
     if is_a(value, (list, tuple)):
         rec.touch(value)
@@ -418,8 +434,9 @@ def construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
         and kind_of(lookup(cls, "__del__").__code__) == ENTER
     ):
         rec.refuse(
-            NeedsEager(
+            UnsupportedError(
                 f"the region makes a {cls.__qualname__}, whose __del__ runs unseen",
+                code="finalizer",
                 path=user_line(),
                 fix="make it outside of the region",
             )
@@ -488,7 +505,7 @@ def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[
         real = rec.real(t)
         return rec.at(
             rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())),
-            torch_api.asked(real, name),
+            asked(real, name),
         )
     if name in _REGISTERS:
         args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)

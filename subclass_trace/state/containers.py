@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import NotYet
+from ..errors import UnsupportedError
 from .kinds import (
     VIEWS,
 )
@@ -153,10 +153,14 @@ class Containers(Recorder):
         which finds it.
 
         Raises:
-            NotYet: this one.
+            UnsupportedError: for this one.
         """
         self.refuse(
-            NotYet("the first call makes the state of an optimizer or a scaler", path=str(place))
+            UnsupportedError(
+                "the first call makes the state of an optimizer or a scaler",
+                code="makes-state",
+                path=str(place),
+            )
         )
 
     def grow(self, thing: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
+from ..torch_api.numbers import PYTHON_CLASSES, plain_number
 from . import attributes, calls
 from .boundary import ENTER, kind_of
 from .current import current
@@ -20,7 +20,7 @@ from .values import ATOMS, MISSING, is_a, lookup
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
-_SYMBOLS = frozenset(torch_api.PYTHON_CLASSES)
+_SYMBOLS = frozenset(PYTHON_CLASSES)
 
 
 def item(pair: tuple[Any, Any]) -> Any:
@@ -123,7 +123,7 @@ def found_in(rec: Any, o: Any, key: Any) -> tuple[Any, Any]:
     """A key of a dict as it stands there, and its value: a tensor is a key as the real one, or as
     the stand-in where the run has made the dict."""
     hashed(rec, key, o)
-    key = torch_api.plain_number(key)
+    key = plain_number(key)
     real = rec.real(key)
     value = dict.get(o, real, MISSING)
     if value is MISSING and real is not key:
@@ -140,7 +140,7 @@ def hashed(rec: Any, key: Any, of: Any = ()) -> None:
     if kind in ATOMS or is_a(key, (type, str, Tensor)):
         return
     if kind in _SYMBOLS:
-        hash(torch_api.PYTHON_CLASSES[kind](key))
+        hash(PYTHON_CLASSES[kind](key))
         return
     if kind is tuple or kind is frozenset:
         for part in key:

@@ -52,6 +52,7 @@ def _advanced(rec: Any, o: Any, kind: type) -> Any:
         rec.refuse(
             SideEffectError(
                 f"the region takes items from a {kind.__name__}, which cannot be put back",
+                code="iterator-advanced",
                 path=f"{rec.place_of(o)} at {user_line()}",
                 fix="make it inside of the region, or pass what it gives as an argument",
             )

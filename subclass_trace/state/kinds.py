@@ -18,8 +18,11 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..torch_api.authors import OpOverloadPacket
+from ..torch_api.dynamo import MARKS
+from ..torch_api.kinds import FAKE_TYPES, is_fake
+from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.operators import OpOverload
 from .values import ATOMS
 
 Function, Method, Builtin = types.FunctionType, types.MethodType, types.BuiltinFunctionType
@@ -79,7 +82,7 @@ DESCRIPTORS = (
     property,
     staticmethod,
     classmethod,
-    torch_api.OpOverload,
+    OpOverload,
     OpOverloadPacket,
 )
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -91,8 +94,8 @@ SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 SIMPLE = ATOMS | {
     torch.Tensor,
     torch.nn.Parameter,
-    *torch_api.PYTHON_CLASSES,
-    *torch_api.FAKE_TYPES,
+    *PYTHON_CLASSES,
+    *FAKE_TYPES,
 }
 
 #: Py_TPFLAGS_IMMUTABLETYPE
@@ -117,13 +120,13 @@ def learn_numpy() -> None:
 #: torch's C++ code keeps the sizes of a traced tensor in these; and marks of sizes, which decide a
 #: trace and no call
 _CAPSULES = (f"{sym}_{what}_capsule" for sym in ("", "_sym") for what in ("sizes", "strides"))
-_KEPT_BY_TORCH = torch_api.MARKS | {name + length for name in _CAPSULES for length in ("", "_len")}
+_KEPT_BY_TORCH = MARKS | {name + length for name in _CAPSULES for length in ("", "_len")}
 
 
 def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
     """The attributes of a tensor that is just made which follow from its inner tensors and its
     context; a fake's own."""
-    if torch_api.is_fake(stand_in):
+    if is_fake(stand_in):
         return frozenset(vars(stand_in)) | _KEPT_BY_TORCH
     held = vars(stand_in).items()
     return _KEPT_BY_TORCH | {

@@ -63,6 +63,7 @@ def watch(frame: Any, event: str, arg: Any) -> None:
     rec.refuse(
         UnsupportedError(
             "C code calls Python code that is not read",
+            code="unread-python-code",
             path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
             fix="call it outside of the region, or from Python code",
         )

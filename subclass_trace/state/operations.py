@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
+from ..torch_api.numbers import PYTHON_CLASSES
 from . import attributes, calls
 from .boundary import ENTER, kind_of
 from .current import current
@@ -39,7 +39,7 @@ from .writes import NAMES
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
-_SYMBOLS = frozenset(torch_api.PYTHON_CLASSES)
+_SYMBOLS = frozenset(PYTHON_CLASSES)
 
 
 # ---- calls

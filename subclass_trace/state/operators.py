@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
+from ..torch_api.numbers import PYTHON_CLASSES
 from . import attributes, calls
 from .current import current
 from .iteration import iterate
@@ -20,7 +20,7 @@ from .values import ATOMS, is_a, lookup, pairs_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
-_SYMBOLS = frozenset(torch_api.PYTHON_CLASSES)
+_SYMBOLS = frozenset(PYTHON_CLASSES)
 
 
 _PLAIN = {
@@ -65,11 +65,7 @@ def identical(negated: bool, pair: tuple[Any, Any]) -> bool:
 
 def _bool_of(symbol: Any, other: Any) -> Any:
     """``flag is True`` of a truth that is known by its guard."""
-    return (
-        bool(symbol)
-        if type(other) is bool and torch_api.PYTHON_CLASSES[type(symbol)] is bool
-        else symbol
-    )
+    return bool(symbol) if type(other) is bool and PYTHON_CLASSES[type(symbol)] is bool else symbol
 
 
 def python_method(rec: Any, o: Any, name: str) -> Any:

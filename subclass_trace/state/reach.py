@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..errors import SideEffectError
 from ..subclass.attributes import is_heap_type
+from ..torch_api.numbers import PYTHON_CLASSES
 from . import kinds
 from .boundary import is_of_torch
 from .containers import Containers
@@ -42,9 +42,7 @@ class Reach(Containers):
         kind = type(value)
         if kind in ATOMS or kind in VALUES or is_a(value, enum.Enum) or id(value) in self.walked:
             return
-        if kind in torch_api.PYTHON_CLASSES or (
-            self.place_of(value) is None and is_made_by_torch(kind)
-        ):
+        if kind in PYTHON_CLASSES or (self.place_of(value) is None and is_made_by_torch(kind)):
             return
         if is_a(value, torch.Tensor):
             if self.place_of(value) is not None and getattr(value, "__dict__", None) and depth < 40:
@@ -146,6 +144,7 @@ class Reach(Containers):
         self.refuse(
             SideEffectError(
                 f"C code ({by}) is given {what}",
+                code="c-code-given",
                 path=user_line(),
                 fix="call it outside of the region, or pass what it gives as an argument",
             )

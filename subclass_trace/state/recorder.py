@@ -18,9 +18,13 @@ from typing import Any
 
 import torch
 
-from .. import policy, torch_api
+from .. import policy
 from ..errors import RuleError, SubclassTraceError, UnsupportedError
 from ..subclass.attributes import Memo
+from ..torch_api.autograd import CustomNode
+from ..torch_api.kinds import is_opaque_class
+from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.this_thread import before_replacement, code_before
 from . import kinds
 from .kinds import (
     DESCRIPTORS,
@@ -75,7 +79,9 @@ class Recorder:
         ] = {}  # id of a traced tensor -> attributes that its class sets by itself
         self.modules: dict[str, tuple[str, type]] = {}
         self.inlined: dict[str, str] = {}  # functions of ``torch.compile`` -> their back ends
-        self.compiled_by: Any = None  # the call of such a one that runs, `torch_api.CompiledBy`
+        self.compiled_by: Any = (
+            None  # the call of such a one that runs, `torch_api.compiled_inside.CompiledBy`
+        )
         self.refusal: SubclassTraceError | None = None
         self.warned: Callable[[str], None] | None = None
 
@@ -129,6 +135,7 @@ class Recorder:
         self.refuse(
             UnsupportedError(
                 f"the region reads more than {policy.POLICY.places:,} places of Python state",
+                code="too-many-places",
                 path=roots.most_common(1)[0][0],
                 fix="compile a smaller function, or pass what it needs as arguments",
             )
@@ -183,7 +190,7 @@ class Recorder:
         kind = type(value)
         if kind in ATOMS or value is MISSING:
             return self._note_atom(place, value, kind)
-        if (before := torch_api.before_replacement(value)) is not value:
+        if (before := before_replacement(value)) is not value:
             return self.note(place, before)
         if is_a(value, torch.Tensor):
             return self._note_tensor(place, value)
@@ -202,11 +209,11 @@ class Recorder:
             self.rows += (Row("type", place, kind), Row("based", place, base_value(value)))
         elif is_a(value, Memo):
             self.rows.append(Row("type", place, kind))
-        elif _is_its_own_name(value, kind) or torch_api.is_opaque_class(kind):
+        elif _is_its_own_name(value, kind) or is_opaque_class(kind):
             self.rows.append(Row("is", place, value))
             self.known.setdefault(id(value), (value, place))
         elif kind is Function:
-            self.rows.append(Row("func", place, torch_api.code_before(value)))
+            self.rows.append(Row("func", place, code_before(value)))
             self.known[id(value)] = (value, place)
         else:
             self.known[id(value)] = (value, place)
@@ -274,9 +281,9 @@ class Recorder:
     def fix(self, given: Any, held: Any) -> bool:
         """Code of C sees a number itself, for which a symbol stands in the trace: it is no symbol
         then."""
-        if given is held or type(given) not in torch_api.PYTHON_CLASSES:
+        if given is held or type(given) not in PYTHON_CLASSES:
             return False
-        torch_api.PYTHON_CLASSES[type(given)](given)
+        PYTHON_CLASSES[type(given)](given)
         return True
 
     def distinguish(self, a: Any, b: Any) -> None:
@@ -302,7 +309,7 @@ class Recorder:
             return self._own_absent(cls, writer, name)
         value = lookup(cls, name)
         if not is_immutable(cls) and cls is not torch.Size:
-            of, node = cls, torch_api.CustomNode
+            of, node = cls, CustomNode
             if issubclass(cls, node) and lookup(node, name) is value:
                 of = node  # torch makes a class of each Function, also of those that a run makes
             value = self.at(self.child(self.root(of), "lookup", name), value)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, SideEffectError, SubclassTraceError, UnsupportedError
+from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
+from ..torch_api.kinds import placement_types
 from . import branches as branches
 from . import c_callables as c_callables
 from . import c_functions as c_functions
@@ -52,7 +52,7 @@ class _Run(Caller):
     def __init__(self, make: Any, *, warns: bool) -> None:
         super().__init__(make)
         kinds.learn_numpy()
-        ATOMS.update(torch_api.placement_types())
+        ATOMS.update(placement_types())
         self.warns, self.stdout = warns, sys.stdout
         self.printed: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self.variables: dict[int, tuple[Any, Any, Any]] = {}
@@ -109,6 +109,7 @@ class _Run(Caller):
             if variable.get(MISSING) is not before:
                 raise SideEffectError(
                     "the region sets a ContextVar",
+                    code="context-variable-set",
                     path=variable.name,
                     fix="set it outside of the region",
                 )
@@ -123,9 +124,12 @@ class _Run(Caller):
             g for g, _ in (*self.known.values(), *self.roots.values()) if type(g) is torch.Generator
         ]
         known: Any = (torch.default_generator, *met)
-        if generator._cdata not in {g._cdata for g in known}:  # type: ignore[attr-defined]  # a call may wrap it in another object
+        # A call may wrap it in another object.
+        cdata = generator._cdata  # type: ignore[attr-defined]
+        if cdata not in {g._cdata for g in known}:
             raise SideEffectError(
                 "the region draws from a random generator that it makes, and would go on with it",
+                code="generator-made-inside",
                 fix="make it outside of the region and pass it",
             )
 
@@ -222,6 +226,7 @@ class StateRun(_Run):
                 raise UnsupportedError(
                     "the region changes an object in the context of an input, of which the "
                     "trace has a copy",
+                    code="context-changed",
                     path=str(place),
                     fix="let the wrapper have a copy of its own",
                 )
@@ -300,6 +305,7 @@ class BackwardState(_Run):
             self.refuse(
                 UnsupportedError(
                     "a backward reads a container among the arguments of its region",
+                    code="backward-reads-arguments",
                     fix="pass its items",
                 )
             )
@@ -390,10 +396,11 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     state.finish()
 
 
-def _changed_in_backward(path: str) -> NeedsEager:
+def _changed_in_backward(path: str) -> UnsupportedError:
     """Dynamo traces what a hook does into its graph, once."""
-    return NeedsEager(
+    return UnsupportedError(
         "a hook or a custom backward changes Python state, as each backward would have to",
+        code="backward-changes-state",
         path=path,
         expected="backwards that compute gradients",
         fix="do it outside of the backward",

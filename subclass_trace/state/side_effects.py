@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NotYet, SideEffectError
+from ..errors import SideEffectError, UnsupportedError
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
+from ..torch_api.numbers import PYTHON_CLASSES, plain_number
+from ..torch_api.operators import OpOverload
 from .boundary import is_users
 from .containers import Containers
 from .kinds import SYMBOLS, VALUES
@@ -35,7 +36,7 @@ _CONSTANT_KINDS = (
     type,
     types.ModuleType,
     types.BuiltinFunctionType,
-    torch_api.OpOverload,
+    OpOverload,
     torch.Generator,
 )
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
@@ -117,16 +118,14 @@ class Recipes:
     def _stands_for(self, value: Any, row: Written, key: Any) -> bool:
         if is_a(value, torch.Tensor):
             return self._rec.real(value) is row.before[key]
-        return (
-            type(value) in torch_api.PYTHON_CLASSES and self._rec.symbol_at(row.place, key) is value
-        )
+        return type(value) in PYTHON_CLASSES and self._rec.symbol_at(row.place, key) is value
 
     def _is_constant(self, value: Any) -> bool:
         if id(value) in self._rec.roots or is_a(value, _CONSTANT_KINDS):
             return True
         if type(value) in VALUES:
             return True
-        if type(value) in (types.MethodType, *torch_api.PYTHON_CLASSES):
+        if type(value) in (types.MethodType, *PYTHON_CLASSES):
             return False
         if is_a(value, types.FunctionType):
             defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
@@ -154,10 +153,11 @@ class Recipes:
             and "_hooks[" in path
             and not is_users(value.__code__.co_filename)
         ):
-            raise NotYet("a library sets up hooks", path=path)
+            raise UnsupportedError("a library sets up hooks", code="sets-up-hooks", path=path)
         if not known:  # as of a generator
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that no other call can rebuild",
+                code="object-handed-out",
                 path=path,
                 expected="tensors, numbers, containers, objects with all state in their __dict__",
                 got=f"a {cls.__qualname__}, which holds state of its own",
@@ -193,7 +193,7 @@ class Recipes:
         Raises:
             SideEffectError: it is computed by the region, or is another one in each call.
         """
-        key = torch_api.plain_number(key)
+        key = plain_number(key)
         if is_a(key, torch.Tensor):
             known = self._rec.known.get(id(key))
             if known is not None and not known[1].moves:
@@ -221,6 +221,7 @@ def check_key(key: Any, path: str) -> None:
     elif is_a(key, (torch.Tensor, *SYMBOLS)) or not (is_atom(key) or is_a(key, _CONSTANT_KEYS)):
         raise SideEffectError(
             "a key of a dict, or an item of a set, is made of what the region computes",
+            code="computed-key",
             path=path,
             expected="numbers, texts and other constants",
             got=short(key),

@@ -1,4 +1,4 @@
-"""Torch's own flags, as a region asks for them and sets them: the table is `torch_api.FLAGS`.
+"""Torch's own flags, as a region asks for them and sets them: the table is `torch_api.flags.FLAGS`.
 
 A flag that is asked for is a row. What the tracer switches for itself is not seen by the region.
 What a region sets stays set after each call, and is put back after a trace.
@@ -10,10 +10,20 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
 from ..plan import SideEffect
 from ..plan.values import Constant
+from ..torch_api.flag_rows import AUTOCAST
+from ..torch_api.flags import (
+    FLAG_NAMED,
+    FLAGS_OF_GETTER,
+    FLAGS_OF_SETTER,
+    changed_flags,
+    put_back_flags,
+    read_flags,
+)
+from ..torch_api.flags import FLAGS as torch_FLAGS
+from ..torch_api.modes import autocast_classes
 from . import calls
 from .kinds import Function
 from .recorder import user_line
@@ -36,23 +46,23 @@ class FlagsOfRun:
     set them."""
 
     def __init__(self) -> None:
-        self.outside = self.inside = torch_api.read_flags()
+        self.outside = self.inside = read_flags()
         self.set: set[str] = set()
 
     def start(self) -> None:
         """Code of the user's runs from here."""
-        self.inside = torch_api.read_flags()
+        self.inside = read_flags()
 
     def effects(self) -> list[SideEffect]:
         """What the region has set: each call shall."""
-        now = torch_api.read_flags()
-        changed = torch_api.changed_flags(self.inside, now)
+        now = read_flags()
+        changed = changed_flags(self.inside, now)
         changed += [
             name
             for name in sorted(self.set)
             if name not in changed and now[name] != self.outside[name]
         ]
-        flags = [torch_api.FLAG_NAMED[name] for name in changed]
+        flags = [FLAG_NAMED[name] for name in changed]
         return [
             SideEffect(flag, FLAGS, "put", (flag.name,), (Constant(now[flag.name]),))
             for flag in flags
@@ -61,10 +71,8 @@ class FlagsOfRun:
 
     def leave(self) -> None:
         """The run is over: the tracer's own contexts leave from what they have set."""
-        now = torch_api.read_flags()
-        torch_api.put_back_flags(
-            {name: self.inside[name] for name in torch_api.changed_flags(self.inside, now)}
-        )
+        now = read_flags()
+        put_back_flags({name: self.inside[name] for name in changed_flags(self.inside, now)})
 
 
 def note(rec: Any, flag: Any) -> None:
@@ -77,15 +85,15 @@ def note(rec: Any, flag: Any) -> None:
 
 def _autocasts(rec: Any, cls: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     """A region that turns autocast on starts from the dtypes that are set."""
-    for flag in torch_api.FLAGS:
-        if flag.decides == torch_api.AUTOCAST:
+    for flag in torch_FLAGS:
+        if flag.decides == AUTOCAST:
             note(rec, flag)
     return cls(*a, **k)
 
 
 def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     """A function that tells flags."""
-    with as_outside(rec, torch_api.FLAGS_OF_GETTER[f]):
+    with as_outside(rec, FLAGS_OF_GETTER[f]):
         return f(*a, **k)
 
 
@@ -116,11 +124,12 @@ def as_outside(rec: Any, flags: Iterable[Any]) -> Iterator[None]:
 
 def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     """A function that sets flags."""
-    names = [flag.name for flag in torch_api.FLAGS_OF_SETTER[f]]
+    names = [flag.name for flag in FLAGS_OF_SETTER[f]]
     if "default devices" in names:  # a mode, which would stand above those of the trace
         rec.refuse(
-            NeedsEager(
+            UnsupportedError(
                 "the region sets the default device",
+                code="default-device-set",
                 path=user_line(),
                 fix="set it outside of the region",
             )
@@ -129,7 +138,7 @@ def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     return f(*a, **k)
 
 
-calls.CLASSES.update(dict.fromkeys(torch_api.autocast_classes(), _autocasts))
-for _table, _handler in ((torch_api.FLAGS_OF_GETTER, _asked), (torch_api.FLAGS_OF_SETTER, _set)):
+calls.CLASSES.update(dict.fromkeys(autocast_classes(), _autocasts))
+for _table, _handler in ((FLAGS_OF_GETTER, _asked), (FLAGS_OF_SETTER, _set)):
     for _function in _table:
         (calls.FUNCTIONS if type(_function) is Function else calls.C_TABLE)[_function] = _handler

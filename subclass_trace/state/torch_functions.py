@@ -12,8 +12,11 @@ from typing import Any, TypeAlias
 import torch
 import torch.utils.checkpoint
 
-from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
+from ..torch_api.autograd import apply_function
+from ..torch_api.compiled_inside import not_compiled_code
+from ..torch_api.hooks import ScriptMethod, hooks_of_all
+from ..torch_api.modes import jit_tracing
 from . import attributes, calls
 from .boundary import ENTER, is_users, kind_of
 from .c_methods import APPLY
@@ -60,13 +63,9 @@ def _called_module(rec: Any, module: Any, a: Args, k: Named) -> Any:
     if is_a(module, torch.jit.ScriptModule):
         _script_method(rec, module, a, k)
     space = instance_dict(module) or {}
-    tables = torch_api.hooks_of_all()
+    tables = hooks_of_all()
     hooked = any(space.get(name) for name in HOOKS) or any(table for *_, table in tables)
-    if (
-        hooked
-        or any(id(space.get(name)) in rec.written for name in HOOKS)
-        or torch_api.jit_tracing()
-    ):
+    if hooked or any(id(space.get(name)) in rec.written for name in HOOKS) or jit_tracing():
         return _entered(rec, _Module._call_impl, a, k)
     rec.row(module, "hooks", None)
     for space, name, table in tables:
@@ -88,8 +87,9 @@ def _script_function(rec: Any, f: Any, a: Args, k: Named) -> Any:
 def _script_method(rec: Any, f: Any, a: Args, k: Named) -> Any:
     """A module of TorchScript, or a method of one: what it reads of itself is not seen."""
     rec.refuse(
-        NeedsEager(
+        UnsupportedError(
             "a module of TorchScript keeps its code and its attributes in C++",
+            code="torchscript",
             path=user_line(),
             fix="call the module that it was made of",
         )
@@ -209,8 +209,8 @@ FUNCTIONS.update(
         torch.optim.Optimizer.zero_grad: _zero_grad,
         APPLY: _apply,
         **dict.fromkeys(_CALL_THE_FIRST, _first_is_called),
-        torch_api.not_compiled_code(): _not_compiled,
-        torch_api.apply_function: _apply,
+        not_compiled_code(): _not_compiled,
+        apply_function: _apply,
         torch.Tensor.is_shared: lambda rec, f, a, k: calls.tensor_method(
             rec, f, rec.give(a[0]), a, k
         ),
@@ -220,4 +220,4 @@ if type(torch.autograd.Function.apply) is Method:
     FUNCTIONS[torch.autograd.Function.apply.__func__] = _apply
 calls.of_disabled = _disabled
 calls.BY_TYPE[torch.jit.ScriptFunction] = _script_function
-calls.BY_TYPE[torch_api.ScriptMethod] = _script_method
+calls.BY_TYPE[ScriptMethod] = _script_method

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
+from ..torch_api.hooks import hooks_of_all
 from .kinds import Function, Method
 from .recorder import instance_dict
 from .rows import HOOKS
@@ -49,7 +49,7 @@ def _code_of(function: Any) -> tuple[types.CodeType | None, int]:
     if is_a(function, torch.nn.Module):
         space = instance_dict(function) or {}
         hooked = any(space.get(name) for name in HOOKS)
-        hooked = hooked or any(table for *_, table in torch_api.hooks_of_all())
+        hooked = hooked or any(table for *_, table in hooks_of_all())
         own = type(function).__call__ is not torch.nn.Module.__call__ or "forward" in space
         forward = type(function).forward
         if hooked or own or type(forward) is not Function:

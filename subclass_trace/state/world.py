@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ..errors import NeedsEager, SideEffectError
-from ..torch_api import warn_user
+from ..errors import SideEffectError
+from ..torch_api.lines import warn_user
 from . import calls
 from .boundary import is_of_library, is_of_torch, is_users
 from .frames import instrumented_frame, user_frame
@@ -130,7 +130,7 @@ def refuse_world(rec: Any, name: str) -> None:
 
     Raises:
         SideEffectError: it is.
-        NeedsEager: Dynamo does not see it either.
+        UnsupportedError: Dynamo does not see it either.
     """
     if _is_importing():
         return
@@ -153,13 +153,11 @@ def refuse_world(rec: Any, name: str) -> None:
     if rec.warns and name in ("print", "logging", "posix.write"):
         warn_user(f"{user_line()}: {name} happens once, while the region is traced")
         return
-    # Dynamo leaves torch.manual_seed out of its graphs, but not what seeds one device.
-    cls = (
-        NeedsEager if name.startswith(("torch.cuda", "torch.xpu", "torch.mps")) else SideEffectError
-    )
+    of_device = name.startswith(("torch.cuda", "torch.xpu", "torch.mps"))
     rec.refuse(
-        cls(
+        SideEffectError(
             f"the region calls {name}",
+            code="asks-device" if of_device else "asks-world",
             path=user_line(),
             expected="code that depends on its arguments and on Python state alone",
             fix="call it outside of the region, or hand over what it gives as an argument",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
+from ..torch_api.kinds import is_memo
 
 #: what these packages keep in objects and globals is theirs
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "subclass_trace"})
@@ -61,9 +61,7 @@ def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
     """
     memo = isinstance(value, torch.Tensor)
     yield from (
-        row
-        for row in (namespace_of(value) or {}).items()
-        if not (memo and torch_api.is_memo(row[0]))
+        row for row in (namespace_of(value) or {}).items() if not (memo and is_memo(row[0]))
     )
     for name, member in members_of(type(value)).items():
         with contextlib.suppress(AttributeError):  # an empty slot

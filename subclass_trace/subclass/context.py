@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager
+from ..errors import UnsupportedError
+from ..torch_api.kinds import is_opaque
 from .attributes import is_foreign, namespace_of
 
 _ATOMS = (
@@ -143,7 +143,8 @@ def has_generated_equality(value: Any) -> bool:
     """Is it an instance of a dataclass whose ``==`` compares the fields?"""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return False
-    return bool(type(value).__dataclass_params__.eq and "__eq__" in vars(type(value)))  # type: ignore[attr-defined]
+    cls: Any = type(value)
+    return bool(cls.__dataclass_params__.eq and "__eq__" in vars(cls))
 
 
 def is_copied(value: Any) -> bool:
@@ -151,9 +152,8 @@ def is_copied(value: Any) -> bool:
     array?"""
     if type(value) in (list, dict, set, bytearray, array.array):
         return True
-    if (
-        type(value).__module__ == "numpy"
-    ):  # a number of numpy's cannot be written, and an iterator of it has no bytes
+    # a number of numpy's cannot be written, and an iterator of it has no bytes
+    if type(value).__module__ == "numpy":
         return hasattr(value, "__setitem__") and hasattr(value, "tobytes")
     return has_generated_equality(value) and not type(value).__dataclass_params__.frozen
 
@@ -181,12 +181,13 @@ def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
     that of a call.
 
     Raises:
-        NeedsEager: it holds what cannot be compared, or itself.
+        UnsupportedError: it holds what cannot be compared, or itself.
     """
     whole = isinstance(value, tuple) or type(value) in (list, dict) or has_generated_equality(value)
     if depth > _MAX_DEPTH or not (whole or _is_comparable(value)):
-        raise NeedsEager(
+        raise UnsupportedError(
             "a flatten context holds what guards cannot compare",
+            code="context-not-comparable",
             path=f"context of {path}",
             expected="numbers, strings, functions, and containers and dataclasses of such",
             got="itself" if depth > _MAX_DEPTH else f"a {type(value).__qualname__}",
@@ -200,7 +201,7 @@ def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
 def _is_comparable(value: Any) -> bool:
     """Does a copy of it, or the object itself, stay what it is? Not an object of the user's: what
     it holds may change."""
-    if is_atom(value) or isinstance(value, Outer) or torch_api.is_opaque(value):
+    if is_atom(value) or isinstance(value, Outer) or is_opaque(value):
         return True
     if type(value) in (set, frozenset):
         return all(map(is_atom, value))

@@ -58,7 +58,7 @@ def guarded_spec(spec: Spec, path: Path = VALUE) -> Spec:
     """A spec with what guards keep of its contexts, and of its values that are no tensors.
 
     Raises:
-        NeedsEager: see `context.guarded`.
+        UnsupportedError: see `context.guarded`.
     """
     if isinstance(spec, LeafSpec):
         return spec

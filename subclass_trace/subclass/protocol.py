@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
-from ..errors import NeedsEager, NotYet, ProtocolError, SubclassTraceError
+from ..errors import ProtocolError, SubclassTraceError, UnsupportedError
+from ..torch_api.kinds import FAKE_TYPES, overrides_torch_dispatch
+from ..torch_api.repairs.strided_shards import repaired_unflatten
+from ..torch_api.wrappers import disabled_torch_function
 from .paths import Path
 
 
@@ -33,7 +35,7 @@ class Kind(enum.Enum):
 
 #: the classes of real dense tensors
 REAL = frozenset({torch.Tensor, torch.nn.Parameter})
-_DENSE = {*REAL, *torch_api.FAKE_TYPES}
+_DENSE = {*REAL, *FAKE_TYPES}
 
 
 @functools.cache
@@ -47,9 +49,9 @@ def kind_of(cls: type) -> Kind:
 #: special methods that a Parameter class may have without being another tensor: they make, copy,
 # save, print it
 _HARMLESS = """
-    __new__ __init__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __setstate__ __repr__ __init_subclass__ __dir__ __doc__
-    __class_getitem__ __subclasshook__ __module__ __dict__ __weakref__ __annotations__ __torch_function__
-    __static_attributes__ __firstlineno__
+    __new__ __init__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __setstate__ __repr__
+    __init_subclass__ __dir__ __doc__ __class_getitem__ __subclasshook__ __module__ __dict__
+    __weakref__ __annotations__ __torch_function__ __static_attributes__ __firstlineno__
 """
 
 
@@ -60,7 +62,7 @@ def is_plain_parameter(cls: Any) -> bool:
     lazy = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
     if not issubclass(cls, torch.nn.Parameter) or cls in REAL or issubclass(cls, lazy):
         return False
-    if cls.__torch_function__ is not torch_api.disabled_torch_function or len(problems(cls)) < 3:
+    if cls.__torch_function__ is not disabled_torch_function or len(problems(cls)) < 3:
         return False
     own = (
         name for base in cls.__mro__[: cls.__mro__.index(torch.nn.Parameter)] for name in vars(base)
@@ -99,7 +101,7 @@ def problems(cls: type) -> tuple[str, ...]:
         )
     elif not isinstance(unflatten, (staticmethod, classmethod)):
         found.append("has a __tensor_unflatten__ that is neither a staticmethod nor a classmethod")
-    if not torch_api.overrides_torch_dispatch(cls):
+    if not overrides_torch_dispatch(cls):
         found.append("has no __torch_dispatch__(cls, func, types, args, kwargs)")
     return tuple(found)
 
@@ -115,13 +117,16 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     """The error for a tensor subclass without the protocol, or for a parameter without values."""
     cls = type(value)
     if issubclass(cls, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
-        return NotYet(
-            "a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__
+        return UnsupportedError(
+            "a parameter of a lazy module has no values yet",
+            code="lazy-parameter",
+            path=path,
+            got=cls.__qualname__,
         )
-    plain = (
-        issubclass(cls, torch.nn.Parameter) or len(problems(cls)) == 3
-    )  # the class has nothing of the protocol
-    return (NeedsEager if plain else ProtocolError)(
+    # the class has nothing of the protocol
+    plain = issubclass(cls, torch.nn.Parameter) or len(problems(cls)) == 3
+    make = functools.partial(UnsupportedError, code="plain-subclass") if plain else ProtocolError
+    return make(
         f"{cls.__qualname__} is a tensor subclass that cannot be traced through: "
         f"{why_not_traceable(cls)}",
         path=path,
@@ -132,12 +137,13 @@ def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
     )
 
 
-def refuse_layout(value: torch.Tensor, path: Path) -> NeedsEager:
+def refuse_layout(value: torch.Tensor, path: Path) -> UnsupportedError:
     """The error for a dense-typed tensor that has no strides. (Dynamo's graph would have it,
     too.)"""
     kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
-    return NeedsEager(
+    return UnsupportedError(
         f"a {kind} tensor cannot be traced",
+        code="kind-of-tensor",
         path=path,
         expected="a strided tensor, or a wrapper subclass whose inner tensors are strided",
         got=f"layout {value.layout}, dtype {value.dtype}",
@@ -154,9 +160,8 @@ def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.T
     Static methods, class methods and the old form of two arguments (inner tensors, context) are
     accepted.
     """
-    method: Callable[..., torch.Tensor] = (
-        torch_api.repaired_unflatten(cls) or cls.__tensor_unflatten__
-    )  # type: ignore[attr-defined]
+    its_own: Any = cls
+    method: Callable[..., torch.Tensor] = repaired_unflatten(cls) or its_own.__tensor_unflatten__
     try:
         inspect.signature(method).bind({}, None, (), ())
     except TypeError:

@@ -13,7 +13,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import torch_api
+from ..torch_api.fakes import fake_mode
+from ..torch_api.kinds import dispatch_keys
+from ..torch_api.modes import DispatchLog
+from ..torch_api.symbols import ShapeEnv
+from ..torch_api.wrappers import build_wrapper
 from .context import fresh, is_atom, same_context, with_outer
 from .protocol import unflatten_of
 from .spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
@@ -70,7 +74,7 @@ def template_of(spec: WrapperSpec, example: Callable[[Spec], Any]) -> Template |
 
 def build(template: Template, spec: WrapperSpec, inner: dict[str, Any]) -> Tensor:
     """What the generated code does, for comparison and for the reader."""
-    value = torch_api.build_wrapper(
+    value = build_wrapper(
         spec.cls,
         spec.size,
         spec.stride,
@@ -106,11 +110,10 @@ def _indistinguishable(a: Tensor, b: Tensor) -> bool:
     mine, theirs = vars(a), vars(b)
     if set(mine) != set(theirs) or not all(same_context(v, theirs[k]) for k, v in mine.items()):
         return False
-    with (
-        torch_api.DispatchLog() as log
-    ):  # a class with a size or stride policy of its own answers by dispatch
+    # a class with a size or stride policy of its own answers by dispatch
+    with DispatchLog() as log:
         same = all(f(a) == f(b) for f in _PROPERTIES)
-    return same and not log.operations and torch_api.dispatch_keys(a) == torch_api.dispatch_keys(b)
+    return same and not log.operations and dispatch_keys(a) == dispatch_keys(b)
 
 
 _PROPERTIES: tuple[Callable[[Tensor], Any], ...] = (
@@ -146,7 +149,7 @@ class Examples:
     def mode(self) -> Any:
         """The fake mode."""
         if self._mode is None:
-            self._mode = torch_api.fake_mode(torch_api.ShapeEnv())
+            self._mode = fake_mode(ShapeEnv())
         return self._mode
 
     def make(self, spec: Spec) -> Any:
@@ -161,9 +164,8 @@ class Examples:
                 if not offset:
                     return made
                 room = offset + made.untyped_storage().nbytes() // made.element_size()
-                return made.set_(
-                    made.new_empty(room).untyped_storage(), offset, size, stride
-                )  # some classes repeat it
+                # some classes repeat it
+                return made.set_(made.new_empty(room).untyped_storage(), offset, size, stride)
         inner = {n: self.make(s) for n, s in zip(spec.names, spec.inners, strict=True)}
         return unflatten_of(spec.cls)(
             inner, with_outer(spec.context, size, stride), torch.Size(size), stride

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import torch_api
 from ..errors import ProtocolError, SubclassTraceError
+from ..torch_api.kinds import is_fake, is_opaque
+from ..torch_api.texts import text_of
 from .context import fresh, map_sizes, with_outer
 from .paths import Path
 from .protocol import Kind, kind_of, refuse, refuse_layout, unflatten_of
@@ -30,8 +31,7 @@ def inner_values(
 
     Raises:
         ProtocolError: ``__tensor_flatten__`` returns something else than (names, context), or names
-        an attribute that
-            is missing, or one that is neither a tensor nor opaque.
+            an attribute that is missing, or one that is neither a tensor nor opaque.
     """
     cls = type(wrapper)
     try:
@@ -48,7 +48,7 @@ def inner_values(
             f"{cls.__qualname__}.__tensor_flatten__ returned something else than a pair",
             path=path,
             expected="([attribute names], context)",
-            got=torch_api.text_of(flat),
+            got=text_of(flat),
             fix="return the names of the inner tensors as a list of str, and everything else as "
             "the context",
         )
@@ -67,7 +67,7 @@ def inner_values(
                 fix="name only attributes that are set; leave out optional inner tensors that "
                 "are absent",
             ) from None
-        if not isinstance(value, torch.Tensor) and not torch_api.is_opaque(value):
+        if not isinstance(value, torch.Tensor) and not is_opaque(value):
             raise ProtocolError(
                 f"{cls.__qualname__}.__tensor_flatten__ names an attribute that is not a tensor",
                 path=f"{path}.{name}",
@@ -93,7 +93,8 @@ def visit(
     Args:
         leaf: called with each dense tensor and its path, in flatten order.
         wrapper: called with each wrapper after its inner values: (wrapper, names, results, context,
-        path). opaque: called with each opaque attribute and its path.
+            path).
+        opaque: called with each opaque attribute and its path.
 
     Raises:
         ProtocolError: see `inner_values`; also for a tensor subclass without the protocol.
@@ -105,7 +106,7 @@ def visit(
         if (
             value.layout is not torch.strided
             or value.is_quantized
-            or (value.is_nested and not torch_api.is_fake(value))
+            or (value.is_nested and not is_fake(value))
         ):
             raise refuse_layout(value, path)
         return leaf(value, path)
@@ -150,7 +151,7 @@ def rebuild(
             f"{spec.cls.__qualname__}.__tensor_unflatten__ raised {type(error).__name__}: {error}",
             expected="__tensor_unflatten__(inner_tensors, context, outer_size, outer_stride), "
             "for what was flattened",
-            got=f"inner tensors {sorted(inner)}, context {torch_api.text_of(context, 80)}, outer "
+            got=f"inner tensors {sorted(inner)}, context {text_of(context, 80)}, outer "
             f"size {outer}",
             fix="rebuild from exactly the names and the context that __tensor_flatten__ returned",
         ) from error

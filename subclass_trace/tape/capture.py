@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..torch_api import tape as _door
+from ..torch_api.modes import TorchDispatchMode
+from ..torch_api.operators import op_schema
 from . import operations, runtime
 from .graph import Layout, finish
 from .steps import Kind, SizeNode, Step
@@ -28,7 +29,7 @@ from .steps import Kind, SizeNode, Step
 Tensor = torch.Tensor
 
 
-class _Witness(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operations that C++ itself runs during a capture, such as zeros for undefined gradients,
     become steps."""
 
@@ -43,7 +44,7 @@ class _Witness(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
         step = capture.write(
             "aten", func, capture.steps_of(tuple(args)), capture.steps_of(kwargs or {})
         )
-        count = len(torch_api.op_schema(func).returns)
+        count = len(op_schema(func).returns)
         return capture.token(step) if count == 1 else tuple(capture.parts(step, count))
 
 
@@ -333,7 +334,8 @@ def _materializes(cls: Any) -> bool:
     """Does the engine hand zeros to this Function where a gradient is undefined?
 
     It does when the capture knows of it; that another Function returned None is known in the run
-    only. There is no way to ask a ctx: the forward's code is looked at.
+    only. There is no way
+    to ask a ctx: the forward's code is looked at.
     """
     return not any(
         "set_materialize_grads" in code.co_names

@@ -55,10 +55,8 @@ class _Process:
                 prior[0] is not None and not (self.threads.keys() - {me})
             ):
                 _door.set_tape_compiler(*prior)
-            if prior[0] not in (
-                None,
-                TapeCapture,
-            ):  # torch's own is on again: it shall not find our tapes
+            # torch's own is on again: it shall not find our tapes
+            if prior[0] not in (None, TapeCapture):
                 runtime.forget_tapes()
 
 
@@ -95,9 +93,8 @@ class CompiledAutograd:
 
         Args:
             backend: None runs the tape node by node, with gradients bitwise those of the eager
-            engine. A name or a
-                callable, as in `compile`, is given the dense aten graphs of the segments between
-                hooks.
+                engine. A name or a callable, as in `compile`, is given the dense aten graphs of the
+                segments between hooks.
             dynamic: all sizes are dynamic from the first capture on, instead of those that changed.
 
         Raises:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
+from ..torch_api.graphs import graph_module
 from .order import LEAF as _LEAF
 from .order import Walked, engine_order, priorities, walk
 from .steps import ON_DEMAND, Step, replace_steps
@@ -62,7 +62,7 @@ class TapeNode:
     Attributes:
         name: as autograd calls it: ``MulBackward0``.
         seq_nr: the number that autograd gave it in the forward; None for leaves, the root, and
-        where it is unknown.
+            where it is unknown.
     """
 
     name: str
@@ -78,7 +78,8 @@ class Tape:
         nodes: the autograd nodes in the order in which they run.
         given: what the graph's placeholders are: ("inputs", 3), ...
         programs: back end -> callable, made when it is first needed; ``lowered``: its graph with
-        segments as calls. runs: how often it ran.
+            segments as calls.
+        runs: how often it ran.
     """
 
     graph: fx.GraphModule
@@ -200,11 +201,9 @@ def _write(
 
     def emit(step: Step) -> None:
         for read in sorted((r for r in step.reads() if r.kind == "unpack"), key=lambda r: r.number):
-            value(
-                read
-                # several saved tensors of one node are unpacked in the order in which the node
-                # saved them
-            )
+            # several saved tensors of one node are unpacked in the order in which the node saved
+            # them
+            value(read)
         args, kwargs = replace_steps(step.args, value), replace_steps(step.kwargs, value)
         assert step.target is not None
         node = graph.create_node("call_function", step.target, args, kwargs, name=_name_of(step))
@@ -221,7 +220,7 @@ def _write(
             if step.kind == "unpack" and step not in deferred:
                 value(step)
     graph.output([replace_steps(o, value) for o in outputs])
-    return torch_api.graph_module(torch.nn.Module(), graph, "Tape")
+    return graph_module(torch.nn.Module(), graph, "Tape")
 
 
 def _name_of(step: Step) -> str | None:

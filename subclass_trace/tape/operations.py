@@ -139,7 +139,8 @@ def run_backward(
 
     Args:
         saved: the saved tensors, None where ``packed`` has a row (place, unpack hook, packed
-        value). count: how many gradients the forward's arguments ask for.
+            value).
+        count: how many gradients the forward's arguments ask for.
         fill: zeros stand for undefined gradients.
     """
     if fill and None in [g if g is None else 0 for g in grads]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..capture.tape import nodes_behind
-from ..torch_api import node_sequence_number
 from ..torch_api import tape as _door
+from ..torch_api.autograd import node_sequence_number
 
 LEAF = 2**64 - 1  # the sequence number of an AccumulateGrad
 

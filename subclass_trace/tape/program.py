@@ -21,9 +21,11 @@ import torch
 import torch.fx as fx
 from torch import Tensor
 
-from .. import torch_api
 from ..backends.eager.graph_code import display, function_of
 from ..torch_api import tape as _door
+from ..torch_api.kinds import tensor_guard
+from ..torch_api.modes import grad_enabled
+from ..torch_api.operators import OpOverload, raw_callable
 from . import operations
 
 _CAPTURE = "[Compiled Autograd Tracing:]"
@@ -48,7 +50,7 @@ def _never(*values: Any) -> bool:
 
 def _guard(tensors: list[Tensor], strides: bool) -> Callable[..., bool]:
     rows = [list(t.stride()) if strides else [None] * t.dim() for t in tensors]
-    return torch_api.tensor_guard(tensors, [list(t.shape) for t in tensors], rows)
+    return tensor_guard(tensors, [list(t.shape) for t in tensors], rows)
 
 
 class _Check:
@@ -113,7 +115,7 @@ class _Writer:
     def __init__(self, gm: fx.GraphModule, names: Sequence[str]) -> None:
         self.gm, self.nodes, self.names = gm, list(gm.graph.nodes), names
         self.namespace: dict[str, Any] = {
-            "grad_enabled": torch_api.grad_enabled,
+            "grad_enabled": grad_enabled,
             "getrefcount": sys.getrefcount,
         }
         self.lines: list[str] = []
@@ -147,9 +149,8 @@ class _Writer:
         for node in self.nodes:
             if node.op != "call_function" or node in parts:
                 continue
-            if (
-                node.meta.get("kind") == "segment"
-            ):  # its list is all that holds its values: see segments.py
+            # its list is all that holds its values: see segments.py
+            if node.meta.get("kind") == "segment":
                 self.lines.append(f"    values = {self._text(node.args[0])}")
                 self._delete(dies.pop(node, []))
                 self._call(node, "    ", "values")
@@ -179,11 +180,7 @@ class _Writer:
             args = ", ".join([*map(self._text, node.args), *named])
         if function is None:
             target: Any = _door.without_layer(node.target)
-            target = (
-                torch_api.raw_callable(target)
-                if isinstance(target, torch_api.OpOverload)
-                else target
-            )
+            target = raw_callable(target) if isinstance(target, OpOverload) else target
             function = self._global(target, getattr(node.target, "__name__", "function"))
         name, parts = self.variables[node], self._parts.get(node, {})
         self.lines.append(f"{indent}{name} = {function}({args})")

@@ -27,8 +27,8 @@ import torch
 
 from ..errors import UnsupportedError
 from ..runtime.backward import TRACE_LOCK
-from ..torch_api import is_batched
 from ..torch_api import tape as _door
+from ..torch_api.autograd import is_batched
 from ..torch_api.dynamo import never_compiled
 from .graph import Tape
 from .order import walk
@@ -151,9 +151,8 @@ class Engine:
             captures = (
                 thread.runners and not _door.capturing.tracing and not torch.is_anomaly_enabled()
             )
-            captures = (
-                captures and not create_graph
-            )  # values that hooks unpack get their history in the engine alone
+            # values that hooks unpack get their history in the engine alone
+            captures = captures and not create_graph
             if captures:
                 if found[0] is FACTORY[0]:
                     self._part_from_foreign_tapes()
@@ -199,6 +198,7 @@ def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
         return UnsupportedError(
             "compiled autograd cannot capture a backward through DistributedDataParallel's C++ "
             "reducer",
+            code="ddp-reducer",
             expected="the reducer that is written in Python",
             got=str(error).splitlines()[0],
             fix='set torch._dynamo.config.optimize_ddp = "python_reducer" before the model is '
@@ -214,6 +214,7 @@ def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
     )
     return UnsupportedError(
         "compiled autograd cannot capture this backward: torch's engine refuses it",
+        code="engine-refuses",
         path=None if node is None else node.name(),
         expected="tensors and wrapper subclasses, and nodes of eager operations, Functions or "
         "torch.compile",

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..frontends.region import Region
 from ..frontends.specialization import Specialization
 from ..options import Options
@@ -30,6 +29,8 @@ from ..plan import LeafPrimal, Plan, Primal, ValueOutput
 from ..plan.values import New, Output
 from ..subclass.spec import LeafSpec
 from ..torch_api import tape as _door
+from ..torch_api.graphs import graph_module
+from ..torch_api.kinds import tensor_guard
 from . import runtime
 from .graph import Tape
 from .program import make_program
@@ -102,16 +103,14 @@ class Segment:
         except Exception as error:
             if len(self.region.specializations) != before:
                 raise
-            self.refused = (
-                error  # it cannot be traced; if the error is the user's, it comes again now
-            )
+            # it cannot be traced; if the error is the user's, it comes again now
+            self.refused = error
             return self.function(given)
         made = self.region.specializations
         if len(made) != before:
             runtime.stats.segments += len(made) - before
-            if all(
-                isinstance(r, Tensor) for r in results
-            ):  # an undefined gradient is no leaf of the region's results
+            # an undefined gradient is no leaf of the region's results
+            if all(isinstance(r, Tensor) for r in results):
                 self._arm(made[-1], values)
         return results
 
@@ -138,7 +137,7 @@ class Segment:
             or any(type(v) not in (Tensor, torch.nn.Parameter) for v in values)
         ):
             return
-        guard = torch_api.tensor_guard(
+        guard = tensor_guard(
             values, [list(v.shape) for v in values], [list(v.stride()) for v in values]
         )
         self.fast.append((guard, lambda given: [*map(forward(given).__getitem__, order)]))
@@ -236,7 +235,7 @@ def lower(tape: Tape, backend: Any) -> fx.GraphModule:
             env[o] = graph.call_function(operator.getitem, (call, i))
             env[o].meta.update(kind="part", node=o.meta["node"])
     graph.output(fx.map_arg(root.graph.output_node().args[0], env.__getitem__))
-    return torch_api.graph_module(root, graph, "JoinedTape")
+    return graph_module(root, graph, "JoinedTape")
 
 
 def _part(
@@ -255,7 +254,7 @@ def _part(
     for n in run.nodes:
         local[n] = graph.node_copy(n, local.__getitem__)
     graph.output([local[o] for o in outputs])
-    return torch_api.graph_module(root, graph, name), inputs, outputs
+    return graph_module(root, graph, name), inputs, outputs
 
 
 def _is_size(node: fx.Node) -> bool:

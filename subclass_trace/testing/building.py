@@ -47,7 +47,7 @@ def completed(subject: Subject, options: Mapping[str, Any]) -> Subject:
 
     Raises:
         OptionError: the factory gives nothing, or something else than the class; or the projection
-        does not work.
+            does not work.
     """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -220,8 +220,9 @@ def _with_tolerance(subject: Subject) -> Subject:
 
 def _rounding(subject: Subject) -> float:
     """By how much of the largest number a fresh instance differs from what it was made of, where it
-    says that it gives that back: another projection may give another value by design, and so does a
-    method that is off by more than a half.
+    says that it gives that
+    back: another projection may give another value by design, and so does a method that is off by
+    more than a half.
     """
     if (
         subject.dense is None

@@ -6,8 +6,9 @@ last thing that was begun twice, and forks another child for the rest. Where a f
 ``os.fork``, a GPU in use: autograd has threads then), all runs in this process.
 
 What a call costs must be its own. So what torch imports lazily is imported before the fork, and the
-child's collector of garbage leaves alone what the parent had made: to walk that, each page of it is
-copied, and in a test run with millions of objects this took seconds of whichever call it fell into.
+child's collector of
+garbage leaves alone what the parent had made: to walk that, each page of it is copied, and in a
+test run with millions of objects this took seconds of whichever call it fell into.
 """
 
 from __future__ import annotations

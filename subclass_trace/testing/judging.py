@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
+from ..torch_api.modes import TorchDispatchMode
 from . import probes
 from .evidence import Call, Found, Ran, flat, shown
 from .gradients import Gradients
@@ -45,7 +45,7 @@ OUTSIDES: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
 )
 
 
-class Operations(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the names of the operations that run inside, without the underscore of those in
     place."""
 

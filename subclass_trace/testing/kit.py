@@ -53,12 +53,12 @@ def check(
         profile: ``"dev"`` (seconds), ``"ci"`` (a minute or two) or ``"thorough"``.
         max_examples: another number of examples per rule.
         options: how to build instances, see `subject.subject_of`: ``factory``, ``to_dense``,
-        ``sizes``,
-            ``dtypes``, ``tolerance``.
+            ``sizes``, ``dtypes``, ``tolerance``.
 
     Raises:
         OptionError: a rule, profile or option does not exist, no rule is left, or no instance can
-        be built. ProtocolError: the class is no traceable wrapper subclass.
+            be built.
+        ProtocolError: the class is no traceable wrapper subclass.
     """
     level = profile_of(profile).at_most(max_examples)
     chosen = select(rules, skip)

@@ -58,8 +58,8 @@ def named_leaves(x: Any, path: str = "x") -> list[tuple[str, torch.Tensor]]:
 
 def plain_meta(x: Any) -> dict[str, Any]:
     """`meta` for comparing a fake tensor with a real one: every dense type is the same, and so are
-    jagged sizes. Strides of what has no elements are left out: fake kernels choose them
-    otherwise."""
+    jagged sizes. Strides of
+    what has no elements are left out: fake kernels choose them otherwise."""
 
     def number(n: Any) -> Any:
         return "jagged" if isinstance(n, torch.SymInt) else n

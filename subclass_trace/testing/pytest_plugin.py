@@ -46,8 +46,7 @@ class ConformanceTests:
     Attributes:
         target: a class, a function that makes one from dense tensors, a name or a `Subject`.
         options: arguments of `kit.check`: how to build instances, and ``rules``, ``skip``,
-        ``profile``,
-            ``max_examples``.
+            ``profile``, ``max_examples``.
         skip: ids of rules, beginnings of ids or families -> why they are left out.
         profile: dev, ci or thorough.
 

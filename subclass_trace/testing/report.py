@@ -8,11 +8,13 @@ without notice:
     versions          {"python": ..., "torch": ..., "subclass_trace": ...}
     profile, seconds  name of the profile, wall time
     made_by           how instances were made: the expression, with gaps for dense tensors, and how
-    it was found tolerance         [rtol, atol], with which numbers are compared
+                      it was found
+    tolerance         [rtol, atol], with which numbers are compared
     ok                true if no rule fails or breaks
     counts            {"pass": n, "fail": n, "not applicable": n, "skipped": n, "error": n}
     coverage          {"use": ..., "right": n, "wrong": n, "refused": {call: what it says},
-    "untried": [calls]} causes            a list, what hurts most first: {"cause", "rule", "also"}
+                      "untried": [calls]}
+    causes            a list, what hurts most first: {"cause", "rule", "also"}
     rules             a list, in the order of the ids:
         id, title, family, severity, outcome, checks, examples, seconds
         reason        what failed, or why the rule does not apply; "" for a pass
@@ -170,7 +172,12 @@ def _row(r: Result) -> dict[str, Any]:
 # ---- in a terminal
 
 
-MARKS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_APPLICABLE: "–", Outcome.ERROR: "!"}
+MARKS = {
+    Outcome.PASS: "✓",
+    Outcome.FAIL: "✗",
+    Outcome.NOT_APPLICABLE: "–",
+    Outcome.ERROR: "!",
+}
 
 
 def text(report: Report) -> str:

@@ -43,7 +43,7 @@ def register_strategy(
     Args:
         factory: a callable or expression that makes an instance from dense tensors.
         options: the other arguments of `subject.subject_of`: ``to_dense``, ``sizes``, ``dtypes``,
-        ``tolerance``.
+            ``tolerance``.
     """
     _REGISTERED[cls] = {"factory": factory, **options}
     s.register_type_strategy(cls, lambda found: wrappers(found))
@@ -181,7 +181,8 @@ def wrappers(
         target: what `check` takes: a class, a factory, a name, a subject.
         floating: those of a floating point dtype.
         contexts: also those of the factory with another number, where it has one (`scale=1.5`):
-        their contexts differ. options: how to build it, see `subject.subject_of`.
+            their contexts differ.
+        options: how to build it, see `subject.subject_of`.
 
     Raises:
         OptionError: no instance can be built.

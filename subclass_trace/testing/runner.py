@@ -52,7 +52,8 @@ class Result:
         checks: comparisons made; at least 1 for a pass.
         examples: examples that were run.
         refused: why examples did not apply, most frequent first, with how often; what the factory
-        refused comes last. failure: the smallest counterexample.
+            refused comes last.
+        failure: the smallest counterexample.
         error: the traceback of a fault in the kit.
         seconds: wall time.
         calls: all calls of the sweep that break it.

@@ -6,9 +6,11 @@ fails, the lines that ran, with imports and the sources of the helpers that they
 program that anyone can run.
 
     t.wrapper("x")                       x = TwoTensor(torch.arange(6.0).reshape(2, 3), ...)
-    drawn by hypothesis t.run("y = x.detach()")              must work: an exception fails the rule
+                                         drawn by hypothesis
+    t.run("y = x.detach()")              must work: an exception fails the rule
     t.require("z = x.add_(1)")           may be refused: an exception means that this example does
-    not apply t.expect("z is x", "True")           compares two expressions; counted
+                                         not apply
+    t.expect("z is x", "True")           compares two expressions; counted
 """
 
 from __future__ import annotations
@@ -157,10 +159,12 @@ class Script:
             shaped: the name of an earlier wrapper: same sizes, strides and dtype, other numbers.
             same: the name of an earlier wrapper: a fresh instance with the same numbers.
             grad: call ``requires_grad_()`` on it; implies floating. Refused by the class: the
-            example does not apply. floating: only floating point dtypes.
+                example does not apply.
+            floating: only floating point dtypes.
             min_dims, min_side: at least so many dimensions, each of them at least so long (in the
-            dense arguments). around: put around each dense argument of the factory, for nesting:
-            ``"Pair({0}, {0}.clone())"``.
+                dense arguments).
+            around: put around each dense argument of the factory, for nesting:
+                ``"Pair({0}, {0}.clone())"``.
 
         Raises:
             NotApplicable: the subject has no such instances.

@@ -19,7 +19,8 @@ from hypothesis import strategies as s
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 #: sizes that `shapes` draws often: a class that takes none of these hardly gets examples from it
 SMALL = (
-    (), (2,), (3,), (4,), (2, 2), (2, 3), (2, 4), (3, 2), (4, 2), (4, 4), (2, 2, 2), (2, 3, 4), (1, 4), (0,), (0, 2),
+    (), (2,), (3,), (4,), (2, 2), (2, 3), (2, 4), (3, 2), (4, 2), (4, 4), (2, 2, 2),
+    (2, 3, 4), (1, 4), (0,), (0, 2),
 )  # fmt: skip
 LAYOUTS = ("contiguous", "transposed", "sliced")
 
@@ -45,7 +46,8 @@ class Dense:
         """A Python expression that makes the tensor."""
         shape = self.shape
         if self.layout == "transposed":
-            return f"{replace(self, shape=shape[::-1], layout='contiguous').code}.permute({_numbers(range(len(shape))[::-1])})"
+            plain = replace(self, shape=shape[::-1], layout="contiguous")
+            return f"{plain.code}.permute({_numbers(range(len(shape))[::-1])})"
         if self.layout == "sliced":
             return (
                 f"{replace(self, shape=(shape[0] + 1, *shape[1:]), layout='contiguous').code}[1:]"

@@ -36,7 +36,7 @@ class Subject:
         make: expression with ``{0}``, ``{1}`` ... for the dense arguments.
         arity: the number of dense arguments.
         dense: expression with ``{0}`` for a wrapper that gives a dense tensor, or None. It must
-        commute with the
+            commute with the
             operations of the class up to ``tolerance``: ``x.a`` is one for a pair of tensors.
         imports, setup: lines in front of a program.
         namespace: what these lines and ``make`` need, ready to be used by ``exec``.
@@ -115,24 +115,23 @@ def subject_of(
 
     Args:
         factory: ``TwoTensor``, ``Float8Tensor.from_hp`` or ``"TwoTensor({0}, {0} * 2)"``; the class
-        itself by default.
-            Expressions may use ``torch``, what ``imports`` and ``setup`` define, and the names of
-            the module of the class.
+            itself by default. Expressions may use ``torch``, what ``imports`` and ``setup`` define,
+            and the names of the module of the class.
         to_dense: the projection to dense, callable or expression.
         setup: lines to run once in front of everything (a device mesh).
         programs: calls that must work and give the dense value: functions of ``x, y`` (two
-        wrappers; ``p`` is a dense tensor
-            like them, see `calls`), or expressions over these names.
+            wrappers; ``p`` is a dense tensor like them, see `calls`), or expressions over these
+            names.
         random: operations draw random numbers by design: each is seeded, and its numbers are
-        compared up to the tolerance. valid: the mask of the elements of a wrapper that mean
-        something, callable or expression; others are not compared. use: what a model does with it:
-        ``weight``, ``parameter``, ``activation`` or ``input``; what that cannot do without must
-            work.
+            compared up to the tolerance.
+        valid: the mask of the elements of a wrapper that mean something, callable or expression;
+            others are not compared.
+        use: what a model does with it: ``weight``, ``parameter``, ``activation`` or ``input``; what
+            that cannot do without must work.
 
     Raises:
         OptionError: the number of arguments cannot be found, an expression is none, the tolerance
-        is no pair of
-            numbers >= 0, there is no such use.
+            is no pair of numbers >= 0, there is no such use.
     """
     _check(use, tolerance)
     source = _Source(imports, setup)
@@ -150,8 +149,8 @@ def subject_of(
             source.names_of_module(text, home)
     lines, shapes = dict.fromkeys(source.lines), (tuple(size) for size in sizes)
     return Subject(
-        cls, make, count, dense, tuple(lines), setup, source.names, tuple(shapes), tuple(dtypes), tolerance,
-        tuple(source.notes), programs=texts, random=random, valid=mask, use=use,
+        cls, make, count, dense, tuple(lines), setup, source.names, tuple(shapes), tuple(dtypes),
+        tolerance, tuple(source.notes), programs=texts, random=random, valid=mask, use=use,
     )  # fmt: skip
 
 
@@ -294,7 +293,8 @@ def _arguments(factory: Callable[..., Any]) -> int:
     ``self``."""
     target: Any = factory
     if isinstance(factory, type):
-        target = factory.__init__ if inspect.isfunction(factory.__init__) else factory.__new__  # type: ignore[misc]
+        target = factory.__init__  # type: ignore[misc]
+        target = target if inspect.isfunction(target) else factory.__new__
     try:
         parameters = list(inspect.signature(target).parameters.values())[
             isinstance(factory, type) :

@@ -52,9 +52,8 @@ def overloads(packet: OpOverloadPacket[Any, Any]) -> list[Any]:
     """The overloads of an operation that its schema lists, such as ``aten.add.Tensor`` and
     ``aten.add.Scalar``."""
     found = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
-    return [
-        op for op in found if torch._C._dispatch_has_kernel(op.name())
-    ]  # some exist for TorchScript alone
+    # some exist for TorchScript alone
+    return [op for op in found if torch._C._dispatch_has_kernel(op.name())]
 
 
 def below_autograd() -> bool:

@@ -60,9 +60,9 @@ def backend_of_compiled(f: types.FunctionType) -> tuple[str, Callable[..., Any]]
     has no code of its own to lose."""
     from torch._dynamo.eval_frame import innermost_backend
 
-    backend: Any = innermost_backend(
-        f.__closure__[f.__code__.co_freevars.index("callback")].cell_contents
-    )  # type: ignore[index]
+    cells = f.__closure__ or ()
+    callback = cells[f.__code__.co_freevars.index("callback")]
+    backend: Any = innermost_backend(callback.cell_contents)
     name = str(
         getattr(backend, "compiler_name", None)
         or getattr(backend, "__name__", type(backend).__name__)

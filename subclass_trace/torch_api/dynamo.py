@@ -37,9 +37,8 @@ def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
     before = set(getattr(function, "__dict__", ()))
     compiled = torch.compile(function, backend=OUR_BACKEND, **options)
     if isinstance(function, torch.nn.Module) and "_is_torch_compile" not in before:
-        vars(function).pop(
-            "_is_torch_compile", None
-        )  # torch marks the module instead of its wrapper
+        # torch marks the module instead of its wrapper
+        vars(function).pop("_is_torch_compile", None)
     return compiled
 
 
@@ -48,9 +47,8 @@ def placeholder_number(node: torch.fx.Node) -> Any:
     Python floats; or None."""
     fake = node.meta.get("example_value")
     number = fake.item_memo if isinstance(fake, FakeTensor) else None
-    return (
-        None if number is None or number.node.hint is None else number
-    )  # one of a value inside a tensor has none
+    # one of a value inside a tensor has none
+    return None if number is None or number.node.hint is None else number
 
 
 def is_of_dynamo(error: Exception) -> bool:
@@ -162,9 +160,8 @@ def check_marks(t: torch.Tensor, spec: Any, path: str) -> None:
         OptionError: it is.
     """
     for d in marked(t, "dynamic"):
-        if (
-            type(spec.size[d]) is int and spec.size[d] > 1
-        ):  # 0 and 1 are numbers in each trace, as in torch's
+        # 0 and 1 are numbers in each trace, as in torch's
+        if type(spec.size[d]) is int and spec.size[d] > 1:
             raise OptionError(
                 "a size that torch._dynamo.mark_dynamic marks is a number in the region",
                 path=f"{path}.shape[{d}]",
@@ -187,9 +184,8 @@ def disabled_function(frame: types.FrameType) -> Any:
 
 
 def _stance() -> str:
-    frames = sys.modules.get(
-        "torch._dynamo.eval_frame"
-    )  # where Dynamo is not loaded, nobody has set one
+    # where Dynamo is not loaded, nobody has set one
+    frames = sys.modules.get("torch._dynamo.eval_frame")
     return "default" if frames is None else frames._stance.stance
 
 

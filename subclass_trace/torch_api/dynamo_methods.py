@@ -36,7 +36,8 @@ class TracedMethods:
 
     def before_call(self) -> TracedMethods | None:
         """Forget what Dynamo has compiled, if a method is another one by now; hear of what it
-        compiles in this call. Who heard of it before: see `after_call`."""
+        compiles in this call. Who
+        heard of it before: see `after_call`."""
         before: TracedMethods | None = getattr(_here, "listener", None)
         _here.listener = self
         if len(self.codes) != self._learnt:

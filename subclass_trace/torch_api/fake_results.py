@@ -9,8 +9,9 @@ goes to the mode. Where all sizes are static, it serves what fake kernels issue 
 well.
 
 The common views never go to the mode: their kernels in C++ run on fake tensors, too. They are
-quicker than the mode's in Python, and those of eager to the stride: ``view(1, 3)`` of a tensor with
-strides (7, 1) has (3, 1), the mode's (7, 1).
+quicker than the mode's in
+Python, and those of eager to the stride: ``view(1, 3)`` of a tensor with strides (7, 1) has (3, 1),
+the mode's (7, 1).
 """
 
 from __future__ import annotations
@@ -139,9 +140,8 @@ class FakeResults:
             return call(*args, **kwargs)
         if known is None:
             out = self._run(func, args, kwargs, call)
-            made = (
-                None if key in self._known else _describe(out, args)
-            )  # the mode may have asked on its way
+            # the mode may have asked on its way
+            made = None if key in self._known else _describe(out, args)
             if made is not None:
                 self._known[key] = made
             return out
@@ -225,9 +225,8 @@ def _extend(key: list[Any], values: Any) -> bool:
                 a.requires_grad,
             )
         elif kind in _PLAIN:
-            if (
-                kind is torch.device and a.index is None and a.type not in ("cpu", "meta")
-            ):  # the current one
+            # the current one
+            if kind is torch.device and a.index is None and a.type not in ("cpu", "meta"):
                 return False
             key += (kind, a)
         elif kind in _SEQUENCES:

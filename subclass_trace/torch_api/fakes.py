@@ -41,9 +41,8 @@ def replace_cache(mode: FakeTensorMode, remember: Remember) -> None:
     def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             out = mode._dispatch_impl(func, types, args, kwargs)
-            if isinstance(out, (list, tuple)) and isinstance(
-                func, OpOverload
-            ):  # as the dispatcher gives it
+            # as the dispatcher gives it
+            if isinstance(out, (list, tuple)) and isinstance(func, OpOverload):
                 return (tuple if len(func._schema.returns) > 1 else list)(out)
             return out
 
@@ -79,7 +78,9 @@ def replace_conversion(mode: FakeTensorMode) -> None:
         with torch._C._DisableTorchDispatch(), torch.inference_mode(False), _NO_VERSIONS():
             storage = storages.get(key)
             if storage is None:
-                storage = storages[key] = torch.UntypedStorage(of_real.nbytes(), device="meta")  # type: ignore[no-untyped-call]
+                size = of_real.nbytes()
+                storage = torch.UntypedStorage(size, device="meta")  # type: ignore[no-untyped-call]
+                storages[key] = storage
             data = torch.empty(0, dtype=real.dtype, device="meta")
             data.set_(storage, real.storage_offset(), real.shape, real.stride())
             torch._C._set_throw_on_mutable_data_ptr(data)
@@ -136,9 +137,8 @@ def fake_result(
             torch._C._set_throw_on_mutable_data_ptr(plain)
     else:
         with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
-            torch._C._set_meta_in_tls_dispatch_include(
-                True
-            )  # torch may have no kernels for the device
+            # torch may have no kernels for the device
+            torch._C._set_meta_in_tls_dispatch_include(True)
             plain = torch.as_strided(source, size, stride, offset)
     return _faked(mode, plain, device)
 

@@ -114,9 +114,8 @@ def floats_handed_on() -> Iterator[None]:
         )
         return dropout_form(input, p, train, with_symbols) if symbolic else dropout(input, p, train)
 
-    def normed(
-        *args: Any, **kwargs: Any
-    ) -> Any:  # its backward computes with epsilon, which is fixed
+    # its backward computes with epsilon, which is fixed
+    def normed(*args: Any, **kwargs: Any) -> Any:
         if len(args) <= _EPSILON:
             return batch_norm(*args, **kwargs)
         return with_symbols(

@@ -29,9 +29,10 @@ def functionalizing(mode: FakeTensorMode, below: Any) -> Iterator[None]:
     These are the tensors of C++ alone (``FunctionalTensorWrapper``, PyTorch PR 61404), without the
     class around them that torch's tracers need.
     """
-    before = torch._functionalize_enable_reapply_views(True)  # type: ignore[attr-defined]
+    reapply_views: Any = torch._functionalize_enable_reapply_views  # type: ignore[attr-defined]
+    before = reapply_views(True)
     with contextlib.ExitStack() as stack:
-        stack.callback(torch._functionalize_enable_reapply_views, before)  # type: ignore[attr-defined]
+        stack.callback(reapply_views, before)
         for each in (
             no_modes(),
             mode,

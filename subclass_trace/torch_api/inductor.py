@@ -84,7 +84,8 @@ def _chained(
     several = isinstance(target, OpOverload) and len(target._schema.returns) > 1
     with graph.inserting_before(node):
         both = graph.call_function(call, (token, target, *node.args), dict(node.kwargs))
-        both.meta = {**node.meta, "val": (None, *value) if several else (None, value)}  # type: ignore[misc]
+        values = (None, *value) if several else (None, value)  # type: ignore[misc]
+        both.meta = {**node.meta, "val": values}
         following = graph.call_function(operator.getitem, (both, 0))
         for part in list(node.users) if several else ():
             part.args = (both, part.args[1] + 1)  # type: ignore[operator]
@@ -142,7 +143,8 @@ def inductor_compile(
         for x in example_inputs
     ]
     results = gm.graph.output_node()
-    results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))  # type: ignore[arg-type]
+    count = len(results.args[0])  # type: ignore[arg-type]
+    results.meta["user_visible_output_idxs"] = list(range(count))
     with (
         compile_lock,
         plain_dispatch(),

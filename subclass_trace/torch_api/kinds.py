@@ -61,9 +61,8 @@ def is_opaque_class(cls: type) -> bool:
     if cls not in _OPAQUE_TYPES:
         import torch._library.opaque_object as objects
 
-        known: Any = (
-            getattr(objects, "is_custom_class", None) or objects.is_opaque_type
-        )  # until torch 2.14
+        # until torch 2.14
+        known: Any = getattr(objects, "is_custom_class", None) or objects.is_opaque_type
         _OPAQUE_TYPES[cls] = bool(known(cls))
     return _OPAQUE_TYPES[cls]
 
@@ -90,7 +89,8 @@ def _stands_for_opaque(value: object) -> bool:
 
 def storage_ref(t: torch.Tensor | torch.UntypedStorage) -> StorageWeakRef:
     """Equal for tensors that share a storage, and for that storage; does not keep it alive."""
-    return StorageWeakRef(t if isinstance(t, torch.UntypedStorage) else t.untyped_storage())  # type: ignore[no-untyped-call]
+    storage = t if isinstance(t, torch.UntypedStorage) else t.untyped_storage()
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def storage_key(value: object) -> int | None:
@@ -111,12 +111,8 @@ def is_memo(attribute: str) -> bool:
 
 _MEMOS = (
     *(f"_{name}" for name in vars(FakeTensor) if name.endswith("_memo")),
-    *(
-        "_sizes_capsule",
-        "_strides_capsule",
-        "_sym_sizes_capsule",
-        "_sym_strides_capsule",
-    ),  # and the same with "_len"
+    # and the same with "_len"
+    *("_sizes_capsule", "_strides_capsule", "_sym_sizes_capsule", "_sym_strides_capsule"),
 )
 
 

@@ -11,7 +11,11 @@ import torch._functorch.eager_transforms
 import torch._functorch.utils
 import torch._functorch.vmap
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
+from torch.overrides import TorchFunctionMode as TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .this_thread import replaced_here
 
@@ -40,10 +44,10 @@ def transformed_inputs(swap: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
     """Inside, the transforms of ``torch.func``, and every ``autograd.Function``, work on
     ``swap(t)`` instead of a tensor ``t``; in this thread."""
     utils: Any = torch._functorch.utils
-    unwrap = utils.unwrap_dead_wrappers
+    unwrap: Callable[..., tuple[Any, ...]] = utils.unwrap_dead_wrappers
 
     def unwrapped(args: tuple[Any, ...]) -> tuple[Any, ...]:  # a Function calls this first
-        return unwrap(tuple(swap(a) if isinstance(a, torch.Tensor) else a for a in args))  # type: ignore[no-any-return]
+        return unwrap(tuple(swap(a) if isinstance(a, torch.Tensor) else a for a in args))
 
     def swapped(wrap: Callable[..., Any]) -> Callable[..., Any]:
         return lambda t, *rest: wrap(swap(t), *rest)
@@ -85,13 +89,11 @@ def disable_autocast() -> Any:
     return torch._C._DisableAutocast()
 
 
-DispatchMode: Any = (
-    TorchDispatchMode  # Any, because torch's class is not annotated and could not be subclassed
-)
+# Any, because torch's class is not annotated and could not be subclassed
+DispatchMode: Any = TorchDispatchMode
 
-no_overrides: Any = (
-    torch._C.DisableTorchFunction
-)  # context: no __torch_function__, no function modes
+# context: no __torch_function__, no function modes
+no_overrides: Any = torch._C.DisableTorchFunction
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ def _power_from_inside(base: Any, exponent: Any) -> Any:
 
     Raises:
         GuardOnDataDependentSymNode: the power of a negative number may be complex, or of an int a
-        float.
+            float.
     """
     numbers = (base, exponent)
     if all(isinstance(k, (int, torch.SymInt)) for k in numbers):
@@ -167,7 +167,8 @@ def _rounded(n: Any, digits: Any = None) -> Any:
 
 
 def _is_constant(made: Any) -> bool:
-    return not (isinstance(made, tuple(_CLASSES)) and made.node.expr.free_symbols)  # type: ignore[attr-defined]
+    symbolic: Any = made if isinstance(made, tuple(_CLASSES)) else None
+    return symbolic is None or not symbolic.node.expr.free_symbols
 
 
 #: the attribute of a symbol whose hash user code has asked for: the trace is for this number
@@ -213,9 +214,8 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
     def asked(method: str) -> Callable[..., Any]:
         def answer(n: Any, *rest: Any) -> Any:
             by_user = _called_by_user()
-            if (
-                by_user and method == "__hash__"
-            ):  # a key of a container, which is looked up by our code too
+            # a key of a container, which is looked up by our code too
+            if by_user and method == "__hash__":
                 vars(n)[_KEY] = True
             fixed = method == "__hash__" and _is_fixed(n)
             return getattr(plain(n) if fixed or by_user else as_torch_symbol(n), method)(*rest)

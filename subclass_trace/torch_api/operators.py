@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from torch._library.utils import is_builtin
-from torch._ops import OperatorBase, OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OperatorBase, OpOverloadPacket
+from torch._ops import OpOverload as OpOverload
+from torch.utils._python_dispatch import (
+    autograd_would_have_decomposed as autograd_would_have_decomposed,
+)
 
 from .wrappers import disabled_torch_function
 
@@ -79,7 +84,9 @@ class StandIn(torch.Tensor):
     __torch_function__ = disabled_torch_function
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError(f"{func} ran on a stand-in")
 
     @staticmethod
@@ -93,10 +100,10 @@ class StandIn(torch.Tensor):
         offset: int = 0,
     ) -> torch.Tensor:
         """A stand-in of this metadata."""
-        make: Any = torch.Tensor._make_wrapper_subclass
+        make: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
         return make(
             StandIn, size, stride, offset, None, dtype, layout, device, False, requires_grad
-        )  # type: ignore[no-any-return]
+        )
 
 
 def needs_exact_strides(target: object) -> bool:

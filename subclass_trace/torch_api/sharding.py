@@ -25,7 +25,7 @@ def sharding_as_eager(
 
     Args:
         below: the context of what is not the user's; comparing the costs of placements is much
-        Python.
+            Python.
     """
     with contextlib.ExitStack() as stack:
         module: Any = sys.modules.get("torch.distributed.tensor._sharding_prop")
@@ -176,9 +176,8 @@ def _strides_as_numbers(spec_class: Any) -> Iterator[None]:
         asking = sys._getframe(3)  # what has asked for the hash of the spec
         while asking.f_code.co_name in ("call", "hashed") and asking.f_back is not None:
             asking = asking.f_back
-        of_schema = (
-            asking.f_code.co_name == "__hash__"
-        )  # in Python torch does without a hash, if there is none
+        # in Python torch does without a hash, if there is none
+        of_schema = asking.f_code.co_name == "__hash__"
         if symbolic and not of_schema and not any(isinstance(n, torch.SymInt) for n in meta.shape):
             self.tensor_meta = meta._replace(stride=tuple(map(int, meta.stride)))
         return original(self)
@@ -207,7 +206,8 @@ def _hashes_not_kept(spec_class: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _sizes_as_numbers_for_offsets() -> Iterator[None]:
     """A symbolic size becomes a number (and is guarded) where torch 2.13 asks in which place of it
-    the part of this rank begins (`argmax` does): it writes down all places."""
+    the part of this rank
+    begins (`argmax` does): it writes down all places."""
     utils: Any = sys.modules.get("torch.distributed.tensor._utils")
     name = "_get_shard_size_and_offsets"
     original: Any = getattr(utils, name, None)

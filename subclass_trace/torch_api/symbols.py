@@ -15,11 +15,11 @@ from torch import SymBool
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
-    ShapeEnv,
     StatelessSymbolicContext,
     ValueRangesSLoc,
     compute_unbacked_bindings,
 )
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
 
 from .exact_numbers import is_from_inside
 
@@ -163,9 +163,8 @@ def _proxy_analysis() -> Any:
         "not_": node(torch.sym_not),
         "minimum": node(torch.sym_min, 2),
         "maximum": node(torch.sym_max, 2),
-        "expr_cond_pair": staticmethod(
-            lambda value, condition: (value, condition)
-        ),  # torch 2.11 has none
+        # torch 2.11 has none
+        "expr_cond_pair": staticmethod(lambda value, condition: (value, condition)),
         "piecewise": staticmethod(
             lambda *pairs: functools.reduce(choose, reversed(pairs[:-1]), pairs[-1][0])
         ),
@@ -427,9 +426,8 @@ def define_symbol(
     many = int_oo if symbol.is_integer else sympy.oo
     ends = (-many if lower is None else lower, many if upper is None else upper)
     env.var_to_range[symbol] = ValueRanges(*ends)
-    place = env._get_sloc(
-        "a description"
-    )  # else torch looks for the user's frame, and imports torch.export for that
+    # else torch looks for the user's frame, and imports torch.export for that
+    place = env._get_sloc("a description")
     env.var_to_range_sloc[symbol] = ValueRangesSLoc(place, place)
     if value is not None:
         symbol_values(env)[symbol] = (

@@ -98,9 +98,8 @@ def numbers(size: Any) -> list[Any]:
         )
         hint = None if ragged or not isinstance(n, torch.SymInt) else n.node.hint
         ragged = ragged or (isinstance(hint, torch.SymInt) or "j" in str(hint))
-        found.append(
-            "jagged" if ragged else int(n if hint is None else hint)
-        )  # int(n) would make it a number
+        # int(n) would make it a number
+        found.append("jagged" if ragged else int(n if hint is None else hint))
     return found
 
 
@@ -116,9 +115,8 @@ def is_opaque_object(value: object) -> bool:
     2.12 on)?"""
     import torch._library.opaque_object as objects
 
-    known: Any = (
-        getattr(objects, "is_custom_class", None) or objects.is_opaque_type
-    )  # until torch 2.14
+    # until torch 2.14
+    known: Any = getattr(objects, "is_custom_class", None) or objects.is_opaque_type
     return bool(known(type(value)))
 
 
@@ -152,7 +150,9 @@ class Pair(torch.Tensor):
         return Pair(inner["a"], inner["b"], size, stride)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         from torch.utils import _python_dispatch
         from torch.utils._pytree import tree_map_only
 
@@ -211,7 +211,9 @@ class Witness(torch.Tensor):
         return Witness(inner["elem"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         from torch.utils._pytree import tree_leaves
 
         tensors = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx as fx
 
-from .. import torch_api
 from ..capture.graphs import output_args, placeholders
 from ..errors import VerificationError
 from ..plan import Plan, SavedValue
 from ..plan.descriptors import AnyDescriptor
 from ..state.guards import StateGuards
 from ..state.place import GONE, Call
+from ..torch_api.kinds import FAKE_TYPES, storage_key
+from ..torch_api.operators import OpOverload, op_schema
 
 if TYPE_CHECKING:
     from ..partition.interface import Partitioned
@@ -101,9 +102,9 @@ def verify_partition(
             what = "the forward saves something else than the backward takes"
             _require(made == taken, what, f"saved.{name}", taken, made)
     given = [n for n in placeholders(parts.forward.graph) if str(n.target) in written]
-    memory = {torch_api.storage_key(n.meta["val"]): n.name for n in given}
+    memory = {storage_key(n.meta["val"]): n.name for n in given}
     for name, node in values.items():
-        owner = memory.get(torch_api.storage_key(node.meta["val"]))
+        owner = memory.get(storage_key(node.meta["val"]))
         _require(
             owner is None,
             "a saved value lies in a written input",
@@ -190,24 +191,20 @@ def _graph(
             others = [
                 type(t).__qualname__
                 for t in _tensors(node.meta["val"])
-                if type(t) not in torch_api.FAKE_TYPES
+                if type(t) not in FAKE_TYPES
             ]
             _require(not others, "a value in the graph is not dense", path, "FakeTensors", others)
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(module)
-            dense = type(held) in (torch.Tensor, torch.nn.Parameter, *torch_api.FAKE_TYPES)
+            dense = type(held) in (torch.Tensor, torch.nn.Parameter, *FAKE_TYPES)
             dense = dense or not isinstance(held, torch.Tensor)
             _require(
                 dense, "a constant is not dense", path, "a plain tensor", type(held).__qualname__
             )
             if isinstance(held, fx.GraphModule):
                 _graph(held, path, in_place, branch=True)
-        elif (
-            node.op == "call_function"
-            and isinstance(node.target, torch_api.OpOverload)
-            and not in_place
-        ):
-            mutable = torch_api.op_schema(node.target).is_mutable
+        elif node.op == "call_function" and isinstance(node.target, OpOverload) and not in_place:
+            mutable = op_schema(node.target).is_mutable
             what = "the graph holds an operation that writes to its arguments"
             _require(not mutable, what, path, "functional operations", node.target)
 

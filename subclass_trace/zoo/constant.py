@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..authoring import Outer, WrapperTensor, views
 from ..authoring.fields import build
+from ..torch_api.modes import no_modes
 
 aten = torch.ops.aten
 
@@ -84,7 +84,7 @@ def _like(func: Any, x: Constant, *args: Any, **kwargs: Any) -> Any:
     if not kwargs.get("dtype", torch.float32).is_floating_point:
         return NotImplemented
     device = torch.device(kwargs.pop("device", None) or x.device)
-    with torch_api.no_modes():  # a tracer should not see this
+    with no_modes():  # a tracer should not see this
         meta = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         out = func(meta, *args, **kwargs)
 

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from .. import torch_api
+from ..torch_api.autograd import apply_function
 from .scaled_fp8 import _TINY, E4M3, E5M2, FP8Linear, ScaledFP8, fp8_linear, to_fp8
 
 
@@ -104,8 +104,8 @@ class DelayedGradientScale(DelayedScale):
     """Quantises the gradient of a tensor, with a scale from the last ``steps`` backwards.
 
     `advance_gradient_scales` moves the history on. Without it each gradient keeps its own scale,
-    and with several backwards before it their histories are added up: too large a scale saturates
-    nothing.
+    and with several
+    backwards before it their histories are added up: too large a scale saturates nothing.
     """
 
     def __init__(self, steps: int = 16, target: torch.dtype = E5M2) -> None:
@@ -114,16 +114,13 @@ class DelayedGradientScale(DelayedScale):
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """``y`` itself."""
-        same: torch.Tensor = torch_api.apply_function(
-            _QuantiseGradient, y, self.history, self.target
-        )
+        same: torch.Tensor = apply_function(_QuantiseGradient, y, self.history, self.target)
         return same
 
     def _apply(self, fn: Any, recurse: bool = True) -> DelayedGradientScale:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.history = (
-            self.history.detach().requires_grad_()
-        )  # what `to` makes of a buffer has a history in autograd
+        # what `to` makes of a buffer has a history in autograd
+        self.history = self.history.detach().requires_grad_()
         return self
 
 

@@ -85,14 +85,12 @@ class PackedInt4(WrapperTensor, default="dequantize"):
 def _quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-6) / 7
     q = (x / scale).round().clamp(-7, 7).to(torch.int8) & 0xF
-    return (q[:, ::2] | (q[:, 1::2] << 4)).view(
-        torch.uint8
-    ).contiguous(), scale  # row by row, whatever x is
+    # row by row, whatever x is
+    return (q[:, ::2] | (q[:, 1::2] << 4)).view(torch.uint8).contiguous(), scale
 
 
-PackedInt4.implements_per_inner(
-    aten.copy_.default
-)  # exact, without a second rounding: each row has its own scale
+# exact, without a second rounding: each row has its own scale
+PackedInt4.implements_per_inner(aten.copy_.default)
 
 
 @PackedInt4.implements(aten._to_copy.default)

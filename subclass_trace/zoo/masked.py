@@ -1,7 +1,8 @@
 """`Masked`: data with missing elements, closed under pointwise operations.
 
 What it is for: an inner tensor of another dtype (bool) that has no gradient, and a rule that covers
-hundreds of operations at once: torch tags the pointwise ones.
+hundreds of
+operations at once: torch tags the pointwise ones.
 
     >>> x = Masked(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True]))
     >>> y = (x + torch.ones(3)).relu()
@@ -24,8 +25,9 @@ from typing import Any
 
 import torch
 
-from .. import torch_api
 from ..authoring import WrapperTensor, elementwise, in_place
+from ..torch_api.autograd import apply_function
+from ..torch_api.trees import tree_map_only
 
 aten = torch.ops.aten
 
@@ -52,7 +54,7 @@ class Masked(
 
     def filled(self, value: float) -> torch.Tensor:
         """The dense tensor with ``value`` at missing elements; no gradient flows into those."""
-        result: torch.Tensor = torch_api.apply_function(_Fill, self, value)
+        result: torch.Tensor = apply_function(_Fill, self, value)
         return result
 
 
@@ -68,7 +70,7 @@ def _sum(func: Any, x: Masked, *args: Any, **kwargs: Any) -> Any:
     elementwise, aten._to_copy.default, *(getattr(aten, f"{n}_like").default for n in _LIKE)
 )
 def _pointwise(func: Any, *args: Any, **kwargs: Any) -> Any:
-    data_args, data_kwargs = torch_api.tree_map_only(Masked, lambda x: x.data_, (args, kwargs))
+    data_args, data_kwargs = tree_map_only(Masked, lambda x: x.data_, (args, kwargs))
     out = func(*data_args, **data_kwargs)
     return (
         Masked(out, _common_mask(out, args, kwargs))
@@ -83,13 +85,13 @@ def _in_place(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     value is left."""
     if not isinstance(x, Masked):
         return NotImplemented
-    data_args, data_kwargs = torch_api.tree_map_only(Masked, lambda t: t.data_, (args, kwargs))
+    data_args, data_kwargs = tree_map_only(Masked, lambda t: t.data_, (args, kwargs))
     func(x.data_, *data_args, **data_kwargs)
     if func in _WRITES:  # nothing of the old value is left, nor of its mask
         source = args[0] if func is aten.copy_.default else None
         x.mask.copy_(source.mask) if isinstance(source, Masked) else x.mask.fill_(True)
     else:
-        torch_api.tree_map_only(Masked, lambda t: x.mask.logical_and_(t.mask), (args, kwargs))
+        tree_map_only(Masked, lambda t: x.mask.logical_and_(t.mask), (args, kwargs))
     return x
 
 
@@ -125,7 +127,5 @@ class _Fill(torch.autograd.Function):
 def _common_mask(out: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """A new mask, laid out like ``out``: present where all operands are."""
     mask = torch.ones_like(out, dtype=torch.bool)
-    torch_api.tree_map_only(
-        Masked, lambda x: mask.logical_and_(x.mask.to(out.device)), (args, kwargs)
-    )
+    tree_map_only(Masked, lambda x: mask.logical_and_(x.mask.to(out.device)), (args, kwargs))
     return mask

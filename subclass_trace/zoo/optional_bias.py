@@ -53,9 +53,8 @@ class OptionalBias(WrapperTensor, default="dequantize"):
     def requantize_(self, value: torch.Tensor) -> None:
         """Write a dense value: to ``data_``, and zero to ``bias``."""
         self.data_.copy_(value)
-        if (
-            self.bias is not None
-        ):  # it stays: the attribute list must not change under a view or a caller
+        # it stays: the attribute list must not change under a view or a caller
+        if self.bias is not None:
             self.bias.zero_()
 
 

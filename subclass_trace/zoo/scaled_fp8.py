@@ -19,8 +19,9 @@ saves the `ScaledFP8` operands of a matmul as they are.
 Which operations stay in FP8: views, clone, changes of device or floating dtype, ``mm`` and
 ``addmm`` of two ScaledFP8 (dense result, from ``torch._scaled_mm``). In-place operations compute
 densely and quantise the result again, so optimizers work on a ScaledFP8 parameter. Everything else
-gives the dense tensor that it would give on the value, and so does ``zeros_like``: optimizers make
-their state with it, and Adam's second moment does not survive one scale in FP8.
+gives the dense tensor that it would give on the value, and so
+does ``zeros_like``: optimizers make their state with it, and Adam's second moment does not survive
+one scale in FP8.
 
 Limits. There is one scale for the whole storage: a write through a view of a *part* keeps the scale
 and saturates instead of touching the other elements. One NaN or infinity makes the whole tensor
@@ -37,8 +38,9 @@ import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from .. import torch_api
 from ..authoring import Outer, WrapperTensor, views
+from ..torch_api.autograd import apply_function
+from ..torch_api.operators import scaled_mm
 
 aten = torch.ops.aten
 
@@ -133,7 +135,7 @@ def to_fp8(
     """Quantise with one scale for the tensor: amax / finfo.max, or ``scale`` (float32, 0-dim),
     beyond which values saturate. Straight-through gradient."""
     result: ScaledFP8 = (
-        x if isinstance(x, ScaledFP8) else torch_api.apply_function(_Quantise, x, target, scale)
+        x if isinstance(x, ScaledFP8) else apply_function(_Quantise, x, target, scale)
     )
     return result
 
@@ -195,12 +197,10 @@ def _matmul_inputs(a: Any, b: Any) -> bool:
 def _mm(func: Any, a: Any, b: Any) -> Any:
     if not _matmul_inputs(a, b):
         return NotImplemented
-    left, right = (
-        a.qdata.contiguous(),
-        b.qdata.t().contiguous().t(),
-    )  # what GPU kernels want: row times column major
+    # what GPU kernels want: row times column major
+    left, right = a.qdata.contiguous(), b.qdata.t().contiguous().t()
     accumulate = torch.float32 if a.dtype == torch.float64 else a.dtype
-    out = torch_api.scaled_mm(left, right, scale_a=a.scale, scale_b=b.scale, out_dtype=accumulate)
+    out = scaled_mm(left, right, scale_a=a.scale, scale_b=b.scale, out_dtype=accumulate)
     return out.to(a.dtype)
 
 
@@ -225,9 +225,7 @@ def fp8_linear(
     are in the dtype of ``x``. ``x`` and ``weight`` may already be `ScaledFP8`.
     """
     lead = x.shape[:-1]
-    y: torch.Tensor = torch_api.apply_function(
-        _Matmul, to_fp8(x.reshape(-1, x.shape[-1])), to_fp8(weight)
-    )
+    y: torch.Tensor = apply_function(_Matmul, to_fp8(x.reshape(-1, x.shape[-1])), to_fp8(weight))
     y = y.view(*lead, weight.shape[0])
     return y if bias is None else y + bias.to(y.dtype)
 

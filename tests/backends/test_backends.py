@@ -193,7 +193,7 @@ def test_exceptions_of_a_compiler_say_which_graph_it_was(which: str) -> None:
 
 def test_our_own_errors_pass() -> None:
     def compiler(gm: fx.GraphModule, example_inputs: Any) -> Any:
-        raise UnsupportedError("no")
+        raise UnsupportedError("no", code="graph-node")
 
     with pytest.raises(UnsupportedError, match=r"^no$"):
         run(compiler, lambda x: [x + 1], X)

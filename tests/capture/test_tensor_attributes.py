@@ -10,7 +10,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 import subclass_trace as st
-from subclass_trace import torch_api
+from subclass_trace.torch_api.kinds import is_fake
 
 Tensor = torch.Tensor
 
@@ -28,7 +28,7 @@ def _same(x: Any) -> Tensor:
 def holds_traced(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(holds_traced, value.values()))
-    return any(map(holds_traced, value)) if isinstance(value, tuple) else torch_api.is_fake(value)
+    return any(map(holds_traced, value)) if isinstance(value, tuple) else is_fake(value)
 
 
 def _picture(value: Tensor) -> str:

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import subclass_trace as st
-from subclass_trace import torch_api
+from subclass_trace.torch_api.hooks import hooks_of_all
 
 Tensor = torch.Tensor
 Region = Callable[[Any], Any]
@@ -23,7 +23,7 @@ Setup = Callable[[nn.Parameter, Any], Iterator[Any]]
 @pytest.fixture(autouse=True)
 def _no_hooks_are_left() -> Iterator[None]:
     yield
-    for *_, table in torch_api.hooks_of_all():
+    for *_, table in hooks_of_all():
         table.clear()
 
 

@@ -17,7 +17,9 @@ from samples import EAGER_DIES, dtype_of, full_name, samples_of
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from subclass_trace import torch_api
+from subclass_trace.torch_api.fake_results import FakeResults
+from subclass_trace.torch_api.fakes import fake_mode
+from subclass_trace.torch_api.symbols import ShapeEnv
 
 Tensor = torch.Tensor
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -97,8 +99,8 @@ class Compared(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[Any, str] = {}
-        self.mode = torch_api.fake_mode(torch_api.ShapeEnv())
-        self.results = torch_api.FakeResults(self.mode)
+        self.mode = fake_mode(ShapeEnv())
+        self.results = FakeResults(self.mode)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -16,7 +16,7 @@ from subclass_trace.partition.min_cut import MinCut
 from subclass_trace.partition.rules import Facts
 from subclass_trace.partition.split import Split, make_split
 from subclass_trace.partition.table import Table
-from subclass_trace.torch_api import storage_key
+from subclass_trace.torch_api.kinds import storage_key
 
 
 def split_of(joint: Joint, cut: MinCut) -> Split:

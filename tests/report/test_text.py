@@ -24,7 +24,7 @@ from torch import nn
 import subclass_trace as st
 from subclass_trace import stages
 from subclass_trace.report import events, names
-from subclass_trace.torch_api import text_of
+from subclass_trace.torch_api.texts import text_of
 from subclass_trace.zoo import TwoTensor
 
 

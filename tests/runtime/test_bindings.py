@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from subclass_trace import torch_api
 from subclass_trace.backends.eager import bindings
 from subclass_trace.backends.eager.bindings import Binding, bind_call
 
@@ -227,5 +226,5 @@ def test_a_function_that_does_something_else_is_refused(liar: str, monkeypatch: 
         add = staticmethod(LIARS[liar])
 
     monkeypatch.setattr(bindings, "_BINDING_TYPES", (type(_twice),))
-    monkeypatch.setattr(torch_api, "BINDING_HOLDERS", (("test", Holder),))
+    monkeypatch.setattr(bindings, "BINDING_HOLDERS", (("test", Holder),))
     assert bind(node(aten.add.Tensor, X, X)).name == "aten.add.Tensor"

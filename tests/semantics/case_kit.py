@@ -43,7 +43,7 @@ class Case:
         """As the table prints it."""
         if self.fault:
             return f"**fault**: {self.fault}"
-        if self.refused == "NeedsEager":
+        if self.refused == "eager":
             return "runs eagerly"
         if self.refused:
             return f"{'handed over' if self.handed else 'refused'}: `{self.refused}`"

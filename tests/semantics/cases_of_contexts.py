@@ -66,7 +66,7 @@ def _identity() -> None:
 @fact(
     "a plain tensor, an iterator, or a list that contains itself in a context",
     torch="silently wrong",
-    refused="NeedsEager",
+    refused="eager",
 )
 def _arrays() -> None:
     region = st.compile(lambda x: x * 2)
@@ -87,13 +87,13 @@ def _dict() -> None:
         assert len(region.specializations) == count
 
 
-@fact("an object of a class that is no dataclass", torch="error (guard)", refused="NeedsEager")
+@fact("an object of a class that is no dataclass", torch="error (guard)", refused="eager")
 def _changed() -> None:
     box = types.SimpleNamespace(v=2.0)
     st.compile(lambda x: x.data_ * x.tag.v)(Scaled(dense(2, seed=0), torch.tensor(1.0), box))
 
 
-@fact("a closure in a context, which the region calls", torch="error (guard)", refused="NeedsEager")
+@fact("a closure in a context, which the region calls", torch="error (guard)", refused="eager")
 def _closure() -> None:
     box = types.SimpleNamespace(v=2.0)
     st.compile(lambda x: x.data_ * x.tag())(Scaled(dense(2, seed=0), torch.tensor(1.0), lambda: box.v))
@@ -142,9 +142,7 @@ class _Configured(torch.autograd.Function):
         return Scaled(grad * x.tag.scale, torch.tensor(1.0), x.tag)
 
 
-@fact(
-    "a result that has the very list, dict, array or dataclass of its input", torch="not checked", refused="NeedsEager"
-)
+@fact("a result that has the very list, dict, array or dataclass of its input", torch="not checked", refused="eager")
 def _handed_on() -> None:
     st.compile(lambda x: x * 2)(Scaled(dense(2, seed=0), torch.tensor(1.0), np.ones(2)))
 
@@ -230,7 +228,7 @@ def _between() -> None:
     assert len(region.specializations) == 1
 
 
-@fact("a dataclass that the operations of the class change", torch="not checked", refused="NeedsEager")
+@fact("a dataclass that the operations of the class change", torch="not checked", refused="eager")
 def _counted() -> None:
     def f(x: Any) -> Any:
         x.tag.step += 1

@@ -97,13 +97,13 @@ same(
     "`requires_grad_()` of a value, after its input was given one",
     lambda x: (v := x.sigmoid(), x.requires_grad_(), v.requires_grad_(), v)[3],
     plain(dense),
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "`requires_grad_()` of a member of a split",
     lambda x: (v := x.split(1)[0], v.requires_grad_(), v)[2],
     plain(),
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "a value that is made a leaf in the region, and a view of it",
@@ -123,7 +123,7 @@ same(
     "a view made under no_grad, of a leaf or of a value, that is made a leaf in the region",
     lambda x: [no_grad(t.view)(-1).requires_grad_() for t in (x, x * 2)],
     root(dense),
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "`.grad` of a tensor that the region makes, and returns, is set",
@@ -160,7 +160,7 @@ same(
     lambda x: no_grad(lambda: x.view(-1))().view(-1),
     root(),
     back=(0,),
-    refused="NeedsEager",
+    refused="eager",
 )
 same("gradient that depends on nothing (`sgn`)", lambda x: x.sgn(), root(), back=(0,))
 same(
@@ -374,7 +374,7 @@ def _hooked(x: Tensor) -> Tensor:
 
 @fact(
     "hooks and custom backwards that log, count, or keep gradients; numbers that they read and that change",
-    refused="NeedsEager",
+    refused="eager",
 )
 def _late_effects() -> None:
     found = []
@@ -392,7 +392,7 @@ def _late_effects() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-@fact("the same in a backward that is differentiated again", refused="NeedsEager", torch="refused")
+@fact("the same in a backward that is differentiated again", refused="eager", torch="refused")
 def _late_effects_twice() -> None:
     x = dense(3, seed=1).requires_grad_()
     torch.autograd.grad(st.compile(_hooked)(x).sum(), x, create_graph=True)
@@ -448,7 +448,7 @@ same(
     nonleaf(dense),
     back=(0, 1),
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 
 

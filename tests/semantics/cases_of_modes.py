@@ -78,7 +78,7 @@ same(
     "default dtype set in the region",
     _mode(_double_by_default, lambda x: x + torch.ones(3)),
     plain(dense),
-    refused="NeedsEager",
+    refused="eager",
 )
 same("channels_last", lambda x: x.to(memory_format=torch.channels_last) * 2, plain(two, 2, 3, 4, 4))
 same(
@@ -98,7 +98,7 @@ same(
     "a result that is computed in inference mode is an inference tensor",
     _computed_in_inference_mode,
     root(),
-    refused="NeedsEager",
+    refused="eager",
 )
 
 
@@ -131,7 +131,7 @@ same(
     "`unsafe_split` and `unsafe_chunk` of a normal tensor in inference mode: are the members views?",
     differs="they share the memory, and are no views, as outside of inference mode",
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 def _unsafe_members() -> None:
     x = dense(4, seed=1)
@@ -148,7 +148,7 @@ def _all_attributes() -> None:
 @fact(
     "a differentiable result, made with inference mode turned off inside of it",
     torch="graph break",
-    refused="NeedsEager",
+    refused="eager",
 )
 def _out_of_inference_mode() -> None:
     def f(x: Tensor) -> Tensor:

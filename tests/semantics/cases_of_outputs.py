@@ -49,7 +49,7 @@ same(
     lambda c: (w := dense(3, seed=c).requires_grad_(), Inputs((w, dense(3, seed=9)), (w,)))[1],
     back=(0,),
     torch="graph break",
-    refused="NeedsEager",
+    refused="eager",
 )
 same, fact = cases("Outputs")
 same(
@@ -129,7 +129,7 @@ same(
     "a view of an input whose own shape was changed",
     lambda x: x.unsqueeze(0).unsqueeze_(0),
     plain(dense),
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "a wrapper made of the detached input, and a written view of it",

@@ -154,7 +154,7 @@ class _Closing:
 @fact(
     "an object with a `__del__` that the region makes",
     torch="runs `__del__` in few of the calls",
-    refused="NeedsEager",
+    refused="eager",
 )
 def _makes_what_is_deleted(call: Any) -> Any:
     region = call(lambda x: (_Closing(), x * 2)[1])

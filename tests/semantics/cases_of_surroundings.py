@@ -288,5 +288,5 @@ same(
     lambda x: _doubled(x) + 1,
     lambda c: two(2, seed=c).a,
     torch="error",
-    refused="NeedsEager",
+    refused="eager",
 )

@@ -148,7 +148,7 @@ def _gradients_as_state(compile: Any) -> Any:
 
 @fact(
     "`requires_grad` of parameters changed between two `.backward()` inside the region (a GAN step)",
-    refused="NeedsEager",
+    refused="eager",
     torch="error (a second backward)",
 )
 def _frozen_between(compile: Any) -> Any:
@@ -214,7 +214,7 @@ def _grad_for_a_hooked_argument() -> None:
 
 @fact(
     "a leaf that requires grad is used after its shape was changed in place, under no_grad or by `x.data = y`",
-    refused="NeedsEager",
+    refused="eager",
     torch="not in the survey",
 )
 def _reshaped_leaf() -> None:

@@ -47,7 +47,7 @@ same(
     lambda x, y: (x.mul_(2), y * 3)[1],
     lambda c: (lambda w: (w, w[1:]))(two(4, seed=c)),
     torch="refused",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "overlapping ranges of a value that requires grad",
@@ -55,13 +55,13 @@ same(
     lambda c: (lambda w: (lambda v: Inputs((v[:5], v[3:]), (w,)))(w * 1))(two(8, seed=c).requires_grad_()),
     back=(0,),
     torch="refused",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "interleaved strides do not alias",
     lambda x, y: (x.mul_(2), y * 3)[1],
     lambda c: (lambda w: (w[::2], w[1::2]))(two(8, seed=c)),
-    refused="NeedsEager",
+    refused="eager",
 )
 
 
@@ -103,13 +103,13 @@ same(
     lambda x: (x.unsqueeze_(0).transpose_(0, 1), x * 1)[1],
     plain(),
     torch="graph break",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "shape of an input after `detach()` of it",
     lambda x: (d := x.detach(), x.unsqueeze_(0), d * 1)[2],
     plain(dense),
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "disjoint window of an overlapping view (`unfold`)",
@@ -125,7 +125,7 @@ same(
     "overlapping inputs that start in the middle of a storage",
     lambda x, y: (x.mul_(2), y * 1)[1],
     lambda c: (lambda b: (b[:, 1:3], b[1:3]))(dense(26, seed=c)[2:].view(4, 6)),
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "a source that overlaps what is written (`x.index_copy_(0, i, x[1:])`, `x.mul_(x.t())`): eager refuses too",
@@ -138,14 +138,14 @@ same(
     lambda x: x.addmm_(x, x),
     plain(dense),
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "a row of an expanded view, written after the shape of its base has changed",
     lambda x: (v := x + x, w := v[:1].expand(2, 3), v.unsqueeze_(0), w[1].add_(1), w[1])[4],
     plain(dense),
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "in-place operation without a functional form in torch (`polygamma_`)",
@@ -163,7 +163,7 @@ same(
     lambda x, y: (x.set_(y), x.add_(1), y * 2)[2],
     lambda c: (dense(3, seed=c), dense(3, seed=c + 7)),
     torch="graph break",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "`x.data = y` of wrappers",
@@ -175,7 +175,7 @@ same(
     "`out=` of another size, which grows",
     lambda x, y: torch.add(x, 1, out=y),
     lambda c: (dense(3, seed=c), torch.empty(0)),
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "`as_strided` of an input across several inputs, written",
@@ -207,7 +207,7 @@ same(
     lambda x: (setattr(x, "tag", "new"), x * 2)[1],
     plain(scaled),
     torch="silently wrong",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "a member of a split, tracked by autograd: eager refuses too",
@@ -219,7 +219,7 @@ same(
 @fact(
     "shape of a dense value, of which a view is used afterwards, differentiable",
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 def _reshaped_base() -> None:
     def f(x: Tensor) -> Tensor:
@@ -260,14 +260,14 @@ same(
     root(dense),
     back=(0,),
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "shape of a view of an input, changed in place",
     lambda x: (v := x[1:], v.t_(), v * 1)[2],
     plain(dense),
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "shape of a view of a value, which is written then",
@@ -275,21 +275,21 @@ same(
     root(dense),
     back=(0,),
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "an input that another one repeats (`expand`) is written",
     lambda x, y: (x.mul_(2), y * 3)[1],
     lambda c: (lambda b: (b, b.expand(2, 3)))(dense(3, seed=c)),
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "an input with a negative bit is written",
     lambda x: x.mul_(2),
     lambda c: torch.complex(dense(3, seed=c), dense(3, seed=c + 5)).conj().imag,
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "`detach_()` of an input",
@@ -297,7 +297,7 @@ same(
     nonleaf(),
     back=(0,),
     torch="graph break",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "`requires_grad_(False)` of a leaf, which is written then",
@@ -310,7 +310,7 @@ same(
     lambda x: x.detach_().requires_grad_() * 2,
     nonleaf(),
     torch="graph break",
-    refused="NeedsEager",
+    refused="eager",
 )
 
 
@@ -360,7 +360,7 @@ same(
     lambda x: (setattr(x, "scale", x.scale * 2), x * 1)[1],
     plain(scaled),
     torch="silently wrong",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "an inner tensor of an argument with a history is replaced, after a write",
@@ -368,7 +368,7 @@ same(
     nonleaf(),
     back=(0,),
     torch="not in the survey",
-    refused="NeedsEager",
+    refused="eager",
 )
 same(
     "a tensor that the function closes over",
@@ -387,7 +387,7 @@ same(
     lambda x: (_HELD[0].mul_(2), _HELD[0].unsqueeze_(0), x * _HELD[0])[2],
     lambda c: (_HELD.__setitem__(0, dense(3, seed=1)) if not c else _HELD[0].squeeze_(0), dense(3, seed=c))[1],
     calls=1,
-    refused="NeedsEager",
+    refused="eager",
 )
 
 _COUNTER = torch.zeros(())

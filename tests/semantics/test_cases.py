@@ -31,7 +31,7 @@ def test_case(case: Case, request: pytest.FixtureRequest) -> None:
     if not case.refused and not case.differs:
         case.run()
         return
-    if case.refused == "NeedsEager":
+    if case.refused == "eager":
         with pytest.warns(UserWarning, match="runs eagerly"):
             case.run()
         return

@@ -16,7 +16,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import subclass_trace as st
-from subclass_trace import torch_api
 from subclass_trace.subclass.flatten import leaves_of
 from subclass_trace.zoo import (
     DelayedFP8Linear,
@@ -25,6 +24,7 @@ from subclass_trace.zoo import (
     advance_gradient_scales,
     convert_linears,
     fp8_linear,
+    scaled_fp8,
     to_fp8,
 )
 from subclass_trace.zoo.delayed_fp8 import DelayedGradientScale, DelayedScale
@@ -121,7 +121,7 @@ def calls(monkeypatch) -> list[tuple[torch.dtype, torch.dtype]]:
         seen.append((a.dtype, b.dtype))
         return torch._scaled_mm(a, b, **kwargs)
 
-    monkeypatch.setattr(torch_api, "scaled_mm", spy)
+    monkeypatch.setattr(scaled_fp8, "scaled_mm", spy)
     return seen
 
 

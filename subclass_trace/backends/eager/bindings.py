@@ -18,10 +18,10 @@ Note [Proof of a binding]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
 A C binding is an argument parser, perhaps some handwritten code, and a call of the dispatcher. What
 the dispatcher does then is the same for the binding and for the raw callable, so it is enough to
-look at the calls that reach it. The binding is called on *stand-ins*: strided tensors without data
-that require grad and have the dispatch keys of real ones. A dispatch mode records what arrives and
-answers with stand-ins; nothing runs. It must record one call: of this overload, with these very
-tensors and these very numbers.
+look at the calls that reach it. The
+binding is called on *stand-ins*: strided tensors without data that require grad and have the
+dispatch keys of real ones. A dispatch mode records what arrives and answers with stand-ins; nothing
+runs. It must record one call: of this overload, with these very tensors and these very numbers.
 
 The stand-ins are made from a *pattern* of the arguments: tensors as (rank, dtype, device), symbolic
 sizes as "a number", constants as themselves. The proof reads the pattern and nothing else, so its
@@ -32,9 +32,9 @@ One more call is allowed: factories (``torch.full``) turn what they made into a 
 dispatch mode, which holds a second reference to it, that takes a ``detach`` of the answer. Without
 a mode it takes nothing.
 
-The state is that of compiled code at run time (`torch_api.plain_dispatch`): no gradients, so that
-composite operations are seen as what they issue; no inference mode, where they would be seen as
-themselves; no autocast, no modes.
+The state is that of compiled code at run time (`torch_api.modes.plain_dispatch`): no gradients, so
+that composite operations are seen as what they issue; no inference mode, where they would be seen
+as themselves; no autocast, no modes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx as fx
 
-from ... import torch_api
+from ...torch_api.dynamo import higher_order_name
+from ...torch_api.kinds import is_dense
+from ...torch_api.modes import DispatchMode, functorch_active, no_overrides, plain_dispatch
+from ...torch_api.operators import (
+    BINDING_HOLDERS,
+    OpOverload,
+    StandIn,
+    op_name,
+    op_schema,
+    raw_callable,
+)
 
 _CONSTANTS = (
     int,
@@ -83,10 +93,10 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
 
     Args:
         args, kwargs: may be nodes, which carry example values in ``meta["val"]``, fake or real, or
-        numbers.
+            numbers.
     """
-    if not isinstance(op, torch_api.OpOverload):
-        if torch_api.higher_order_name(op) == "auto_functionalized_v2" and _writes_whole_bases(
+    if not isinstance(op, OpOverload):
+        if higher_order_name(op) == "auto_functionalized_v2" and _writes_whole_bases(
             args[0], kwargs
         ):
             return Binding(_write_to_copies, "write_to_copies")
@@ -99,9 +109,8 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
     key = op, repr(given)  # tells 1 from True and 1.0, and 0.0 from -0.0
     found = _cache.get(key)
     if found is None:
-        if (
-            torch_api.functorch_active()
-        ):  # dispatch is not what it will be at run time: neither prove nor remember
+        # dispatch is not what it will be at run time: neither prove nor remember
+        if functorch_active():
             return _raw(op)
         found = _search(op, *given)
         _cache[key] = found
@@ -113,9 +122,8 @@ def _patterns(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if op.namespace != "aten":
         return None
     try:
-        with (
-            torch_api.no_overrides()
-        ):  # reading a fake tensor's dtype is an override to a user's function mode
+        # reading a fake tensor's dtype is an override to a user's function mode
+        with no_overrides():
             return _pattern(tuple(args)), {k: _pattern(v) for k, v in kwargs.items()}
     except _NoPattern:
         return None
@@ -127,30 +135,30 @@ def proved(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str
 
     None where nothing is to be proved.
     """
-    if not isinstance(op, torch_api.OpOverload) or op in _SIZE_READS:
+    if not isinstance(op, OpOverload) or op in _SIZE_READS:
         return None
     given = _patterns(op, args, kwargs)
     binding = None if given is None else _cache.get((op, repr(given)))
     if binding is None:
         return None
-    holder = binding.name.removesuffix(f".{torch_api.op_name(op)}")
-    known = any(name == holder for name, _ in torch_api.BINDING_HOLDERS)
+    holder = binding.name.removesuffix(f".{op_name(op)}")
+    known = any(name == holder for name, _ in BINDING_HOLDERS)
     return repr(given), holder if known else "other" if binding is _OTHER_NAMES.get(op) else "raw"
 
 
-def learn(op: torch_api.OpOverload, pattern: str, where: str) -> None:
+def learn(op: OpOverload, pattern: str, where: str) -> None:
     """What another process has proved: the function follows from the operation, whatever is said.
 
     Raises:
         KeyError: no such place.
     """
-    holders = dict(torch_api.BINDING_HOLDERS)
+    holders = dict(BINDING_HOLDERS)
     if where == "raw":
         found = _raw(op)
     elif where == "other":
         found = _OTHER_NAMES[op]
     else:
-        name = torch_api.op_name(op)
+        name = op_name(op)
         function: Any = getattr(holders[where], name, None)
         if type(function) not in _BINDING_TYPES:
             raise KeyError(name)
@@ -158,25 +166,21 @@ def learn(op: torch_api.OpOverload, pattern: str, where: str) -> None:
     _cache.setdefault((op, pattern), found)
 
 
-def _raw(op: torch_api.OpOverload) -> Binding:
+def _raw(op: OpOverload) -> Binding:
     # Subclasses of OpOverload (TorchBind objects) do work of their own in __call__.
-    return Binding(torch_api.raw_callable(op) if type(op) is torch_api.OpOverload else op, str(op))
+    return Binding(raw_callable(op) if type(op) is OpOverload else op, str(op))
 
 
 def _writes_whole_bases(op: Any, given: Mapping[str, Any]) -> bool:
     """Does a custom operation that writes to arguments write to no views: does
     `auto_functionalized_v2` say nothing of any?"""
-    names = (
-        {p.name for p in torch_api.op_schema(op).arguments}
-        if isinstance(op, torch_api.OpOverload)
-        else set()
-    )
+    names = {p.name for p in op_schema(op).arguments} if isinstance(op, OpOverload) else set()
     indices = {f"_{n}{_INDEX}" for n in names if type(given.get(f"_{n}{_INDEX}")) is int}
     if not given.keys() <= {*names, *indices, "_all_bases"} or any(
         n.endswith(_INDEX) for n in names
     ):
         return False
-    return bool(indices) and all(torch_api.is_dense(b.meta["val"]) for b in given["_all_bases"])
+    return bool(indices) and all(is_dense(b.meta["val"]) for b in given["_all_bases"])
 
 
 def _write_to_copies(
@@ -264,10 +268,10 @@ def _value_pattern(val: Any) -> Any:
 
 
 # ---- proofs
-def _search(op: torch_api.OpOverload, args: Any, kwargs: Any) -> Binding:
-    name = torch_api.op_name(op)
-    with torch_api.plain_dispatch():
-        for holder_name, holder in torch_api.BINDING_HOLDERS:
+def _search(op: OpOverload, args: Any, kwargs: Any) -> Binding:
+    name = op_name(op)
+    with plain_dispatch():
+        for holder_name, holder in BINDING_HOLDERS:
             function: Any = getattr(holder, name, None)
             if type(function) in _BINDING_TYPES and _issues_only(function, op, args, kwargs):
                 return Binding(function, f"{holder_name}.{name}")
@@ -276,7 +280,7 @@ def _search(op: torch_api.OpOverload, args: Any, kwargs: Any) -> Binding:
     return _raw(op)
 
 
-def _issues_only(function: Any, op: torch_api.OpOverload, args: Any, kwargs: Any) -> bool:
+def _issues_only(function: Any, op: OpOverload, args: Any, kwargs: Any) -> bool:
     """Does ``function`` issue ``op`` with these arguments, nothing else, and return its result?"""
     numbers = itertools.count(5)
     values = _realize(args, numbers)
@@ -310,16 +314,14 @@ def _realize(pattern: Any, numbers: Iterator[int]) -> Any:
 def _stand_in(pattern: _Tensor, requires_grad: bool = False) -> torch.Tensor:
     size = tuple(range(2, 2 + pattern.rank))
     stride = tuple(3 * math.prod(size[:d]) for d in range(pattern.rank))
-    return torch_api.StandIn.make(
-        size, stride, pattern.dtype, pattern.device, torch.strided, requires_grad
-    )
+    return StandIn.make(size, stride, pattern.dtype, pattern.device, torch.strided, requires_grad)
 
 
-class _Recorder(torch_api.DispatchMode):  # type: ignore[misc]
+class _Recorder(DispatchMode):  # type: ignore[misc]
     """Records what reaches the dispatcher, and answers in the form that ``op`` answers in. Runs
     nothing."""
 
-    def __init__(self, op: torch_api.OpOverload) -> None:
+    def __init__(self, op: OpOverload) -> None:
         super().__init__()
         self.op = op
         self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -331,9 +333,7 @@ class _Recorder(torch_api.DispatchMode):  # type: ignore[misc]
         if func is not self.op or self.call is not None:
             raise _Unexpected(func)
         self.call = args, kwargs or {}
-        answers = [
-            _answer(func, ret, args, kwargs or {}) for ret in torch_api.op_schema(func).returns
-        ]
+        answers = [_answer(func, ret, args, kwargs or {}) for ret in op_schema(func).returns]
         self.answer = None if not answers else answers[0] if len(answers) == 1 else tuple(answers)
         return self.answer
 
@@ -355,9 +355,8 @@ _RESULT = _Tensor(1, torch.float32, torch.device("cpu"))
 
 
 def _answer(op: Any, ret: Any, args: Any, kwargs: Any) -> Any:
-    if (
-        ret.alias_info is not None and ret.alias_info.is_write
-    ):  # an in-place or out= operation returns its argument
+    # an in-place or out= operation returns its argument
+    if ret.alias_info is not None and ret.alias_info.is_write:
         wanted, rows = (
             ret.alias_info.before_set,
             zip(op._schema.arguments, _by_parameter(op, args, kwargs), strict=True),

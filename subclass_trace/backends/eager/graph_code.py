@@ -46,10 +46,11 @@ from typing import Any, ClassVar
 import torch
 import torch.fx as fx
 
-from ... import torch_api
 from ...capture.graphs import where
 from ...errors import UnsupportedError, VerificationError
 from ...partition.half import Half
+from ...torch_api.kinds import SYM_TYPES
+from ...torch_api.operators import OpOverload
 from .bindings import bind_call, proved
 from .branches import branches
 from .views import Call, inputs_of, spare_views
@@ -62,8 +63,9 @@ def display(
 ) -> str:
     """The source of a container, each item written by ``code``.
 
-    >>> display([1, (2,), {"k": slice(3)}], lambda v: display(v, repr) if isinstance(v, (tuple,
-    dict)) else repr(v)) "[1, (2,), {'k': slice(None, 3, None)}]"
+    >>> inner = lambda v: display(v, repr) if isinstance(v, (tuple, dict)) else repr(v)
+    >>> display([1, (2,), {"k": slice(3)}], inner)
+    "[1, (2,), {'k': slice(None, 3, None)}]"
     """
     if isinstance(value, list):
         return f"[{', '.join(map(code, value))}]"
@@ -101,7 +103,8 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
 
     Args:
         gm: a graph of placeholders, attributes and function calls, with example values in
-        ``meta["val"]``. name: the name of the function.
+            ``meta["val"]``.
+        name: the name of the function.
 
     Raises:
         VerificationError: an argument of a node is a symbolic size that is not a node of the graph.
@@ -124,7 +127,10 @@ def compile_half(half: Half, *, name: str, by_autograd: bool = False) -> BoxedGr
     for node in half.body:
         if node.op in ("call_method", "call_module"):
             raise UnsupportedError(
-                f"the graph holds a {node.op} node", path=node.name, fix="trace to aten operations"
+                f"the graph holds a {node.op} node",
+                code="graph-node",
+                path=node.name,
+                fix="trace to aten operations",
             )
     body, merged, calls = half.body, half.merged, dict[fx.Node, Call]()
     if not by_autograd:
@@ -184,10 +190,8 @@ class _Writer:
         """The source of the whole list."""
         half = self.half
         order = [n for n in half.body if n.op != "get_attr"]
-        for node in (
-            *half.inputs,
-            *order,
-        ):  # variables first: they have the better right to their names
+        # variables first: they have the better right to their names
+        for node in (*half.inputs, *order):
             self.variables[node] = self._fresh(node.name)
         for node in half.body:
             if node.op == "get_attr":
@@ -231,9 +235,8 @@ class _Writer:
             guard = self.guards.get(node)
             for named in (*inputs_of(node, self.calls), *([] if guard is None else [guard])):
                 used = merged.get(named, named)
-                if (
-                    used.op != "get_attr" or used in last
-                ):  # a saved constant is an input of the backward
+                # a saved constant is an input of the backward
+                if used.op != "get_attr" or used in last:
                     last[used] = node
         deaths: dict[fx.Node | None, list[fx.Node]] = {}
         for value, by in last.items():
@@ -263,7 +266,7 @@ class _Writer:
                         )
                     text = f"{text} if {origin}.is_contiguous() else {made}"
             line = where(node)  # for tracebacks, which show it
-            called = target if isinstance(target, torch_api.OpOverload) else name
+            called = target if isinstance(target, OpOverload) else name
             comment = f"  # {called}" + (f", {line}" if line else "")
         return f"{text}{comment}" if variable is None else f"{variable} = {text}{comment}"
 
@@ -302,7 +305,7 @@ class _Writer:
             return repr(arg)
         if isinstance(arg, (list, tuple, dict, slice)):
             return display(arg, lambda a: self._text(a, user))
-        if isinstance(arg, torch_api.SYM_TYPES):
+        if isinstance(arg, SYM_TYPES):
             what = "a symbolic size is an argument of a node, but no node of the graph computes it"
             raise VerificationError(what, path="output" if user is None else user.name, got=arg)
         named = isinstance(arg, (*_NAMED, float, complex))

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ... import torch_api
+from ...torch_api.operators import OpOverload, op_schema
 
 aten = torch.ops.aten
 Merged = Mapping[fx.Node, fx.Node]
@@ -40,8 +40,7 @@ class Call:
     Attributes:
         target, origin, rest: the operation and its arguments.
         chain: where given, the call is right for a contiguous origin alone: else these views are
-        made of it, one of the
-            other, the node being the last.
+            made of it, one of the other, the node being the last.
     """
 
     target: Any
@@ -218,7 +217,7 @@ def is_view(node: fx.Node) -> bool:
     """Is it a view operation of torch's, which computes nothing? One of somebody else's may do
     more."""
     target, args = node.target, node.args
-    if not isinstance(target, torch_api.OpOverload) or not _views(target):
+    if not isinstance(target, OpOverload) or not _views(target):
         return False
     return (
         bool(args)
@@ -228,8 +227,8 @@ def is_view(node: fx.Node) -> bool:
 
 
 @functools.cache
-def _views(target: torch_api.OpOverload) -> bool:
-    if torch_api.op_schema(target).is_mutable:
+def _views(target: OpOverload) -> bool:
+    if op_schema(target).is_mutable:
         return False
     return (
         target.is_view and target.namespace in ("aten", "prims")
@@ -252,11 +251,11 @@ def is_fresh(node: fx.Node) -> bool:
     target: Any = node.target
     if (
         node.op != "call_function"
-        or not isinstance(target, torch_api.OpOverload)
+        or not isinstance(target, OpOverload)
         or target.namespace != "aten"
     ):
         return False
-    returns = torch_api.op_schema(target).returns
+    returns = op_schema(target).returns
     return (
         target is not aten._unsafe_view.default
         and len(returns) == 1

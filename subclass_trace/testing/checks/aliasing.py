@@ -9,9 +9,10 @@ from ..script import Script
 @rule("ST321", "a view shares memory with its base", cost=Cost.SWEEP)
 def views_alias(t: Script) -> None:
     """What the schema of an operation calls a view must look at the memory of its input. Autograd
-    and compilers believe the schema: a copy (often a dequantised one) loses writes without an
-    error. A class that cannot make a view of itself should refuse, and let the user dequantise
-    first. (Item 3 of PyTorch issue 162964.)
+    and compilers believe
+    the schema: a copy (often a dequantised one) loses writes without an error. A class that cannot
+    make a view of itself should refuse, and let the user dequantise first. (Item 3 of PyTorch issue
+    162964.)
 
     Passes: `cls(x.codes.t(), x.scale.t())` for `aten.t`.
     Fails: `x.dequantize().t()` for `aten.t`.

@@ -110,7 +110,8 @@ def _dense_tangents(t: Script, ops: list[str]) -> None:
 )
 def dynamic_sizes(t: Script) -> None:
     """With `dynamic=True` sizes are symbols. The class must compute outer sizes from them, and not
-    from numbers that it remembers: a second call with other sizes gives the result of eager mode.
+    from numbers that it
+    remembers: a second call with other sizes gives the result of eager mode.
 
     Passes: `x.codes.view(x.shape[0], -1)`.
     Fails: `x.codes.view(self.rows, -1)`, with the rows of the instance that was traced.
@@ -141,9 +142,9 @@ def mutation(t: Script) -> None:
     `__torch_dispatch__` changes the traced instance only.
 
     torch.compile writes the result back by `copy_` of one wrapper into the other, of which each
-    inner tensor must be copied by itself: a `copy_` that quantises anew, or computes with the whole
-    value, fails here. For a class of the kit that is
-    `MyTensor.implements_per_inner(aten.copy_.default)`.
+    inner tensor must be copied
+    by itself: a `copy_` that quantises anew, or computes with the whole value, fails here. For a
+    class of the kit that is `MyTensor.implements_per_inner(aten.copy_.default)`.
 
     Passes: `x.codes.add_(n); return x`.
     Fails: `x.codes = x.codes + n; return x`.

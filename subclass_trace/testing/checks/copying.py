@@ -31,11 +31,13 @@ def clones(t: Script) -> None:
 def converts(t: Script) -> None:
     """`module.to(torch.bfloat16)`, `.half()` and autocast ask for a dtype. A class may refuse, keep
     its storage format and change only the outer dtype, or convert; it must not return another dtype
-    than it was asked for. `module.to("cuda")` and the meta device of deferred initialisation move a
-    weight: the wrapper and every tensor in it, or the next operation mixes devices.
+    than it was asked for. `module.to("cuda")` and
+    the meta device of deferred initialisation move a weight: the wrapper and every tensor in it, or
+    the next operation mixes devices.
 
     Passes: `aten._to_copy` with `dtype=` changes the outer dtype, and moves every inner tensor for
-    `device=`. Fails: `cls(x.codes.to(device), x.scale)`, or a rule that ignores `dtype=`.
+    `device=`.
+    Fails: `cls(x.codes.to(device), x.scale)`, or a rule that ignores `dtype=`.
     """
 
 

@@ -14,14 +14,14 @@ def strangers(t: Script) -> None:
     """`x + stranger` asks the class of `x` first, `stranger + x` and `torch.cat([stranger, x])` ask
     it second. If it does not know the stranger it must return `NotImplemented`, so that the other
     class sees the call as it was written, with `x` whole; if nobody knows the other, torch raises a
-    TypeError that names both. A class that unwraps itself and goes on hands bare inner tensors to
-    the stranger: meaning (a scale, a placement, a mask) is lost without an error. What counts is
-    `types`, which has the types of all tensors, not the first argument, and not the arguments
-    without those in lists. (Item 7 of PyTorch issue 162964.)
+    TypeError that names both. A class that unwraps itself and goes on
+    hands bare inner tensors to the stranger: meaning (a scale, a placement, a mask) is lost without
+    an error. What counts is `types`, which has the types of all tensors, not the first argument,
+    and not the arguments without those in lists. (Item 7 of PyTorch issue 162964.)
 
     Passes: `if not all(issubclass(cls, t) for t in types): return NotImplemented`, which lets dense
-    tensors through. Fails: `func(*tree_map_only(cls, lambda t: t.codes, args))` whatever `types`
-    are.
+    tensors through.
+    Fails: `func(*tree_map_only(cls, lambda t: t.codes, args))` whatever `types` are.
     """
     call = t.choose(*_BINARY, "torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])")
     order = t.choose(("x", "stranger"), ("stranger", "x"))
@@ -41,8 +41,9 @@ def inference_mode(t: Script) -> None:
     """Composite operations (`reshape`, `linear`, `matmul`, `contiguous`) are taken apart by
     autograd, above `__torch_dispatch__`; in inference mode nobody does that, and the class meets
     them whole. What works without inference mode must work in it, with the same result. (Item 5 of
-    PyTorch issue 162964.) Views in inference mode of a wrapper that was made outside are not asked
-    for: torch's own `return_and_correct_aliasing` does not make them.
+    PyTorch issue 162964.) Views in inference mode of a wrapper that
+    was made outside are not asked for: torch's own `return_and_correct_aliasing` does not make
+    them.
 
     Passes: `if (out := func.decompose(*args, **kwargs)) is not NotImplemented: return out`.
     Fails: an error for every operation that has no rule of its own, `aten.linear` among them.

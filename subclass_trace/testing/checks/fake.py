@@ -78,9 +78,9 @@ def fake_operations(t: Script) -> None:
 def symbolic_sizes(t: Script) -> None:
     """With dynamic shapes the outer sizes and those of the inner tensors are `torch.SymInt`.
     Flatten, unflatten and operations must take and keep them. `int(size)`, `bool(size > 4)`,
-    f-strings of sizes and comparisons with sizes in the context make the tracer guard on the number
-    that it sees: the program is compiled again for each size, and `mark_dynamic` raises
-    "constraints violated".
+    f-strings of sizes and comparisons with sizes in
+    the context make the tracer guard on the number that it sees: the program is compiled again for
+    each size, and `mark_dynamic` raises "constraints violated".
 
     What torch does by itself does not count: `torch.complex` and `torch.polar` of symbolic sizes
     fix them, and a size of 1 is a number to torch, so that of blocks of 32 rows there are at least

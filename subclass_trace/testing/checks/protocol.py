@@ -14,13 +14,14 @@ def round_trips(t: Script) -> None:
     that was traced is not the one that was written.
 
     Everything that makes two instances behave differently, and is no tensor, is context: also the
-    numbers and texts that the constructor took. Autograd history is none of it: who rebuilds a
-    wrapper sets `requires_grad` himself, so unflatten must return a leaf, which requires grad only
-    if the context says so.
+    numbers and texts that
+    the constructor took. Autograd history is none of it: who rebuilds a wrapper sets
+    `requires_grad` himself, so unflatten must return a leaf, which requires grad only if the
+    context says so.
 
     Passes: `return ["codes"], (self.scale, self.axis)`, and unflatten hands all of them to the
-    constructor. Fails: `return ["codes"], (self.scale,)`, where the constructor takes `axis=0` as
-    well.
+    constructor.
+    Fails: `return ["codes"], (self.scale,)`, where the constructor takes `axis=0` as well.
     """
     t.wrapper("x")
     t.run("y = rebuild(x)", "flatten and unflatten must not raise")
@@ -50,8 +51,8 @@ def stable_attributes(t: Script) -> None:
     absent is left out; it must be absent after the round trip too.
 
     The names are read with `getattr`, more than once, and each must give the tensor that the
-    wrapper computes with, not a copy of it or a view made anew: compilers write mutations back into
-    it.
+    wrapper computes with, not a
+    copy of it or a view made anew: compilers write mutations back into it.
 
     Passes: `return ["codes", "scale"], None`.
     Fails: `return list({"codes", "scale"}), None`, or a property `codes` that returns
@@ -130,8 +131,9 @@ def context_comparable(t: Script) -> None:
 @rule("ST115", "equal contexts have equal hashes")
 def context_hash(t: Script) -> None:
     """Caches of compiled graphs look contexts up. One that is equal to its copy and has another
-    hash (that of its identity) is found by nobody: each call compiles anew, and tables grow. A
-    context that cannot be hashed is sound.
+    hash (that of its identity)
+    is found by nobody: each call compiles anew, and tables grow. A context that cannot be hashed is
+    sound.
 
     Passes: a frozen dataclass, a tuple of numbers.
     Fails: `__eq__` by value and `__hash__ = object.__hash__`.
@@ -194,7 +196,8 @@ def built_from_grad(t: Script) -> None:
     it is looks fine, and loses the gradient. (Item 1 of PyTorch issue 162964.)
 
     Passes: an `autograd.Function` whose forward returns the wrapper, or `raise ValueError` for
-    `codes.requires_grad`. Fails: `cls(x, x * 2)` with an `x` that requires grad, stored as it is.
+    `codes.requires_grad`.
+    Fails: `cls(x, x * 2)` with an `x` that requires grad, stored as it is.
     """
     t.wrapper("x", floating=True)
     try:

@@ -27,8 +27,9 @@ def prints(t: Script) -> None:
 @rule("ST802", "no call hangs or kills the interpreter", cost=Cost.SWEEP)
 def comes_to_an_end(t: Script) -> None:
     """Each call of the sweep comes to an end in a few seconds. One that does not, or that kills the
-    process, takes everything down: a loop that waits for a shape which never comes, or a raw
-    pointer to memory that a wrapper does not have.
+    process, takes everything
+    down: a loop that waits for a shape which never comes, or a raw pointer to memory that a wrapper
+    does not have.
 
     Passes: an error.
     Fails: `while x.dim() > 1: x = x.squeeze(0)` for a dimension that cannot go.

@@ -17,15 +17,17 @@ def flatten_is_stable(t: Script) -> None:
     tensor of its operand, while graphs and guards are about the first one.
 
     Passes: `__tensor_flatten__` returns `["codes", "scale"], self.block` whatever was called
-    before. Fails: `mul` sets `x.cache = ...`, and flatten lists "cache" once it is there.
+    before.
+    Fails: `mul` sets `x.cache = ...`, and flatten lists "cache" once it is there.
     """
 
 
 @rule("ST112", "contexts that differ are told apart", cost=Cost.SWEEP)
 def contexts_differ(t: Script) -> None:
     """Guards compare contexts by `==` (or by `__metadata_guard__`). Two contexts that give the same
-    inner tensors another value must not be equal: a program that was compiled for the one would
-    serve the other, silently.
+    inner tensors another
+    value must not be equal: a program that was compiled for the one would serve the other,
+    silently.
 
     Passes: the context is the tuple `(self.scale, self.axis)`.
     Fails: it is an object whose `__eq__` compares the axis alone, and the scale counts.
@@ -131,8 +133,9 @@ def two_contexts(t: Script) -> None:
 def accidents(t: Script) -> None:
     """Refusing an operation is sound: say so with `NotImplemented` or an error that is raised. An
     AttributeError, a RecursionError or an error of a kernel, out of the class's own code, for a
-    call that works on dense tensors, is an accident: the class names the operation, does it with
-    other arguments, or does nearly all there are.
+    call that works on dense tensors, is an
+    accident: the class names the operation, does it with other arguments, or does nearly all there
+    are.
 
     Passes: `raise NotImplementedError(f"{func} needs two MyTensors")`.
     Fails: `func(a.codes, b.codes)` where b may be a dense tensor.
@@ -142,8 +145,9 @@ def accidents(t: Script) -> None:
 @rule("ST318", "what it is used for works", cost=Cost.SWEEP)
 def used_for(t: Script) -> None:
     """A class that was declared a `weight`, `parameter`, `activation` or `input` (`use=`, `--use`)
-    does what a model cannot do without: a weight `F.linear`, `detach`, deepcopy, a state dict; a
-    parameter an optimizer's step as well.
+    does what a model cannot do
+    without: a weight `F.linear`, `detach`, deepcopy, a state dict; a parameter an optimizer's step
+    as well.
 
     Passes: `use="weight"`, and `F.linear(x, w)` works.
     Fails: `use="weight"`, and `F.linear` raises, because `aten.t` has no rule.

@@ -6,11 +6,14 @@ takes some operations apart in Python instead of in C++. These Python forms diff
 kernels, and have another one here:
 
     rnn_tanh, rnn_relu, lstm, gru   no dropout between the layers: a comparison of torch's is the
-    wrong way round; refused dropout                         draws random numbers for p = 1; copies
-    where the kernel returns its argument multilabel_margin_loss_forward  counts class 0 for each
-    target that a row has less than classes; refused upsample_linear and the like    rounds in
-    another way, by 1 for bytes; refused for these batch norms, margin losses      wrappers get the
-    parts, where eager mode hands the operation itself to their class
+                                    wrong way round; refused
+    dropout                         draws random numbers for p = 1; copies where the kernel returns
+                                    its argument
+    multilabel_margin_loss_forward  counts class 0 for each target that a row has less than classes;
+    refused
+    upsample_linear and the like    rounds in another way, by 1 for bytes; refused for these
+    batch norms, margin losses      wrappers get the parts, where eager mode hands the operation
+                                    itself to their class
 
 What is refused with symbolic sizes is traced again with numbers, and then computed by the kernel.
 And the sizes of pooling's results are computed without a branch: before torch 2.13 it asks for the
@@ -32,7 +35,7 @@ from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...errors import NeedsEager
+from ...errors import UnsupportedError
 from ..this_thread import replaced_here
 
 Tensor = torch.Tensor
@@ -106,9 +109,10 @@ def dropout_form(
 
 
 def _refused(*_: Any, **__: Any) -> Any:
-    raise NeedsEager(
+    raise UnsupportedError(
         "torch takes an operation apart in Python here, where its form computes something else "
         "than the kernel",
+        code="composite",
         fix="leave recurrent layers, multilabel margin losses and interpolations of bytes out of "
         "the region",
     )

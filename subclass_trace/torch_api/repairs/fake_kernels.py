@@ -119,7 +119,8 @@ def _fft_c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Te
 
 def _fft_r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
     if x.device.type != "cpu":
-        return _aten._fft_r2c.default(x, dim, normalization, onesided)  # type: ignore[no-any-return]
+        transform: Callable[..., Tensor] = _aten._fft_r2c.default
+        return transform(x, dim, normalization, onesided)
     size = list(x.shape)
     if onesided:
         size[dim[-1]] = size[dim[-1]] // 2 + 1
@@ -128,7 +129,8 @@ def _fft_r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> T
 
 def _fft_c2r(x: Tensor, dim: list[int], normalization: int, last_dim_size: int) -> Tensor:
     if x.device.type != "cpu":
-        return _aten._fft_c2r.default(x, dim, normalization, last_dim_size)  # type: ignore[no-any-return]
+        transform: Callable[..., Tensor] = _aten._fft_c2r.default
+        return transform(x, dim, normalization, last_dim_size)
     if len(dim) > 1:
         x = _fft_c2c(x, dim[:-1], normalization, False)
     size = list(x.shape)

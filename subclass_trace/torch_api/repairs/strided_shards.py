@@ -24,8 +24,9 @@ def repaired_unflatten(cls: type) -> Callable[..., torch.Tensor] | None:
 
     A view of a DTensor that merges a dimension into the sharded one has a ``_StridedShard`` besides
     an explicit order of shards. The constructor of its spec refuses the two together, unless a flag
-    says that the order is no reading of the placement: DTensor's ``__tensor_flatten__`` leaves that
-    flag out (torch 2.13; older versions have none).
+    says that the order is no reading of the
+    placement: DTensor's ``__tensor_flatten__`` leaves that flag out (torch 2.13; older versions
+    have none).
     """
     if not is_dtensor(cls):
         return None

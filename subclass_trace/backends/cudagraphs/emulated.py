@@ -23,7 +23,10 @@ from typing import Any
 
 import torch
 
-from ... import torch_api
+from ...torch_api.memory import storage_of
+from ...torch_api.modes import TorchDispatchMode
+from ...torch_api.operators import copy_all, op_schema
+from ...torch_api.trees import pytree, tree_map_only
 from .recorder import Work
 
 Tensor = torch.Tensor
@@ -74,7 +77,7 @@ class EmulatedRecorder:
         """See `Recorder`."""
         self.events += ["copy"] * len(to)
         if to:
-            torch_api.copy_all(to, of)
+            copy_all(to, of)
 
     def overwrite(self, by: _Graph) -> None:
         """What a replay does to the rest of the pool."""
@@ -97,18 +100,18 @@ class _Graph:
         self.calls: list[Callable[[], object]] = []
         self.memory: list[Tensor] = []
         given = [t for t in work.inputs if isinstance(t, Tensor)]
-        before = [(t, torch_api.storage_of(t).clone()) for t in given]
+        before = [(t, storage_of(t).clone()) for t in given]
         log = contextlib.nullcontext() if work.opaque else _Log(self)
         try:
             with log:
                 self.results = work.run()
         finally:
             for t, contents in before:
-                torch_api.storage_of(t).copy_(contents)
-        outside = {torch_api.storage_of(t).data_ptr() for t in given}
+                storage_of(t).copy_(contents)
+        outside = {storage_of(t).data_ptr() for t in given}
         if work.opaque:
             made = [t for t in self.results if isinstance(t, Tensor)]
-            made = [t for t in made if torch_api.storage_of(t).data_ptr() not in outside]
+            made = [t for t in made if storage_of(t).data_ptr() not in outside]
             self.memory, self.calls = [t.data for t in made], [self._again(made)]
         for t in self.memory:
             _spoil(t)
@@ -136,7 +139,7 @@ class _Graph:
         """The storages of results that somebody still has."""
         for handed in self._handed:
             if (t := handed()) is not None:
-                yield torch_api.storage_of(t).data_ptr()
+                yield storage_of(t).data_ptr()
 
     def __call__(self) -> None:
         """Replay it."""
@@ -147,7 +150,7 @@ class _Graph:
                 call()
 
 
-class _Log(torch_api.TorchDispatchMode):
+class _Log(TorchDispatchMode):
     """Notes the operations of a recording."""
 
     def __init__(self, graph: _Graph) -> None:
@@ -158,19 +161,19 @@ class _Log(torch_api.TorchDispatchMode):
         kwargs = kwargs or {}
         self._check(func, (args, kwargs))
         made = func(*args, **kwargs)
-        rows = torch_api.pytree.tree_leaves((args, kwargs))
-        known = {torch_api.storage_of(t).data_ptr() for t in rows if isinstance(t, Tensor)}
-        results = [t for t in torch_api.pytree.tree_leaves(made) if isinstance(t, Tensor)]
-        fresh = [t for t in results if torch_api.storage_of(t).data_ptr() not in known]
+        rows = pytree.tree_leaves((args, kwargs))
+        known = {storage_of(t).data_ptr() for t in rows if isinstance(t, Tensor)}
+        results = [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+        fresh = [t for t in results if storage_of(t).data_ptr() not in known]
         self.graph.memory += [t.data for t in fresh]
-        if fresh or torch_api.op_schema(func).is_mutable:
+        if fresh or op_schema(func).is_mutable:
             self.graph.calls.append(_call(func, args, kwargs, made))
         return made
 
     def _check(self, func: Any, given: Any) -> None:
         if any(tag in func.tags for tag in _WAITS):
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
-        for value in torch_api.pytree.tree_leaves(given):
+        for value in pytree.tree_leaves(given):
             if isinstance(value, Tensor) and self.recorder.on_host(value):
                 raise RuntimeError(f"a recording would read memory of the host: {func}")
             if isinstance(value, torch.Generator):
@@ -180,11 +183,11 @@ class _Log(torch_api.TorchDispatchMode):
 
 def _call(func: Any, args: Any, kwargs: Any, made: Any) -> Callable[[], object]:
     """The same operation on the same memory; no version counter is that of a user's tensor."""
-    args, kwargs, made = torch_api.tree_map_only(Tensor, lambda t: t.data, (args, kwargs, made))
-    memory = [t for t in torch_api.pytree.tree_leaves(made) if isinstance(t, Tensor)]
+    args, kwargs, made = tree_map_only(Tensor, lambda t: t.data, (args, kwargs, made))
+    memory = [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
 
     def call() -> None:
-        found = torch_api.pytree.tree_leaves(func(*args, **kwargs))
+        found = pytree.tree_leaves(func(*args, **kwargs))
         for t, new in zip(memory, [t for t in found if isinstance(t, Tensor)], strict=True):
             if t.data_ptr() != new.data_ptr():
                 t.copy_(new)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ... import torch_api
+from ...torch_api.kinds import SYM_TYPES
+from ...torch_api.symbols import shape_conditions
 from ...capture.graphs import output_args, placeholders
 from .buffers import fresh
 from .recording import Recording, Unfit
@@ -56,7 +57,7 @@ class Padding:
             check(gm.graph, symbol)
             for v in (*values.values(), *outputs):
                 rows_of(v, symbol)
-                if isinstance(v, torch_api.SYM_TYPES) and v in outputs:
+                if isinstance(v, SYM_TYPES) and v in outputs:
                     raise MixesRows("a size is a result")
         except MixesRows as why:
             return cls(symbol, sized, outputs, str(why))
@@ -89,7 +90,7 @@ class Padding:
             numbers = v.shape if isinstance(v, Tensor) else (v,)
             for n in numbers:
                 if isinstance(n, torch.SymInt):
-                    known = torch_api.shape_conditions(n.node.shape_env, frozenset({self.symbol}))
+                    known = shape_conditions(n.node.shape_env, frozenset({self.symbol}))
                     return all(bool(c.subs(self.symbol, size)) for c in known)
         return False
 

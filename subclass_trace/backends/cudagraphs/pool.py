@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ... import torch_api
+from ...torch_api.lines import warn_user
 from ...errors import OptionError
 from .emulated import EmulatedRecorder
 from .recorder import CudaRecorder, Recorder
@@ -139,7 +139,7 @@ class Pool:
         if text not in self._said:
             self._said.add(text)
             fix = "region.explain() tells more"
-            torch_api.warn_user(f"{text} ({fix})")
+            warn_user(f"{text} ({fix})")
 
     def explain(self) -> str:
         """What was recorded, what was not, and why."""

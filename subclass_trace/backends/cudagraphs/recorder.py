@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ... import torch_api
+from ...torch_api.operators import copy_all
 from ...errors import BackendError
 
 Tensor = torch.Tensor
@@ -121,4 +121,4 @@ class CudaRecorder:
             now.wait_stream(self._last)
         self._last = now
         if to:
-            torch_api.copy_all(to, of)
+            copy_all(to, of)

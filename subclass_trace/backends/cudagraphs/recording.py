@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ... import torch_api
+from ...torch_api.autograd import move_versions, set_versions
+from ...torch_api.memory import holders, storage_of, with_version_of
 from .buffers import as_span, fresh, is_dense, make_buffers
 from .pool import Pool
 from .recorder import Work
@@ -65,7 +66,7 @@ class Recording:
         rest = {k: v for k, v in tensors.items() if k not in moved}
         self.buffers: dict[int, Tensor] = {**make_buffers(rest, face.written), **moved}
         self.addresses = [values[k].data_ptr() for k in fixed]
-        stores = [torch_api.storage_of(values[k]) for k in fixed]
+        stores = [storage_of(values[k]) for k in fixed]
         self._alive = [torch_api.weak(s) for s in stores]
         self._at = [s.data_ptr() for s in stores]
         self._record(values)
@@ -87,12 +88,12 @@ class Recording:
             self._replay, results = self.pool.recorder.record(work)
         finally:  # nothing was written
             after = tuple([t._version for t in written])
-            torch_api.set_versions(tuple(written), before)
+            set_versions(tuple(written), before)
         moved = zip(sorted(self.face.written), before, after, strict=True)
         self._writes = [(k, now - then, k in self.buffers) for k, then, now in moved if now > then]
         self._kept: list[Tensor] = []
         self._gives = _Results(self, args).gives(results)
-        self._held = torch_api.holders(self._kept)
+        self._held = holders(self._kept)
 
     def keep(self, t: Tensor) -> None:
         """It lies in the pool, and is handed out."""
@@ -101,7 +102,7 @@ class Recording:
     # ---- asked
     def is_in_use(self) -> bool:
         """Has anybody results of it?"""
-        return torch_api.holders(self._kept) != self._held
+        return holders(self._kept) != self._held
 
     def is_stale(self) -> bool:
         """Is the memory of an input gone, or elsewhere?"""
@@ -132,7 +133,7 @@ class Recording:
                 to, of = (t if is_dense(t) else as_span(t) for t in (value, self.buffers[k]))
                 to.copy_(of)
             for _ in range(count - copied):
-                torch_api.move_versions([value])
+                move_versions([value])
         results: list[Any] = []
         for give in self._gives:
             results.append(give(values, results))
@@ -174,7 +175,7 @@ class _Results:
             self.recording.keep(out)
             if first is None:
                 return lambda values, before: out
-            return lambda values, before: torch_api.with_version_of(out, before[first])
+            return lambda values, before: with_version_of(out, before[first])
         if kind == "contents":
             return lambda values, before: out.detach()
         if first is not None:
@@ -196,7 +197,7 @@ class _Results:
             return lambda values, before: out if kind == "pooled" else out.detach()
         if kind == "pooled":
             self.recording.keep(out)
-            return lambda values, before: torch_api.with_version_of(out, values[k])
+            return lambda values, before: with_version_of(out, values[k])
         if same:
             return lambda values, before: values[k]
         if out.dtype != buffer.dtype or self.face.kinds[k] == "host":

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ... import torch_api
+from ...torch_api.kinds import SYM_TYPES
+from ...torch_api.lines import location_text
+from ...torch_api.operators import OpOverload
+from ...torch_api.trees import pytree
 from ...capture.graphs import where
 
 Tensor = torch.Tensor
@@ -62,13 +65,13 @@ def check(graph: fx.Graph, symbol: Any) -> None:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         values = [n.meta.get("val") for n in node.all_input_nodes]
-        results = torch_api.pytree.tree_leaves(node.meta.get("val"))
+        results = pytree.tree_leaves(node.meta.get("val"))
         try:
             dims = [rows_of(v, symbol) for v in values]
             out = [rows_of(r, symbol) for r in results]
             if {*dims, *out} <= {None} and not any(map(_is_number, (*values, *results))):
                 continue  # it is about weights
-            if isinstance(node.target, torch_api.OpOverload):
+            if isinstance(node.target, OpOverload):
                 rule = _RULES.get(torch_api.op_packet(node.target), _pointwise)
             else:
                 rule = _on_sizes
@@ -76,12 +79,12 @@ def check(graph: fx.Graph, symbol: Any) -> None:
                 raise MixesRows("it may mix rows")
         except MixesRows as why:
             at = where(node)
-            text = f"{node.target}{f' at {torch_api.location_text(at)}' if at else ''}"
+            text = f"{node.target}{f' at {location_text(at)}' if at else ''}"
             raise MixesRows(f"{text}: {why}") from None
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, torch_api.SYM_TYPES)
+    return isinstance(value, SYM_TYPES)
 
 
 def _val(arg: Any) -> Any:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+
+_uses: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 
 
 def holders(tensors: Sequence[torch.Tensor]) -> list[int]:
     """How many hold each of these tensors, or its memory. Only to be compared with the same for the
     same sequence: a difference is somebody else."""
-    count = torch._C._storage_Use_Count
-    return [
-        sys.getrefcount(t) + t._use_count() + count(t.untyped_storage()._cdata) for t in tensors
-    ]
+    count, uses = torch._C._storage_Use_Count, _uses
+    return [sys.getrefcount(t) + uses(t) + count(t.untyped_storage()._cdata) for t in tensors]
 
 
 def with_version_of(memory: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
@@ -30,8 +30,7 @@ def storage_of(t: torch.Tensor) -> torch.UntypedStorage:
     return t.untyped_storage()
 
 
-def mode_options(mode: str) -> dict[str, object]:
-    """What inductor makes of ``torch.compile(mode=...)``."""
-    from torch._inductor import list_mode_options
-
-    return dict(list_mode_options(mode))
+def cloned_storage(t: torch.Tensor) -> torch.UntypedStorage:
+    """A copy of all its memory."""
+    made: torch.UntypedStorage = t.untyped_storage().clone()  # type: ignore[no-untyped-call]
+    return made

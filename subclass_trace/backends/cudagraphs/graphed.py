@@ -8,14 +8,12 @@ such memory has moved `MOVES` times, it is copied in from then on.
 from __future__ import annotations
 
 import collections
-import functools
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .buffers import overlaps
 from .padding import Padded, Padding
 from .pool import Pool
 from .recorder import Work
@@ -37,23 +35,25 @@ class Graphed:
         call: Callable[[list[Any]], Sequence[Any]],
         face: Interface,
         pool: Pool,
-        kind: Hashable,
+        group: object = None,
         padding: Padding | None = None,
     ) -> None:
-        """``kind``: of the program whose sizes are counted; None: they are not."""
-        self.call, self.face, self.pool, self.kind, self.padding = call, face, pool, kind, padding
-        self.fixed = [k for k, what in enumerate(face.kinds) if what in ("static", "pooled")]
+        """``group``: sizes are counted within it; None: within the region."""
+        self.call, self.face, self.pool, self.group, self.padding = call, face, pool, group, padding
         self.refused: str | None = None
-        self.recordings: dict[tuple[Any, tuple[int, ...]], Recording | Padded] = {}
+        self.recordings: dict[tuple[Any, Any], Recording | Padded] = {}
+        self._copied: set[int] = set()  # inputs that were to stay where they are, and do not
         self._warm: set[Any] = set()
         self._moves: collections.Counter[int] = collections.Counter()
         self._again: collections.Counter[Any] = collections.Counter()
-        self._prepare()
+        self._sizes = _picker(face.sized)
+        self._fix()
 
-    def _prepare(self) -> None:
-        """How the sizes and the addresses of a call are read."""
-        self._addresses = _picker(self.fixed, lambda k: k)
-        self._sizes = _picker(self.face.sized, lambda k: k)
+    def _fix(self) -> None:
+        kinds = enumerate(self.face.kinds)
+        fixed = [k for k, what in kinds if what in ("static", "pooled") and k not in self._copied]
+        self.fixed, self._addresses = fixed, _picker(fixed)
+        self._drop([*self.recordings])
 
     def __call__(self, given: list[Any]) -> Sequence[Any]:
         """Serve a call."""
@@ -66,11 +66,11 @@ class Graphed:
                 return self._slow(values, key)
             return found.run(values)
 
-    def _key(self, values: list[Any]) -> tuple[Any, tuple[int, ...]]:
-        sizes = None if self._sizes is None else self._sizes(values)
-        if sizes is not None:
-            sizes = tuple([v.shape if isinstance(v, Tensor) else v for v in sizes])
-        return sizes, tuple(map(_address, self._addresses(values)))
+    def _key(self, values: list[Any]) -> tuple[Any, Any]:
+        sizes = self._sizes(values)
+        if sizes:
+            sizes = [(v.shape, v.stride()) if isinstance(v, Tensor) else v for v in sizes]
+        return tuple(sizes), tuple(map(_address, self._addresses(values)))
 
     # ---- what is rare
     def _eagerly(self, values: list[Any], why: str) -> Sequence[Any]:
@@ -78,17 +78,87 @@ class Graphed:
         results = self.call(values)
         return [results[number] for number, _ in self.face.gives]
 
-    def _slow(self, values: list[Any], key: tuple[Any, tuple[int, ...]]) -> Sequence[Any]:
+    def _slow(self, values: list[Any], key: tuple[Any, Any]) -> Sequence[Any]:
         """A call without a recording, or with one that must not be replayed now."""
-        sizes, _ = key
-        found, refused = self.recordings.get(key), self.refused
-        if refused is not None:
-            return self._eagerly(values, refused)
+        found = self.recordings.get(key)
+        if self.refused is not None:
+            return self._eagerly(values, self.refused)
         if found is not None:
             other = self.pool.in_the_way(found.recording)
             if other is found.recording or self._again[key] >= MOVES:
                 return self._eagerly(values, "results of an earlier call are in use")
             self._again[key] += 1
-            self._drop(key)
-        size = self._size(values)
-        ...
+            self._drop([key])
+        elif key[0] not in self._warm:
+            self._warm.add(key[0])
+            work = Work(self.call, values, self.face.generators, self.face.opaque)
+            results = self.pool.recorder.warm(work)
+            return [results[number] for number, _ in self.face.gives]
+        elif (why := self._moved(values, key)) is not None:
+            return self._eagerly(values, why)
+        try:
+            made = self._record(values)
+        except Exception as error:
+            self.refused = f"it cannot be recorded: {error}"
+            self.pool.say(f"a region runs without a CUDA graph, {self.refused}")
+            return self._eagerly(values, self.refused)
+        if isinstance(made, str):
+            return self._eagerly(values, made)
+        self.recordings[self._key(values)] = made
+        return made.run(values)
+
+    def _moved(self, values: list[Any], key: tuple[Any, Any]) -> str | None:
+        """Is what should stay where it is elsewhere? Then it is copied in from now on; or this is
+        no call to be recorded, and the reason is given."""
+        memory, kinds = self.pool.memory, self.face.kinds
+        pooled = [k for k in self.fixed if kinds[k] == "pooled"]
+        new = {k for k in pooled if values[k].untyped_storage().data_ptr() not in memory}
+        if new and len(new) == len(pooled):
+            return "it works on values of a call that ran without"
+        stale = {other: r.recording.moved() for other, r in self.recordings.items()}
+        self._drop([other for other, gone in stale.items() if gone])
+        for gone in stale.values():
+            self._moves.update(k for k in gone if kinds[k] == "static")
+        new |= {k for k, count in self._moves.items() if count >= MOVES and k in self.fixed}
+        if new:
+            self._copied |= new
+            self._fix()
+        same = sum(sizes == key[0] for sizes, _ in self.recordings)
+        return None if same < FAMILIES else f"it has {FAMILIES} recordings"
+
+    def _record(self, values: list[Any]) -> Recording | Padded | str:
+        """A recording for these values; or why there is none."""
+        padding, sizes = self.padding, self.pool.settings.sizes
+        size = padding.size_of(values) if padding is not None and sizes is not None else None
+        if padding is None or sizes is None or not self.face.sized or size in sizes:
+            if not self.pool.allows(self.group, (id(self), self._key(values)[0])):
+                return "the limit of sizes is reached"
+            return Recording(self.call, self.face, self.pool, self.fixed, values)
+        why, larger = padding.why, [n for n in sizes if size is not None and n > size]
+        larger = [n for n in larger if padding.allows(n)]
+        if why is None and not larger:
+            why = "none of options['sizes'] is as large"
+        if why is not None:
+            self.pool.say(f"calls of other sizes than options['sizes'] run without one: {why}")
+            return f"a size that is not in options['sizes']: {why}"
+        padded = padding.padded(values, larger[0])
+        key = self._key(padded)
+        found = self.recordings.get(key)
+        if found is None:
+            found = Recording(self.call, self.face, self.pool, self.fixed, padded)
+            self.recordings[key] = found
+        return Padded(found.recording, padding, values)
+
+    def _drop(self, keys: Sequence[Any]) -> None:
+        gone = {self.recordings[key].recording for key in keys}
+        for recording in gone:
+            recording.close()
+        rest = {k: r for k, r in self.recordings.items() if r.recording not in gone}
+        self.recordings = rest
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What stands at these places."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return (lambda values: (values[places[0]],)) if places else lambda values: ()

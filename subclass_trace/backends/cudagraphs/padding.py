@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from ...capture.graphs import output_args, placeholders
 from ...torch_api.kinds import SYM_TYPES
 from ...torch_api.symbols import shape_conditions
-from ...capture.graphs import output_args, placeholders
 from .buffers import fresh
 from .recording import Recording, Unfit
 from .rows import MixesRows, check, rows_of, size_at
@@ -130,26 +130,24 @@ class Padded:
             padding.part(b, known[k], values[k]) if k in known else b
             for k, b in recording.buffers.items()
         ]
-        inside = {t.untyped_storage().data_ptr() for t in recording.args if isinstance(t, Tensor)}
+        inside = {t.untyped_storage().data_ptr() for t in recording.buffers.values()}
         for out, what in zip(recording.results, padding.outputs, strict=True):
             if isinstance(out, Tensor) and not isinstance(what, int):
                 if out.numel() and out.untyped_storage().data_ptr() in inside:
                     raise Unfit("a result is a view of an input, which is padded")
+            elif out is None and not isinstance(what, int):
+                raise Unfit("a result is a view of an input that stays where it is")
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Serve a call."""
         recording, padding = self.recording, self.padding
         recording.pool.recorder.copy(self._to, [values[k] for k in self._copied])
         recording.replay()
-        return self.results(recording.results, values)
-
-    def results(self, results: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """What the call gets of these."""
         return [
             values[what]
-            if isinstance(what := self.padding.outputs[number], int)
-            else self.padding.result(results[number], number, self.size)
-            for number, _ in self.recording.face.gives
+            if isinstance(what := padding.outputs[number], int)
+            else padding.result(recording.results[number], number, self.size)
+            for number, _ in recording.face.gives
         ]
 
 

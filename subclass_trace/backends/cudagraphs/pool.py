@@ -19,9 +19,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...torch_api.lines import warn_user
 from ...errors import OptionError
-from .emulated import EmulatedRecorder
+from ...torch_api.lines import warn_user
 from .recorder import CudaRecorder, Recorder
 
 if TYPE_CHECKING:
@@ -33,15 +32,15 @@ class Settings:
     """How a region is recorded.
 
     Attributes:
-        recorder: "cuda", "emulated", or a `Recorder`.
+        recorder: None for CUDA graphs, or another `Recorder`.
         outputs: "clone", or "weak": a result is memory of the recording; while somebody has it, the
-        next call of its kind runs without one.
+            next call of its kind runs without one.
         sizes: the sizes that are recorded, of the only symbol; others are padded to the next of
-        them where each row is computed by itself, or else run without a recording. None: any.
+            them where each row is computed by itself, or else run without a recording. None: any.
         limit: so many sizes are recorded; more run without.
     """
 
-    recorder: Any = "cuda"
+    recorder: Any = None
     outputs: str = "clone"
     sizes: Sequence[int] | None = None
     limit: int = 16
@@ -52,12 +51,13 @@ class Settings:
         Raises:
             OptionError: a value out of range.
         """
-        known = isinstance(self.recorder, str) and self.recorder in ("cuda", "emulated")
-        if not known and not all(map(callable, _methods(self.recorder))):
-            self._refuse("recorder", "'cuda', 'emulated', or an object with the methods of Recorder")
+        methods = ("on_host", "on_device", "warm", "record", "copy")
+        known = [callable(getattr(self.recorder, name, None)) for name in methods]
+        if self.recorder is not None and not all(known):
+            self._refuse("recorder", f"an object with the methods {', '.join(methods)}")
         if self.outputs not in ("clone", "weak"):
             self._refuse("outputs", "'clone' or 'weak'")
-        if type(self.limit) is not int or self.limit < 1:
+        if not _is_size(self.limit):
             self._refuse("limit", "a whole number, 1 or more")
         if self.sizes is not None:
             given = self.sizes
@@ -72,11 +72,6 @@ class Settings:
         )
 
 
-def _methods(recorder: Any) -> list[Any]:
-    names = ("on_host", "on_device", "warm", "record", "copy")
-    return [getattr(recorder, name, None) for name in names]
-
-
 def _is_size(n: Any) -> bool:
     return type(n) is int and n > 0
 
@@ -86,29 +81,21 @@ class Pool:
 
     Attributes:
         lock: one call at a time: they share memory.
-        addresses: of results that lie in the pool -> the recording.
+        memory: storages, by address, of results that lie in the pool, or stay where they are.
         ran: why calls ran without a recording, and how many.
         outside: operations that are in no recording, and why.
     """
 
     def __init__(self, settings: Settings) -> None:
-        made = {"cuda": CudaRecorder, "emulated": EmulatedRecorder}
-        own = isinstance(settings.recorder, str)
-        self.recorder: Recorder = made[settings.recorder]() if own else settings.recorder
+        self.recorder: Recorder = settings.recorder or CudaRecorder()
         self.settings, self.lock = settings, threading.RLock()
-        self.addresses: dict[int, Recording] = {}
-        self.recorded = self._last = 0
+        self.memory: dict[int, Recording] = {}
+        self.recorded = 0
         self.ran: collections.Counter[str] = collections.Counter()
         self.outside: dict[str, None] = {}
         self._in_use: list[Recording] = []
-        self._sizes: set[Hashable] = set()
+        self._sizes: dict[object, set[Hashable]] = {}
         self._said: set[str] = set()
-
-    def next_number(self) -> int:
-        """The number of a recording: the order in which they were made."""
-        self._last += 1
-        self.recorded += 1
-        return self._last
 
     def handed_out(self, recording: Recording) -> None:
         """It has given results that lie in the pool."""
@@ -124,22 +111,22 @@ class Pool:
                     return other
         return None
 
-    def allows(self, kind: Hashable) -> bool:
+    def allows(self, group: object, kind: Hashable) -> bool:
         """May calls of this kind, a program with sizes, be recorded?"""
-        if kind not in self._sizes:
-            if len(self._sizes) >= self.settings.limit:
+        known = self._sizes.setdefault(group, set())
+        if kind not in known:
+            if len(known) >= self.settings.limit:
                 text = f"a region has recorded {self.settings.limit} sizes, its limit"
                 self.say(f"{text}: calls of other sizes run without a recording")
                 return False
-            self._sizes.add(kind)
+            known.add(kind)
         return True
 
     def say(self, text: str) -> None:
         """Warn, once."""
         if text not in self._said:
             self._said.add(text)
-            fix = "region.explain() tells more"
-            warn_user(f"{text} ({fix})")
+            warn_user(f"{text} (region.explain() tells more)")
 
     def explain(self) -> str:
         """What was recorded, what was not, and why."""

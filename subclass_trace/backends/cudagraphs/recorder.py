@@ -1,6 +1,6 @@
 """Recorders: what warms up, records and replays. `CudaRecorder` is the real one.
 
-The other one is in `emulated`. A recorder has one pool of memory, which all its recordings share:
+The other one is in `testing/emulated.py`. A recorder has one pool of memory, which all its recordings share:
 what a recording needs in between may lie where the results of another one do.
 """
 
@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from ...torch_api.operators import copy_all
 from ...errors import BackendError
+from ...torch_api.operators import copy_all
 
 Tensor = torch.Tensor
+_stream: Callable[[], Any] = torch.cuda.Stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +69,9 @@ class CudaRecorder:
                 path="backend",
                 expected="a CUDA device",
                 got=f"torch {torch.__version__}, torch.cuda.is_available() is False",
-                fix="pass options={'recorder': 'emulated'}, which emulates recordings on the CPU "
-                "for tests; or backend='eager' or mode='default', which need no device",
+                fix="backend='eager' and mode='default' need no device; tests pass "
+                "options={'recorder': subclass_trace.testing.EmulatedRecorder()}, which emulates "
+                "recordings on the CPU",
             )
         self._pool: Any = None
         self._stream: Any = None
@@ -80,7 +82,7 @@ class CudaRecorder:
 
     def _start(self) -> None:
         if self._pool is None:
-            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), _stream()
 
     def on_host(self, t: Tensor) -> bool:
         """See `Recorder`."""

@@ -6,6 +6,7 @@ sizes and addresses.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 
 from ...torch_api.autograd import move_versions, set_versions
-from ...torch_api.memory import holders, storage_of, with_version_of
-from .buffers import as_span, fresh, is_dense, make_buffers
+from ...torch_api.memory import cloned_storage, holders, storage_of, with_version_of
+from .buffers import as_span, fresh, is_dense, make_buffers, overlaps
 from .pool import Pool
 from .recorder import Work
 
@@ -32,23 +33,32 @@ class Interface:
     """What a program takes and gives.
 
     Attributes:
-        kinds: of each input: "static" (it stays where it is), "pooled" (a recording has made it, and
-        it stays there), "copied", "host" (a number in a tensor of the host's), or "number".
+        kinds: of each input: "static" (it stays where it is), "pooled" (a recording has made it,
+            and it stays there), "copied", or "number".
+        sized: inputs whose sizes or values differ between calls.
         written: inputs to which the program writes.
         gives: number of an output, and how it is handed out: "result", "contents" (of an input, to
-        which they are copied at once), or "pooled" (for another recording).
+            which they are copied at once), "pooled" (kept for a backward), "inside" (for the next
+            recording of the call), or the number of an input that it is.
         opaque, generators: see `Work`.
     """
 
     kinds: tuple[str, ...]
+    sized: tuple[int, ...]
     written: frozenset[int]
-    gives: tuple[tuple[int, str], ...]
+    gives: tuple[tuple[int, str | int], ...]
     opaque: bool = False
     generators: tuple[torch.Generator, ...] = ()
 
 
 class Recording:
-    """See the module's docstring. ``number``: in which order recordings were made."""
+    """See the module's docstring.
+
+    Attributes:
+        number: in which order recordings were made.
+        buffers: where the inputs of calls are copied to.
+        results: of the program, in the pool.
+    """
 
     def __init__(
         self,
@@ -59,41 +69,57 @@ class Recording:
         values: Sequence[Any],
     ) -> None:
         """``fixed``: inputs that are read where they are."""
-        self.pool, self.face, self.call = pool, face, call
-        tensors = {k: v for k, v in enumerate(values) if isinstance(v, Tensor) and k not in fixed}
-        host = {k: v for k, v in tensors.items() if face.kinds[k] == "host"}
-        moved = {k: pool.recorder.on_device(v) for k, v in host.items() if pool.recorder.on_host(v)}
-        rest = {k: v for k, v in tensors.items() if k not in moved}
+        self.pool, self.face = pool, face
+        given = {k: v for k, v in enumerate(values) if isinstance(v, Tensor) and k not in fixed}
+        for k in fixed:
+            near = [n for n, t in given.items() if overlaps(t, values[k])]
+            if any(n in face.written or k in face.written for n in near):
+                raise Unfit("an input that is copied shares memory with one that is not")
+        host = {k: v for k, v in given.items() if v.dim() == 0 and pool.recorder.on_host(v)}
+        moved = {k: pool.recorder.on_device(v) for k, v in host.items()}
+        rest = {k: v for k, v in given.items() if k not in moved}
         self.buffers: dict[int, Tensor] = {**make_buffers(rest, face.written), **moved}
-        self.addresses = [values[k].data_ptr() for k in fixed]
-        stores = [storage_of(values[k]) for k in fixed]
-        self._alive = [torch_api.weak(s) for s in stores]
-        self._at = [s.data_ptr() for s in stores]
-        self._record(values)
-        self.number = pool.next_number()
+        stores = {k: storage_of(values[k]) for k in fixed}
+        self._at = [(k, weakref.ref(s), s.data_ptr()) for k, s in stores.items()]
+        dense = {k: is_dense(to) for k, to in self.buffers.items()}
+        self._copies = list(dense.items())
+        self._to = [to if dense[k] else as_span(to) for k, to in self.buffers.items()]
+        self._plain = list(dense) if all(dense.values()) else None
+        self._kept: list[Tensor] = []
+        self._held: list[int] | None = None
+        self._record(call, values)
+        pool.recorded += 1
+        self.number = pool.recorded
         for t in self._kept:
-            pool.addresses[t.data_ptr()] = self
+            pool.memory[_storage(t)] = self
+
+    @property
+    def recording(self) -> Recording:
+        """This one."""
+        return self
 
     # ---- made
-    def _record(self, values: Sequence[Any]) -> None:
+    def _record(self, call: Callable[[list[Any]], Sequence[Any]], values: Sequence[Any]) -> None:
         args = [self.buffers.get(k, v) for k, v in enumerate(values)]
-        self._copies = [(k, to, is_dense(to)) for k, to in self.buffers.items()]
-        self._to = [to if dense else as_span(to) for _, to, dense in self._copies]
-        self._plain = all(dense for _, _, dense in self._copies)
         self._copy_in(values)
-        written = [args[k] for k in sorted(self.face.written)]
-        before = tuple([t._version for t in written])
-        work = Work(self.call, args, self.face.generators, self.face.opaque)
+        written = [k for k in sorted(self.face.written) if not values[k].is_inference()]
+        memory = tuple([args[k] for k in written])
+        before = tuple([t._version for t in memory])
+        work = Work(call, args, self.face.generators, self.face.opaque)
         try:
-            self._replay, results = self.pool.recorder.record(work)
+            self.replay, results = self.pool.recorder.record(work)
+            self.results: list[Any] = [*results]
         finally:  # nothing was written
-            after = tuple([t._version for t in written])
-            set_versions(tuple(written), before)
-        moved = zip(sorted(self.face.written), before, after, strict=True)
-        self._writes = [(k, now - then, k in self.buffers) for k, then, now in moved if now > then]
-        self._kept: list[Tensor] = []
-        self._gives = _Results(self, args).gives(results)
-        self._held = holders(self._kept)
+            after = tuple([t._version for t in memory])
+            set_versions(memory, before)
+        counts = {k: now - then for k, then, now in zip(written, before, after, strict=True)}
+        self._writes = [(k, counts.get(k, 0), k in self.buffers) for k in sorted(self.face.written)]
+        self._gives = _Results(self, args).gives()
+        outside = {_storage(t) for k, t in enumerate(args) if isinstance(t, Tensor)}
+        outside -= {_storage(t) for t in self.buffers.values()}
+        for n, t in enumerate(self.results):  # a weight is not kept alive here
+            if isinstance(t, Tensor) and _storage(t) in outside:
+                self.results[n] = None
 
     def keep(self, t: Tensor) -> None:
         """It lies in the pool, and is handed out."""
@@ -104,29 +130,35 @@ class Recording:
         """Has anybody results of it?"""
         return holders(self._kept) != self._held
 
-    def is_stale(self) -> bool:
-        """Is the memory of an input gone, or elsewhere?"""
-        found = [alive() for alive in self._alive]
-        return [None if s is None else s.data_ptr() for s in found] != self._at
+    def keeps(self, address: int) -> bool:
+        """Does a result of it lie there?"""
+        return any(_storage(t) == address for t in self._kept)
+
+    def moved(self) -> list[int]:
+        """The inputs whose memory is gone, or elsewhere."""
+        rows = [(k, alive(), at) for k, alive, at in self._at]
+        return [k for k, store, at in rows if store is None or store.data_ptr() != at]
 
     def close(self) -> None:
         """It serves no call any more."""
-        for t in self._kept:
-            if self.pool.addresses.get(t.data_ptr()) is self:
-                del self.pool.addresses[t.data_ptr()]
+        memory = self.pool.memory
+        for address in [a for a, by in memory.items() if by is self]:
+            del memory[address]
 
     # ---- run
     def _copy_in(self, values: Sequence[Any]) -> None:
-        if self._plain:
-            of = [values[k] for k, _, _ in self._copies]
+        if self._plain is not None:
+            of = [values[k] for k in self._plain]
         else:
-            of = [values[k] if dense else as_span(values[k]) for k, _, dense in self._copies]
+            of = [values[k] if dense else as_span(values[k]) for k, dense in self._copies]
         self.pool.recorder.copy(self._to, of)
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Serve a call."""
+        if self._held is None:
+            self._held = holders(self._kept)
         self._copy_in(values)
-        self._replay()
+        self.replay()
         for k, count, copied in self._writes:
             value = values[k]
             if copied:
@@ -147,62 +179,59 @@ class _Results:
 
     def __init__(self, recording: Recording, args: Sequence[Any]) -> None:
         self.recording, self.args, self.face = recording, args, recording.face
+        self.results, self.buffers = recording.results, recording.buffers
         self.weak = recording.pool.settings.outputs == "weak"
-        tensors = {k: t for k, t in enumerate(args) if isinstance(t, Tensor)}
-        self.memory: dict[int, list[int]] = {}  # address of a storage -> inputs that lie there
-        for k, t in tensors.items():
-            self.memory.setdefault(_storage(t), []).append(k)
+        self.memory: dict[int, int] = {}  # address of a storage -> an input that lies there
+        for k, t in enumerate(args):
+            if isinstance(t, Tensor):
+                self.memory.setdefault(_storage(t), k)
         self.made: list[Give] = []
         self.first: dict[int, int] = {}  # results by identity -> where they are handed out
         self.heads: dict[int, int] = {}  # storages of results -> the same
 
-    def gives(self, results: Sequence[Any]) -> list[Give]:
+    def gives(self) -> list[Give]:
         """One function for each thing that is handed out."""
         for number, kind in self.face.gives:
-            self.made.append(self._give(results[number], kind, results))
+            self.made.append(self._give(self.results[number], kind))
         return self.made
 
-    def _give(self, out: Any, kind: str, results: Sequence[Any]) -> Give:
+    def _give(self, out: Any, kind: str | int) -> Give:
+        if isinstance(kind, int):
+            return lambda values, before: values[kind]
         if not isinstance(out, Tensor):
             return lambda values, before: out
-        inputs = self.memory.get(_storage(out), []) if out.numel() else []
-        if (same := next((k for k, t in enumerate(self.args) if t is out), None)) is not None:
-            inputs = [same]
-        if inputs and (kind == "pooled" or self.face.kinds[inputs[0]] != "pooled"):
-            return self._of_an_input(out, kind, inputs[0], same is not None)
-        first = self.first.get(id(out))
-        if kind == "pooled":
+        source = self.memory.get(_storage(out)) if out.numel() else None
+        same = next((k for k, t in enumerate(self.args) if t is out), None)
+        source = source if same is None else same
+        if source is not None and (kind != "result" or self.face.kinds[source] != "pooled"):
+            return self._of_an_input(out, kind, source, same is not None)
+        if kind in ("pooled", "inside"):
             self.recording.keep(out)
-            if first is None:
-                return lambda values, before: out
-            return lambda values, before: with_version_of(out, before[first])
+            return lambda values, before: out
         if kind == "contents":
             return lambda values, before: out.detach()
-        if first is not None:
+        if (first := self.first.get(id(out))) is not None:
             return lambda values, before: before[first]
         self.first[id(out)] = len(self.made)
-        if self.weak and not inputs:
+        if self.weak and source is None:
             self.recording.keep(out)
             return lambda values, before: out.detach()
-        return self._copy(out, results)
+        return self._copy(out)
 
     def _of_an_input(self, out: Tensor, kind: str, k: int, same: bool) -> Give:
         """It lies in the memory of input ``k``: the call gets that of its own input, but for what is
         kept for a backward, which does not change with it; its version does."""
-        buffer = self.recording.buffers.get(k)
-        if buffer is None:
-            self.recording.pool.addresses[out.data_ptr()] = self.recording
-            if same:
-                return lambda values, before: values[k]
-            return lambda values, before: out if kind == "pooled" else out.detach()
-        if kind == "pooled":
+        base = self.args[k]
+        if k not in self.buffers:
+            self.recording.pool.memory[_storage(out)] = self.recording
+        elif kind == "pooled":
             self.recording.keep(out)
             return lambda values, before: with_version_of(out, values[k])
         if same:
             return lambda values, before: values[k]
-        if out.dtype != buffer.dtype or self.face.kinds[k] == "host":
+        if out.dtype != base.dtype:
             raise Unfit("a result is an input as another dtype")
-        where = out.storage_offset() - buffer.storage_offset()
+        where = out.storage_offset() - base.storage_offset()
         size, stride = out.shape, out.stride()
 
         def view(values: Sequence[Any], before: Sequence[Any]) -> Tensor:
@@ -211,9 +240,9 @@ class _Results:
 
         return view
 
-    def _copy(self, out: Tensor, results: Sequence[Any]) -> Give:
+    def _copy(self, out: Tensor) -> Give:
         """A clone; results that share memory do so in each call."""
-        others = [results[n] for n, kind in self.face.gives if kind == "result"]
+        others = [self.results[n] for n, kind in self.face.gives if kind == "result"]
         others = [t for t in others if isinstance(t, Tensor) and t is not out]
         if not any(_storage(t) == _storage(out) != 0 for t in others):
             if is_dense(out):
@@ -223,12 +252,11 @@ class _Results:
         head = self.heads.setdefault(_storage(out), len(self.made))
 
         def part(values: Sequence[Any], before: Sequence[Any]) -> Tensor:
-            here = head == len(before)
-            memory = out.untyped_storage().clone() if here else before[head].untyped_storage()
+            memory = cloned_storage(out) if head == len(before) else storage_of(before[head])
             return torch.empty(0, dtype=out.dtype, device=out.device).set_(memory, *place)
 
         return part
 
 
 def _storage(t: Tensor) -> int:
-    return t.untyped_storage().data_ptr()
+    return storage_of(t).data_ptr()

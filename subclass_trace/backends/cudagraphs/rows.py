@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from ...capture.graphs import where
 from ...torch_api.kinds import SYM_TYPES
 from ...torch_api.lines import location_text
-from ...torch_api.operators import OpOverload
+from ...torch_api.operators import OpOverload, op_packet
 from ...torch_api.trees import pytree
-from ...capture.graphs import where
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -72,7 +72,7 @@ def check(graph: fx.Graph, symbol: Any) -> None:
             if {*dims, *out} <= {None} and not any(map(_is_number, (*values, *results))):
                 continue  # it is about weights
             if isinstance(node.target, OpOverload):
-                rule = _RULES.get(torch_api.op_packet(node.target), _pointwise)
+                rule = _RULES.get(op_packet(node.target), _pointwise)
             else:
                 rule = _on_sizes
             if not rule(node, symbol):

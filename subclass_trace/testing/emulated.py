@@ -17,17 +17,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ...torch_api.memory import storage_of
-from ...torch_api.modes import TorchDispatchMode
-from ...torch_api.operators import copy_all, op_schema
-from ...torch_api.trees import pytree, tree_map_only
-from .recorder import Work
+from ..backends.cudagraphs.recorder import Work
+from ..torch_api.memory import cloned_storage, storage_of
+from ..torch_api.modes import TorchDispatchMode
+from ..torch_api.operators import copy_all, op_schema
+from ..torch_api.trees import pytree, tree_map_only
 
 Tensor = torch.Tensor
 _WAITS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -100,7 +102,8 @@ class _Graph:
         self.calls: list[Callable[[], object]] = []
         self.memory: list[Tensor] = []
         given = [t for t in work.inputs if isinstance(t, Tensor)]
-        before = [(t, storage_of(t).clone()) for t in given]
+        self.reads = [(weakref.ref(storage_of(t)), storage_of(t).data_ptr()) for t in given]
+        before = [(t, cloned_storage(t)) for t in given]
         log = contextlib.nullcontext() if work.opaque else _Log(self)
         try:
             with log:
@@ -109,6 +112,8 @@ class _Graph:
             for t, contents in before:
                 storage_of(t).copy_(contents)
         outside = {storage_of(t).data_ptr() for t in given}
+        inputs = [_at_address(t) if isinstance(t, Tensor) else t for t in work.inputs]
+        self.work = replace(work, inputs=inputs)
         if work.opaque:
             made = [t for t in self.results if isinstance(t, Tensor)]
             made = [t for t in made if storage_of(t).data_ptr() not in outside]
@@ -144,17 +149,20 @@ class _Graph:
     def __call__(self) -> None:
         """Replay it."""
         self.recorder.events.append("replay")
+        for alive, at in self.reads:
+            if (store := alive()) is None or store.data_ptr() != at:
+                raise RuntimeError("the memory that a recording reads is gone")
         with torch.no_grad():
             self.recorder.overwrite(self)
             for call in self.calls:
                 call()
 
 
-class _Log(TorchDispatchMode):
+class _Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operations of a recording."""
 
     def __init__(self, graph: _Graph) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.recorder = graph, graph.recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -167,7 +175,7 @@ class _Log(TorchDispatchMode):
         fresh = [t for t in results if storage_of(t).data_ptr() not in known]
         self.graph.memory += [t.data for t in fresh]
         if fresh or op_schema(func).is_mutable:
-            self.graph.calls.append(_call(func, args, kwargs, made))
+            self.graph.calls.append(_call(func, args, kwargs, made, self.graph.memory))
         return made
 
     def _check(self, func: Any, given: Any) -> None:
@@ -181,9 +189,16 @@ class _Log(TorchDispatchMode):
                     raise RuntimeError(f"a generator that is not registered: {func}")
 
 
-def _call(func: Any, args: Any, kwargs: Any, made: Any) -> Callable[[], object]:
+def _call(
+    func: Any, args: Any, kwargs: Any, made: Any, own: Sequence[Tensor]
+) -> Callable[[], object]:
     """The same operation on the same memory; no version counter is that of a user's tensor."""
-    args, kwargs, made = tree_map_only(Tensor, lambda t: t.data, (args, kwargs, made))
+    kept = {storage_of(t).data_ptr() for t in own}
+
+    def same(t: Tensor) -> Tensor:
+        return t.data if storage_of(t).data_ptr() in kept else _at_address(t)
+
+    args, kwargs, made = tree_map_only(Tensor, same, (args, kwargs, made))
     memory = [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
 
     def call() -> None:
@@ -193,6 +208,17 @@ def _call(func: Any, args: Any, kwargs: Any, made: Any) -> Callable[[], object]:
                 t.copy_(new)
 
     return call
+
+
+def _at_address(t: Tensor) -> Tensor:
+    """The same memory, which is not kept alive: a recording knows addresses."""
+    count = storage_of(t).nbytes()
+    if count == 0 or t.is_conj() or t.is_neg():
+        return t.data
+    raw = (ctypes.c_uint8 * count).from_address(storage_of(t).data_ptr())
+    memory = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
+    made = torch.empty(0, dtype=t.dtype)
+    return made.set_(memory, t.storage_offset(), t.shape, t.stride())
 
 
 def _spoil(t: Tensor) -> None:

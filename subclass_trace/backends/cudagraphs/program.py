@@ -206,11 +206,12 @@ class _Parts:
             kinds |= {n: "number" for n in out if not isinstance(n.meta.get("val"), Tensor)}
             gone = [n for n, at in last.items() if at == k and n not in kept]
             self.parts.append((taken, out, gone, call))
-        if not any(fit for _, fit in runs):
-            program.pool.say("a region runs without a CUDA graph: nothing of it can be recorded")
+        self.any_fit = any(fit for _, fit in runs)
 
     def __call__(self, given: list[Any]) -> list[Any]:
         """Serve a call."""
+        if not self.any_fit:
+            self.pool.say("a region runs without a CUDA graph: nothing of it can be recorded")
         values: dict[Any, Any] = dict(zip(self.inputs, given, strict=True))
         given.clear()
         for taken, out, gone, call in self.parts:

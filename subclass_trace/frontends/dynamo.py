@@ -53,8 +53,8 @@ def subclass_trace(
     Args:
         graph: what Dynamo traced.
         example_inputs: the tensors and sizes of the call, in the order of the graph's placeholders.
-        mode: as `compile` means it, where the back end in ``options`` honours it; else ignored, with
-            a warning.
+        mode: as `compile` means it, where the back end in ``options`` honours it; else ignored,
+            with a warning.
         options: those of `subclass_trace.compile`, without those that are ``torch.compile``'s own.
 
     Raises:

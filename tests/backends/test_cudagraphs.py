@@ -9,42 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from in_graphs import ONE, events, graphed, mlp, randn, same
 
-import subclass_trace as st
 from subclass_trace.testing import EmulatedRecorder
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
-
-
-def graphed(function: Any, **options: Any) -> tuple[Any, EmulatedRecorder]:
-    """The region of a function in emulated CUDA graphs, and what has recorded it."""
-    recorder = options.setdefault("recorder", EmulatedRecorder())
-    names = ("recorder", "outputs", "sizes", "limit")
-    settings = {name: options.pop(name) for name in names if name in options}
-    return st.compile(function, backend="cudagraphs", options=settings, frontend="trace", **options), recorder
-
-
-def same(a: Any, b: Any) -> None:
-    if isinstance(a, TwoTensor):
-        assert type(b) is TwoTensor
-        same([a.a, a.b], [b.a, b.b])
-    elif isinstance(a, Tensor):
-        assert (a.shape, a.stride(), a.dtype, a.requires_grad) == (b.shape, b.stride(), b.dtype, b.requires_grad)
-        assert torch.equal(a.detach().nan_to_num(7.7), b.detach().nan_to_num(7.7)), (a, b)
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            same(x, y)
-    else:
-        assert a == b
-
-
-def events(recorder: EmulatedRecorder) -> list[str]:
-    """What was done since this was asked last."""
-    found = recorder.events[:]
-    recorder.events.clear()
-    return found
 
 
 def check(function: Callable[..., Any], calls: Sequence[Sequence[Any]], **options: Any) -> EmulatedRecorder:
@@ -83,18 +53,6 @@ def steps(module: torch.nn.Module, batches: Sequence[Tensor], make: Any, **optio
         same([*reference.buffers()], [*module.buffers()])
         told.append(events(recorder))
     return told
-
-
-def mlp() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-ONE = ["copy", "replay"]
 
 
 # ------------------------------------------------------------------------------------------- what is copied
@@ -585,23 +543,26 @@ WHOLE = {
 }
 
 
+def whole(name: str) -> tuple[Callable[[Tensor], Tensor], torch.nn.Module]:
+    """A step of training, and what it trains."""
+    model = mlp()
+    optimizer = WHOLE[name](model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, model
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_step_is_one_recording(name: str) -> None:
-    found = []
-    for in_graphs in (False, True):
-        model = mlp()
-        optimizer = WHOLE[name](model.parameters())
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        run, recorder = graphed(step) if in_graphs else (step, EmulatedRecorder())
-        losses = [run(randn(3, 4, seed=k)) for k in range(8)]
-        found.append([losses, *model.parameters()])
-        if in_graphs:
-            assert recorder.events[-4:] == [*ONE, *ONE] or name == "AdamW"
-    same(*found)
+    (theirs, reference), (ours, model) = whole(name), whole(name)
+    region, recorder = graphed(ours)
+    for k in range(8):
+        same(theirs(randn(3, 4, seed=k)), region(randn(3, 4, seed=k)))
+    same([*reference.parameters()], [*model.parameters()])
+    assert recorder.events[-4:] == [*ONE, *ONE] or name == "AdamW"

@@ -98,7 +98,7 @@ class Graphed:
             return self._eagerly(values, why)
         try:
             made = self._record(values)
-        except Exception as error:
+        except Unfit as error:
             self.refused = f"it cannot be recorded: {error}"
             self.pool.say(f"a region runs without a CUDA graph, {self.refused}")
             return self._eagerly(values, self.refused)

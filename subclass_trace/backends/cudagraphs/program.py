@@ -200,7 +200,7 @@ class _Parts:
                 known = [kinds.get(n, "copied") for n in taken]
                 inside = ["inside"] * len(out)
                 call: Boxed = program.graphed(part, examples, known, inside, object())
-                kinds |= {n: "pooled" for n in out}
+                kinds |= dict.fromkeys(out, "pooled")
             else:
                 call = program.inner(part, examples)
             kinds |= {n: "number" for n in out if not isinstance(n.meta.get("val"), Tensor)}

@@ -1,7 +1,7 @@
 """Recorders: what warms up, records and replays. `CudaRecorder` is the real one.
 
-The other one is in `testing/emulated.py`. A recorder has one pool of memory, which all its recordings share:
-what a recording needs in between may lie where the results of another one do.
+The other one is in `testing/emulated.py`. A recorder has one pool of memory, which all its
+recordings share: what a recording needs in between may lie where the results of another one do.
 """
 
 from __future__ import annotations

@@ -109,6 +109,8 @@ class Recording:
         try:
             self.replay, results = self.pool.recorder.record(work)
             self.results: list[Any] = [*results]
+        except Exception as error:
+            raise Unfit(str(error)) from error
         finally:  # nothing was written
             after = tuple([t._version for t in memory])
             set_versions(memory, before)
@@ -219,8 +221,8 @@ class _Results:
         return self._copy(out)
 
     def _of_an_input(self, out: Tensor, kind: str, k: int, same: bool) -> Give:
-        """It lies in the memory of input ``k``: the call gets that of its own input, but for what is
-        kept for a backward, which does not change with it; its version does."""
+        """It lies in the memory of input ``k``: the call gets that of its own input. But what is
+        kept for a backward does not change with it; its version does."""
         base = self.args[k]
         if k not in self.buffers:
             self.recording.pool.memory[_storage(out)] = self.recording

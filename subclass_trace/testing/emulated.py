@@ -152,7 +152,7 @@ class _Graph:
         for alive, at in self.reads:
             if (store := alive()) is None or store.data_ptr() != at:
                 raise RuntimeError("the memory that a recording reads is gone")
-        with torch.no_grad():
+        with torch.inference_mode():  # what was recorded in it is written to
             self.recorder.overwrite(self)
             for call in self.calls:
                 call()

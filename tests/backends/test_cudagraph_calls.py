@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
+import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import hypothesis.strategies as strategies
@@ -13,6 +14,7 @@ from hypothesis import given
 from in_graphs import ONE, events, graphed, mlp, randn, same
 
 import subclass_trace as st
+from subclass_trace.backends.cudagraphs import program, recording
 from subclass_trace.errors import BackendError, OptionError
 from subclass_trace.testing import EmulatedRecorder
 from subclass_trace.zoo import TwoTensor
@@ -113,3 +115,230 @@ def test_any_sequence_of_calls_is_that_of_eager(outputs: str, sequence: list[tup
             assert isinstance(expected, str) and isinstance(found, str), (what, expected, found)
             return
         same(expected, found)
+
+
+def test_a_region_in_two_threads() -> None:
+    region, _ = graphed(lambda x: (x * 2).exp())
+    wait = threading.Barrier(2)
+
+    def work(seed: int) -> None:
+        wait.wait()
+        for k in range(20):
+            x = randn(4, seed=seed + k)
+            same(region(x), (x * 2).exp())
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(work, (0, 100)))
+
+
+def test_inference_mode() -> None:
+    layer = mlp()
+    region, recorder = graphed(layer)
+    for k in range(4):
+        with torch.inference_mode():
+            found, expected = region(randn(3, 4, seed=k)), layer(randn(3, 4, seed=k))
+            assert found.is_inference()
+            same(expected, found)
+        with torch.no_grad():
+            same(layer(randn(3, 4, seed=k)), region(randn(3, 4, seed=k)))
+    assert events(recorder)[-4:] == [*ONE, *ONE]
+
+
+def test_autocast() -> None:
+    model, reference = mlp(), mlp()
+    region, recorder = graphed(model)
+    for k in range(4):
+        for m in (region, reference):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = m(randn(3, 4, seed=k)).float().sum()
+            loss.backward()
+        same([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
+    assert events(recorder)[-4:] == [*ONE, *ONE]
+
+
+def test_reset_gives_memory_back() -> None:
+    region, recorder = graphed(lambda x: x * 2)
+    for _ in range(3):
+        region(randn(3))
+    assert len(recorder._graphs) == 1 and "1 recordings" in region.explain()
+    region.reset()
+    gc.collect()
+    assert len(recorder._graphs) == 0 and "0 recordings" in region.explain()
+    same(region(randn(3)), randn(3) * 2)
+
+
+def test_collectives_are_in_no_recording() -> None:
+    """So no recording outlives a process group that it needs."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+
+        def f(x: Tensor) -> Tensor:
+            y = (x * 2).exp()
+            torch.distributed.all_reduce(y)
+            return (y + 1).sin()
+
+        region, recorder = graphed(f)
+        for k in range(4):
+            same(f(randn(3, seed=k)), region(randn(3, seed=k)))
+        assert recorder.events.count("record") == 2
+        assert "it needs a process group, which may end before a recording does" in region.explain()
+    finally:
+        torch.distributed.destroy_process_group()
+    same(randn(3).exp(), st.compile(torch.exp)(randn(3)))
+
+
+# ------------------------------------------------------------------------------------------ other front ends
+def test_compiled_autograd_records_each_segment() -> None:
+    recorder = EmulatedRecorder()
+    from subclass_trace.backends import Settings, resolve_backend, with_cudagraphs
+
+    backend = with_cudagraphs(resolve_backend("eager"), Settings(recorder))
+    model, reference, hooked = mlp(), mlp(), list[float]()
+    for m in (model, reference):
+        m[0].weight.register_hook(lambda g: hooked.append(g.sum().item()))
+    for k in range(5):
+        reference(randn(3, 4, seed=k)).square().sum().backward()
+        with st.compiled_autograd(backend=backend):
+            model(randn(3, 4, seed=k)).square().sum().backward()
+        same([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
+        assert hooked[-1] == hooked[-2]
+    assert recorder.events.count("replay") > 0
+
+
+def test_dynamo_in_front() -> None:
+    recorder = EmulatedRecorder()
+    options = {"backend": "cudagraphs", "options": {"recorder": recorder}}
+    model, reference = mlp(), mlp()
+    compiled = torch.compile(model, backend="subclass_trace", options=options)
+    for k in range(4):
+        for m in (compiled, reference):
+            m(randn(3, 4, seed=k)).square().sum().backward()
+        same([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
+    assert events(recorder)[-4:] == [*ONE, *ONE]
+
+
+def test_dynamo_passes_the_mode_on() -> None:
+    from subclass_trace.frontends.dynamo import dynamo_options
+
+    given = {"backend": "cudagraphs", "options": {"recorder": EmulatedRecorder()}}
+    assert dynamo_options("reduce-overhead", given).mode == "reduce-overhead"
+
+
+def test_a_region_that_is_handed_over() -> None:
+    recorder = EmulatedRecorder()
+
+    def f(x: Tensor) -> Tensor:
+        print("called")
+        return (x * 2).exp()
+
+    region = st.compile(f, backend="cudagraphs", options={"recorder": recorder}, frontend="dynamo")
+    for k in range(4):
+        same(region(randn(3, seed=k)), (randn(3, seed=k) * 2).exp())
+    assert recorder.events.count("replay") == 3
+
+
+# ------------------------------------------------------------------------------------------ modes and options
+@pytest.mark.inductor
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_inductor_in_cuda_graphs(mode: str) -> None:
+    recorder = EmulatedRecorder()
+    model, reference = mlp(), mlp()
+    region = st.compile(model, backend="inductor", mode=mode, options={"recorder": recorder}, frontend="trace")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, reference)]
+    for k in range(4):
+        for m, optimizer in zip((region, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            m(randn(3, 4, seed=k)).square().sum().backward()
+            optimizer.step()
+        torch.testing.assert_close([*model.parameters()], [*reference.parameters()])
+    assert events(recorder)[-4:] == [*ONE, *ONE]
+
+
+@pytest.mark.inductor
+def test_inductor_with_a_cut_graph() -> None:
+    recorder = EmulatedRecorder()
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x * 2).exp() + 1
+        return (y * 3).relu(), (y > 2).nonzero()
+
+    settings = {"recorder": recorder}
+    region = st.compile(f, backend="inductor", mode="reduce-overhead", options=settings, frontend="trace")
+    for k in range(4):
+        torch.testing.assert_close(region(randn(5, seed=k)), f(randn(5, seed=k)))
+    assert recorder.events.count("replay") > 0
+
+
+@pytest.mark.inductor
+def test_a_mode_without_graphs_sets_options() -> None:
+    region = st.compile(lambda x: x.sin() * 2, backend="inductor", mode="max-autotune-no-cudagraphs")
+    torch.testing.assert_close(region(randn(5)), randn(5).sin() * 2)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown mode": ({"mode": "fast"}, "mode has no such value"),
+    "eager": ({"mode": "reduce-overhead"}, "this back end has no mode 'reduce-overhead'"),
+    "autotune": ({"backend": "cudagraphs", "mode": "max-autotune"}, "this back end has no mode 'max-autotune'"),
+    "callable": ({"backend": lambda gm, _: gm, "mode": "max-autotune"}, "this back end has no mode"),
+    "other compiler": ({"backend": "inductor", "mode": "max-autotune", "fw_compiler": lambda gm, _: gm}, "no mode"),
+    "mode and options": (
+        {"backend": "inductor", "mode": "max-autotune-no-cudagraphs", "options": {"shape_padding": True}},
+        "takes no options of inductor",
+    ),
+    "outputs": ({"options": {"outputs": "some"}}, "'outputs' has no such value"),
+    "sizes": ({"options": {"sizes": [0, 2]}}, "'sizes' has no such value"),
+    "no list": ({"options": {"sizes": 4}}, "'sizes' has no such value"),
+    "truth is no size": ({"options": {"sizes": [True]}}, "'sizes' has no such value"),
+    "limit": ({"options": {"limit": 0}}, "'limit' has no such value"),
+    "recorder": ({"options": {"recorder": "emulated"}}, "'recorder' has no such value"),
+    "unknown option": ({"options": {"size": [2]}}, "takes no such options"),
+    "of another back end": ({"backend": "eager", "options": {"sizes": [2]}}, "takes no options"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_options_are_refused(name: str) -> None:
+    options, message = REFUSED[name]
+    with pytest.raises(OptionError, match=message):
+        st.compile(lambda x: x, **{"backend": "eager" if "mode" in options else "cudagraphs", **options})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_cuda() -> None:
+    for options in ({"backend": "cudagraphs"}, {"backend": "inductor", "mode": "reduce-overhead"}):
+        with pytest.raises(BackendError, match="(?s)there is no CUDA here.*backend='eager'.*EmulatedRecorder"):
+            st.compile(lambda x: x, **options)
+
+
+# ----------------------------------------------------------------------------------- the emulator finds faults
+def poisoned(region: Any) -> bool:
+    """Is something wrong with these calls?"""
+    kept = []
+    try:
+        for k in range(5):
+            x = randn(3, seed=k)
+            kept.append((region(x), x, randn(3, seed=k)))
+        return any(not torch.equal(y, (t + 1) * 2) or not torch.equal(x, t + 1) for y, x, t in kept)
+    except RuntimeError:
+        return True
+
+
+def written(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x * 2
+
+
+MUTANTS = {
+    "nothing is copied in": lambda patch: patch.setattr(EmulatedRecorder, "copy", lambda self, to, of: None),
+    "results are not cloned": lambda patch: patch.setattr(recording._Results, "_copy", lambda self, out: lambda *_: out),
+    "nothing is copied back": lambda patch: patch.setattr(program, "written_inputs", lambda graph: set()),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not poisoned(graphed(written)[0])
+    MUTANTS[name](monkeypatch)
+    assert poisoned(graphed(written)[0])

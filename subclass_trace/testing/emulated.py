@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ..backends.cudagraphs.recorder import Work
-from ..torch_api.memory import cloned_storage, storage_of
+from ..torch_api.memory import address, cloned_storage, storage_of, with_bits_of
 from ..torch_api.modes import TorchDispatchMode
 from ..torch_api.operators import copy_all, op_schema
 from ..torch_api.trees import pytree, tree_map_only
@@ -86,7 +86,7 @@ class EmulatedRecorder:
         for graph in self._graphs:
             if graph is not by:
                 for t in graph.memory:
-                    if t.untyped_storage().data_ptr() not in by.spared:
+                    if address(t) not in by.spared:
                         _spoil(t)
 
 
@@ -102,7 +102,7 @@ class _Graph:
         self.calls: list[Callable[[], object]] = []
         self.memory: list[Tensor] = []
         given = [t for t in work.inputs if isinstance(t, Tensor)]
-        self.reads = [(weakref.ref(storage_of(t)), storage_of(t).data_ptr()) for t in given]
+        self.reads = [(weakref.ref(storage_of(t)), address(t)) for t in given]
         before = [(t, cloned_storage(t)) for t in given]
         log = contextlib.nullcontext() if work.opaque else _Log(self)
         try:
@@ -111,12 +111,12 @@ class _Graph:
         finally:
             for t, contents in before:
                 storage_of(t).copy_(contents)
-        outside = {storage_of(t).data_ptr() for t in given}
+        outside = {address(t) for t in given}
         inputs = [_at_address(t) if isinstance(t, Tensor) else t for t in work.inputs]
         self.work = replace(work, inputs=inputs)
         if work.opaque:
             made = [t for t in self.results if isinstance(t, Tensor)]
-            made = [t for t in made if storage_of(t).data_ptr() not in outside]
+            made = [t for t in made if address(t) not in outside]
             self.memory, self.calls = [t.data for t in made], [self._again(made)]
         for t in self.memory:
             _spoil(t)
@@ -144,7 +144,7 @@ class _Graph:
         """The storages of results that somebody still has."""
         for handed in self._handed:
             if (t := handed()) is not None:
-                yield storage_of(t).data_ptr()
+                yield address(t)
 
     def __call__(self) -> None:
         """Replay it."""
@@ -170,9 +170,9 @@ class _Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._check(func, (args, kwargs))
         made = func(*args, **kwargs)
         rows = pytree.tree_leaves((args, kwargs))
-        known = {storage_of(t).data_ptr() for t in rows if isinstance(t, Tensor)}
+        known = {address(t) for t in rows if isinstance(t, Tensor)}
         results = [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
-        fresh = [t for t in results if storage_of(t).data_ptr() not in known]
+        fresh = [t for t in results if address(t) not in known]
         self.graph.memory += [t.data for t in fresh]
         if fresh or op_schema(func).is_mutable:
             self.graph.calls.append(_call(func, args, kwargs, made, self.graph.memory))
@@ -193,10 +193,10 @@ def _call(
     func: Any, args: Any, kwargs: Any, made: Any, own: Sequence[Tensor]
 ) -> Callable[[], object]:
     """The same operation on the same memory; no version counter is that of a user's tensor."""
-    kept = {storage_of(t).data_ptr() for t in own}
+    kept = {address(t) for t in own}
 
     def same(t: Tensor) -> Tensor:
-        return t.data if storage_of(t).data_ptr() in kept else _at_address(t)
+        return t.data if address(t) in kept else _at_address(t)
 
     args, kwargs, made = tree_map_only(Tensor, same, (args, kwargs, made))
     memory = [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
@@ -213,16 +213,18 @@ def _call(
 def _at_address(t: Tensor) -> Tensor:
     """The same memory, which is not kept alive: a recording knows addresses."""
     count = storage_of(t).nbytes()
-    if count == 0 or t.is_conj() or t.is_neg():
+    if count == 0:
         return t.data
-    raw = (ctypes.c_uint8 * count).from_address(storage_of(t).data_ptr())
+    raw = (ctypes.c_uint8 * count).from_address(address(t))
     memory = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
     made = torch.empty(0, dtype=t.dtype)
-    return made.set_(memory, t.storage_offset(), t.shape, t.stride())
+    return with_bits_of(t, made.set_(memory, t.storage_offset(), t.shape, t.stride()))
 
 
 def _spoil(t: Tensor) -> None:
     """Put in what no program expects."""
+    if t._is_zerotensor():
+        return
     flat = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
     flat.fill_(float("nan") if t.is_floating_point() or t.is_complex() else 77)
 

@@ -104,17 +104,11 @@ def test_any_sequence_of_calls_is_that_of_eager(outputs: str, sequence: list[tup
     theirs, ours = World(reference, reference), World(model, region)
     for what in [*sequence, *sequence]:
         try:
-            expected: Any = theirs.do(what)
+            expected = theirs.do(what)
         except RuntimeError as error:  # written since it was saved, or a part of a graph that is gone
-            expected = str(error).partition(":")[0]
-        try:
-            found = ours.do(what)
-        except RuntimeError as error:
-            found = str(error).partition(":")[0]
-        if isinstance(expected, str) or isinstance(found, str):
-            assert isinstance(expected, str) and isinstance(found, str), (what, expected, found)
+            assert "inplace operation" in str(error) or "second time" in str(error)
             return
-        same(expected, found)
+        same(expected, ours.do(what))
 
 
 def test_a_region_in_two_threads() -> None:
@@ -332,7 +326,7 @@ def written(x: Tensor) -> Tensor:
 
 MUTANTS = {
     "nothing is copied in": lambda patch: patch.setattr(EmulatedRecorder, "copy", lambda self, to, of: None),
-    "results are not cloned": lambda patch: patch.setattr(recording._Results, "_copy", lambda self, out: lambda *_: out),
+    "results are not cloned": lambda patch: patch.setattr(recording._Results, "_copy", lambda self, out, head: lambda *_: out),
     "nothing is copied back": lambda patch: patch.setattr(program, "written_inputs", lambda graph: set()),
 }
 

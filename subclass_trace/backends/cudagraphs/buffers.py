@@ -6,12 +6,16 @@ from collections.abc import Collection, Mapping
 
 import torch
 
+from ...torch_api.memory import with_bits_of
+
 Tensor = torch.Tensor
 _ALIGNED = 64
 
 
 def is_dense(t: Tensor) -> bool:
     """Does it lie in its memory without gaps, each element at a place of its own?"""
+    if t.is_conj() or t.is_neg():
+        return False
     if t.is_contiguous():
         return True
     expected = 1
@@ -31,18 +35,29 @@ def span_of(t: Tensor) -> int:
 
 
 def as_span(t: Tensor) -> Tensor:
-    """All memory between its first and its last element: what is expanded, or overlaps itself, is
-    copied once."""
-    return t.detach().as_strided((span_of(t),), (1,))
+    """All memory between its first and its last element, as it is: what is expanded, or overlaps
+    itself, is copied once."""
+    return with_bits_of(t, t.detach()).as_strided((span_of(t),), (1,))
 
 
 def fresh(t: Tensor) -> Tensor:
     """A copy with the very strides."""
     if is_dense(t):
         return t.clone()
-    made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
-    as_span(made).copy_(as_span(t))
-    return made
+    return with_bits_of(t, as_span(t).clone().as_strided(t.shape, t.stride(), 0)).detach()
+
+
+def fresh_memory(t: Tensor) -> Tensor:
+    """A copy in a copy of all its memory, of which others have parts, too."""
+    count = t.untyped_storage().nbytes() // t.element_size()
+    memory = with_bits_of(t, t.detach()).as_strided((count,), (1,), 0).clone()
+    return with_bits_of(t, memory.as_strided(t.shape, t.stride(), t.storage_offset())).detach()
+
+
+def is_computed_with(t: Tensor) -> bool:
+    """Has it numbers that are differentiated? What is saved of others may be an object that counts
+    as itself: the offsets of a jagged tensor."""
+    return t.is_floating_point() or t.is_complex()
 
 
 def make_buffers(values: Mapping[int, Tensor], written: Collection[int]) -> dict[int, Tensor]:
@@ -55,7 +70,8 @@ def make_buffers(values: Mapping[int, Tensor], written: Collection[int]) -> dict
         if len(group) == 1 or not any(k in written for k in group):
             for k in group:
                 t = values[k]
-                made[k] = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+                empty = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+                made[k] = with_bits_of(t, empty)
             continue
         start = min(values[k].data_ptr() for k in group) // _ALIGNED * _ALIGNED
         end = max(_end(values[k]) for k in group)
@@ -64,7 +80,8 @@ def make_buffers(values: Mapping[int, Tensor], written: Collection[int]) -> dict
             t = values[k]
             offset = (t.data_ptr() - start) // t.element_size()
             empty = torch.empty(0, dtype=t.dtype, device=t.device)
-            made[k] = empty.set_(memory.untyped_storage(), offset, t.shape, t.stride())
+            empty.set_(memory.untyped_storage(), offset, t.shape, t.stride())
+            made[k] = with_bits_of(t, empty)
     return made
 
 

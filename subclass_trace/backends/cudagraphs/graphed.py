@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...torch_api.memory import address
 from .padding import Padded, Padding
 from .pool import Pool
 from .recorder import Work
@@ -112,7 +113,7 @@ class Graphed:
         no call to be recorded, and the reason is given."""
         memory, kinds = self.pool.memory, self.face.kinds
         pooled = [k for k in self.fixed if kinds[k] == "pooled"]
-        new = {k for k in pooled if values[k].untyped_storage().data_ptr() not in memory}
+        new = {k for k in pooled if address(values[k]) not in memory}
         if new and len(new) == len(pooled):
             return "it works on values of a call that ran without"
         stale = {other: r.recording.moved() for other, r in self.recordings.items()}

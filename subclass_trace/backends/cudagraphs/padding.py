@@ -15,6 +15,7 @@ import torch.fx as fx
 
 from ...capture.graphs import output_args, placeholders
 from ...torch_api.kinds import SYM_TYPES
+from ...torch_api.memory import address
 from ...torch_api.symbols import shape_conditions
 from .buffers import fresh
 from .recording import Recording, Unfit
@@ -130,10 +131,10 @@ class Padded:
             padding.part(b, known[k], values[k]) if k in known else b
             for k, b in recording.buffers.items()
         ]
-        inside = {t.untyped_storage().data_ptr() for t in recording.buffers.values()}
+        inside = {address(t) for t in recording.buffers.values()}
         for out, what in zip(recording.results, padding.outputs, strict=True):
             if isinstance(out, Tensor) and not isinstance(what, int):
-                if out.numel() and out.untyped_storage().data_ptr() in inside:
+                if out.numel() and address(out) in inside:
                     raise Unfit("a result is a view of an input, which is padded")
             elif out is None and not isinstance(what, int):
                 raise Unfit("a result is a view of an input that stays where it is")

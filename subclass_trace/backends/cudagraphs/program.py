@@ -22,10 +22,11 @@ from ...plan.descriptors import Input, NewContents
 from ...torch_api.graphs import graph_module
 from ...torch_api.kinds import SYM_TYPES, storage_key
 from ...torch_api.lines import location_text
-from ...torch_api.memory import cloned_storage, storage_of
+from ...torch_api.memory import address, part_of, with_version_of
 from ...torch_api.operators import OpOverload, op_schema
 from ...torch_api.symbols import is_data_dependent
 from ...torch_api.trees import pytree
+from .buffers import fresh_memory, is_computed_with
 from .graphed import Graphed
 from .padding import Padding
 from .pool import Pool
@@ -123,8 +124,8 @@ def _input_kind(node: fx.Node, role: str) -> str:
         return "number"
     if isinstance(what, Input) and what.is_static:
         return "static"
-    saved = role == "backward" and isinstance(what, (Input, SavedValue))
-    return "pooled" if saved else "copied"
+    saved = isinstance(what, Input) and is_computed_with(node.meta["val"])
+    return "pooled" if role == "backward" and saved or isinstance(what, SavedValue) else "copied"
 
 
 def _output_kind(what: Any) -> str:
@@ -220,17 +221,22 @@ class _Parts:
                 values.pop(n, None)
         found = [values[o] if isinstance(o, fx.Node) else o for o in self.outputs]
         values.clear()
-        clones: dict[int, Any] = {}
+        clones: dict[int, tuple[Tensor, Tensor]] = {}
         return [self._own(v, kind, clones) for v, kind in zip(found, self.gives, strict=True)]
 
-    def _own(self, value: Any, kind: str | int, clones: dict[int, Any]) -> Any:
-        """A result does not stay in the pool; two that share memory do so afterwards."""
-        at = storage_of(value).data_ptr() if isinstance(value, Tensor) and kind == "result" else 0
+    def _own(self, value: Any, kind: str | int, clones: dict[int, tuple[Tensor, Tensor]]) -> Any:
+        """A result does not stay in the pool; two that share memory do so afterwards. What is saved
+        has the version counter of a result."""
+        at = address(value) if isinstance(value, Tensor) and type(kind) is str else 0
         if at == 0 or (by := self.pool.memory.get(at)) is None or not by.keeps(at):
             return value
-        clones.setdefault(at, cloned_storage(value))
-        place = value.storage_offset(), value.shape, value.stride()
-        return torch.empty(0, dtype=value.dtype, device=value.device).set_(clones[at], *place)
+        if kind != "result":
+            return with_version_of(value, clones[at][1]) if at in clones else value
+        if at not in clones:
+            clones[at] = value, fresh_memory(value)
+            return clones[at][1]
+        first, made = clones[at]
+        return part_of(value, first)(made)
 
 
 def _runs(graph: fx.Graph, outside: set[fx.Node]) -> list[tuple[list[fx.Node], bool]]:

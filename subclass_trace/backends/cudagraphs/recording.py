@@ -14,8 +14,14 @@ from typing import Any
 import torch
 
 from ...torch_api.autograd import move_versions, set_versions
-from ...torch_api.memory import cloned_storage, holders, storage_of, with_version_of
-from .buffers import as_span, fresh, is_dense, make_buffers, overlaps
+from ...torch_api.memory import (
+    address,
+    holders,
+    part_of,
+    storage_of,
+    with_version_of,
+)
+from .buffers import as_span, fresh, fresh_memory, is_computed_with, is_dense, make_buffers, overlaps
 from .pool import Pool
 from .recorder import Work
 
@@ -78,7 +84,8 @@ class Recording:
         host = {k: v for k, v in given.items() if v.dim() == 0 and pool.recorder.on_host(v)}
         moved = {k: pool.recorder.on_device(v) for k, v in host.items()}
         rest = {k: v for k, v in given.items() if k not in moved}
-        self.buffers: dict[int, Tensor] = {**make_buffers(rest, face.written), **moved}
+        with torch.inference_mode(False):  # their versions are counted
+            self.buffers: dict[int, Tensor] = {**make_buffers(rest, face.written), **moved}
         stores = {k: storage_of(values[k]) for k in fixed}
         self._at = [(k, weakref.ref(s), s.data_ptr()) for k, s in stores.items()]
         dense = {k: is_dense(to) for k, to in self.buffers.items()}
@@ -91,7 +98,7 @@ class Recording:
         pool.recorded += 1
         self.number = pool.recorded
         for t in self._kept:
-            pool.memory[_storage(t)] = self
+            pool.memory[address(t)] = self
 
     @property
     def recording(self) -> Recording:
@@ -117,10 +124,10 @@ class Recording:
         counts = {k: now - then for k, then, now in zip(written, before, after, strict=True)}
         self._writes = [(k, counts.get(k, 0), k in self.buffers) for k in sorted(self.face.written)]
         self._gives = _Results(self, args).gives()
-        outside = {_storage(t) for k, t in enumerate(args) if isinstance(t, Tensor)}
-        outside -= {_storage(t) for t in self.buffers.values()}
+        outside = {address(t) for k, t in enumerate(args) if isinstance(t, Tensor)}
+        outside -= {address(t) for t in self.buffers.values()}
         for n, t in enumerate(self.results):  # a weight is not kept alive here
-            if isinstance(t, Tensor) and _storage(t) in outside:
+            if isinstance(t, Tensor) and address(t) in outside:
                 self.results[n] = None
 
     def keep(self, t: Tensor) -> None:
@@ -132,9 +139,9 @@ class Recording:
         """Has anybody results of it?"""
         return holders(self._kept) != self._held
 
-    def keeps(self, address: int) -> bool:
+    def keeps(self, at: int) -> bool:
         """Does a result of it lie there?"""
-        return any(_storage(t) == address for t in self._kept)
+        return any(address(t) == at for t in self._kept)
 
     def moved(self) -> list[int]:
         """The inputs whose memory is gone, or elsewhere."""
@@ -144,8 +151,8 @@ class Recording:
     def close(self) -> None:
         """It serves no call any more."""
         memory = self.pool.memory
-        for address in [a for a, by in memory.items() if by is self]:
-            del memory[address]
+        for at in [a for a, by in memory.items() if by is self]:
+            del memory[at]
 
     # ---- run
     def _copy_in(self, values: Sequence[Any]) -> None:
@@ -186,7 +193,7 @@ class _Results:
         self.memory: dict[int, int] = {}  # address of a storage -> an input that lies there
         for k, t in enumerate(args):
             if isinstance(t, Tensor):
-                self.memory.setdefault(_storage(t), k)
+                self.memory.setdefault(address(t), k)
         self.made: list[Give] = []
         self.first: dict[int, int] = {}  # results by identity -> where they are handed out
         self.heads: dict[int, int] = {}  # storages of results -> the same
@@ -202,63 +209,52 @@ class _Results:
             return lambda values, before: values[kind]
         if not isinstance(out, Tensor):
             return lambda values, before: out
-        source = self.memory.get(_storage(out)) if out.numel() else None
+        source = self.memory.get(address(out)) if out.numel() else None
         same = next((k for k, t in enumerate(self.args) if t is out), None)
         source = source if same is None else same
         if source is not None and (kind != "result" or self.face.kinds[source] != "pooled"):
             return self._of_an_input(out, kind, source, same is not None)
         if kind in ("pooled", "inside"):
             self.recording.keep(out)
-            return lambda values, before: out
+            if (result := self.heads.get(address(out))) is None or kind == "inside":
+                return lambda values, before: out
+            return lambda values, before: with_version_of(out, before[result])
         if kind == "contents":
             return lambda values, before: out.detach()
         if (first := self.first.get(id(out))) is not None:
             return lambda values, before: before[first]
         self.first[id(out)] = len(self.made)
+        head = self.heads.setdefault(address(out), len(self.made))
         if self.weak and source is None:
             self.recording.keep(out)
             return lambda values, before: out.detach()
-        return self._copy(out)
+        return self._copy(out, head)
 
     def _of_an_input(self, out: Tensor, kind: str, k: int, same: bool) -> Give:
         """It lies in the memory of input ``k``: the call gets that of its own input. But what is
-        kept for a backward does not change with it; its version does."""
+        kept for a backward to compute with stays in the buffer, which its version does not tell."""
         base = self.args[k]
         if k not in self.buffers:
-            self.recording.pool.memory[_storage(out)] = self.recording
-        elif kind == "pooled":
+            self.recording.pool.memory[address(out)] = self.recording
+        elif kind == "pooled" and is_computed_with(out):
             self.recording.keep(out)
-            return lambda values, before: with_version_of(out, values[k])
+            return lambda values, before: (
+                values[k] if values[k].is_inference() else with_version_of(out, values[k])
+            )
         if same:
             return lambda values, before: values[k]
-        if out.dtype != base.dtype:
-            raise Unfit("a result is an input as another dtype")
-        where = out.storage_offset() - base.storage_offset()
-        size, stride = out.shape, out.stride()
+        take = part_of(out, base)
+        return lambda values, before: take(values[k])
 
-        def view(values: Sequence[Any], before: Sequence[Any]) -> Tensor:
-            t: Tensor = values[k].detach()
-            return t.as_strided(size, stride, t.storage_offset() + where)
-
-        return view
-
-    def _copy(self, out: Tensor) -> Give:
+    def _copy(self, out: Tensor, head: int) -> Give:
         """A clone; results that share memory do so in each call."""
         others = [self.results[n] for n, kind in self.face.gives if kind == "result"]
         others = [t for t in others if isinstance(t, Tensor) and t is not out]
-        if not any(_storage(t) == _storage(out) != 0 for t in others):
+        if not any(address(t) == address(out) != 0 for t in others):
             if is_dense(out):
                 return lambda values, before: out.clone()
             return lambda values, before: fresh(out)
-        place = out.storage_offset(), out.shape, out.stride()
-        head = self.heads.setdefault(_storage(out), len(self.made))
-
-        def part(values: Sequence[Any], before: Sequence[Any]) -> Tensor:
-            memory = cloned_storage(out) if head == len(before) else storage_of(before[head])
-            return torch.empty(0, dtype=out.dtype, device=out.device).set_(memory, *place)
-
-        return part
-
-
-def _storage(t: Tensor) -> int:
-    return storage_of(t).data_ptr()
+        if head != len(self.made):
+            take = part_of(out, self.results[self.face.gives[head][0]])
+            return lambda values, before: take(before[head])
+        return lambda values, before: fresh_memory(out)

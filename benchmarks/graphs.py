@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from subclass_trace.capture.session import Session
 from subclass_trace.frontends.dynamic import SizeHistory
-from subclass_trace.frontends.specialization import traced_call
+from subclass_trace.frontends.traced_call import traced_call
 from subclass_trace.options import Options
 from subclass_trace.subclass.flatten import leaves_of
 

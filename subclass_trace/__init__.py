@@ -15,6 +15,7 @@ from .errors import (
     BackendError,
     DataDependentError,
     ExportError,
+    FrozenError,
     GuardError,
     LimitError,
     OptionError,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from . import zoo as zoo
     from .authoring import WrapperTensor
     from .exporting import Exported, export, export_joint, export_module, load_flat_state
-    from .frontends.compile import compile, load
+    from .frontends.compile import compile, freeze, load
     from .frontends.hand_over import HandOverWarning
     from .frontends.region import Region
     from .frontends.specialization import Specialization
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .partition.min_cut import MinCut
     from .report.trace import Trace
     from .tape import compiled_autograd
+    from .verify import debug
 
 #: where the names are that are loaded when somebody asks for them: the tracer needs torch's
 # symbols, and these sympy
@@ -58,9 +60,11 @@ _LAZY = {
     "WrapperTensor": ".authoring",
     "compile": ".frontends.compile",
     "compiled_autograd": ".tape",
+    "debug": ".verify",
     "export": ".exporting",
     "export_joint": ".exporting",
     "export_module": ".exporting",
+    "freeze": ".frontends.compile",
     "load": ".frontends.compile",
     "load_flat_state": ".exporting",
     "trace": ".frontends.trace",
@@ -72,6 +76,7 @@ __all__ = [
     "DataDependentError",
     "ExportError",
     "Exported",
+    "FrozenError",
     "GuardError",
     "LimitError",
     "HandOverWarning",
@@ -92,9 +97,11 @@ __all__ = [
     "WrapperTensor",
     "compile",
     "compiled_autograd",
+    "debug",
     "export",
     "export_joint",
     "export_module",
+    "freeze",
     "load",
     "load_flat_state",
     "trace",

@@ -68,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="command")
+    for add in (_add_check, _add_new, _add_cache, _add_export):
+        add(commands)
+    return parser
+
+
+def _add_check(commands: Any) -> None:
     c = commands.add_parser("check", help="run the conformance rules on a wrapper class")
     c.add_argument(
         "target",
@@ -119,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     c.add_argument("--list", action="store_true", help="print all rules and stop")
     c.set_defaults(run=_check)
+
+
+def _add_new(commands: Any) -> None:
     n = commands.add_parser("new", help="write a new wrapper class and its test")
     n.add_argument("name", help="name of the class")
     n.add_argument(
@@ -126,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     n.add_argument("--directory", type=Path, default=Path("."), help="where (default: here)")
     n.set_defaults(run=_new)
+
+
+def _add_cache(commands: Any) -> None:
     c = commands.add_parser(
         "cache", help="the directory in which st.compile(cache=True) keeps what it traced"
     )
@@ -137,6 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     c.add_argument("--directory", help="another one than SUBCLASS_TRACE_CACHE_DIR says")
     c.set_defaults(run=_cache)
+
+
+def _add_export(commands: Any) -> None:
     c = commands.add_parser(
         "export", help="a module over wrappers as a torch.export program over dense tensors"
     )
@@ -151,7 +166,6 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("--joint", action="store_true", help="with gradients")
     c.add_argument("--json", action="store_true", help="print what it takes and gives as JSON")
     c.set_defaults(run=_export)
-    return parser
 
 
 def _export(options: argparse.Namespace) -> int:

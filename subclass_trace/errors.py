@@ -146,6 +146,11 @@ class Unlike(SubclassTraceError):
         self.reason = reason
 
 
+class FrozenError(SubclassTraceError):
+    """A frozen region cannot serve: a weight has changed since (the path names it), or was given
+    up; or gradients are asked for."""
+
+
 class ExportError(SubclassTraceError):
     """A function or module cannot be exported, or a state or call does not fit a program."""
 

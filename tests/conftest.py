@@ -6,6 +6,7 @@ Profiles (``HYPOTHESIS_PROFILE=...``): dev (default), ci (the same examples in e
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import logging
 import os
 
@@ -30,6 +31,8 @@ os.environ.setdefault("SUBCLASS_TRACE_FRONTEND", "trace")
 
 # Between stages, every graph and plan that the tests make is checked.
 verify.ENABLED = True
+# And all guards on sizes are proved, where z3 is installed.
+verify.PROVES = importlib.util.find_spec("z3") is not None
 
 # Structured trace records of torch, thousands per capture: pytest would collect and print them.
 logging.getLogger("torch.__trace").addFilter(lambda record: False)

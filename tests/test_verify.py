@@ -16,7 +16,7 @@ from subclass_trace.capture.capture import Captured
 from subclass_trace.capture.session import Session
 from subclass_trace.errors import VerificationError
 from subclass_trace.frontends.dynamic import SizeHistory
-from subclass_trace.frontends.specialization import traced_call
+from subclass_trace.frontends.traced_call import traced_call
 from subclass_trace.options import Options
 from subclass_trace.partition.interface import Partitioned, partition, resolve_partitioner
 from subclass_trace.plan import Plan

@@ -26,6 +26,7 @@ from ..errors import ArtifactError
 from ..options import Options
 from ..partition.min_cut import MinCut
 from ..torch_api.lines import is_user_code
+from ..torch_api.owners import Owner, owner_of
 
 #: namespaces of operations that torch itself registers: its version tells what they do
 _OF_TORCH = frozenset(
@@ -208,7 +209,7 @@ def _is_of_torch(f: Any) -> bool:
         return _is_of_torch(f.func)
     code = getattr(f, "__code__", None)
     own = (
-        type(f).__module__.partition(".")[0] in ("torch", "builtins")
+        owner_of(type(f)) in (Owner.TORCH, Owner.PYTHON)
         if code is None
         else not is_user_code(code)
     )

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..errors import RuleError, UnsupportedError
-from ..state.boundary import is_users
 from ..torch_api import authors as _authors
 from ..torch_api.modes import no_modes
+from ..torch_api.owners import Owner, owner_of_file
 from ..torch_api.texts import text_of
 from .effects import (
     BIT_VIEWS,
@@ -362,7 +362,7 @@ def refuse(cls: type[Any], func: Any, fix: str | None = None) -> RuleError:
 def _user_line() -> str | None:
     """``file:line`` of the innermost frame that is neither torch's nor ours."""
     frame: Any = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None and owner_of_file(frame.f_code.co_filename) is not Owner.USER:
         frame = frame.f_back
     return (
         None

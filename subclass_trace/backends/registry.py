@@ -35,6 +35,8 @@ class Backend:
         inference: compiles graphs that are not differentiated.
         decompositions: makes the table of decompositions that capture applies; None for none.
         explain: what it tells of its programs.
+        freezer: of a frozen region (`runtime.frozen.Freezer`), which cuts forwards before they are
+        compiled.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Backend:
     inference: Compiler
     decompositions: Decompositions | None = None
     explain: Callable[[], str] | None = None
+    freezer: Any = None
 
 
 #: the kernels of the eager back end, in CUDA graphs

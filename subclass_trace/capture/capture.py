@@ -139,9 +139,9 @@ class Captured:
         another dtype is an inference tensor: a write to it moves no version counter.)
         """
         recorder = self.session.recorder
-        in_place = in_place and recorder.mutable and self.session.passes is None
+        in_place = in_place and recorder.memory.any and self.session.passes is None
         in_place = in_place and not any(m.differentiable for m in self.mutations.rows)
-        in_place = in_place and not recorder.looks_after_writes
+        in_place = in_place and not recorder.met.looks_after_writes
         if torch.is_inference_mode_enabled() and recorder.graph.find_nodes(
             op="call_function", target=_OTHER_DTYPE
         ):
@@ -159,7 +159,6 @@ class Capture:
         self.inputs = Inputs(session, state_of)
         self.reads = MetadataReads(self.inputs)
         self.stand_ins = StandIns(self.inputs)
-        self.recorder.branches = StateBranches(self.inputs)
         self.functions = CapturedFunctions(self.recorder, self.reads, self.stand_ins)
         self.values: list[Tensor] = []
 
@@ -171,7 +170,8 @@ class Capture:
                 are unchanged.
         """
         grad_mode, recorder = torch.is_grad_enabled(), self.recorder
-        with self.session.modes():
+        branches = StateBranches(self.inputs)
+        with self.session.modes(), recorder.during(branches=branches):
             try:
                 ran = self._run(run)
                 for check in recorder.symbols.assertions(
@@ -189,7 +189,7 @@ class Capture:
                         code="grad-mode-left",
                         fix="use torch.no_grad() as a context",
                     )
-                recorder.sealed = True
+                recorder.seal()
                 gradients = tuple(
                     (number, len(recipes.outputs) + k) for k, (number, _) in enumerate(changed)
                 )
@@ -205,23 +205,20 @@ class Capture:
                 results, nodes = self._freeze(flat, ran, mutations)
             finally:
                 self.inputs.forget()
-                recorder.branches = None
         return self._finish(mutations, results, recipes, nodes)
 
     def _run(self, run: RunFunction) -> Ran:
         recorder, functions = self.recorder, self.functions
-        recorder.stop_frame = sys._getframe()
-        try:
-            with (
-                checkpoint_as_tags(recorder),
-                typed_errors(),
-                functions,
-                watched_engine(functions.gradients.backward, functions.gradients.check),
-                transformed_inputs(self.stand_ins.swapped),
-            ):
-                return run(self.inputs)
-        finally:
-            recorder.stop_frame = None  # a frame holds everything that its callers hold
+        with (
+            # not longer: a frame holds everything that its callers hold
+            recorder.during(stop_frame=sys._getframe()),
+            checkpoint_as_tags(recorder),
+            typed_errors(),
+            functions,
+            watched_engine(functions.gradients.backward, functions.gradients.check),
+            transformed_inputs(self.stand_ins.swapped),
+        ):
+            return run(self.inputs)
 
     def _emit(self, t: Tensor) -> int:
         self.values.append(t)
@@ -442,9 +439,9 @@ def _refuse_overlapping(inputs: Inputs, recorder: Recorder) -> None:
         UnsupportedError: there are such.
     """
     places: dict[Any, list[int]] = {}
-    for k, t in enumerate(inputs.originals if recorder.mutable else ()):
+    for k, t in enumerate(inputs.originals if recorder.memory.any else ()):
         places.setdefault(storage_ref(t) if t.layout is torch.strided else None, []).append(k)
-    for storage, written in recorder.writes:
+    for storage, written in recorder.memory.writes:
         seen = [
             k for k in places.get(storage, ()) if byte_range(inputs.originals[k]).overlaps(written)
         ]

@@ -18,7 +18,8 @@ import torch.utils.checkpoint as checkpoint
 
 from ..torch_api.autograd import CHECKPOINT_GENERATOR, checkpoint_contexts
 from ..torch_api.this_thread import replaced_here
-from .recorder import CheckpointTag, Recorder
+from .phase import CheckpointTag
+from .recorder import Recorder
 
 
 @contextlib.contextmanager
@@ -28,12 +29,9 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
     numbers = itertools.count()
 
     def tagging(context_fn: Any) -> Iterator[None]:
-        before = recorder.checkpoint
-        recorder.checkpoint = CheckpointTag(_policy(context_fn), next(numbers))
-        try:
+        part = CheckpointTag(_policy(context_fn), next(numbers))
+        with recorder.during(checkpoint=part):
             yield
-        finally:
-            recorder.checkpoint = before
 
     def nonreentrant(fn: Any, *positional: Any, **named: Any) -> Iterator[None]:
         return tagging(checkpoint_contexts(positional, named))

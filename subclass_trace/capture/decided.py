@@ -80,7 +80,7 @@ class StateBranches:
     # ---- what leads to it
     def _values(self, nodes: list[fx.Node]) -> list[Any] | None:
         """What these nodes are in the call that is traced, tensors as truths."""
-        if self.recorder.sealed or innermost_tracer() is not self.recorder:
+        if self.recorder.phase.sealed or innermost_tracer() is not self.recorder:
             return None
         state = self._state()
         known: dict[fx.Node, Any] = {}

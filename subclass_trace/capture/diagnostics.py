@@ -12,7 +12,7 @@ import torch
 from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
 from ..torch_api.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL
 from ..torch_api.kinds import is_fake
-from ..torch_api.lines import TORCH_FILES
+from ..torch_api.owners import TORCH_FILES
 from .user_code import tracebacks, user_line
 
 Tensor = torch.Tensor

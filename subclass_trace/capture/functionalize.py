@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
@@ -37,6 +38,7 @@ from ..torch_api.repairs.fake_kernels import fake_kernels
 from ..torch_api.trees import tree_map_only
 from .aliasing import repeats
 from .effects import has_effects
+from .phase import Recording
 from .symbols import READERS
 from .traced_graph import TracedGraph
 from .user_code import line_text
@@ -70,7 +72,7 @@ def _writes_first(target: Any) -> bool:
     return bool(first is not None and first.alias_info is not None and first.alias_info.is_write)
 
 
-def _refuse_views(recorder: Any) -> None:
+def _refuse_views(recorder: Recording) -> None:
     """Refuse writes through views with several elements in one place (``unfold``, ``expand``),
     whose inverse would add them up; and places that count from the start of a storage
     (``as_strided``), which a functional tensor has none of.
@@ -90,7 +92,7 @@ def _refuse_views(recorder: Any) -> None:
                 raise _not_functional(
                     node, "it writes through a view with several elements in one place"
                 )
-    written = {storage for storage, _ in recorder.writes}
+    written = recorder.memory.storages
     for node in recorder.graph.nodes:
         if node.target is aten.as_strided.default and storage_ref(node.meta["val"]) in written:
             root, chain = _view_chain(node)
@@ -242,7 +244,7 @@ class _Writer(TracedGraph):
 class Functionalization:
     """One replay of the recorder's graph, as a functional one."""
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder, self.mode = recorder, recorder.mode
         self.writer = _Writer(recorder.mode, recorder.decompositions, recorder.results)
         # names of constants
@@ -265,7 +267,9 @@ class Functionalization:
         """
         _refuse_views(self.recorder)
         graph = self.recorder.graph
-        beside = self.recorder.beside = _beside_writes(graph, self.recorder.beside)
+        beside = self.recorder.memory.beside = _beside_writes(
+            graph, self.recorder.memory.beside
+        )
         for node in graph.find_nodes(op="placeholder"):
             value = node.meta["val"]
             value = self.writer.bare(value) if isinstance(value, Tensor) else value
@@ -287,7 +291,9 @@ class Functionalization:
                             for k, v in node.meta.items()
                             if k not in ("val", "unbacked_bindings")
                         }
-                        self.writer.tag = node.meta["partitioner_tag"]
+                        tag = node.meta["partitioner_tag"]
+                        if tag != self.writer.tag:
+                            self.writer.phase = replace(self.writer.phase, tag=tag)
                         self.env[node] = self._call(node)
                 if node is forward.boundary:
                     forward_nodes = [self._node(x) for x in forward.outputs]

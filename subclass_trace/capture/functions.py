@@ -32,6 +32,7 @@ from .indexing import with_places
 from .inner_backward import InnerBackward
 from .inputs import StandIns
 from .metadata import ASIDE, ASKING, MetadataReads
+from .phase import Recording
 from .recorder import Recorder, overriding
 from .user_code import asking_frame
 
@@ -93,14 +94,15 @@ class CapturedFunctions(TorchFunctionMode):
         truth = name == "__bool__" or (name == "item" and args[0].dtype is torch.bool)
         if truth and is_fake(args[0]) and self.recorder.may_look():
             if (expected := branch_without_error(caller)) is not None:
-                self.recorder.looks_after_writes |= any(
-                    map(self.recorder.was_written, self.reads.inputs.leaf_values)
+                self.recorder.met.looks_after_writes |= any(
+                    map(self.recorder.memory.touches, self.reads.inputs.leaf_values)
                 )
                 check(args[0], expected)
                 return expected
-        if truth and is_fake(args[0]) and self.recorder.branches is not None:
+        branches = self.recorder.phase.branches
+        if truth and is_fake(args[0]) and branches is not None:
             with self.recorder.below():
-                if (decided := self.recorder.branches.of_tensor(args[0])) is not None:
+                if (decided := branches.of_tensor(args[0])) is not None:
                     return decided
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
@@ -113,10 +115,13 @@ class CapturedFunctions(TorchFunctionMode):
         # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
         if name in _POWERS:
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
-        self.recorder.asks_for_numbers = name in _NUMBERS
-        out = self._by_class(func, types, args, kwargs)
+        if (asks := name in _NUMBERS) is not self.recorder.phase.asks_for_numbers:
+            with self.recorder.during(asks_for_numbers=asks):
+                out = self._by_class(func, types, args, kwargs)
+        else:
+            out = self._by_class(func, types, args, kwargs)
         if name in _MAY_COPY and args:
-            self.recorder.note_copy(args[0], out)
+            self.recorder.memory.note_copy(args[0], out)
         return as_numbers(out)
 
     def _by_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -144,8 +149,7 @@ class CapturedFunctions(TorchFunctionMode):
                 path=self.recorder.user_line(),
                 fix="register it outside of the region, or on x * 1",
             )
-        self.recorder.has_hooks = True
-        self.recorder.hooked.add(t.grad_fn)
+        self.recorder.met.hook(t)
         return func(t, _numbered(hook, self.recorder))
 
     def _refuse_text(self, t: Any, frame: Any) -> None:
@@ -163,7 +167,7 @@ class CapturedFunctions(TorchFunctionMode):
         rule = _RULES.get(getattr(func, "__name__", ""))
         if rule is not None:
             return rule(self.recorder, func, args, kwargs)
-        if self.recorder.has_read_numbers and holds_symbols((args, kwargs)):
+        if self.recorder.met.numbers and holds_symbols((args, kwargs)):
             with enable_python_dispatcher():  # composite kernels in C++ ask for numbers
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -187,7 +191,7 @@ def _numbered(hook: Any, recorder: Recorder) -> Any:
 
 
 # ---- rules
-def _one_hot(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _one_hot(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """With eager's check of the values, which torch leaves out for tensors without data."""
     index, classes = (*args, *kwargs.values(), -1)[:2]
     if is_fake(index):
@@ -205,7 +209,7 @@ def _one_hot(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _product(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """With symbolic sizes torch takes it apart in Python, where its result may be a view, which
     eager's never is."""
     out = func(*args, **kwargs)
@@ -223,18 +227,18 @@ def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return _aten._unsafe_view.default(out._base, out.shape)
 
 
-def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _attends(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A function that computes attention, whose kernels a caller may choose."""
-    recorder.met.add("attention")
+    recorder.met.attention = True
     return func(*args, **kwargs)
 
 
-def _handed_on(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _handed_on(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A function whose floats may be symbols."""
     return with_symbols(func, *args, **kwargs)
 
 
-def _collective(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _collective(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A collective that writes to its arguments."""
     known = is_collective(func)
     return collective_in_place(func, args, kwargs) if known else func(*args, **kwargs)

@@ -22,6 +22,7 @@ from ..torch_api.graphs import graph_module
 from ..torch_api.operators import OpOverload, op_schema
 from .effects import is_kept
 from .functionalize import Functionalization
+from .phase import Recording
 
 
 def output_args(graph: fx.Graph) -> list[Any]:
@@ -51,7 +52,7 @@ class TracedForward:
 
 
 def finish(
-    recorder: Any,
+    recorder: Recording,
     forward: TracedForward,
     gradients: Sequence[Any] = (),
     descriptors: Sequence[AnyDescriptor] = (),
@@ -72,7 +73,7 @@ def finish(
         functional: else operations in place stay as they were recorded.
         passes: the graph goes through these.
     """
-    if recorder.mutable and functional:
+    if recorder.memory.any and functional:
         module, served = Functionalization(recorder).run(forward, gradients)
         _drop_dead(module.graph, served)
     else:
@@ -81,7 +82,7 @@ def finish(
             graph_module(recorder.root, nodes, "joint"),
             [n.name for n in forward.served],
         )
-        recorder.beside = None if recorder.mutable else set(recorder.graph.nodes)
+        recorder.memory.beside = None if recorder.memory.any else set(recorder.graph.nodes)
     draws = _keep_draws(module.graph, len(forward.outputs)) if gradients else 0
     described = (*forward.descriptors, *[Effect()] * draws, *descriptors)
     module.meta.update(draws=draws, served=served, descriptors=described)

@@ -8,7 +8,7 @@ whose branches are graph modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ..torch_api.operators import OpOverload
 from ..torch_api.symbols import unbound_symbols_set_aside
 from ..torch_api.trees import pytree
 from .graphs import is_write
+from .phase import Recording
 
 Tensor = torch.Tensor
 #: these take graph modules and read them; they must not be wrapped
@@ -38,7 +39,7 @@ def _is_callable(x: object) -> bool:
     return callable(x) and not isinstance(x, plain)
 
 
-def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def record_higher_order(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Record one call of a higher order operator."""
     flat, spec = pytree.tree_flatten((args, kwargs))
     flat = [recorder.lift(x) if type(x) in REAL else x for x in flat]
@@ -60,28 +61,7 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
                     fix="give it dense tensors",
                 )
             with unbound_symbols_set_aside(recorder.mode.shape_env):
-                try:
-                    module = make_fx(function, {**recorder.decompositions, **_DETACH})(*operands)
-                except AssertionError as error:  # of the fake mode
-                    what, fix = (
-                        f"a branch of {func.name()} uses a tensor from outside",
-                        "pass it as an operand",
-                    )
-                    raise UnsupportedError(
-                        what,
-                        code="branch-of-operator",
-                        path=recorder.user_line(),
-                        got=str(error)[:200],
-                        fix=fix,
-                    ) from error
-                if any(map(is_write, module.graph.nodes)):
-                    what = f"a branch of {func.name()} writes in place"
-                    raise UnsupportedError(
-                        what,
-                        code="branch-of-operator",
-                        path=recorder.user_line(),
-                        fix="write out of place",
-                    )
+                module = _traced_branch(recorder, func.name(), function, operands)
                 modules[id(function)] = module
                 met.append(operands)
                 return function(*operands)
@@ -115,7 +95,35 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
     return out
 
 
-def _of_operators(recorder: Any, module: fx.GraphModule) -> fx.GraphModule:
+def _traced_branch(
+    recorder: Recording, name: str, function: Any, operands: Sequence[Any]
+) -> fx.GraphModule:
+    """The graph of a branch.
+
+    Raises:
+        UnsupportedError: it uses a tensor from outside, or writes.
+    """
+    try:
+        module = make_fx(function, {**recorder.decompositions, **_DETACH})(*operands)
+    except AssertionError as error:  # of the fake mode
+        raise UnsupportedError(
+            f"a branch of {name} uses a tensor from outside",
+            code="branch-of-operator",
+            path=recorder.user_line(),
+            got=str(error)[:200],
+            fix="pass it as an operand",
+        ) from error
+    if any(map(is_write, module.graph.nodes)):
+        raise UnsupportedError(
+            f"a branch of {name} writes in place",
+            code="branch-of-operator",
+            path=recorder.user_line(),
+            fix="write out of place",
+        )
+    return module
+
+
+def _of_operators(recorder: Recording, module: fx.GraphModule) -> fx.GraphModule:
     """A branch that Dynamo has made calls functions of Python; back ends want operators."""
     inputs = [n.meta.get("example_value") for n in module.graph.find_nodes(op="placeholder")]
     if any(x is None for x in inputs):  # torch's own trace made it
@@ -131,7 +139,7 @@ def _of_operators(recorder: Any, module: fx.GraphModule) -> fx.GraphModule:
         return make_fx(module, {**recorder.decompositions, **_DETACH})(*examples)
 
 
-def _result(recorder: Any, value: Any) -> Any:
+def _result(recorder: Recording, value: Any) -> Any:
     """What the operator has made is no view of something inside it (in torch 2.11, that of flex
     attention is)."""
     if isinstance(value, Tensor) and value._base is not None and not recorder.knows(value._base):

@@ -16,13 +16,14 @@ from ..subclass.protocol import Kind, kind_of
 from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
 from ..torch_api.symbols import is_data_dependent, unbound_symbols_set_aside
 from ..torch_api.wrappers import disabled_torch_function
+from .phase import Recording
 
 Tensor = torch.Tensor
 _INDEX = (Tensor.__getitem__, Tensor.__setitem__)
 _PLAIN_FUNCTION: Any = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
 
-def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
+def with_places(recorder: Recording, func: Any, args: Any) -> tuple[Any, Any]:
     """A call (function, arguments) without symbols for places in its index."""
     if func not in _INDEX or not isinstance(args[0], Tensor) or _sees_functions(type(args[0])):
         return func, args
@@ -48,7 +49,7 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
     return (lambda t: t), (x,)
 
 
-def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
+def _select(recorder: Recording, x: Tensor, dim: int, place: Any) -> Tensor:
     place = place.item() if isinstance(place, Tensor) else place
     size = x.shape[dim]
     if not (isinstance(place, torch.SymInt) and is_data_dependent(place)):

@@ -72,7 +72,7 @@ class InnerBackward:
         if number is None:
             known = [self.stand_ins.known(a) for a in args]
             if func.__name__ == "__set__" and isinstance(known[1], Tensor):
-                self.recorder.graded[id(known[0])] = known[0]
+                self.recorder.met.grad(known[0])
             return func(*known)
         if func.__name__ == "__get__":
             self._meet(number)

@@ -10,6 +10,7 @@ import torch.fx as fx
 
 from ..torch_api.modes import no_modes
 from .graphs import is_random, is_write
+from .phase import Recording
 
 Tensor = torch.Tensor
 _MOST_NODES, _MOST_ELEMENTS = 100, 100_000
@@ -19,7 +20,7 @@ class _Unknown(Exception):
     """The value depends on a call."""
 
 
-def known_value(recorder: Any, t: Tensor) -> Tensor | None:
+def known_value(recorder: Recording, t: Tensor) -> Tensor | None:
     """The value of a traced tensor that is computed of small constants alone; else None."""
     node = recorder.node_of(t)
     try:
@@ -29,7 +30,7 @@ def known_value(recorder: Any, t: Tensor) -> Tensor | None:
         return None
 
 
-def _value(recorder: Any, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+def _value(recorder: Recording, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     if node not in known:
         held = node.meta.get("val")
         tensors = [
@@ -40,7 +41,7 @@ def _value(recorder: Any, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
         fixed = node.op == "get_attr" or (
             node.op == "call_function" and not is_random(node) and not is_write(node)
         )
-        small = all(_is_small(v) and not recorder.was_written(v) for v in tensors)
+        small = all(_is_small(v) and not recorder.memory.touches(v) for v in tensors)
         if len(known) > _MOST_NODES or not (fixed and small and tensors):
             raise _Unknown
         if node.op == "get_attr":

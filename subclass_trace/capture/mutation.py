@@ -69,7 +69,7 @@ def read_mutations(
     # kept, so that their ids stay theirs
     bases = [None if real is None else family(real) for real in reals]
     memory = Counter(map(_memory, inputs.originals))  # inputs in one memory may share a counter
-    writes = Counter(storage for storage, _ in recorder.writes)
+    writes = Counter(storage for storage, _ in recorder.memory.writes)
     plans = []
     for number, (row, was) in enumerate(zip(inputs.rows, inputs.before, strict=True)):
         written, t = _written(row, was, inputs, recorder), row.traced
@@ -120,7 +120,7 @@ def _written(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder) 
     if places(was.spec) != places(after):
         raise _changes(row.path, "in its shape")
     for k, (now, place) in enumerate(zip(leaves, row.leaves, strict=True)):
-        written = recorder.was_written(now) or recorder.was_written(inputs.leaf_values[place])
+        written = recorder.memory.touches(now) or recorder.memory.touches(inputs.leaf_values[place])
         moved = _memory(now) != was.memory[k] or (wrapper and now is not was.leaves[k])
         if moved or (written and was.memory[k] != _memory(inputs.originals[place])):
             raise _changes(

@@ -14,20 +14,21 @@ import torch
 from ..errors import UnsupportedError
 from ..torch_api.modes import no_modes
 from .known import known_value
+from .phase import Recording
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-Rule = Callable[[Any, Any, Any, Any], Any]
+Rule = Callable[[Recording, Any, Any, Any], Any]
 
 
-def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _detach(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The very value: no node."""
     out = recorder.bare(args[0])
     recorder.alias(out, args[0])
     return out
 
 
-def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _indexed(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Masks of bytes are deprecated, and fake kernels do not know them."""
     if any(isinstance(i, Tensor) and i.dtype is torch.uint8 for i in args[1]):
         raise UnsupportedError(
@@ -39,7 +40,7 @@ def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
-def _contiguous(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _contiguous(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The functional form of the operation has strides of its own."""
     if not args[0].is_contiguous():
         raise UnsupportedError(
@@ -50,7 +51,7 @@ def _contiguous(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
-def _equal(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _equal(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Of constants, the answer is a constant."""
     known = [known_value(recorder, t) for t in args]
     if any(t is None for t in known):

@@ -22,7 +22,7 @@ from ..plan import (
     gradient_of,
 )
 from ..subclass.attributes import attributes_of_wrapper
-from ..subclass.context import is_copied, parts_of, same_context
+from ..subclass.context import is_copied, is_fixed, parts_of, same_context
 from ..subclass.flatten import flatten, leaves_of, wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
@@ -47,7 +47,6 @@ from .recorder import Recorder
 
 Tensor = torch.Tensor
 #: attributes that a class builds for each of its wrappers differ; of these it is known
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 class OutputClassifier:
@@ -107,7 +106,7 @@ class OutputClassifier:
         if id(o) in self._result_of:
             return SameOutput(self._result_of[id(o)])
         self._check_usable(o)
-        own = any(id(t) in self.recorder.graded for t in (o, o._base))
+        own = any(id(t) in self.recorder.met.graded for t in (o, o._base))
         if o.retains_grad or own or gradient_of(o) is not None:
             raise UnsupportedError(
                 "the region calls retain_grad() on a result, or sets its .grad: its gradient "
@@ -190,7 +189,7 @@ class OutputClassifier:
             node = todo.pop()
             if node in ends or getattr(node, "variable", None) is base:
                 found = True
-            elif node in self.recorder.hooked:
+            elif node in self.recorder.met.hooked:
                 raise UnsupportedError(
                     "a result is a view of a view with hooks, which would not run",
                     code="view-as-result",
@@ -342,7 +341,7 @@ def _is_another(value: Any, known: Any) -> bool:
     """Do two attributes differ, one of which is a number or a string? Other objects a class may
     rebuild each time."""
     if isinstance(known, (Tensor, *SYM_TYPES)) or not (
-        type(value) in _SIMPLE or type(known) in _SIMPLE
+        is_fixed(value) or is_fixed(known)
     ):
         return isinstance(value, Tensor) and not isinstance(known, Tensor)
     return not same_context(value, known)
@@ -367,7 +366,7 @@ def shared_leaves(
     inside = {id(wrapper) for row in inputs.rows for _, wrapper in wrappers_inside(row.traced)}
     leaf_of = {id(t): k for k, t in enumerate(inputs.leaf_values)}
     # in any part: the graph recomputes all of it
-    written = {storage for storage, _ in recorder.writes}
+    written = recorder.memory.storages
     found: dict[int, SharedLeaf] = {}
     first: dict[int, int] = {}
     place = 0

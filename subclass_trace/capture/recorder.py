@@ -26,7 +26,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -51,15 +51,14 @@ from ..torch_api.modes import (
     no_overrides,
 )
 from ..torch_api.operators import HigherOrderOperator, view_form
-from ..torch_api.symbols import is_data_dependent
-from .aliasing import ByteRange, byte_range
 from .diagnostics import refuse_branch
 from .higher_order import record_higher_order
 from .known import known_value
 from .operators import RULES
+from .phase import Met
 from .traced_graph import TracedGraph
 from .user_code import line_text, user_frames
-from .writes import check_write, collective, late_write, refused_write, written_arguments
+from .writes import WrittenMemory, collective, refused_write
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -75,50 +74,37 @@ _LAYOUT: dict[Any, Callable[[Tensor], Any]] = {
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
 
-@dataclass
-class CheckpointTag:
-    """While a checkpointed part of the function runs: its policy, and the number of the part."""
-
-    policy: Callable[..., Any]
-    graph_id: int
-
-
 class Recorder(TracedGraph):
     """Writes the graph. One instance per capture; it is entered again to trace further backwards
     into the same graph."""
 
-    #: does Python state around the traces count? (Another tracer has looked into it itself.)
-    follows_state = True
-
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]]) -> None:
         super().__init__(mode, decompositions, FakeResults(mode))
         steps_written_by(mode.shape_env, self.step, self._decide)
-        self.default_dtype = torch.get_default_dtype()
-        self.mutable = False
-        self.beside: set[fx.Node] | None = None  # see `functionalize`
-        self.has_hooks = False  # on values of the region
-        self.hooked: set[Any] = set()  # the autograd nodes of values with hooks
-        # values of the region whose ``.grad`` the region has set, by id
-        self.graded: dict[int, Tensor] = {}
-        self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
+        self.met, self.memory = Met(), WrittenMemory()
         self.around = running_node()  # a backward may call a region
-        self.checkpoint: CheckpointTag | None = None
-        self.state: Any = None  # `state.run.StateRun`, whose events are off below
-        self.forward_state: Any = None  # that of the forward, while a backward is traced with it
-        # at a value, to see whether a branch is taken that the graph does not have
-        self.looks_after_writes = False
-        self.branches: Any = None  # `decided.StateBranches`
-        # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
-        self.asks_for_numbers = False
-        self.writes: list[tuple[Any, ByteRange]] = []
-        # while a backward is traced: storages that are not its own
-        self.outliving: frozenset[Any] = frozenset()
-        # storages of copies that may be none in a call, and of what is copied
-        self.perhaps_shared: set[Any] = set()
-        self.sealed = False  # the user function has run: its inputs are known
-        self.met: set[str] = set()  # "attention", whose kernels a caller may choose
-        self.classes: set[type] = set()  # of wrappers that operations ran on
-        self.stop_frame: Any = None  # it, and those above, do not belong to the user function
+        #: `state.run.StateRun` of the forward, while a backward is traced with it
+        self.forward_state: Any = None
+
+    # ---- where the trace stands
+    @property
+    def state(self) -> Any:
+        """The `state.run.StateRun` of the code that runs."""
+        return self.phase.state
+
+    @contextlib.contextmanager
+    def during(self, **changes: Any) -> Iterator[None]:
+        """Inside, the phase has these values."""
+        before = {name: getattr(self.phase, name) for name in changes}
+        self.phase = replace(self.phase, **changes)
+        try:
+            yield
+        finally:
+            self.phase = replace(self.phase, **before)
+
+    def seal(self) -> None:
+        """The user function has run."""
+        self.phase = replace(self.phase, sealed=True)
 
     # ---- values and their nodes
     def node_of_real(self, value: Tensor) -> fx.Node:
@@ -143,7 +129,7 @@ class Recorder(TracedGraph):
         Not once the function has run (in a later backward), nor where it has drawn from a generator
         of its own.
         """
-        if self.sealed:
+        if self.phase.sealed:
             return False
         given = (a for n in self.graph.nodes for a in (*n.args, *n.kwargs.values()))
         return not any(isinstance(a, torch.Generator) for a in given)
@@ -167,7 +153,7 @@ class Recorder(TracedGraph):
                 path=self.user_line(),
             )
         unknown = id(real) not in self._lifted and self.state is not None and self.state.follows
-        if unknown and self.tag == "is_forward" and not self.sealed:
+        if unknown and self.tag == "is_forward" and not self.phase.sealed:
             raise UnsupportedError(
                 "the region uses a tensor that no argument, name or attribute leads to",
                 code="nameless-tensor",
@@ -176,7 +162,8 @@ class Recorder(TracedGraph):
             )
         made = self.constant(real)
         if self.tag == "is_backward" and made.layout is torch.strided:
-            self.outliving |= {storage_ref(made)}
+            outliving = self.phase.outliving | {storage_ref(made)}
+            self.phase = replace(self.phase, outliving=outliving)
         return made
 
     # ---- the dispatch
@@ -220,7 +207,7 @@ class Recorder(TracedGraph):
                 cls not in _DENSE
                 and (method := overriding(state, cls, "__torch_dispatch__")) is not None
             ):
-                self.classes.add(cls)
+                self.met.classes.add(cls)
                 with self:
                     out = state.call(method, func, types, args, kwargs)
                 if out is not NotImplemented:
@@ -239,7 +226,7 @@ class Recorder(TracedGraph):
             if t not in _DENSE:
                 if func in _LAYOUT and not any(map(is_ragged, args[0].shape)):
                     return _LAYOUT[func](args[0])
-                self.classes.add(t)
+                self.met.classes.add(t)
                 return NotImplemented
         # what looks at the calls of Python code is not asked about ours
         if function_stack_length():
@@ -291,11 +278,11 @@ class Recorder(TracedGraph):
             with no_modes():
                 return func(known)
         truth = t.dtype is torch.bool
-        if truth and not self.asks_for_numbers:
+        if truth and not self.phase.asks_for_numbers:
             raise refuse_branch(t, self.user_line())
         with self:
             t = t.to(torch.int64) if truth else t
-        self.has_read_numbers = True
+        self.met.numbers = True
         number = self._record(func, (t,), {})
         return number != 0 if truth else number
 
@@ -311,10 +298,11 @@ class Recorder(TracedGraph):
     def _decide(self, compare: Callable[..., int], numbers: tuple[Any, ...]) -> bool | None:
         """The truth of a comparison of numbers from inside of tensors, where the state of the
         region tells it."""
-        if self.branches is None:
+        branches = self.phase.branches
+        if branches is None:
             return None
         with self.below():
-            return self.branches.of_numbers(compare, numbers)  # type: ignore[no-any-return]
+            return branches.of_numbers(compare, numbers)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def writing_before(self, node: fx.Node) -> Iterator[None]:
@@ -359,7 +347,10 @@ class Recorder(TracedGraph):
             func = aten._native_batch_norm_legit.default
         if torch.Tag.inplace_view in func.tags:
             return self._change_shape(func, args, kwargs)
-        written = self._note_writes(func, args, kwargs) if func._schema.is_mutable else []
+        written: list[Tensor] = []
+        if func._schema.is_mutable:
+            outliving = self.phase.outliving
+            written = self.memory.note(func, args, kwargs, outliving, self.user_line)
         if self.state is not None and torch.Tag.nondeterministic_seeded in func.tags:
             for a in (*args, *kwargs.values()):
                 if isinstance(a, torch.Generator):
@@ -382,7 +373,7 @@ class Recorder(TracedGraph):
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         node = self.call(target, args, kwargs)
         self.annotate(node, func, args, kwargs)
-        if torch.get_default_dtype() is not self.default_dtype:
+        if torch.get_default_dtype() is not self.phase.default_dtype:
             raise UnsupportedError(
                 "the region runs operations under a default dtype that it has set itself",
                 code="default-dtype-set",
@@ -420,9 +411,10 @@ class Recorder(TracedGraph):
             meta["compiled_by"] = self.state.compiled_by
         if self.tag == "is_forward":
             meta["frames"] = self.user_frames()
-        if self.checkpoint is not None and self.tag == "is_forward":
-            meta["recompute"] = self.checkpoint.policy(func, args, kwargs or {})
-            meta["ac_graph_id"] = self.checkpoint.graph_id
+        part = self.phase.checkpoint
+        if part is not None and self.tag == "is_forward":
+            meta["recompute"] = part.policy(func, args, kwargs or {})
+            meta["ac_graph_id"] = part.graph_id
 
     def _change_shape(self, func: Any, args: Any, kwargs: Any) -> Any:
         """``t.squeeze_()``: from now on the tensor is the view that ``t.squeeze()`` gives.
@@ -449,48 +441,11 @@ class Recorder(TracedGraph):
         )
         return any(isinstance(v, Tensor) and storage_ref(v) == storage for v in outside)
 
-    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-        """The tensors that the operation writes."""
-        self.mutable = True
-        check_write(func, args, kwargs, self.user_line)
-        written = list(written_arguments(func, args, kwargs))
-        for t in written:
-            storage = storage_ref(t)
-            self.writes.append((storage, byte_range(t)))
-            if storage in self.outliving:
-                raise late_write(func, t, self.user_line())
-            if storage in self.perhaps_shared:
-                raise refused_write(
-                    func,
-                    t,
-                    self.user_line(),
-                    "memory that is shared or not, by values inside a tensor",
-                )
-        return written
-
-    def note_copy(self, source: Any, made: Any) -> None:
-        """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it
-        can, the trace a copy."""
-        if not (is_fake(source) and is_fake(made)):
-            return
-        storages = storage_ref(source), storage_ref(made)
-        sizes = (*source.shape, *source.stride(), *made.shape)
-        if storages[0] != storages[1] and any(
-            isinstance(n, torch.SymInt) and is_data_dependent(n) for n in sizes
-        ):
-            self.perhaps_shared.update(storages)
-
-    def was_written(self, leaf: Tensor) -> bool:
-        """Did an operation of the region write into the memory that ``leaf`` can touch?"""
-        storage = storage_ref(leaf)
-        mine = byte_range(leaf)
-        return any(s == storage and mine.overlaps(r) for s, r in self.writes)
-
     # ---- where the user is
     def user_frames(self) -> tuple[tuple[Any, int], ...]:
         """(code object, line) of the frames of the user function that are running, innermost
         first."""
-        return user_frames(sys._getframe(1), self.stop_frame)
+        return user_frames(sys._getframe(1), self.phase.stop_frame)
 
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""

@@ -101,13 +101,13 @@ class Session:
     def dtensor_modes(self) -> DTensorModes | None:
         """What of ``loss_parallel`` and the like is active around this, if the traces met a
         DTensor."""
-        return torch_dtensor_modes(self.recorder.classes)
+        return torch_dtensor_modes(self.recorder.met.classes)
 
     def meets_attention(self) -> bool:
         """Have the traces met attention, of which a caller chooses the kernels
         (``sdpa_kernel``)?"""
         targets = (str(n.target) for n in self.recorder.graph.nodes if n.op == "call_function")
-        return "attention" in self.recorder.met or any(
+        return self.recorder.met.attention or any(
             "scaled_dot_product" in target for target in targets
         )
 
@@ -153,17 +153,14 @@ class Session:
     def untraced(self) -> Iterator[None]:
         """Inside, inputs are made as at the start, whatever is active where the function comes upon
         them."""
-        tag, self.recorder.tag = self.recorder.tag, "is_forward"
-        try:
-            with (
-                no_transforms(),
-                no_overrides(),
-                torch.set_grad_enabled(self._grad),
-                disable_autocast(),
-            ):
-                yield
-        finally:
-            self.recorder.tag = tag
+        with (
+            self.recorder.during(tag="is_forward"),
+            no_transforms(),
+            no_overrides(),
+            torch.set_grad_enabled(self._grad),
+            disable_autocast(),
+        ):
+            yield
 
     def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
         """A fake dense leaf; those of one storage share a fake storage. Its sizes become `Dim`."""

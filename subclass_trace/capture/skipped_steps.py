@@ -24,12 +24,13 @@ from ..torch_api.this_thread import replaced_here
 from ..torch_api.trees import pytree
 from .aliasing import same_elements
 from .effects import is_kept
+from .phase import Recording
 from .writes import written_arguments
 
 Tensor = torch.Tensor
 
 
-def steps_that_are_left_out(recorder: Any) -> contextlib.AbstractContextManager[Any]:
+def steps_that_are_left_out(recorder: Recording) -> contextlib.AbstractContextManager[Any]:
     """Inside, what a scaler decides is part of the graph."""
 
     def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> None:
@@ -90,7 +91,7 @@ def _tensors_of(optimizer: Any) -> list[Tensor]:
     return [leaf for t in tensors for leaf in leaves_of(t)]
 
 
-def _writes(recorder: Any, nodes: set[Any]) -> dict[Any, list[tuple[Any, Tensor]]]:
+def _writes(recorder: Recording, nodes: set[Any]) -> dict[Any, list[tuple[Any, Tensor]]]:
     """Storages that were there before these nodes -> (node, what it writes), in order."""
     there, writes = set[Any](), dict[Any, list[tuple[Any, Tensor]]]()
     for node in recorder.graph.nodes:
@@ -103,7 +104,7 @@ def _writes(recorder: Any, nodes: set[Any]) -> dict[Any, list[tuple[Any, Tensor]
     return {storage: written for storage, written in writes.items() if storage in there}
 
 
-def _python_state(recorder: Any) -> Any:
+def _python_state(recorder: Recording) -> Any:
     """What the region has written by now, and what is there."""
     state = recorder.state
     return len(state.printed), {
@@ -111,7 +112,7 @@ def _python_state(recorder: Any) -> Any:
     }
 
 
-def _refused(recorder: Any, what: str) -> UnsupportedError:
+def _refused(recorder: Recording, what: str) -> UnsupportedError:
     return UnsupportedError(
         f"an optimizer's step, which a GradScaler may leave out, {what}",
         code="step-left-out",

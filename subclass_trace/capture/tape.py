@@ -8,7 +8,7 @@ docs/notes/tangents.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,20 +129,7 @@ class Tape:
                 values.append(value)
                 names += made
             edges = [*map(torch.autograd.graph.get_gradient_edge, tracked)]
-            recorder.tag, recorder.outliving = "is_backward", self._outliving()
-            recorder.default_dtype = torch.get_default_dtype()
-            outs = [self.outputs[k] for k in present]
-            contexts = [guarded_spec(now) for _, now in self._contexts()]
-            try:
-                with backward_state(recorder) as state:
-                    grads = self._differentiate(outs, values, create_graph)
-                self._check_contexts(contexts)
-                _refuse_effects([n for n in recorder.graph.nodes if n not in known])
-            except BaseException:
-                recorder.erase([n for n in reversed(recorder.graph.nodes) if n not in known])
-                raise
-            finally:
-                recorder.tag, recorder.outliving = "is_forward", frozenset()
+            grads, guards = self._run([self.outputs[k] for k in present], values, known)
             self._check_layouts(grads)
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
@@ -151,35 +138,61 @@ class Tape:
         untouched = {
             k: t
             for k, t in zip(present, values, strict=True)
-            if not any(map(recorder.was_written, leaves_of(t)))
+            if not any(map(recorder.memory.touches, leaves_of(t)))
         }
         passed = _passed(grads, untouched)
-        live, following = list[int](), None
+        live, following = dict[int, Tensor](), None
         if create_graph:  # what is passed on has a history of its own
-            live = [
-                k
-                for k, g in enumerate(grads)
-                if g is not None and g.requires_grad and passed[k] is None
-            ]
-            outputs = tuple(g for k in live if (g := grads[k]) is not None)
-            new = [
-                TangentOf(self.described[k])
-                for k, t in zip(present, values, strict=True)
-                if any(t is x for x in tracked)
-            ]
-            following = replace(
-                self,
-                outputs=outputs,
-                described=tuple(GradientOf(self.of[k]) for k in live),
-                edges=(*self.edges, *edges),
-                inputs=(*self.inputs, *tracked),
-                of=(*self.of, *new),
-            )
+            own = {k: g for k, g in enumerate(grads) if g is not None and passed[k] is None}
+            live = {k: g for k, g in own.items() if g.requires_grad}
+            rows = zip(present, values, strict=True)
+            new = [TangentOf(self.described[k]) for k, t in rows if any(t is x for x in tracked)]
+            following = self._following(live, edges, tracked, new)
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)
         counts = (len(self.forward.outputs) + hidden, hidden)
         return TracedBackward(
-            joint, *counts, tuple(names), specs, following, tuple(live), passed, state.guards
+            joint, *counts, tuple(names), specs, following, tuple(live), passed, guards
+        )
+
+    def _run(
+        self, outs: Sequence[Tensor], values: Sequence[Tensor], known: Collection[fx.Node]
+    ) -> tuple[Sequence[Tensor | None], StateGuards | None]:
+        """The gradients, and guards on what their code read. ``known``: the nodes before it; those
+        of a trace that fails go."""
+        recorder = self.session.recorder
+        contexts = [guarded_spec(now) for _, now in self._contexts()]
+        during = recorder.during(
+            tag="is_backward",
+            outliving=self._outliving(),
+            default_dtype=torch.get_default_dtype(),
+        )
+        try:
+            with during, backward_state(recorder) as state:
+                grads = self._differentiate(outs, values)
+            self._check_contexts(contexts)
+            _refuse_effects([n for n in recorder.graph.nodes if n not in known])
+        except BaseException:
+            recorder.erase([n for n in reversed(recorder.graph.nodes) if n not in known])
+            raise
+        return grads, state.guards
+
+    def _following(
+        self,
+        grads: Mapping[int, Tensor],
+        edges: Sequence[Any],
+        tracked: Sequence[Tensor],
+        of: Sequence[AnyDescriptor],
+    ) -> Tape:
+        """The tape of a backward: its gradients, by input, over the tangents of it that are
+        tracked."""
+        return replace(
+            self,
+            outputs=tuple(grads.values()),
+            described=tuple(GradientOf(self.of[k]) for k in grads),
+            edges=(*self.edges, *edges),
+            inputs=(*self.inputs, *tracked),
+            of=(*self.of, *of),
         )
 
     def _contexts(self) -> list[tuple[Path, Spec]]:
@@ -239,7 +252,7 @@ class Tape:
         return frozenset(map(storage_ref, strided))
 
     def _differentiate(
-        self, outs: Sequence[Tensor], tangents: Sequence[Tensor], create: bool
+        self, outs: Sequence[Tensor], tangents: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
         if not outs or not self.edges:
             return [None] * len(self.edges)
@@ -250,7 +263,7 @@ class Tape:
                 tangents,
                 allow_unused=True,
                 retain_graph=True,
-                create_graph=create,
+                create_graph=torch.is_grad_enabled(),
             )
         except DATA_DEPENDENT_ERRORS as error:
             raise refusal_of_data(error) from error

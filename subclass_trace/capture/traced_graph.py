@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..torch_api.fake_results import FakeResults
 from ..torch_api.fakes import detached
 from ..torch_api.kinds import SYM_TYPES, is_fake
 from ..torch_api.modes import PROXY_MODE_KEY, DispatchMode, no_modes, no_overrides
+from .phase import Phase
 from .symbols import Symbols
 
 Tensor = torch.Tensor
@@ -29,7 +30,7 @@ class TracedGraph(DispatchMode):  # type: ignore[misc]
         mode: the FakeTensorMode of the trace.
         decompositions: operation -> what runs in its place.
         results: the results of operations on fake tensors.
-        tag: the part of the graph that is being written, "is_forward" or "is_backward".
+        phase: where the trace stands.
         primals, tangents: how many inputs of each kind there are.
     """
 
@@ -58,15 +59,16 @@ class TracedGraph(DispatchMode):  # type: ignore[misc]
         self.mode, self.decompositions, self.results = mode, decompositions, results
         self.graph, self.root = fx.Graph(), torch.nn.Module()
         self.symbols = Symbols(self.graph, mode)
+        self.phase = Phase()
         self.tracer = self.symbols.tracer
         # Nested ints ask the PROXY mode's tracer.
         self.tracer.enable_thunkify = False  # type: ignore[attr-defined]
-        self.tag = "is_forward"
         self._last_placeholder: fx.Node | None = None
         # holds the tensors, so that ids stay unique
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
-        self.numbers = itertools.count()  # of constants and branches, of all traces into this graph
+        # of constants and branches, of all traces into this graph
+        self.numbers: Iterator[int] = itertools.count()
         self._adopted: list[int] = []
         self.primals = 0
         self.tangents = 0
@@ -82,6 +84,11 @@ class TracedGraph(DispatchMode):  # type: ignore[misc]
         if isinstance(value, SYM_TYPES):
             return self.symbols.node_of(value, self.tag)
         return self.node_of_real(value) if isinstance(value, Tensor) else value
+
+    @property
+    def tag(self) -> str:
+        """The part of the graph that is being written, "is_forward" or "is_backward"."""
+        return self.phase.tag
 
     def node_of_real(self, value: Tensor) -> fx.Node:
         """The node of a tensor that no operation of the trace has given."""

@@ -1,4 +1,5 @@
-"""What an operation that changes its arguments writes, and which of that no graph can hold."""
+"""What an operation that changes its arguments writes, and which of that no graph can hold; what
+a trace has written."""
 
 from __future__ import annotations
 
@@ -6,13 +7,80 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.fx as fx
 
 from ..errors import UnsupportedError
-from ..torch_api.kinds import storage_ref
-from .aliasing import may_overlap, repeats, same_elements
+from ..torch_api.kinds import is_fake, storage_ref
+from ..torch_api.symbols import is_data_dependent
+from .aliasing import ByteRange, byte_range, may_overlap, repeats, same_elements
 
 Tensor = torch.Tensor
 _OPERANDS = (Tensor, int, float, complex)
+
+
+class WrittenMemory:
+    """The memory that the operations of a trace have written so far.
+
+    Attributes:
+        any: is there an operation with a schema that writes?
+        writes: (storage, bytes) of each write, in order.
+        beside: nodes that have nothing to do with written memory; see `functionalize`.
+    """
+
+    def __init__(self) -> None:
+        self.any = False
+        self.writes: list[tuple[Any, ByteRange]] = []
+        self.beside: set[fx.Node] | None = None
+        # storages of copies that may be none in a call, and of what is copied
+        self._perhaps_shared: set[Any] = set()
+
+    @property
+    def storages(self) -> set[Any]:
+        """Those that were written."""
+        return {storage for storage, _ in self.writes}
+
+    def touches(self, leaf: Tensor) -> bool:
+        """Did an operation write into the memory that ``leaf`` can touch?"""
+        storage, mine = storage_ref(leaf), byte_range(leaf)
+        return any(s == storage and mine.overlaps(r) for s, r in self.writes)
+
+    def note(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        outliving: frozenset[Any],
+        line: Callable[[], str | None],
+    ) -> list[Tensor]:
+        """The tensors that an operation writes, which are noted.
+
+        Raises:
+            UnsupportedError: no graph can hold that, or one outlives the backward that writes it.
+        """
+        self.any = True
+        check_write(func, args, kwargs, line)
+        written = list(written_arguments(func, args, kwargs))
+        for t in written:
+            storage = storage_ref(t)
+            self.writes.append((storage, byte_range(t)))
+            if storage in outliving:
+                raise late_write(func, t, line())
+            if storage in self._perhaps_shared:
+                what = "memory that is shared or not, by values inside a tensor"
+                raise refused_write(func, t, line(), what)
+        return written
+
+    def note_copy(self, source: Any, made: Any) -> None:
+        """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it
+        can, the trace a copy."""
+        if not (is_fake(source) and is_fake(made)):
+            return
+        storages = storage_ref(source), storage_ref(made)
+        sizes = (*source.shape, *source.stride(), *made.shape)
+        if storages[0] != storages[1] and any(
+            isinstance(n, torch.SymInt) and is_data_dependent(n) for n in sizes
+        ):
+            self._perhaps_shared.update(storages)
 
 
 def written_arguments(

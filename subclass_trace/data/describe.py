@@ -29,6 +29,7 @@ from ..subclass.flatten import flatten
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
 from ..subclass.template import Verified, template_key
 from ..torch_api.dtensor_modes import DTensorModes
+from ..torch_api.owners import Owner, owner_of
 from ..torch_api.wrappers import mesh_data
 from .checks import check
 from .graphs import GraphReader, GraphWriter
@@ -200,7 +201,7 @@ class _Writer(GraphWriter):
         found = []
         for cls in self._classes:
             name = name_of(cls)
-            if name is not None and not cls.__module__.startswith("torch."):
+            if name is not None and owner_of(cls) is not Owner.TORCH:
                 found.append([name, fingerprint_of_class(cls)])
         return found
 

@@ -33,6 +33,7 @@ from ..torch_api.dynamo import higher_order_name, higher_order_named
 from ..torch_api.flag_rows import Flag
 from ..torch_api.flags import FLAG_NAMED, FLAG_READ_BY
 from ..torch_api.operators import HigherOrderOperator, OpOverload
+from ..torch_api.owners import Owner, owner_of
 from ..torch_api.wrappers import CLASSES_OF_PYBIND, MODULES_OF_C
 
 #: what is written by a name, and the name
@@ -141,7 +142,7 @@ def _of_module(thing: Any) -> Iterator[Name]:
 def _class_name(cls: type) -> Any:
     """By name; of a class that is not torch's or Python's with a fingerprint of what no row of a
     guard says."""
-    own = cls.__module__.partition(".")[0] not in ("torch", "builtins", *sys.stdlib_module_names)
+    own = owner_of(cls) not in (Owner.TORCH, Owner.PYTHON)
     return ["class", cls.__module__, cls.__qualname__, *([shape_of_class(cls)] if own else [])]
 
 
@@ -286,7 +287,7 @@ def fingerprint_of_class(cls: type) -> str:
     the versions tell."""
     parts = [shape_of_class(cls)]
     for base in cls.__mro__:
-        if base.__module__.partition(".")[0] in ("torch", "builtins"):
+        if owner_of(base) is Owner.TORCH or base.__module__ == "builtins":
             parts.append(f"{base.__module__}.{base.__qualname__}")
             continue
         for name, value in sorted(vars(base).items()):

@@ -27,9 +27,11 @@ from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, ROOTS, STEPS, Call, Place
 from ..state.recorder import names_of
 from ..state.rows import HOOKS, KINDS, Row, code_of, members
-from ..state.values import ATOMS, MISSING, is_atom
+from ..state.values import MISSING
+from ..subclass.values import ATOMS, is_atom
 from ..torch_api.flags import FLAG_READ_BY
 from ..torch_api.kinds import placement_types
+from ..torch_api.owners import Owner, owner_of
 from ..torch_api.wrappers import CLASSES_OF_PYBIND
 from .checks import is_name
 from .objects import fingerprint, fingerprint_of_class, functions_in, name_of
@@ -54,8 +56,8 @@ def may_be_called(function: Any) -> bool:
         return True
     if type(getattr(function, "__self__", None)) is contextvars.ContextVar:
         return bool(function.__name__ == "get")
-    module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
-    return module.partition(".")[0] == "torch" and name.startswith(_ASKING)
+    name = getattr(function, "__name__", "")
+    return owner_of(function) is Owner.TORCH and name.startswith(_ASKING)
 
 
 class PlaceWriter(Writer):

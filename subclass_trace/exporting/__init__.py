@@ -29,7 +29,8 @@ from ..capture.capture import Captured
 from ..capture.session import Session
 from ..capture.tape import TracedBackward
 from ..errors import ExportError, SubclassTraceError
-from ..frontends.specialization import traced_call
+from ..frontends.module import freezer_of
+from ..frontends.traced_call import traced_call
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
 from ..torch_api.dynamo import dynamo_lock
@@ -54,7 +55,8 @@ def export(
     joint: bool = False,
     strict: bool = True,
 ) -> Exported:
-    """Export a module, or a function, as a program over dense tensors.
+    """Export a module, or a function, as a program over dense tensors. That of a frozen region has
+    buffers ``frozen.0``, ... in the place of the weights that it has folded.
 
     Args:
         args, kwargs: of an example call.
@@ -75,20 +77,18 @@ def export(
             expected="a tuple of arguments",
             got=type(args).__name__,
         )
-    named, state = (
-        dict(kwargs or {}),
-        FlatState.of(function)
-        if isinstance(function, torch.nn.Module)
-        else FlatState({}, {}, {}, {}),
-    )
-    called = function.forward if isinstance(function, torch.nn.Module) else function
+    freezer = freezer_of(function)
+    if freezer is not None and joint:
+        raise ExportError("a frozen region has no gradients", path="joint", fix="joint=False")
+    named, state, called = dict(kwargs or {}), FlatState({}, {}, {}, {}), function
+    if isinstance(function, torch.nn.Module):
+        state, called = FlatState.of(function), function.forward
     wanted = wanted_dims(called, args, named, dynamic_shapes)
     paths, tree = pytree.tree_flatten_with_path((args, named))
     values = {_path(way): v for way, v in paths if isinstance(v, Tensor)}
     positions = {_path(way): k for k, (way, _) in enumerate(paths)}
     session = Session(dynamic=bool(wanted), decompositions={}, materialise=True)
-    history = history_of(wanted, values)
-    options = Options(frontend="trace")
+    history, options = history_of(wanted, values), Options(frontend="trace")
     try:
         with (
             dynamo_lock(),
@@ -109,7 +109,7 @@ def export(
         raise ExportError(f"it cannot be traced: {error.what}", **parts) from error
     read = tuple(row for row in state_read.rows if row.place.moves and not row.place.late)
     exporter = Exporter(captured, graph, state, called, strict, read)
-    return exporter.exported(maker.flat, values, positions, tree, wanted, backward)
+    return exporter.exported(maker.flat, values, positions, tree, wanted, backward, freezer)
 
 
 def _backward(captured: Captured) -> TracedBackward:

@@ -11,11 +11,13 @@ import torch.fx as fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..capture.capture import Captured
-from ..capture.graphs import output_args
+from ..capture.graphs import output_args, placeholders, primal_number
 from ..capture.tape import TracedBackward
 from ..errors import ExportError
+from ..partition.half import Half
 from ..plan import SizeOutput, ValueOutput
 from ..plan.values import Output, Recipe
+from ..runtime.frozen import Freezer, computed
 from ..runtime.sizes import freeze
 from ..state.rows import Row
 from ..subclass.flatten import flatten
@@ -59,13 +61,16 @@ class Exporter:
         tree: Any,
         wanted: Any,
         backward: TracedBackward | None,
+        freezer: Freezer | None = None,
     ) -> Exported:
         captured = self.captured
         self._check_effects()
         recipe = captured.recipes.result
         check_recipe(recipe)
-        reals, changed = self._reals(flat), self._changed()
-        nodes = self._nodes()
+        reals = self._reals(flat)
+        if freezer is not None:
+            self._fold(freezer, reals)
+        changed, nodes = self._changed(), self._nodes()
         self._name_state(reals, nodes, {reals[k] for k, _ in changed})
         arguments = self._name_arguments(values, positions, nodes)
         self._name_others(reals, nodes)
@@ -124,12 +129,30 @@ class Exporter:
             found.update(zip(row.leaves, map(id, leaves), strict=True))
         return [found[k] for k in range(len(found))]
 
+    def _fold(self, freezer: Freezer, reals: list[int]) -> None:
+        """Of a frozen region: buffers in the place of what is made of weights alone."""
+        half = Half.of_module(self.graph)
+        folded, leaves = freezer.cut(half), self.captured.inputs.leaf_primals
+        numbers = [primal_number(node) for node in half.inputs]
+        of = {number: reals[k] for k, number in enumerate(leaves)}
+        held = {id(t): t for t in self._held}
+        made = computed(folded.first, [held[of[numbers[k]]] for k in folded.taken])
+        self.graph = folded.rest.module
+        self.results = output_args(self.graph.graph)
+        nodes = placeholders(self.graph.graph)[len(folded.live) :]
+        for k, (node, value) in enumerate(zip(nodes, made, strict=True)):
+            row = ProgramInput(
+                f"frozen.{k}", InputKind.BUFFER, node, node.meta["val"], value, True
+            )
+            self.inputs[row.name] = row
+        read = {of.get(numbers[k], 0) for k in folded.live}
+        self.state = self.state.with_any_of(read)
+
     def _nodes(self) -> dict[int, fx.Node]:
-        """Number of a leaf -> its placeholder."""
+        """Number of a leaf -> its placeholder, where something reads it."""
         by_name = {str(n.target): n for n in self.graph.graph.find_nodes(op="placeholder")}
-        return {
-            k: by_name[f"primals_{n + 1}"] for k, n in enumerate(self.captured.inputs.leaf_primals)
-        }
+        named = enumerate(f"primals_{n + 1}" for n in self.captured.inputs.leaf_primals)
+        return {k: by_name[name] for k, name in named if name in by_name}
 
     def _add(
         self,
@@ -140,7 +163,7 @@ class Exporter:
         persistent: Any = None,
     ) -> None:
         number = next((k for k, real in enumerate(self._numbers) if real == id(value)), None)
-        node = None if number is None else nodes[number]
+        node = None if number is None else nodes.get(number)
         mode = self.captured.session.mode
         fake = (
             mode.from_tensor(value.detach(), static_shapes=True)
@@ -231,7 +254,7 @@ class Exporter:
             if getattr(row.descriptor.place, "moves", False)
         }
         for number, real in enumerate(reals):
-            if real not in self.target:
+            if real not in self.target and number in nodes:
                 if number in inside:
                     raise ExportError(
                         "a tensor among the arguments is in an object that torch's pytrees do "

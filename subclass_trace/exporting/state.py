@@ -70,6 +70,21 @@ class FlatState:
                     tensors[leaf_name] = leaf
         return cls(entries, tied, shared, tensors)
 
+    def with_any_of(self, ids: set[int]) -> FlatState:
+        """The parameters and buffers that one of these dense tensors is in."""
+
+        def has(entry: StateEntry) -> bool:
+            return any(id(self.tensors[self.shared.get(n, n)]) in ids for n in entry.leaves)
+
+        entries = {name: e for name, e in self.entries.items() if has(e)}
+        names = {self.shared.get(n, n) for e in entries.values() for n in e.leaves}
+        return FlatState(
+            entries,
+            {alias: n for alias, n in self.tied.items() if n in entries},
+            {alias: n for alias, n in self.shared.items() if n in names},
+            {n: t for n, t in self.tensors.items() if n in names},
+        )
+
     def flatten(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state dict of the module as dense tensors, each once.
 

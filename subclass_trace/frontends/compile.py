@@ -25,7 +25,7 @@ from ..artifacts.saved import Artifact
 from ..errors import OptionError
 from ..options import Options
 from ..torch_api.texts import text_of
-from .module import ModuleRegion, module_of, region_of_module
+from .module import ModuleRegion, freezer_of, frozen_region, module_of, region_of_module
 from .region import Region
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -84,7 +84,7 @@ def load(
 
     Args:
         function: what was saved, in this process: the same code, modules of the same classes and
-            sizes.
+            sizes; a frozen region, if one was saved, with the options that it has.
         strict: what differs from when it was saved is raised; False: it is left out, and traced.
         **options: those of `compile`; the ones that decide a trace as they were.
 
@@ -99,10 +99,51 @@ def load(
     if made.disable:
         return function
     if isinstance(function, ModuleRegion):
+        made = made if freezer_of(function) is None else function._subclass_trace.options
         function = module_of(function)
     elif isinstance(function, Region):
         function = function.function
     return _region(function, made, Artifact(path, function, made, strict=strict))
+
+
+def freeze(module: Any, *, mode: str = "keep", discard: bool = False, strict: bool = False) -> Any:
+    """A region of a module for inference, in which what depends on weights alone is computed once.
+
+    A weight that changes later is seen: the next call raises a `FrozenError` that names it, until
+    ``refreeze()`` of the region folds again.
+
+    Args:
+        module: a module, or a region of one, whose options it keeps (``backend="inductor"``).
+        mode: "keep": constants are never larger than the weights that they are made of, so that
+        int8 stays int8; "fold": all that can be computed ahead is.
+        discard: weights that are folded are given up after the first call, and raise when they are
+        used. strict: each call computes the constants again and compares them, so that no change
+        is missed.
+
+    Raises:
+        OptionError: an unknown mode, or no module.
+    """
+    for name, value, known in (
+        ("mode", mode, ("keep", "fold")),
+        ("discard", discard, (True, False)),
+        ("strict", strict, (True, False)),
+    ):
+        if not any(type(value) is type(k) and value == k for k in known):
+            raise OptionError(
+                f"{name} has no such value", path=name, expected=f"one of {known}", got=repr(value)
+            )
+    options = module._subclass_trace.options if isinstance(module, ModuleRegion) else Options()
+    if (freezer := freezer_of(module)) is not None:
+        options = freezer.options
+    function = module_of(module) if isinstance(module, ModuleRegion) else module
+    if not isinstance(function, torch.nn.Module):
+        raise OptionError(
+            "there is nothing to freeze",
+            path="module",
+            expected="an nn.Module, or a region of one",
+            got=text_of(module),
+        )
+    return frozen_region(function, options, mode, discard, strict)
 
 
 def _region(function: Any, options: Options, source: Artifact | None = None) -> Any:

@@ -18,11 +18,11 @@ import torch
 from .. import policy
 from ..errors import SubclassTraceError, UnsupportedError
 from ..report.events import ran_eagerly
-from ..state.boundary import module_root
 from ..state.recorder import instance_dict
-from ..state.values import is_a
+from ..subclass.values import is_a
 from ..torch_api.lines import warn_user
 from ..torch_api.modes import any_autocast, grad_enabled
+from ..torch_api.owners import Owner, owner_of
 from ..torch_api.trees import pytree
 
 
@@ -99,7 +99,10 @@ def _named_by(function: Any) -> Iterator[Any]:
 
 def _is_fresh(value: Any) -> bool:
     """Is it an optimizer of torch's that will make state when it steps?"""
-    if not is_a(value, torch.optim.Optimizer) or module_root(type(value)) != "torch" or value.state:
+    kind = type(value)
+    if not issubclass(kind, torch.optim.Optimizer) or owner_of(kind) is not Owner.TORCH:
+        return False
+    if value.state:
         return False
     return not is_a(value, torch.optim.SGD) or any(
         group["momentum"] for group in value.param_groups

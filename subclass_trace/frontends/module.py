@@ -20,6 +20,7 @@ import functools
 import inspect
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch.compiler import is_dynamo_compiling
 from ..artifacts.source import Source
 from ..errors import UnsupportedError
 from ..options import Options
+from ..runtime.frozen import Freezer
 from ..torch_api.hooks import (
     are_hooks_on_all_modules,
     call_with_hooks,
@@ -86,11 +88,28 @@ class ModuleRegion:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""
-        return region_of_module(copy.deepcopy(module_of(self), memo), self._subclass_trace.options)
+        make, how = _making(self)
+        return make(copy.deepcopy(module_of(self), memo), *how)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the module and the options; specializations are not pickled."""
-        return region_of_module, (module_of(self), self._subclass_trace.options)
+        make, how = _making(self)
+        return make, (module_of(self), *how)
+
+
+def _making(region: ModuleRegion) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function that makes such a region of a module, and its other arguments."""
+    if (freezer := freezer_of(region)) is None:
+        return region_of_module, (region._subclass_trace.options,)
+    return frozen_region, (freezer.options, *freezer.how)
+
+
+def freezer_of(region: Any) -> Freezer | None:
+    """Of a frozen region that of its back end; None for anything else."""
+    if not isinstance(region, ModuleRegion):
+        return None
+    found: Freezer | None = region._subclass_trace.options.resolve_backend().freezer
+    return found
 
 
 class _Shown:
@@ -190,3 +209,8 @@ def region_of_module(
     if managed:
         share_fsdp_state(module, region)
     return region
+
+
+def frozen_region(module: torch.nn.Module, options: Options, *how: Any) -> Any:
+    """A frozen region of a module; ``how``: see `runtime.frozen.Freezer`."""
+    return region_of_module(module, Freezer(module, options, *how).frozen())

@@ -22,7 +22,14 @@ from .. import policy
 from ..artifacts import saved
 from ..artifacts.cache import Cache
 from ..artifacts.source import Source
-from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
+from ..errors import (
+    GuardError,
+    LimitError,
+    OptionError,
+    Reason,
+    SubclassTraceError,
+    UnsupportedError,
+)
 from ..options import Options
 from ..report.events import compiled
 from ..report.names import name_of
@@ -37,11 +44,13 @@ from ..torch_api.autograd import saved_tensor_hooks_active
 from ..torch_api.dynamo import check_stance, dynamo_lock, eager_by_stance, never_compiled
 from ..torch_api.lines import warn_user
 from ..torch_api.structured import trace_is_written
+from .compile_call import compile_call, from_description
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
+from .equal_modules import of_another, remember
 from .hand_over import HandOver
 from .routes import Route, route_of
-from .specialization import Specialization, compile_call, from_description, of_another, remember
+from .specialization import Specialization
 
 _OTHER_VALUE = Reason("a value in the state of the region, on which it branches, is another one")
 
@@ -473,6 +482,19 @@ class Region:
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         """A region for a copy of the function, without specializations."""
         return type(self)(copy.deepcopy(self.__function, memo), self.__options)
+
+    def refreeze(self) -> None:
+        """Of a frozen region: fold again, with the weights that there are at the next call; nothing
+        is traced.
+
+        Raises:
+            OptionError: it is not frozen.
+        """
+        if (freezer := self.__options.resolve_backend().freezer) is None:
+            raise OptionError(
+                "the region is not frozen", path=name_of(self.__function), fix="st.freeze(module)"
+            )
+        freezer.refreeze()
 
     def reset(self) -> None:
         """Forget all specializations, and that Dynamo serves."""

@@ -45,26 +45,8 @@ def cut(
     Raises:
         Infeasible: no cut of finite weight.
     """
-    count = len(weight)
-    source_in, source_out = list(banned), [False] * count
-    sink_in, sink_out = list(recomputed), list(needed)
-    for i in rows:
-        if not sink_in[i]:
-            if not source_in[i] and any(source_out[x] for x in ins[i]):
-                source_in[i] = True
-            if source_in[i] and weight[i] == INF:
-                source_out[i] = True
-    for i in reversed(rows):
-        if sink_in[i]:
-            sink_out[i] = True
-            continue
-        if any(sink_in[u] for u in users[i]):
-            sink_out[i] = True
-        if sink_out[i] and weight[i] == INF:
-            if source_in[i]:
-                raise Infeasible
-            sink_in[i] = True
-    reached, reaching = [False] * count, [False] * count
+    source_in, sink_in, sink_out = _forced(rows, ins, users, weight, banned, recomputed, needed)
+    reached, reaching = [False] * len(weight), [False] * len(weight)
     for i in rows:
         if not sink_in[i]:
             priced = cost is not None and cost[i] > 0
@@ -98,6 +80,42 @@ def cut(
         if (sink_out[i] or side[2 * k + 1]) and (source_in[i] or not side[2 * k]):
             saved.append(i)
     return sorted(saved)
+
+
+def _forced(
+    rows: Sequence[int],
+    ins: Sequence[Sequence[int]],
+    users: Sequence[Sequence[int]],
+    weight: Sequence[float],
+    banned: Sequence[bool],
+    recomputed: Sequence[bool],
+    needed: Sequence[bool],
+) -> tuple[list[bool], list[bool], list[bool]]:
+    """What follows without a choice: rows that the forward alone computes, rows that the backward
+    computes, and those that it needs.
+
+    Raises:
+        Infeasible: a row that cannot be saved is both.
+    """
+    source_in, source_out = list(banned), [False] * len(weight)
+    sink_in, sink_out = list(recomputed), list(needed)
+    for i in rows:
+        if not sink_in[i]:
+            if not source_in[i] and any(source_out[x] for x in ins[i]):
+                source_in[i] = True
+            if source_in[i] and weight[i] == INF:
+                source_out[i] = True
+    for i in reversed(rows):
+        if sink_in[i]:
+            sink_out[i] = True
+            continue
+        if any(sink_in[u] for u in users[i]):
+            sink_out[i] = True
+        if sink_out[i] and weight[i] == INF:
+            if source_in[i]:
+                raise Infeasible
+            sink_in[i] = True
+    return source_in, sink_in, sink_out
 
 
 class Flow:

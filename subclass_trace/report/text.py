@@ -102,8 +102,10 @@ def _symbols(plan: Plan, flat: Sequence[object] = ()) -> Iterator[Row]:
     leaves = [str(d) for d in plan.inputs.described if not isinstance(d, Size)]
     owners = {"leaf": leaves, "input": [str(row.path) for row in plan.inputs.rows]}
     for s in plan.inputs.symbols:
-        number = flat[s.number] if flat else f"flat argument {s.number}"
-        owner = owners[s.kind][s.number] if s.kind in owners else number
+        if s.kind in owners:
+            owner: object = owners[s.kind][s.number]
+        else:
+            owner = flat[s.number] if flat else f"flat argument {s.number}"
         yield str(s.symbol), f"{owner}{s.attribute}"
 
 
@@ -229,6 +231,8 @@ def _entry(number: int, entry: Any) -> str:
             )
         )
         rows.append(("where", "; ".join(map(str, plan.inputs.conditions)) or "none"))
+    if entry.proof is not None:
+        rows.append(("proved", str(entry.proof)))
     kept = (
         "by autograd itself"
         if plan.gradients.by_autograd

@@ -428,24 +428,23 @@ class Backwards:
             name: ("tangent", k) for k, name in enumerate(traced.tangents)
         }
         place |= {name: ("size", symbol) for name, symbol in sizes.items()}
-        following = None
-        if traced.next is not None:
-            there = {
-                n.name: n.meta["descriptor"]
-                for n in placeholders(traced.joint.graph)
-                if n.name in traced.tangents
-            }
-            following = Backwards(
-                traced.next, {**self.saved, **there}, self.compile_backward, (), self.symbols
-            )
-            following.of, following.narrow, following.origin = (
-                traced.differentiable,
-                self.narrow,
-                self.origin,
-            )
-            following.takes_batches = self.takes_batches
         inputs = [place.get(n, ("saved", known.get(n, n))) for n in names]
-        return inputs, self.compile_backward(graph), following, graph
+        return inputs, self.compile_backward(graph), self._following(traced), graph
+
+    def _following(self, traced: TracedBackward) -> Backwards | None:
+        """The backwards of a backward."""
+        if traced.next is None:
+            return None
+        there = {
+            n.name: n.meta["descriptor"]
+            for n in placeholders(traced.joint.graph)
+            if n.name in traced.tangents
+        }
+        saved = {**self.saved, **there}
+        made = Backwards(traced.next, saved, self.compile_backward, (), self.symbols)
+        made.of, made.narrow, made.origin = traced.differentiable, self.narrow, self.origin
+        made.takes_batches = self.takes_batches
+        return made
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
         """Nodes that are a size symbol of the region: each call knows its value, so nobody has to

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from ..state.values import ATOMS, dict_of_class, is_a, same
+from ..state.values import dict_of_class
+from ..subclass.values import ATOMS, is_a, same
 from ..torch_api import words
 from ..torch_api.guards import dict_version
+from ..torch_api.owners import Owner, owner_of
 from .source import Source
 
 _of_instance = object.__getattribute__
@@ -22,8 +24,8 @@ class Batch:
     identity (``by_id``) or by ``==``. Code in other threads may compare while this is filled: what
     is not whole is not equal."""
 
-    def __init__(self, getter: Callable[..., Any], *, by_id: bool) -> None:
-        self.getter, self.by_id = getter, by_id
+    def __init__(self, name: str, getter: Callable[..., Any], *, by_id: bool) -> None:
+        self.name, self.getter, self.by_id = name, getter, by_id
         self.columns: tuple[list[Any], ...] = ([],)
         self.known: list[Any] = []
         self.next: list[tuple[Any, ...]] | None = []
@@ -83,26 +85,32 @@ class Batch:
 
     def code(self, s: Source) -> str:
         """An expression that tells whether they give something else."""
-        given = f"map({s.held(self.getter)}, {', '.join(map(s.held, self.columns))})"
-        return f"[*{f'map(id, {given})' if self.by_id else given}] != {s.held(self.known)}"
+        columns = ", ".join(s.held(column, self.name) for column in self.columns)
+        given = f"map({s.held(self.getter, f'{self.name}_of')}, {columns})"
+        known = s.held(self.known, f"{self.name}_known")
+        return f"[*{f'map(id, {given})' if self.by_id else given}] != {known}"
 
 
 def batches() -> dict[str, Batch]:
     of = operator.attrgetter
-    return {
-        "words": Batch(words.value_of, by_id=False),
-        "tables": Batch(dict_version, by_id=False),
-        "types": Batch(type, by_id=False),
-        "spaces": Batch(of("__dict__"), by_id=True),
-        "mros": Batch(of("__mro__"), by_id=True),
-        "codes": Batch(of("__code__"), by_id=True),
-        "defaults": Batch(of("__defaults__"), by_id=True),
-        "named": Batch(of("__kwdefaults__"), by_id=True),
-        "cells": Batch(of("cell_contents"), by_id=True),
-        "slots": Batch(_of_instance, by_id=True),
-        "lists": Batch(list.__getitem__, by_id=True),
-        "lengths": Batch(len, by_id=False),
+    by_value: dict[str, Callable[..., Any]] = {
+        "words": words.value_of,
+        "tables": dict_version,
+        "types": type,
+        "lengths": len,
     }
+    by_id: dict[str, Callable[..., Any]] = {
+        "spaces": of("__dict__"),
+        "mros": of("__mro__"),
+        "codes": of("__code__"),
+        "defaults": of("__defaults__"),
+        "named": of("__kwdefaults__"),
+        "cells": of("cell_contents"),
+        "slots": _of_instance,
+        "lists": list.__getitem__,
+    }
+    found = {name: Batch(name, getter, by_id=False) for name, getter in by_value.items()}
+    return found | {name: Batch(name, getter, by_id=True) for name, getter in by_id.items()}
 
 
 #: the words of memory that tell what a batch does
@@ -134,10 +142,6 @@ def is_plain(value: Any) -> bool:
     )
 
 
-#: of classes with an ``==`` that runs no code of the user's
-_OWNERS = ("torch", "subclass_trace")
-
-
 def same_read(now: Any, value: Any) -> bool:
     """Are these two the same, made anew by each read?"""
     kind = type(value)
@@ -146,10 +150,9 @@ def same_read(now: Any, value: Any) -> bool:
     if kind in ATOMS or kind is tuple:
         return same(now, value)
     # A member of an enumeration of C++, modes of DTensor: made anew by each read.
-    root = kind.__module__.partition(".")[0]
     return (
         type(now) is kind
-        and root in _OWNERS
+        and owner_of(kind) in (Owner.TORCH, Owner.OURS)
         and not is_a(value, torch.Tensor)
         and bool(now == value)
     )

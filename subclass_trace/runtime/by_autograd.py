@@ -59,7 +59,7 @@ def _for_autograd(captured: Captured) -> Captured | None:
     ):
         return None
     if (
-        recorder.has_hooks or recorder.decompositions or recorder.mutable
+        recorder.met.hooks or recorder.decompositions or recorder.memory.any
     ):  # a write would move versions out of their order
         return None
     values = (*[row.spec for row in captured.inputs.rows], *results.values)

@@ -31,6 +31,7 @@ from ..subclass.spec import (
     leaf_spans,
 )
 from ..subclass.template import Examples
+from ..subclass.values import LITERALS, SINGLETONS
 from ..subclass.visit import VALUE, inner_values, rebuild
 from ..torch_api.kinds import failed_tensor_guard, tensor_guard
 from ..torch_api.modes import disable_autocast, set_grad
@@ -54,9 +55,9 @@ def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
 
 
 #: of these the same object is the same value
-_IDENTITY = (bool, type(None), torch.dtype, torch.layout, torch.memory_format, type)
+_IDENTITY = (*SINGLETONS, type)
 #: what is written by value; bytes are written as an array of them is
-_WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
+_WRITTEN = (LITERALS | {float, complex}) - {bytes}
 #: the version of the format that does not tell one object twice from two equal ones
 _BY_VALUE = 2
 _DEEPEST = 60
@@ -206,16 +207,17 @@ class Unwrapper:
             self.changing.append((source.name("c"), spec.context, path))
             source.line(f"{self.changing[-1][0]} = c")
         for name, was in opaque:
-            value, found = source.constant(was, "opaque"), attribute_code(variable, name)
-            failed = (
-                f"{found} is not {value} and not "
-                f"{source.bind('same_context', same_context)}({value}, {found})"
-            )
-            source.check(
-                f"if {failed}",
-                repr(f"{path}.{name}: expected {text_of(was)}"),
-                f"{path}.{name} is the same",
-            )
+            self._check_opaque(variable, f"{path}.{name}", name, was)
+
+    def _check_opaque(self, variable: str, path: str, name: str, was: Any) -> None:
+        source = self.source
+        value, found = source.constant(was, "opaque"), attribute_code(variable, name)
+        same = source.bind("same_context", same_context)
+        source.check(
+            f"if {found} is not {value} and not {same}({value}, {found})",
+            repr(f"{path}: expected {torch_text_of(was)}"),
+            f"{path} is the same",
+        )
 
 
 class Wrapper:
@@ -401,6 +403,10 @@ def tensor_checks(
         check = source.constant(
             tensor_guard([values[name] for name, _, _ in rows], sizes, strides), "check"
         )
+        fixed = source.compared.setdefault(check, {})
+        for (name, *_), row, steps in zip(rows, sizes, strides, strict=True):
+            fixed |= {f"{name}.shape[{d}]": n for d, n in enumerate(row) if n is not None}
+            fixed |= {f"{name}.stride({d})": n for d, n in enumerate(steps) if n is not None}
         given, shown = ", ".join(name for name, _, _ in rows), [str(path) for _, _, path in rows]
         why = (
             f"{source.bind('failed_tensor_guard', failed_tensor_guard)}({check}, "
@@ -413,8 +419,9 @@ def tensor_checks(
             *attributes,
             *[(f"stride({d})", n) for d, n in enumerate(spec.stride)],
         ]:
-            if isinstance(n, SizeExpr):
-                now, code = f"{name}.{attribute}", size_code(n, symbols)
+            now = f"{name}.{attribute}"
+            if isinstance(n, SizeExpr) and source.reads.get(now) != n.expr:
+                code = size_code(n, symbols)
                 why = f"{f'{path}.{attribute}: expected '!r} + f'{{{code}}}, got {{{now}}}'"
                 source.check(f"if {now} != {code}", why, f"{path}.{attribute} == {code}")
     for name, spec, path in unwrapper.sized:
@@ -468,7 +475,9 @@ def symbol_lines(
     """Emit reading the symbols' values; returns symbol -> local name."""
     names = {"flat": flat, "input": inputs, "leaf": leaves}
     for row in plan.inputs.symbols:
-        source.line(f"{row.symbol} = {names[row.kind][row.number]}{row.attribute}")
+        read = f"{names[row.kind][row.number]}{row.attribute}"
+        source.reads[read] = row.symbol
+        source.line(f"{row.symbol} = {read}")
     return {row.symbol: str(row.symbol) for row in plan.inputs.symbols}
 
 

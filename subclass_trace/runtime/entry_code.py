@@ -106,6 +106,9 @@ class EntryEmitter:
         self.source.bind("MISS", MISS)
         self.values: dict[str, Tensor] = {}
         self.unwrapper = Unwrapper(self.source, self.values)
+        frozen = program.frozen
+        self.folded = [] if frozen is None else frozen.bind(self.plan)
+        self.erasable = [] if frozen is None else frozen.erasable
 
     def emit(self, flat_arguments: Sequence[Any], examples: Examples) -> Emitted:
         """Write the entry from top to bottom.
@@ -120,6 +123,7 @@ class EntryEmitter:
             state, flat = self._state_part()
             inputs = self._inputs(flat)
             leaves = self._unwrap(inputs)
+            s.names = {"flat": flat, "input": inputs, "leaf": leaves}
             symbols = symbol_lines(self.plan, s, flat, inputs, leaves)
             tensor_checks(self.unwrapper, self.values, symbols, self._env(symbols))
             self._other_conditions(inputs, leaves, symbols)
@@ -150,7 +154,7 @@ class EntryEmitter:
         """Thread state; modes and transforms around the call lead to the slow path, which decides
         what to do."""
         s, a = self.source, self.ambient
-        devices, autocast = s.constant(a.devices, "devices"), s.constant(a.autocast, "autocast")
+        devices, autocast = s.constant(a.devices, 'devices'), s.constant(a.autocast, 'autocast')
         parts = [
             eager_is_forced_code(s.bind),
             f"{s.bind('grad_enabled', grad_enabled)}() is not {a.grad}",
@@ -162,7 +166,8 @@ class EntryEmitter:
             else f"{s.bind('function_modes', function_stack_length)}()",
             f"{s.bind('forward_ad', forward_ad)}._current_level >= 0",
             f"{s.bind('deterministic', deterministic_algorithms)}() is not {a.deterministic}",
-            f"{s.bind('default_dtype', torch.get_default_dtype)}() is not {s.constant(a.dtype)}",
+            f"{s.bind('default_dtype', torch.get_default_dtype)}() is not "
+            f"{s.constant(a.dtype, 'dtype')}",
             f"{s.bind('autocast_state', autocast_state)}() != {autocast}"
             if a.autocast
             else f"{s.bind('any_autocast', any_autocast)}()",
@@ -173,8 +178,8 @@ class EntryEmitter:
             )
         if a.attention is not None:
             parts.append(other_attention_code(a.attention, s.bind))
-        changes = f"{s.held(a.changes)}({s.bind('Ambient', Ambient)}.now())"
-        s.check(f"if ({' or '.join(parts)})", changes)
+        changes = f"{s.held(a.changes, 'why_thread')}({s.bind('Ambient', Ambient)}.now())"
+        s.check(f"if ({' or '.join(parts)})", changes, "modes of the thread are what they were")
 
     def _inputs(self, flat: Sequence[str]) -> list[str]:
         """A local name for each input."""
@@ -202,6 +207,9 @@ class EntryEmitter:
         table: dict[int, str] = {}
         unwrapper = self.unwrapper
         for row, name in zip(self.plan.inputs.rows, inputs, strict=True):
+            if row in self.erasable:
+                table.update(dict.fromkeys(row.leaves, "None"))
+                continue
             for place, leaf in zip(
                 row.leaves, unwrapper.unwrap(name, row.spec, row.path), strict=True
             ):
@@ -213,7 +221,7 @@ class EntryEmitter:
         return [
             x
             for row, x in zip(self.plan.inputs.rows, self.real_inputs, strict=True)
-            if row.requires_grad
+            if row.requires_grad and row not in self.erasable
         ]
 
     def _other_conditions(
@@ -229,7 +237,7 @@ class EntryEmitter:
         asks = [
             (name, row.grad_dtype)
             for row, name in zip(plan.inputs.rows, inputs, strict=True)
-            if row.requires_grad
+            if row.requires_grad and row not in self.erasable
         ]
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
@@ -268,6 +276,10 @@ class EntryEmitter:
                 "'the inputs share memory in another way'",
                 "the inputs share memory as they did",
             )
+        if self.folded:
+            other = s.bind("has_other_weights", self.program.frozen.has_other_weights)
+            failed = f"if {other}({', '.join(inputs[k] for k in self.folded)})"
+            s.check(failed, "'weights of another kind'", "the weights are as they were frozen")
 
     # ---- running
     def _run(
@@ -283,6 +295,9 @@ class EntryEmitter:
             leaves[p.leaf] if isinstance(p, LeafPrimal) else size_code(p.size, symbols)
             for p in plan.inputs.primals
         ]
+        if (frozen := self.program.frozen) is not None:
+            constants = s.held(frozen.constants, "constants")
+            primals = [*map(primals.__getitem__, frozen.folded.live), f"*{constants}"]
         s.line(f"p = [{', '.join(primals)}]")
         env = self._env(symbols)
         state = f"{s.bind('Call', Call)}([{', '.join(inputs)}], [{', '.join(leaves)}], {env})"
@@ -324,7 +339,7 @@ class EntryEmitter:
         """The expression of one flat output."""
         s = self.source
         if isinstance(o, ConstantOutput):
-            return s.constant(o.value, "result")
+            return s.constant(o.value, 'result')
         if isinstance(o, SameOutput):
             return results[o.result]
         if isinstance(o, InputOutput):
@@ -355,7 +370,8 @@ class EntryEmitter:
     def _infer(self, symbols: dict[Any, str], env: str, leaves: Sequence[str]) -> list[str]:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
-        s.bind("forward", self.program.forward)
+        frozen = self.program.frozen
+        s.bind("forward", self.program.forward if frozen is None else frozen.rest)
         tracked = self.ambient.grad and not plan.gradients.by_autograd
         with gradients_off(s, tracked and any(row.requires_grad for row in plan.inputs.rows)):
             s.line(graph_call(s, "o = forward(p)", self.ambient.autocast))

@@ -269,16 +269,7 @@ class FunctionEmitter:
         }
         for (_, place), name in handed.items():
             s.line(f"{name} = {names[place]}")
-        wanted = [
-            leaf.stride for spec in entry.tangents if spec is not None for leaf in spec_leaves(spec)
-        ]
-        for name, stride in zip(leaves, wanted, strict=True):
-            if stride:
-                code = sizes_code(stride, symbols)
-                s.line(
-                    f"if {name}.stride() != {code}: {name} = "
-                    f"{s.bind('fit_strides', fit_strides)}({name}, {code})"
-                )
+        _fit(s, entry, leaves, symbols)
         s.line(f"p = [{', '.join(self._arguments(entry, leaves, symbols))}]")
         s.line("saved.clear()  # who called holds the list")
         s.line(f"del {', '.join(dict.fromkeys([*leaves, *names]))}")
@@ -338,3 +329,18 @@ class FunctionEmitter:
             else:
                 grads.append("None" if made is None else wrapper.wrap(made, iter(own)))
         return grads
+
+
+def _fit(
+    s: Source, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]
+) -> None:
+    """Bring tangents to the strides that the graph was traced for."""
+    given = [spec for spec in entry.tangents if spec is not None]
+    wanted = [leaf.stride for spec in given for leaf in spec_leaves(spec)]
+    for name, stride in zip(leaves, wanted, strict=True):
+        if stride:
+            code = sizes_code(stride, symbols)
+            s.line(
+                f"if {name}.stride() != {code}: {name} = "
+                f"{s.bind('fit_strides', fit_strides)}({name}, {code})"
+            )

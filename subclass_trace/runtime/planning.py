@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from .. import verify
 from ..capture.capture import Captured
 from ..capture.graphs import primal_number
 from ..capture.session import Session
@@ -47,6 +48,7 @@ from ..torch_api.symbols import (
     unbound_symbols_set_aside,
 )
 from ..torch_api.trees import pytree
+from ..verify import proof
 from .sizes import freeze, to_expr
 
 Tensor = torch.Tensor
@@ -109,6 +111,8 @@ def with_conditions(plan: Plan, captured: Captured) -> Plan:
     """The plan with what the trace, and the back end, have assumed of the symbols, though some may
     be constant by now."""
     known = shape_conditions(captured.session.shape_env, number_symbols(plan.inputs.symbols))
+    if verify.PROVES:
+        known = proof.needed(known, plan.inputs.symbols)
     return replace(plan, inputs=replace(plan.inputs, conditions=tuple(known)))
 
 

@@ -48,6 +48,11 @@ class Program:
     by_eager: bool = True
     templates: Verified = field(default_factory=dict)
 
+    @property
+    def frozen(self) -> Any:
+        """The `runtime.frozen.FrozenProgram` that the forward is; None where nothing is folded."""
+        return self.forward if hasattr(self.forward, "has_other_weights") else None
+
 
 def watch_contexts(
     same: Callable[..., bool], now: Sequence[Any], paths: Sequence[Path], values: Any

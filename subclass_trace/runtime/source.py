@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..backends.eager.graph_code import function_of
 from ..errors import Reason
+from ..subclass.values import LITERALS
 from ..torch_api.dynamo import never_compiled
 
-_LITERALS = (bool, int, str, bytes, type(None))
 #: the modules that expressions over sizes name
 EXPRESSION_GLOBALS = {"math": math, "torch": torch}
 
@@ -26,24 +26,32 @@ class Source:
         self.lines: list[str] = []
         self.globals: dict[str, Any] = dict(EXPRESSION_GLOBALS)
         self.depth, self.miss = 0, miss
-        # number of a line -> expression for why it misses, the guard
-        self._reasons: dict[int, tuple[str, str]] = {}
+        # number of a line -> its condition, an expression for why it misses, the guard
+        self._reasons: dict[int, tuple[str, str, str]] = {}
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}
         self.checked = 0  # so many lines are checks
+        # how symbols are read; what names stand for, and what numbers a check in C++ compares: see
+        # `verify.proof`
+        self.reads: dict[str, Any] = {}
+        self.names: dict[str, Sequence[str]] = {}
+        self.compared: dict[str, dict[str, int]] = {}
 
     def line(self, text: str) -> None:
         """Add a line at the current depth."""
         self.lines.append("    " * self.depth + text)
 
     def check(self, head: str, why: str, guard: str = "") -> None:
-        """A line ``if ...`` or ``except ...`` after which a call misses.
+        """A line ``if ...`` or ``except ...`` after which a call misses; the guard stands behind it
+        as a comment.
 
         ``why``: an expression for the reason; ``guard``: what holds else, as code for people (see
         `Reason`).
         """
-        self._reasons[len(self.lines)] = why, guard or f"not ({head.removeprefix('if ')})"
-        self.line(f"{head}: return {self.miss}")
+        told = f"  # {' '.join(guard.split())}" if guard else ""
+        guard = guard or f"not ({head.removeprefix('if ')})"
+        self._reasons[len(self.lines)] = f"{'    ' * self.depth}{head}", why, guard
+        self.line(f"{head}: return {self.miss}{told}")
 
     def name(self, prefix: str) -> str:
         """A name that is not used yet."""
@@ -51,15 +59,15 @@ class Source:
         self._count[prefix] = number + 1
         return f"{prefix}{number}"
 
-    def constant(self, value: Any, prefix: str = "K") -> str:
+    def constant(self, value: Any, prefix: str = "known") -> str:
         """An expression for a constant: a literal where that is exact, else a global."""
-        if type(value) in _LITERALS:
+        if type(value) in LITERALS:
             return repr(value)
-        if type(value) is tuple and all(type(v) in _LITERALS for v in value):
+        if type(value) is tuple and all(type(v) in LITERALS for v in value):
             return repr(value)
         return self.held(value, prefix)
 
-    def held(self, value: Any, prefix: str = "K") -> str:
+    def held(self, value: Any, prefix: str = "known") -> str:
         """A global that has this very object."""
         known = self._constants.get(id(value))
         if known is None:
@@ -82,9 +90,14 @@ class Source:
         return never_compiled(made)
 
     @property
+    def checks(self) -> str:
+        """The function up to the last check."""
+        return "\n".join([*self.lines[: self.checked], "    return None", ""])
+
+    @property
     def guards(self) -> tuple[str, ...]:
         """What each check asks, as code."""
-        return tuple(guard for _, guard in self._reasons.values())
+        return tuple(guard for _, _, guard in self._reasons.values())
 
     def why(self, name: str) -> Callable[..., Reason | None]:
         """The function up to here as one that returns the reason of the first check that fails;
@@ -94,8 +107,8 @@ class Source:
 
         @functools.cache
         def made() -> Callable[..., Reason | None]:
-            for k, (why, guard) in reasons.items():
-                lines[k] = f"{lines[k][: -len(self.miss)]}Reason({why}, {guard!r})"
+            for k, (head, why, guard) in reasons.items():
+                lines[k] = f"{head}: return Reason({why}, {guard!r})"
             text = "\n".join([*lines, "    return None", ""])
             function = function_of(text, name, {**self.globals, "Reason": Reason}, "reasons")
             return never_compiled(function)  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.fx as fx
 
@@ -219,6 +219,10 @@ def _backwards(cut: _Cut, plan: Plan, backend: Backend) -> Backwards | None:
     return backwards
 
 
+_OF_BACKWARDS = frozenset({"sparse-gradient", "backward-effect"})
+"""Refusals that speak of a backward by themselves."""
+
+
 @stage("backward trace")
 def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     """The backward for the tangents that the results suggest; None where there is none at all.
@@ -233,6 +237,8 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
     except (SideEffectError, PassError):
         raise
     except Exception as error:
+        if isinstance(error, UnsupportedError) and error.code in _OF_BACKWARDS:
+            raise
         if _has_no_backward(tape):
             return None
         told = error.what if isinstance(error, UnsupportedError) else type(error).__name__
@@ -272,7 +278,14 @@ def copied_module(module: fx.GraphModule) -> fx.GraphModule:
 def compile_half(
     backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False
 ) -> Compiled:
-    """Our own back end reads the list of nodes; any other gets a graph module."""
+    """Our own back end reads the list of nodes; any other gets a graph module. Of a frozen region
+    it gets what is left of it."""
+    if backend.freezer is not None and not is_backward:
+        rest = replace(backend, freezer=None)
+        compiled: Compiled = backend.freezer.compile(
+            half, lambda left: compile_half(rest, compiler, left)
+        )
+        return compiled
     name = "backward" if is_backward else "forward"
     if compiler is compile_eager and half.is_plain:
         return graph_code.compile_half(half, name=name).function

@@ -17,12 +17,11 @@ import torch
 from ..state.guards import StateGuards
 from ..state.place import GONE, STEPS, Call, Place
 from ..state.rows import KINDS, Row
-from ..state.values import MISSING, same
+from ..state.values import MISSING
+from ..subclass.values import LITERALS, SINGLETONS, same
 from .pins import Pins
 from .source import Source
 
-_LITERAL = (int, str, bytes)
-_ONE = (bool, type(None), type(Ellipsis), type(NotImplemented))
 _of_instance = object.__getattribute__
 
 
@@ -61,10 +60,8 @@ class RowEmitter:
     def check(self, rows: Sequence[Row]) -> None:
         """Each of these rows."""
         for row in rows:
-            why = (
-                f"{self.source.held(row.why)}({self.source.bind('Roots', Call)}(args, kwargs, "
-                f"{self.function}))"
-            )
+            of = self.source.bind("Roots", Call)
+            why = f"{self.source.held(row.why, 'why')}({of}(args, kwargs, {self.function}))"
             self.source.check(f"if not ({self.condition(row)})", why, row.code)
 
     def check_pins(self, pins: Pins) -> None:
@@ -72,12 +69,12 @@ class RowEmitter:
         what is found there."""
         s = self.source
         if parts := pins.conditions(s):
-            why = f"{s.held(pins.why)}()"
-            head = f"if ({' or '.join(parts)}) and {s.held(pins.differs)}()"
+            why = f"{s.held(pins.why, 'why_state')}()"
+            head = f"if ({' or '.join(parts)}) and {s.held(pins.differs, 'state_differs')}()"
             s.check(head, why, "what the region reads of Python state is what it was")
         if pins.places:
             names = [s.name("x") for _ in pins.places]
-            s.line(f"{', '.join(names)}, = {s.held(pins.things)}")
+            s.line(f"{', '.join(names)}, = {s.held(pins.things, 'still')}")
             self.names.update(zip(pins.places, names, strict=True))
 
     # ---- places
@@ -159,10 +156,10 @@ class RowEmitter:
 
     def _value(self, value: str, known: Any) -> str:
         kind = type(known)
-        if kind in _LITERAL:
+        if kind in LITERALS and kind not in SINGLETONS:
             return f"type({value}) is {kind.__name__} and {value} == {known!r}"
         held = "MISSING" if known is MISSING else self.source.held(known)
-        if kind in _ONE or known is MISSING:
+        if kind in SINGLETONS or known is MISSING:
             return f"{value} is {held}"
         return f"({value} is {held} or {self.source.bind('same', same)}({value}, {held}))"
 
@@ -172,7 +169,7 @@ def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
     code that runs later."""
     with tried(s := Source("False"), "def holds(call):"):
         s.line("args, kwargs = call")
-        rows = RowEmitter(s, s.held(guards.function, "function"))
+        rows = RowEmitter(s, s.held(guards.function, 'function'))
         try:
             rows.check_pins(Pins(guards, sure=False))
             rows.check(guards.moving)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ..errors import SideEffectError
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.kinds import FAKE_TYPES, is_fake
 from ..torch_api.numbers import PYTHON_CLASSES
-from .boundary import TORCH, is_of_torch, kind_of
+from .boundary import TORCH, kind_of
 from .kinds import (
     C_CALLABLES,
     THREAD_LOCAL,
@@ -26,7 +27,8 @@ from .kinds import (
     is_immutable,
 )
 from .recorder import instance_dict, user_line
-from .values import ATOMS, MISSING, has, is_a, lookup
+from .running import Running
+from .values import MISSING, has, lookup
 from .writes import CLASS, NAMES, SLOTS
 
 _OF_MODULE: Any = torch.nn.Module.__getattr__
@@ -65,7 +67,7 @@ _STRUCTURE = (
 _ASKED_OF_REAL = ("_post_accumulate_grad_hooks", "_backward_hooks")
 
 
-def get(rec: Any, o: Any, name: str) -> Any:
+def get(rec: Running, o: Any, name: str) -> Any:
     """``o.name``."""
     kind = type(o)
     if kind is types.ModuleType or (is_a(o, types.ModuleType) and name in o.__dict__):
@@ -91,7 +93,7 @@ def get(rec: Any, o: Any, name: str) -> Any:
     return _fallback(rec, o, kind, name)
 
 
-def _of_thread(rec: Any, o: Any, name: str) -> Any:
+def _of_thread(rec: Running, o: Any, name: str) -> Any:
     """An attribute of a thread-local, which has a dict for each thread."""
     space = THREAD_LOCAL.__getattribute__(o, "__dict__")
     try:
@@ -102,7 +104,7 @@ def _of_thread(rec: Any, o: Any, name: str) -> Any:
     return rec.step(o, "getattr", name, value, space)
 
 
-def _by_own(rec: Any, o: Any, kind: type, own: Any, name: str) -> Any:
+def _by_own(rec: Running, o: Any, kind: type, own: Any, name: str) -> Any:
     rec.lookup(kind, "__getattribute__")
     try:
         return rec.call(own, o, name)
@@ -113,7 +115,7 @@ def _by_own(rec: Any, o: Any, kind: type, own: Any, name: str) -> Any:
         return rec.call(fallback, o, name)
 
 
-def _fallback(rec: Any, o: Any, kind: type, name: str) -> Any:
+def _fallback(rec: Running, o: Any, kind: type, name: str) -> Any:
     """``__getattr__``, or the error that there is no such attribute."""
     found = rec.lookup(kind, "__getattr__")
     if found is MISSING or is_immutable(kind):
@@ -129,7 +131,7 @@ def _fallback(rec: Any, o: Any, kind: type, name: str) -> Any:
     )
 
 
-def plain(rec: Any, o: Any, kind: type, name: str) -> Any:
+def plain(rec: Running, o: Any, kind: type, name: str) -> Any:
     """As ``object.__getattribute__`` finds it; `MISSING` where it does not."""
     member = rec.lookup(kind, name)
     if member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__")):
@@ -146,7 +148,7 @@ def plain(rec: Any, o: Any, kind: type, name: str) -> Any:
     return bound(rec, member, o, kind, name) if has(type(member), "__get__") else member
 
 
-def child_of_module(rec: Any, o: Any, name: str) -> Any:
+def child_of_module(rec: Running, o: Any, name: str) -> Any:
     """What ``nn.Module.__getattr__`` finds: a parameter, a buffer, a module."""
     space = instance_dict(o) or {}
     for table in ("_parameters", "_buffers", "_modules"):
@@ -164,7 +166,7 @@ def child_of_module(rec: Any, o: Any, name: str) -> Any:
     raise AttributeError(f"'{type(o).__name__}' object has no attribute '{name}'")
 
 
-def bound(rec: Any, member: Any, o: Any, cls: type, name: str) -> Any:
+def bound(rec: Running, member: Any, o: Any, cls: type, name: str) -> Any:
     """``member.__get__(o, cls)``."""
     kind = type(member)
     if kind is Function or kind is LruCache:
@@ -193,7 +195,7 @@ def bound(rec: Any, member: Any, o: Any, cls: type, name: str) -> Any:
     return rec.step(o, "getattr", name, value)
 
 
-def _of_property(rec: Any, member: Any, o: Any, cls: type) -> Any:
+def _of_property(rec: Running, member: Any, o: Any, cls: type) -> Any:
     if member.fget is None:
         return member.__get__(o, cls)
     rec.step(member, "inner", "fget", member.fget)
@@ -205,7 +207,7 @@ def _of_property(rec: Any, member: Any, o: Any, cls: type) -> Any:
 
 
 # ---- tensors
-def _of_tensor(rec: Any, o: Any, name: str) -> Any:
+def _of_tensor(rec: Running, o: Any, name: str) -> Any:
     """An attribute of a tensor: what its class has is asked of the traced one, its own attributes
     are the real one's."""
     o = rec.give(o)
@@ -240,16 +242,16 @@ def _of_tensor(rec: Any, o: Any, name: str) -> Any:
     return getattr(o, name)
 
 
-def _namespace(rec: Any, o: Any, real: Any) -> dict[str, Any]:
+def _namespace(rec: Running, o: Any, real: Any) -> dict[str, Any]:
     """``t.__dict__`` of a tensor that was there before: its own attributes, as they are."""
-    held = vars(real)
-    if id(held) not in rec.known:
-        rec.known[id(held)] = held, rec.child(rec.place_of(o), "getattr", "__dict__")
+    held, place = vars(real), rec.place_of(o)
+    if id(held) not in rec.known and place is not None:
+        rec.known[id(held)] = held, rec.child(place, "getattr", "__dict__")
     rec.row(held, "keys", list(held))
     return {name: rec.step(o, "attr", name, value) for name, value in list(held.items())}
 
 
-def _attribute_of(rec: Any, o: Any, real: Any, name: str) -> Any:
+def _attribute_of(rec: Running, o: Any, real: Any, name: str) -> Any:
     """What stands in the dict of the real tensor, or what the run has put there instead."""
     return (
         vars(real).get(name, MISSING)
@@ -258,7 +260,7 @@ def _attribute_of(rec: Any, o: Any, real: Any, name: str) -> Any:
     )
 
 
-def _inside(rec: Any, o: Any, real: Any, name: str, value: Any) -> Any:
+def _inside(rec: Running, o: Any, real: Any, name: str, value: Any) -> Any:
     """What the class of a wrapper has set: an inner tensor, a part of its context. An inner one
     stands for the real one's."""
     if real is not o and is_a(value, torch.Tensor) and id(value) not in rec.known:
@@ -274,7 +276,7 @@ def _class_of_fake(t: torch.Tensor) -> type:
     return torch.nn.Parameter if isinstance(t, torch.nn.Parameter) else torch.Tensor
 
 
-def class_of(rec: Any, value: Any) -> type:
+def class_of(rec: Running, value: Any) -> type:
     """``type(value)``, as the user's code sees it: of a traced tensor what the caller has, of a
     symbol ``int``."""
     kind = type(value)
@@ -297,7 +299,7 @@ def _is_torchs(member: Any) -> bool:
 
 
 # ---- modules and classes
-def _of_python_module(rec: Any, o: Any, name: str) -> Any:
+def _of_python_module(rec: Running, o: Any, name: str) -> Any:
     space = o.__dict__
     rec.root(space)
     value = space.get(name, MISSING)
@@ -315,7 +317,7 @@ def _of_python_module(rec: Any, o: Any, name: str) -> Any:
     return rec.call(fallback, name)
 
 
-def _of_class(rec: Any, o: type, meta: type, name: str) -> Any:
+def _of_class(rec: Running, o: type, meta: type, name: str) -> Any:
     if meta is not type and type(own := rec.lookup(meta, "__getattribute__")) is Function:
         return rec.call(own, o, name)
     member = rec.lookup(meta, name) if meta is not type else lookup(type, name)
@@ -341,7 +343,7 @@ def _of_class(rec: Any, o: type, meta: type, name: str) -> Any:
     return type.__getattribute__(o, name)
 
 
-def _from_class(rec: Any, value: Any, o: type) -> Any:
+def _from_class(rec: Running, value: Any, o: type) -> Any:
     kind = type(value)
     if kind is Function or not has(kind, "__get__"):
         return rec.give(value)
@@ -354,7 +356,7 @@ def _from_class(rec: Any, value: Any, o: type) -> Any:
     return rec.call(getter, value, None, o) if type(getter) is Function else value.__get__(None, o)
 
 
-def after(rec: Any, cls: type, o: Any, name: str) -> Any:
+def after(rec: Running, cls: type, o: Any, name: str) -> Any:
     """``super(cls, o).name``."""
     kind = o if is_a(o, type) and issubclass(o, cls) else type(rec.real(o))
     if name == "__class__" or cls not in kind.__mro__:
@@ -368,7 +370,7 @@ def after(rec: Any, cls: type, o: Any, name: str) -> Any:
 
 
 # ---- writing
-def put(rec: Any, o: Any, name: str, value: Any) -> None:
+def put(rec: Running, o: Any, name: str, value: Any) -> None:
     """``o.name = value``; `MISSING`: ``del o.name``."""
     delete = value is MISSING
     setter = rec.lookup(type(o), "__delattr__" if delete else "__setattr__")
@@ -389,7 +391,7 @@ def _is_registered(module: Any, name: str, value: Any) -> bool:
     )
 
 
-def plain_put(rec: Any, o: Any, name: str, value: Any) -> None:
+def plain_put(rec: Running, o: Any, name: str, value: Any) -> None:
     """As ``object.__setattr__`` does it; `MISSING`: as ``object.__delattr__``."""
     kind = type(rec.real(o))
     delete = value is MISSING
@@ -421,7 +423,7 @@ def plain_put(rec: Any, o: Any, name: str, value: Any) -> None:
     _store(o, name, value)
 
 
-def _note_class(rec: Any, cls: type, name: str) -> None:
+def _note_class(rec: Running, cls: type, name: str) -> None:
     if is_immutable(cls):
         return
     if name in _STRUCTURE:
@@ -438,7 +440,7 @@ def _note_class(rec: Any, cls: type, name: str) -> None:
         del rec.lookups[known]
 
 
-def _note(rec: Any, o: Any, kind: type, name: str, member: Any) -> None:
+def _note(rec: Running, o: Any, kind: type, name: str, member: Any) -> None:
     """An attribute of an object that was there before is about to be written."""
     if name in _STRUCTURE:
         rec.refuse(
@@ -491,8 +493,4 @@ def _store(o: Any, name: str, value: Any) -> None:
 
 def is_plain(value: Any) -> bool:
     """Is it a value that tells no more than itself?"""
-    return (
-        type(value) in ATOMS
-        or is_a(value, C_CALLABLES)
-        or is_of_torch(getattr(value, "__module__", "") or "")
-    )
+    return type(value) in ATOMS or is_a(value, C_CALLABLES)

@@ -1,5 +1,6 @@
-"""Whose code is this: the user's and libraries', which runs as instrumented clones; torch's below
-its Python of modules and optimizers, which is a C function to us; and this package's.
+"""Which code runs as instrumented clones: the user's and libraries', and of torch's its Python of
+modules and optimizers. The rest of torch's is a C function to us (`torch_api.owners` tells whose a
+file is).
 
 One list, `ENTERED`, names the Python code of torch's that reads the user's objects, and is read
 like the user's.
@@ -9,18 +10,12 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-import sysconfig
 import types
 from typing import Any
 
-import torch
+from ..torch_api.owners import OUR_FILES, TORCH_FILES, Owner, owner_of_file
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_PATHS = {name: os.path.join(path, "") for name, path in sysconfig.get_paths().items()}
-_HERE = os.path.join(_PACKAGE, "state", "")
-_STDLIB = (_PATHS["stdlib"], _PATHS["platstdlib"], "<frozen")
+_HERE = os.path.join(OUR_FILES, "state", "")
 #: Python of torch's that reads the user's objects
 ENTERED = tuple(
     name.replace("/", os.sep)
@@ -45,10 +40,10 @@ ENTERED = tuple(
 )
 #: Python of this package that is read as the user's is; and what declared wrappers are made with,
 #: which calls code of authors
-_ZOO, _AUTHORING = (os.path.join(_PACKAGE, name, "") for name in ("zoo", "authoring"))
+_ZOO, _AUTHORING = (os.path.join(OUR_FILES, name, "") for name in ("zoo", "authoring"))
 
 #: the region of a module is that module, its own hooks around it
-_REGION_OF_MODULE = os.path.join(_PACKAGE, "frontends", "module.py")
+_REGION_OF_MODULE = os.path.join(OUR_FILES, "frontends", "module.py")
 
 _LOGGING = os.path.join("logging", "__init__.py")
 
@@ -64,12 +59,12 @@ def kind_of_file(filename: str) -> str:
     if filename.startswith(_AUTHORING):
         return AUTHORING
     if (
-        filename.startswith(_PACKAGE)
+        filename.startswith(OUR_FILES)
         and not filename.startswith(_ZOO)
         and filename != _REGION_OF_MODULE
     ):
         return OURS
-    if filename.startswith(_TORCH) and not filename[len(_TORCH) :].startswith(ENTERED):
+    if filename.startswith(TORCH_FILES) and not filename[len(TORCH_FILES) :].startswith(ENTERED):
         return TORCH
     return ENTER
 
@@ -114,36 +109,8 @@ def is_compiled_by_dynamo(filename: str) -> bool:
     """Operators of control flow and the like, which hand the functions that they are given to
     Dynamo."""
     return filename.startswith(
-        (_TORCH + "_higher_order_ops", os.path.join(_TORCH, "nn", "attention"))
+        (TORCH_FILES + "_higher_order_ops", os.path.join(TORCH_FILES, "nn", "attention"))
     )
-
-
-@functools.lru_cache(None)
-def is_of_torch(filename: str) -> bool:
-    """Any code of torch's."""
-    return filename.startswith(_TORCH)
-
-
-@functools.lru_cache(None)
-def is_of_library(filename: str) -> bool:
-    """Python's own code."""
-    return filename.startswith(_STDLIB) and not filename.startswith(
-        (_PATHS["purelib"], _PATHS["platlib"])
-    )
-
-
-@functools.lru_cache(None)
-def is_users(filename: str) -> bool:
-    """Neither of an installed package, nor of Python, nor of this one."""
-    installed = (
-        _PATHS["purelib"],
-        _PATHS["platlib"],
-        _PATHS["stdlib"],
-        _PATHS["platstdlib"],
-        _PACKAGE,
-        "<frozen",
-    )
-    return not filename.startswith(installed)
 
 
 @functools.lru_cache(None)
@@ -181,23 +148,10 @@ def is_called_by_others(frame: Any, instrumented: Any) -> bool:
         file = frame.f_code.co_filename
         if file.startswith("<frozen importlib") or file.endswith(("warnings.py", _LOGGING)):
             return True
-        if not file.startswith((_HERE, "<string>")) and not is_of_library(file):
+        if not file.startswith((_HERE, "<string>")) and owner_of_file(file) is not Owner.PYTHON:
             if kind_of_file(file) in (OURS, AUTHORING):
                 return True
-            answer = (is_transparent(file) or is_of_torch(file)) if answer is None else answer
+            if answer is None:
+                answer = is_transparent(file) or owner_of_file(file) is Owner.TORCH
         frame = frame.f_back
     return bool(answer)
-
-
-def module_root(value: Any) -> str:
-    """The name of the package that a class or function is of."""
-    name = getattr(value, "__module__", None)
-    return name.partition(".")[0] if type(name) is str else ""
-
-
-_STDLIB_NAMES = frozenset(sys.stdlib_module_names)
-
-
-def is_stdlib_name(name: str) -> bool:
-    """Is it a module of Python's own?"""
-    return name.partition(".")[0] in _STDLIB_NAMES

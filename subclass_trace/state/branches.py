@@ -21,13 +21,16 @@ import torch
 
 from ..errors import UnsupportedError
 from ..subclass.attributes import attributes_inside
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.flags import FLAGS
+from ..torch_api.owners import Owner, owner_of, owner_of_file, owner_of_name
 from . import calls, torch_flags
-from .boundary import ENTER, is_of_library, is_stdlib_name, kind_of, module_root
+from .boundary import ENTER, kind_of
 from .kinds import C_CALLABLES, Function, LruCache, Method, Partial, is_immutable
 from .net import names_in
 from .recorder import user_line
-from .values import ATOMS, MISSING, is_a
+from .running import Running
+from .values import MISSING
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict)
 #: what a member of an enumeration has
@@ -36,13 +39,13 @@ _OF_MEMBERS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 _branches: set[types.CodeType] = set()
 
 
-def with_branches(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def with_branches(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A higher order operator: what the functions that it is given may read is read as a whole."""
     for value in (*args, *kwargs.values()):
         calls.read_argument(rec, value)
         if type(value) in (Function, Method, Partial) or is_a(value, torch.nn.Module):
             _Branch(rec, value).read()
-        elif calls.is_torchs(value) and not is_a(value, torch.Tensor):
+        elif owner_of(type(value)) is Owner.TORCH and not is_a(value, torch.Tensor):
             rec.deep(value, "a branch")
     given, named = tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
     profile = sys.getprofile()
@@ -63,7 +66,7 @@ class _Branch:
         is_state: does it read anything that may change without its name?
     """
 
-    def __init__(self, rec: Any, branch: Any) -> None:
+    def __init__(self, rec: Running, branch: Any) -> None:
         self.rec, self.branch = rec, branch
         self.names: set[str] = set()
         self.named: list[Any] = []
@@ -120,7 +123,7 @@ class _Branch:
     def _read_function(self, f: Any) -> None:
         held = [v for cell in f.__closure__ or () for v in gc.get_referents(cell)]
         held += [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
-        if kind_of(f.__code__) != ENTER or is_of_library(f.__code__.co_filename):
+        if kind_of(f.__code__) != ENTER or owner_of_file(f.__code__.co_filename) is Owner.PYTHON:
             if any(type(v) is Function and kind_of(v.__code__) == ENTER for v in held):
                 self._refuse(f"calls {f.__qualname__}, which calls code of yours")
             return
@@ -160,12 +163,12 @@ class _Branch:
     def _read_class(self, cls: type) -> None:
         self.named.append(cls)
         for base in cls.__mro__:
-            if is_immutable(base) or module_root(base) == "torch" or id(base) in self.classes:
+            if is_immutable(base) or owner_of(base) is Owner.TORCH or id(base) in self.classes:
                 continue
             self.classes[id(base)] = base
             if type(base) not in (type, abc.ABCMeta, enum.EnumMeta):
                 self._refuse(f"names the class {base.__qualname__}, which has a metaclass")
-            if is_stdlib_name(base.__module__):
+            if owner_of_name(base.__module__) is Owner.PYTHON:
                 continue
             self.rec.class_dict(base)
             for member in list(vars(base).values()):
@@ -196,7 +199,7 @@ class _Branch:
                 if held is not MISSING:
                     self.rec._reached(held, own[name], "a branch", 1)
                     self._reach(own[name])
-        elif module_root(value) == "torch" and not issubclass(value, torch.Tensor):
+        elif owner_of(value) is Owner.TORCH and not issubclass(value, torch.Tensor):
             for name in sorted(self.names):  # it is not read whole
                 held = self.rec.lookup(value, name)
                 if held is not MISSING:
@@ -205,11 +208,11 @@ class _Branch:
     def _read_module(self, module: types.ModuleType) -> None:
         """Of torch nothing, of Python's own modules no state but atoms."""
         name = module.__name__
-        if name.partition(".")[0] == "torch":
+        if owner_of_name(name) is Owner.TORCH:
             return
         if "__getattr__" in vars(module):
             self._refuse(f"names the module {name}, which has a __getattr__")
-        if is_stdlib_name(name):
+        if owner_of_name(name) is Owner.PYTHON:
             for inner in sorted(self.names & vars(module).keys()):
                 held = vars(module)[inner]
                 if type(held) not in ATOMS and not callable(held):
@@ -239,7 +242,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def _is_torchs(value: Any) -> bool:
     """An object of torch's, which no code of the user's is in."""
-    return module_root(type(value)) == "torch" and not is_a(value, torch.nn.Module)
+    return owner_of(type(value)) is Owner.TORCH and not is_a(value, torch.nn.Module)
 
 
 def _function_of(f: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..errors import SideEffectError, UnsupportedError
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.modes import no_modes, no_overrides
 from . import attributes, calls
 from .calls import BY_TYPE, C_TABLE, FUNCTIONS
@@ -22,13 +23,14 @@ from .kinds import (
 )
 from .net import unwatched
 from .recorder import user_line
-from .values import ATOMS, MISSING, is_a
+from .running import Running
+from .values import MISSING
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
 
 
-def _attrgetter(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _attrgetter(rec: Running, f: Any, a: Args, k: Named) -> Any:
     names = f.__reduce__()[1]
     rec.row(f, "is", f)
 
@@ -41,14 +43,14 @@ def _attrgetter(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return one(names[0]) if len(names) == 1 else tuple(map(one, names))
 
 
-def _itemgetter(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _itemgetter(rec: Running, f: Any, a: Args, k: Named) -> Any:
     rec.row(f, "is", f)
     keys = f.__reduce__()[1]
     got = [calls.operations.item((a[0], key)) for key in keys]
     return got[0] if len(keys) == 1 else tuple(got)
 
 
-def _methodcaller(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _methodcaller(rec: Running, f: Any, a: Args, k: Named) -> Any:
     rec.row(f, "is", f)
     made = f.__reduce__()
     (name, *args), named = (
@@ -59,7 +61,7 @@ def _methodcaller(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return rec.call(attributes.get(rec, a[0], name), *args, **named)
 
 
-def _partial(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _partial(rec: Running, f: Any, a: Args, k: Named) -> Any:
     args, named = f.args, f.keywords
     if rec.place_of(f) is not None:
         for name in ("func", "args", "keywords"):
@@ -71,7 +73,7 @@ def _partial(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return rec.call(f.func, *args, *a, **{**named, **k})
 
 
-def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _lru_cache(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """What a cache keeps has no other place: the guard asks it again."""
     rec.step(f, "inner", "__wrapped__", f.__wrapped__)
     given = (*a, *k.values())
@@ -82,8 +84,9 @@ def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
         type(v) in ATOMS or (rec.place_of(v) is not None and not is_a(v, torch.Tensor))
         for v in given
     )
-    if rec.place_of(f) is None or not plain:
-        if rec.place_of(f) is not None and f.cache_info().currsize:
+    place = rec.place_of(f)
+    if place is None or not plain:
+        if place is not None and f.cache_info().currsize:
             _refuse_cached(f)
         return rec.call(f.__wrapped__, *a, **k)
     misses, recorder = f.cache_info().misses, set_current(None)
@@ -102,7 +105,7 @@ def _lru_cache(rec: Any, f: Any, a: Args, k: Named) -> Any:
                 fix="call the function once before the region",
             )
         )
-    return rec.at(rec.child(rec.place_of(f), "cached", (a, (*k.items(),))), out)
+    return rec.at(rec.child(place, "cached", (a, (*k.items(),))), out)
 
 
 def _refuse_cached(f: Any) -> None:
@@ -117,7 +120,7 @@ def _refuse_cached(f: Any) -> None:
     )
 
 
-def asks(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def asks(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """A call whose result is state itself: a weak reference, a flag, the current context of decimal
     numbers."""
     out = f(*a, **k)
@@ -129,7 +132,7 @@ def asks(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return rec.at(rec.child(place, "call", a), out)
 
 
-def context_variable(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def context_variable(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``ContextVar.get``, ``.set`` and ``.reset``: what is set has to be what it was in the end
     (`Run.check_variables`)."""
     variable, name = f.__self__, f.__name__
@@ -159,7 +162,7 @@ BY_TYPE.update(
 C_TABLE[decimal.getcontext] = asks
 
 
-def _dispatched(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _dispatched(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``functools.singledispatch``: which function its table has for a class. Its cache, which
     follows from the table, is not asked: the region may have changed that."""
     cells = dict(zip(f.__code__.co_freevars, f.__closure__, strict=True))

@@ -22,9 +22,10 @@ from typing import Any, TypeAlias
 import torch
 
 from ..errors import SideEffectError, UnsupportedError
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES, to_float, to_int
+from ..torch_api.owners import Owner, owner_of_file
 from . import calls, kinds
-from .boundary import is_users
 from .calls import C_TABLE, CLASSES, Handler, callback
 from .frames import instrumented_frame
 from .iteration import iterate, keys_of
@@ -37,19 +38,20 @@ from .kinds import (
     Partial,
 )
 from .recorder import user_line
-from .values import ATOMS, MISSING, is_a, lookup, pairs_of
+from .running import Running
+from .values import MISSING, lookup, pairs_of
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
 
 
-def plain(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def plain(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """It reads nothing but atoms, or keeps what it is given."""
     return f(*map(rec.give, a), **k)
 
 
 # ---- containers, iteration
-def _container(rec: Any, cls: Any, a: Args, k: Named) -> Any:
+def _container(rec: Running, cls: Any, a: Args, k: Named) -> Any:
     if cls is dict and a and hasattr(a[0], "keys") and not is_a(a[0], dict):
         a = (keys_of(rec, a[0]), *a[1:])
     if a and is_a(a[0], dict) and cls in (dict, collections.OrderedDict):
@@ -65,18 +67,18 @@ def _container(rec: Any, cls: Any, a: Args, k: Named) -> Any:
     return out
 
 
-def _iterating(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _iterating(rec: Running, f: Any, a: Args, k: Named) -> Any:
     given = [iterate(rec, v) if type(v) not in ATOMS and not calls.is_function(v) else v for v in a]
     return f(*given, **{name: callback(v) if callable(v) else v for name, v in k.items()})
 
 
-def _mapping_function(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _mapping_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """The first argument is a callback, or None."""
     first = a[0] if a[0] is None else callback(a[0])
     return f(first, *[iterate(rec, v) if type(v) not in ATOMS else v for v in a[1:]], **k)
 
 
-def _next(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _next(rec: Running, f: Any, a: Args, k: Named) -> Any:
     step = lookup(type(a[0]), "__next__")
     if type(step) is Function:
         rec.lookup(type(a[0]), "__next__")
@@ -91,11 +93,11 @@ def _next(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return rec.give(next(*a))
 
 
-def _iter(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _iter(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return iter(callback(a[0]), a[1]) if len(a) == 2 else iter(iterate(rec, a[0]))
 
 
-def _reversed(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _reversed(rec: Running, f: Any, a: Args, k: Named) -> Any:
     o = a[0]
     method = rec.lookup(type(o), "__reversed__")
     if type(method) is Function:
@@ -110,7 +112,7 @@ def _reversed(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return (calls.operations.item((o, i)) for i in range(n - 1, -1, -1))
 
 
-def _comparing(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _comparing(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``sorted``, ``max``, ``min``: with the user's own ``__lt__`` they are done in Python."""
     held = list(iterate(rec, a[0])) if len(a) == 1 else [*map(rec.give, a)]
     if not held and f is not sorted:
@@ -132,7 +134,7 @@ def _comparing(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return [held[i] for i in got] if f is sorted else held[got]
 
 
-def _sum(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _sum(rec: Running, f: Any, a: Args, k: Named) -> Any:
     if f in (any, all):
         truth = calls.operations.truth
         return next(
@@ -156,7 +158,7 @@ _SIZED = (list, tuple, dict, set, frozenset, collections.deque)
 def by_method(name: str) -> Handler:
     """``float(o)``, ``len(o)``, ...: the method of the class where it is Python code."""
 
-    def handler(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    def handler(rec: Running, f: Any, a: Args, k: Named) -> Any:
         if not a:
             return f(**k)
         o = rec.give(a[0])
@@ -187,7 +189,7 @@ def by_method(name: str) -> Handler:
     return handler
 
 
-def _method_for(rec: Any, name: str, kind: type, o: Any, a: Args) -> tuple[Any, Args]:
+def _method_for(rec: Running, name: str, kind: type, o: Any, a: Args) -> tuple[Any, Args]:
     method = rec.lookup(kind, name)
     if method is MISSING and name in ("__float__", "__int__", "__complex__"):
         method = rec.lookup(kind, "__index__")
@@ -211,7 +213,7 @@ def _of_symbol(f: Any, n: Any, rest: Args, k: Named) -> Any:
     return f(n, *rest, **k)
 
 
-def _of_tensor(rec: Any, f: Any, t: Any, rest: Args, k: Named) -> Any:
+def _of_tensor(rec: Running, f: Any, t: Any, rest: Args, k: Named) -> Any:
     if f is float and not rest:
         return to_float(t)
     if f is int and not rest and not k:
@@ -219,10 +221,10 @@ def _of_tensor(rec: Any, f: Any, t: Any, rest: Args, k: Named) -> Any:
     return f(t, *rest, **k)
 
 
-def _id(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _id(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """As a key of a memo in Python's own code; else it is another number in each call."""
     frame = instrumented_frame()
-    if is_users(frame.f_code.co_filename):
+    if owner_of_file(frame.f_code.co_filename) is Owner.USER:
         rec.refuse(
             SideEffectError(
                 "the region calls id",
@@ -241,7 +243,7 @@ def _operation(name: str, *static: Any) -> Handler:
     )
 
 
-def _changes_first(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _changes_first(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """It changes the container that it is given first."""
     for value in a:
         rec.deep(value, f.__name__)
@@ -260,8 +262,8 @@ _CHANGE_FIRST = (
 def _of_library(why: str) -> Handler:
     """Python's own code may ask."""
 
-    def handler(rec: Any, f: Any, a: Args, k: Named) -> Any:
-        if is_users(instrumented_frame().f_code.co_filename):
+    def handler(rec: Running, f: Any, a: Args, k: Named) -> Any:
+        if owner_of_file(instrumented_frame().f_code.co_filename) is Owner.USER:
             rec.refuse(
                 UnsupportedError(
                     f"the region asks for {why}", code="asks-for-unseen", path=user_line()
@@ -273,7 +275,7 @@ def _of_library(why: str) -> Handler:
 
 
 def _refuse_call(why: str) -> Handler:
-    def handler(rec: Any, f: Any, a: Args, k: Named) -> Any:
+    def handler(rec: Running, f: Any, a: Args, k: Named) -> Any:
         rec.refuse(
             UnsupportedError(f"the region asks for {why}", code="asks-for-unseen", path=user_line())
         )

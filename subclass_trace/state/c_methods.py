@@ -10,17 +10,19 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.compiled_inside import owners_of_c_functions
-from . import attributes, calls, kinds
-from .boundary import is_stdlib_name
+from ..torch_api.owners import Owner, owner_of_name
+from . import attributes, calls, classes, kinds
 from .c_callables import context_variable
 from .c_functions import by_method
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
 from .iteration import iterate, keys_of
 from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, is_immutable
 from .recorder import instance_dict
+from .running import Running
 from .texts import text_of
-from .values import ATOMS, MISSING, is_a, pairs_of
+from .values import MISSING, pairs_of
 from .world import refuse_world, world_name
 
 Args: TypeAlias = tuple[Any, ...]
@@ -63,7 +65,7 @@ _OF_OBJECTS = ("__init_subclass__", "__setattr__", "__getattribute__", "__delatt
 _COPYING = ("__reduce_ex__", "__getstate__", "__reduce__")
 
 
-def method_of_c(rec: Any, f: Any, owner: Any, a: Args, k: Named) -> Any:
+def method_of_c(rec: Running, f: Any, owner: Any, a: Args, k: Named) -> Any:
     """A method of C, or a function of a module of C."""
     name = f.__name__
     if is_a(owner, torch.Tensor):
@@ -123,10 +125,10 @@ def _is_of_torch(f: Any, owner: Any) -> bool:
     )
     if is_a(owner, types.ModuleType):
         names = (*names, owner.__name__)
-    return any(type(name) is str and name.partition(".")[0] == "torch" for name in names)
+    return any(type(name) is str and owner_of_name(name) is Owner.TORCH for name in names)
 
 
-def _of_container(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
+def _of_container(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name == "__getitem__":
         return calls.operations.item_of_container(rec, o, a[0])
     if name == "__contains__":
@@ -142,7 +144,7 @@ def _of_container(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any
     return opaque(rec, f, a, k)
 
 
-def _at_key(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
+def _at_key(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     """A method of a dict that is about one key."""
     key, value = calls.operations.found_in(rec, o, a[0])
     given = value if name == "__setitem__" else rec.item(o, key, value)
@@ -155,7 +157,7 @@ def _at_key(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     return given if there and got is value else got
 
 
-def _reading(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
+def _reading(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     rec.touch(o)
     a = tuple(iterate(rec, v) if is_a(v, CONTAINERS) else v for v in a)
     if name in _COMPARE:
@@ -164,11 +166,9 @@ def _reading(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name in ("keys", "values", "items", "__repr__", "__str__"):
         return f(*a, **k)
     if name in ("__iter__", "__reversed__"):
-        return (
-            iter(iterate(rec, o))
-            if name == "__iter__"
-            else calls.C_TABLE.get(reversed, _reversed)(rec, reversed, (o,), {})
-        )
+        if name == "__iter__":
+            return iter(iterate(rec, o))
+        return calls.CLASSES[reversed](rec, reversed, (o,), {})
     if name == "copy" and (rec.stand_ins or rec.symbols) and type(o) in (list, dict, set):
         held = rec.given(o)
         return f() if held is o else held
@@ -176,11 +176,7 @@ def _reading(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     return f(*a, **k) if owner is o else getattr(owner, name)(*a, **k)
 
 
-def _reversed(rec: Any, f: Any, a: Args, k: Named) -> Any:
-    return calls.CLASSES[reversed](rec, reversed, a, k)
-
-
-def _writing(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
+def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name in _READ_AND_WRITE:
         rec.touch(o)
     if name in ("remove", "discard", "sort", "index") and not k:
@@ -198,7 +194,7 @@ def _writing(rec: Any, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     return rec.give(f(*a, **named))
 
 
-def _many(rec: Any, o: Any, value: Any) -> Any:
+def _many(rec: Running, o: Any, value: Any) -> Any:
     if type(value) in ATOMS or calls.is_function(value):
         return value
     if is_a(o, dict) and is_a(value, dict):
@@ -211,19 +207,19 @@ def _many(rec: Any, o: Any, value: Any) -> Any:
     return iterate(rec, value)
 
 
-def _as_member(rec: Any, o: Any) -> Any:
+def _as_member(rec: Running, o: Any) -> Any:
     """A stand-in as the real tensor, where the set was there before."""
     return rec.real if rec.place_of(o) is not None and is_a(o, (set, dict)) else rec.give
 
 
-def _format(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _format(rec: Running, f: Any, a: Args, k: Named) -> Any:
     if f.__name__ == "format_map" and is_a(a[0], dict):
         rec.touch(a[0])
         return f({key: text_of(rec.given_item(a[0], key, v)) for key, v in pairs_of(a[0])})
     return f(*map(text_of, a), **{name: text_of(v) for name, v in k.items()})
 
 
-def _of_object(rec: Any, f: Any, o: Any, name: str, a: Args, k: Named) -> Any:
+def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> Any:
     """``object.__getattribute__(o, n)`` and the like."""
     if name == "__getattribute__":
         if is_a(o, (type, types.ModuleType)):
@@ -235,7 +231,7 @@ def _of_object(rec: Any, f: Any, o: Any, name: str, a: Args, k: Named) -> Any:
     if name == "__delattr__":
         return attributes.plain_put(rec, o, a[0], MISSING)
     if name == "__call__":
-        return calls.construct(rec, o, a, k) if is_a(o, type) else rec.call(o, *a, **k)
+        return classes.construct(rec, o, a, k) if is_a(o, type) else rec.call(o, *a, **k)
     if name in _COPYING:
         _copied(rec, o, name)
         return f(*a, **k)
@@ -243,12 +239,12 @@ def _of_object(rec: Any, f: Any, o: Any, name: str, a: Args, k: Named) -> Any:
         return _writing(rec, o, name, f, a, k)
     if name in ("__init__", "__new__", "__init_subclass__", "__get__", "__set_name__", "__set__"):
         return f(*(rec.mapped(v) for v in a), **k)
-    if is_a(o, (*CONTAINERS, str, int, float, type)) or is_stdlib_name(type(o).__module__):
-        return opaque(rec, f, a, k, pure=True)
-    return opaque(rec, f, a, k)
+    kinds_of_python = (*CONTAINERS, str, int, float, type)
+    pure = is_a(o, kinds_of_python) or owner_of_name(type(o).__module__) is Owner.PYTHON
+    return opaque(rec, f, a, k, pure=pure)
 
 
-def _copied(rec: Any, o: Any, name: str) -> None:
+def _copied(rec: Running, o: Any, name: str) -> None:
     """What ``copy`` and ``pickle`` take of an object."""
     base = next(cls for cls in type(o).__mro__ if is_immutable(cls))
     if not is_a(o, CONTAINERS) and base is not object:

@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 import torch
 
 from ..subclass.protocol import is_plain_parameter
+from ..subclass.values import is_a
 from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.owners import Owner, owner_of_file
 from . import attributes
-from .boundary import TORCH, is_of_library, kind_of
+from .boundary import TORCH, kind_of
 from .calls import C_TABLE, CLASSES
 from .frames import instrumented_frame
 from .instrument import clone, instrument
@@ -24,7 +26,8 @@ from .kinds import (
 )
 from .net import unwatched, watched
 from .rows import base_value
-from .values import MISSING, is_a, lookup
+from .running import Running
+from .values import MISSING, lookup
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
@@ -35,7 +38,7 @@ def _plain_name(text: Any) -> Any:
     return base_value(text) if is_a(text, str) and type(text) is not str else text
 
 
-def _getattr(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _getattr(rec: Running, f: Any, a: Args, k: Named) -> Any:
     try:
         return attributes.get(rec, a[0], _plain_name(a[1]))
     except AttributeError:
@@ -44,7 +47,7 @@ def _getattr(rec: Any, f: Any, a: Args, k: Named) -> Any:
         raise
 
 
-def _hasattr(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _hasattr(rec: Running, f: Any, a: Args, k: Named) -> Any:
     try:
         attributes.get(rec, a[0], _plain_name(a[1]))
         return True
@@ -52,21 +55,21 @@ def _hasattr(rec: Any, f: Any, a: Args, k: Named) -> Any:
         return False
 
 
-def _setattr(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _setattr(rec: Running, f: Any, a: Args, k: Named) -> Any:
     attributes.put(rec, a[0], _plain_name(a[1]), a[2] if f is setattr else MISSING)
 
 
-def _vars(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _vars(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return attributes.get(rec, a[0], "__dict__") if a else instrumented_frame().f_locals
 
 
-def _globals(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _globals(rec: Running, f: Any, a: Args, k: Named) -> Any:
     space = instrumented_frame().f_globals
     rec.root(space)
     return space
 
 
-def _locals(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _locals(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return instrumented_frame().f_locals
 
 
@@ -76,7 +79,7 @@ for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
 
-def _eval(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _eval(rec: Running, f: Any, a: Args, k: Named) -> Any:
     frame = instrumented_frame()
     flags = frame.f_code.co_flags & _FUTURE
     code = (
@@ -89,7 +92,7 @@ def _eval(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return f(instrument(types.CodeType.replace(code)), *spaces)
 
 
-def _dir(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _dir(rec: Running, f: Any, a: Args, k: Named) -> Any:
     if not a:
         return sorted(instrumented_frame().f_locals)
     o = a[0]
@@ -106,7 +109,7 @@ def _dir(rec: Any, f: Any, a: Args, k: Named) -> Any:
     return dir(o)
 
 
-def _isinstance(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _isinstance(rec: Running, f: Any, a: Args, k: Named) -> Any:
     o, cls = rec.give(a[0]), a[1]
     kind: Any = type(rec.real(o))
     if f is isinstance and is_a(o, torch.Tensor) and is_plain_parameter(kind):
@@ -137,7 +140,7 @@ _CHECKS = {
 _MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 
 
-def _by_metaclass(rec: Any, f: Any, o: Any, cls: Any, meta: type) -> Any:
+def _by_metaclass(rec: Running, f: Any, o: Any, cls: Any, meta: type) -> Any:
     if (
         f is isinstance
         and lookup(cls, "_is_protocol") is True
@@ -154,7 +157,8 @@ def _by_metaclass(rec: Any, f: Any, o: Any, cls: Any, meta: type) -> Any:
     hook = "__instancecheck__" if f is isinstance else "__subclasscheck__"
     method = rec.lookup(meta, hook)
     if type(method) is Function and method.__code__ is not _CHECKS[hook].__code__:
-        if kind_of(method.__code__) != TORCH and not is_of_library(method.__code__.co_filename):
+        code = method.__code__
+        if kind_of(code) != TORCH and owner_of_file(code.co_filename) is not Owner.PYTHON:
             return bool(rec.call(method, cls, o))
     if is_a(o, torch.Tensor) and cls in _MARKS:
         _hasattr(rec, hasattr, (o, _MARKS[cls]), {})
@@ -166,15 +170,15 @@ def _by_metaclass(rec: Any, f: Any, o: Any, cls: Any, meta: type) -> Any:
     return unwatched(f, o, cls)
 
 
-def _super(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _super(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return super(*a)
 
 
-def _build_class(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _build_class(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return watched(f, (clone(a[0]), *a[1:]), k)
 
 
-def _make_class(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _make_class(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``type(name, bases, dict)``: C code takes the module's name from the frame that calls."""
     return type(
         a[0], a[1], {"__module__": instrumented_frame().f_globals.get("__name__"), **a[2]}, **k

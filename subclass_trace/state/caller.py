@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
+from ..subclass.values import is_a
+from ..torch_api.owners import Owner, owner_of
 from ..torch_api.this_thread import before_replacement
-from . import attributes, calls
+from . import attributes, calls, classes
 from .boundary import (
     AUTHORING,
     OURS,
@@ -25,12 +27,12 @@ from .kinds import (
     is_immutable,
 )
 from .net import watch
-from .reach import Reach
 from .recorder import instance_dict
-from .values import MISSING, has, is_a
+from .running import Running
+from .values import MISSING, has
 
 
-class Caller(Reach):
+class Caller(Running):
     """A recorder that calls."""
 
     def call(self, f: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +43,7 @@ class Caller(Reach):
         if kind is Method:
             return self.call(f.__func__, f.__self__, *args, **kwargs)
         if is_a(f, type):
-            return calls.call_class(self, f, args, kwargs)
+            return classes.call_class(self, f, args, kwargs)
         if is_a(f, C_CALLABLES):
             return calls.call_c(self, f, args, kwargs)
         handler = calls.BY_TYPE.get(kind)
@@ -55,7 +57,7 @@ class Caller(Reach):
             if is_module and before_replacement(method) is not method:
                 method = torch.nn.Module.__call__  # of one of torch.compile, see `compiled_inside`
             return self.call_function(method, (f, *args), kwargs)
-        if calls.is_torchs(f) and not issubclass(kind, torch.nn.Module):
+        if owner_of(type(f)) is Owner.TORCH and not issubclass(kind, torch.nn.Module):
             return calls.torch_call(self, f, args, kwargs)
         if method is not MISSING and not is_immutable(kind) and not is_a(method, C_CALLABLES):
             if has(type(method), "__get__"):
@@ -168,7 +170,7 @@ class Caller(Reach):
         return calls.operations.item((o, key))
 
 
-def _call_authoring(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_authoring(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Code that declared wrappers are made with: what it is given is read; code of authors it calls
     by `current.call_kept`."""
     for value in (*args, *kwargs.values()):
@@ -178,7 +180,7 @@ def _call_authoring(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, A
     )
 
 
-def _call_ours(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_ours(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A region inside of this one is what it was made of."""
     space = instance_dict(f) or {}
     if "__wrapped__" not in space:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import SideEffectError, UnsupportedError
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.compiled_inside import (
     CompiledBy,
     backend_of_compiled,
@@ -25,6 +26,7 @@ from ..torch_api.compiled_inside import (
 from ..torch_api.flags import CONSTANT_GETTERS
 from ..torch_api.kinds import asked, is_fake
 from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.owners import Owner, owner_of
 from . import attributes
 from .boundary import (
     ENTER,
@@ -34,18 +36,17 @@ from .boundary import (
 from .current import current
 from .kinds import (
     C_CALLABLES,
-    CONTAINERS,
     ITERATORS,
     VIEWS,
     Builtin,
     Function,
     Method,
     Partial,
-    is_immutable,
 )
 from .net import unwatched, watched
 from .recorder import user_line
-from .values import ATOMS, MISSING, is_a, lookup
+from .running import Running
+from .values import MISSING, lookup
 
 #: handlers: (recorder, what is called, arguments, keywords) -> result
 Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -77,7 +78,7 @@ def is_of_disabled(code: types.CodeType) -> bool:
 referents = gc.get_referents
 
 
-def refuse_change(rec: Any, o: Any, how: str) -> None:
+def refuse_change(rec: Running, o: Any, how: str) -> None:
     """An object of C that was there before is changed, and cannot be put back.
 
     Raises:
@@ -100,11 +101,6 @@ def is_of_package(kind: type) -> bool:
     return module.startswith("subclass_trace.") and not module.startswith(
         ("subclass_trace.zoo", "subclass_trace.authoring")
     )
-
-
-def is_torchs(value: Any) -> bool:
-    """Is it an object of a class of torch's?"""
-    return (type(value).__module__ or "").partition(".")[0] == "torch"
 
 
 # ---- callables handed to C code
@@ -168,7 +164,7 @@ def module_of(f: Any) -> str:
 
 
 def opaque(
-    rec: Any,
+    rec: Running,
     f: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -210,7 +206,7 @@ def opaque(
     return rec.give(out)
 
 
-def _hidden(rec: Any, f: Any, by: str) -> Any:
+def _hidden(rec: Running, f: Any, by: str) -> Any:
     """C code without arguments tells of a state of its own, which is compared if it can be."""
     out = unwatched(f)
     if not _is_plain(out):
@@ -231,7 +227,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in ATOMS or (type(value) is dict and all(map(_is_plain, value.values())))
 
 
-def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
+def _is_kept(rec: Running, out: Any, owner: Any) -> bool:
     """Does somebody else hold what C code has returned? (Two references are ours, one is this
     call's.)"""
     import enum
@@ -245,7 +241,7 @@ def _is_kept(rec: Any, out: Any, owner: Any) -> bool:
 # ---- torch functions
 
 
-def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def torch_call(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function: tensors are inputs of the graph, containers and objects are read whole,
     callables instrumented."""
     if type(f) is Function and is_compiled_by_dynamo(f.__code__.co_filename):
@@ -278,7 +274,7 @@ def torch_call(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return rec.give(out)
 
 
-def _inlined(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _inlined(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of ``torch.compile``: what was compiled is a part of the region."""
     cell = f.__closure__[f.__code__.co_freevars.index("fn")]
     function = cell.cell_contents
@@ -296,7 +292,7 @@ def _inlined(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         rec.compiled_by = before
 
 
-def _with_callbacks(rec: Any, f: Any) -> Any:
+def _with_callbacks(rec: Running, f: Any) -> Any:
     """A function of torch's that closes over callables of the user's, as `vmap` gives it: over
     what calls them as clones."""
     held = [cell.cell_contents for cell in f.__closure__ if referents(cell)]
@@ -317,10 +313,15 @@ def _is_users_callable(value: Any) -> bool:
         return kind_of_callable(value) == ENTER
     if is_a(value, type) or is_a(value, torch.Tensor):
         return False
-    return is_a(value, torch.nn.Module) or (_has_own_call(type(value)) and not is_torchs(value))
+    kind = type(value)
+    return is_a(value, torch.nn.Module) or (
+        _has_own_call(kind) and owner_of(kind) is not Owner.TORCH
+    )
 
 
-def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+def _note_answer(
+    rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> None:
     """What a torch function tells without a tensor is a state of torch's; of a real tensor, which a
     backward met, a fact."""
     owner = getattr(f, "__self__", None)
@@ -334,14 +335,18 @@ def _note_answer(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return
     fixed = (type, types.ModuleType)
     if all(
-        type(a) in ATOMS or is_a(a, fixed) or (is_torchs(a) and rec.place_of(a) is not None)
+        type(a) in ATOMS
+        or is_a(a, fixed)
+        or (owner_of(type(a)) is Owner.TORCH and rec.place_of(a) is not None)
         for a in args
     ):
         if not (type(f) is not Function and args):  # C functions of arguments compute with them
             rec.state_at(rec.child(rec.root(f), "call", args), out)
 
 
-def _note_fact(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+def _note_fact(
+    rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> None:
     """What a real tensor, which a backward has met, answers to a function of torch's."""
     place = rec.place_of(args[0])
     if (
@@ -362,7 +367,7 @@ def _called(value: Any) -> Any:
     )
 
 
-def read_argument(rec: Any, value: Any) -> bool:
+def read_argument(rec: Running, value: Any) -> bool:
     """What a torch function is given is read; is there a callable in it?"""
     if type(value) in ATOMS or is_a(value, torch.Tensor) or type(value) in PYTHON_CLASSES:
         return False
@@ -383,7 +388,7 @@ def read_argument(rec: Any, value: Any) -> bool:
         return False
     if type(value) is slice:
         return any(list(map(partial(read_argument, rec), (value.start, value.stop, value.step))))
-    if rec.place_of(value) is not None and not is_torchs(value):
+    if rec.place_of(value) is not None and owner_of(type(value)) is not Owner.TORCH:
         rec.deep(value, "torch")
     return False
 
@@ -398,78 +403,8 @@ def kind_of_callable(value: Any) -> str:
     return kind_of(value.__code__)
 
 
-# ---- classes
-def call_class(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if cls is type and len(args) == 1:
-        return attributes.class_of(rec, rec.give(args[0]))
-    special = CLASSES.get(cls)
-    if special is not None:
-        return special(rec, cls, args, kwargs)
-    meta = type(cls)
-    if meta is not type:
-        caller = rec.lookup(meta, "__call__")
-        if type(caller) is Function:
-            return rec.call_function(caller, (cls, *args), kwargs)
-    if is_torchs_class(cls):
-        return torch_call(rec, cls, args, kwargs)
-    if is_of_package(cls):
-        return cls(*args, **kwargs)
-    if is_immutable(cls):
-        return opaque(rec, cls, args, kwargs, keeps=False)
-    return construct(rec, cls, args, kwargs)
-
-
-def is_torchs_class(cls: type) -> bool:
-    """Is it a class of torch's that is made as a torch function would make it?"""
-    if (cls.__module__ or "").partition(".")[0] != "torch":
-        return False
-    maker = lookup(cls, "__init__")
-    return not (type(maker) is Function and kind_of(maker.__code__) == ENTER)
-
-
-def construct(rec: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``__new__``, then ``__init__``: what `type` does."""
-    if (
-        type(lookup(cls, "__del__")) is Function
-        and kind_of(lookup(cls, "__del__").__code__) == ENTER
-    ):
-        rec.refuse(
-            UnsupportedError(
-                f"the region makes a {cls.__qualname__}, whose __del__ runs unseen",
-                code="finalizer",
-                path=user_line(),
-                fix="make it outside of the region",
-            )
-        )
-    new, init = rec.lookup(cls, "__new__"), rec.lookup(cls, "__init__")
-    function = new.__func__ if is_a(new, staticmethod) else new
-    if type(function) is Function:
-        made = rec.call(function, cls, *args, **kwargs)
-    else:
-        if function is not object.__new__:
-            args, kwargs = _read(rec, args, kwargs)
-        made = function(cls, *args, **kwargs)
-    if cls in type(made).__mro__:
-        if type(init) is Function:
-            rec.call(init, made, *args, **kwargs)
-        elif init is not object.__init__:
-            args, kwargs = _read(rec, args, kwargs)
-            init.__get__(made, cls)(*args, **kwargs)
-    return made
-
-
-def _read(rec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What C code of a class looks into, but for the items of items."""
-    for value in (*args, *kwargs.values()):
-        if is_a(value, (*CONTAINERS, *VIEWS, types.MappingProxyType)):
-            rec.touch(value)
-        elif is_a(value, ITERATORS) and rec.place_of(value) is not None:
-            refuse_change(rec, value, "iterated")
-    return tuple(map(rec.mapped, args)), {name: rec.mapped(v) for name, v in kwargs.items()}
-
-
 # ---- C functions
-def call_c(rec: Any, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_c(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function or method of C."""
     try:
         handler = C_TABLE.get(f)
@@ -493,7 +428,9 @@ _FACTS = ("is_shared", "_is_zerotensor", "is_pinned")
 _REGISTERS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
-def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def tensor_method(
+    rec: Running, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A method of torch's on a tensor; ``args`` holds that if ``f`` is not bound."""
     name = f.__name__
     if name in ("__setattr__", "__getattribute__", "__delattr__"):
@@ -501,17 +438,14 @@ def tensor_method(rec: Any, f: Any, t: Any, args: tuple[Any, ...], kwargs: dict[
         if name == "__getattribute__":
             return attributes.get(rec, t, *rest)
         return attributes.plain_put(rec, t, rest[0], rest[1] if name == "__setattr__" else MISSING)
-    if name in _FACTS and rec.place_of(t) is not None:
-        real = rec.real(t)
-        return rec.at(
-            rec.child(rec.place_of(t), "fact", (getattr(torch.Tensor, name), ())),
-            asked(real, name),
-        )
+    if name in _FACTS and (place := rec.place_of(t)) is not None:
+        fact = rec.child(place, "fact", (getattr(torch.Tensor, name), ()))
+        return rec.at(fact, asked(rec.real(t), name))
     if name in _REGISTERS:
         args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)
     return torch_call(rec, f, args, kwargs)
 
 
-def truth_of(rec: Any, o: Any) -> bool:
+def truth_of(rec: Running, o: Any) -> bool:
     """``bool(o)``, by ``__bool__`` or ``__len__``."""
     return bool(CLASSES[bool](rec, bool, (o,), {}))

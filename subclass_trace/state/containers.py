@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
+from ..subclass.values import ATOMS, is_a
 from .kinds import (
     VIEWS,
 )
 from .place import Place
 from .recorder import Recorder, instance_dict, is_made_by_torch, items_of
 from .rows import members
-from .values import ATOMS, is_a, pairs_of
+from .values import pairs_of
 from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
 
 

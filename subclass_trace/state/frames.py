@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from .boundary import is_users
+from ..torch_api.owners import Owner, owner_of_file
 from .instrument import is_instrumented
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -24,7 +24,7 @@ def user_frame() -> Any:
     """The innermost frame of the user's own code; of any instrumented code where there is none."""
     first = frame = instrumented_frame(2)
     while frame is not None:
-        if is_instrumented(frame.f_code) and is_users(frame.f_code.co_filename):
+        if is_instrumented(frame.f_code) and owner_of_file(frame.f_code.co_filename) is Owner.USER:
             return frame
         frame = frame.f_back
     return first

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import is_a, same
 from .place import GONE, Call, Place
 from .recorder import Recorder
 from .rows import Row
-from .values import is_a, same
 
 
 class StateGuards:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES, plain_number
 from . import attributes, calls
 from .boundary import ENTER, kind_of
@@ -16,7 +17,8 @@ from .current import current
 from .iteration import iterate
 from .kinds import CONTAINERS, VIEWS, Function
 from .operators import compare, python_method, truth
-from .values import ATOMS, MISSING, is_a, lookup
+from .running import Running
+from .values import MISSING, lookup
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -48,7 +50,7 @@ def item(pair: tuple[Any, Any]) -> Any:
     return rec.give(o[_index(rec, key)])
 
 
-def _item_of_tensor(rec: Any, t: Any, key: Any) -> Any:
+def _item_of_tensor(rec: Running, t: Any, key: Any) -> Any:
     if type(key) not in ATOMS and not is_a(key, Tensor):
         calls.read_argument(rec, key)
         key = rec.mapped(key)
@@ -59,7 +61,7 @@ def _item_of_tensor(rec: Any, t: Any, key: Any) -> Any:
     return t[rec.give(key)]
 
 
-def _item_of_class(rec: Any, o: type, key: Any) -> Any:
+def _item_of_class(rec: Running, o: type, key: Any) -> Any:
     getter = rec.lookup(type(o), "__getitem__")
     if type(getter) is Function:
         return rec.call(getter, o, key)
@@ -69,7 +71,7 @@ def _item_of_class(rec: Any, o: type, key: Any) -> Any:
     return o[key]  # type: ignore[index]
 
 
-def _index(rec: Any, key: Any) -> Any:
+def _index(rec: Running, key: Any) -> Any:
     """A number from what has ``__index__`` of the user's."""
     if type(key) in ATOMS or type(key) in _SYMBOLS or is_a(key, Tensor):
         return key
@@ -80,7 +82,7 @@ def _index(rec: Any, key: Any) -> Any:
     )
 
 
-def item_of_container(rec: Any, o: Any, key: Any) -> Any:
+def item_of_container(rec: Running, o: Any, key: Any) -> Any:
     """``o[key]`` of a built-in container, or as the C code of a subclass finds it."""
     if is_a(o, dict):
         return _item_of_dict(rec, o, key)
@@ -101,7 +103,7 @@ def _plain(key: Any) -> Any:
     return int(key) if type(key) in _SYMBOLS else key
 
 
-def _item_of_dict(rec: Any, o: Any, key: Any) -> Any:
+def _item_of_dict(rec: Running, o: Any, key: Any) -> Any:
     key, value = found_in(rec, o, key)
     given = rec.item(o, key, value)
     if value is not MISSING:
@@ -119,7 +121,7 @@ def _item_of_dict(rec: Any, o: Any, key: Any) -> Any:
     return dict.__getitem__(o, key)
 
 
-def found_in(rec: Any, o: Any, key: Any) -> tuple[Any, Any]:
+def found_in(rec: Running, o: Any, key: Any) -> tuple[Any, Any]:
     """A key of a dict as it stands there, and its value: a tensor is a key as the real one, or as
     the stand-in where the run has made the dict."""
     hashed(rec, key, o)
@@ -133,7 +135,7 @@ def found_in(rec: Any, o: Any, key: Any) -> tuple[Any, Any]:
     return real, value
 
 
-def hashed(rec: Any, key: Any, of: Any = ()) -> None:
+def hashed(rec: Running, key: Any, of: Any = ()) -> None:
     """The hash of a key is asked, and the keys of a container ``of`` are compared with it: by
     identity, if its class says no more."""
     kind = type(key)
@@ -167,7 +169,7 @@ def contains(negated: bool, pair: tuple[Any, Any]) -> bool:
     return _contains(rec, o, key) is not negated
 
 
-def _contains(rec: Any, o: Any, key: Any) -> bool:
+def _contains(rec: Running, o: Any, key: Any) -> bool:
     kind = type(o)
     method = rec.lookup(kind, "__contains__")
     if type(method) is Function and not is_a(o, Tensor):
@@ -186,7 +188,7 @@ def _contains(rec: Any, o: Any, key: Any) -> bool:
     return any(held is key or truth(compare("eq", (held, key))) for held in iterate(rec, o))
 
 
-def in_container(rec: Any, o: Any, key: Any) -> bool:
+def in_container(rec: Running, o: Any, key: Any) -> bool:
     """``key in o`` of a built-in container."""
     if is_a(o, dict):
         key, value = found_in(rec, o, key)
@@ -224,7 +226,7 @@ def set_item(parts: tuple[Any, Any, Any]) -> None:
         o[_index(rec, key)] = value
 
 
-def write_whole(rec: Any, o: Any, how: str) -> None:
+def write_whole(rec: Running, o: Any, how: str) -> None:
     """A container is about to be changed in any way; anything else of C that was there before is
     refused."""
     if is_a(o, CONTAINERS):

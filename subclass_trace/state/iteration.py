@@ -11,14 +11,16 @@ from typing import Any
 import torch
 
 from ..errors import SideEffectError
+from ..subclass.values import is_a
 from .kinds import ITERATORS, VIEWS, Function
 from .recorder import user_line
-from .values import MISSING, is_a, lookup, pairs_of
+from .running import Running
+from .values import MISSING, lookup, pairs_of
 
 _WHOLE = (list, tuple, dict, set, frozenset, collections.deque, *VIEWS, types.MappingProxyType)
 
 
-def iterate(rec: Any, o: Any) -> Any:
+def iterate(rec: Running, o: Any) -> Any:
     """What C code may iterate over in place of ``o``: whatever yields is recorded, tensors are
     stand-ins."""
     kind = type(o)
@@ -47,7 +49,7 @@ def iterate(rec: Any, o: Any) -> Any:
     return o
 
 
-def _advanced(rec: Any, o: Any, kind: type) -> Any:
+def _advanced(rec: Running, o: Any, kind: type) -> Any:
     if rec.place_of(o) is not None:
         rec.refuse(
             SideEffectError(
@@ -60,7 +62,7 @@ def _advanced(rec: Any, o: Any, kind: type) -> Any:
     return o if kind is types.GeneratorType or not rec.stand_ins else map(rec.give, o)
 
 
-def _iterator(rec: Any, made: Any) -> Any:
+def _iterator(rec: Running, made: Any) -> Any:
     step = lookup(type(made), "__next__")
     if type(step) is Function:
         rec.lookup(type(made), "__next__")
@@ -68,7 +70,7 @@ def _iterator(rec: Any, made: Any) -> Any:
     return made if is_a(made, ITERATORS) and rec.place_of(made) is None else iterate(rec, made)
 
 
-def _stepped(rec: Any, step: Any, made: Any) -> Iterator[Any]:
+def _stepped(rec: Running, step: Any, made: Any) -> Iterator[Any]:
     while True:
         try:
             value = rec.call(step, made)
@@ -77,7 +79,7 @@ def _stepped(rec: Any, step: Any, made: Any) -> Iterator[Any]:
         yield value
 
 
-def _by_items(rec: Any, getter: Any, o: Any) -> Iterator[Any]:
+def _by_items(rec: Running, getter: Any, o: Any) -> Iterator[Any]:
     k = 0
     while True:
         try:
@@ -88,7 +90,7 @@ def _by_items(rec: Any, getter: Any, o: Any) -> Iterator[Any]:
         k += 1
 
 
-def _given(rec: Any, o: Any) -> Any:
+def _given(rec: Running, o: Any) -> Any:
     """The items, as they stand in the trace; the live container where that is the same."""
     if not rec.stand_ins and not rec.symbols:
         return o
@@ -107,7 +109,7 @@ def _may_differ(value: Any) -> bool:
     return is_a(value, (torch.Tensor, int, float))
 
 
-def _given_view(rec: Any, view: Any) -> Any:
+def _given_view(rec: Running, view: Any) -> Any:
     held = view.mapping
     if type(held) is types.MappingProxyType:
         held = next(iter(__import__("gc").get_referents(held)))
@@ -118,7 +120,7 @@ def _given_view(rec: Any, view: Any) -> Any:
     return ((rec.give(key), rec.given_item(held, key, value)) for key, value in pairs_of(held))
 
 
-def keys_of(rec: Any, o: Any) -> dict[Any, Any]:
+def keys_of(rec: Running, o: Any) -> dict[Any, Any]:
     """``{**o}`` of what is no dict, but has ``keys``."""
     names = iterate(rec, rec.call(rec.attribute(o, "keys")))
     return {name: rec.item_of(o, name) for name in names}

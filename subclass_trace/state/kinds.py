@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import ATOMS
 from ..torch_api.authors import OpOverloadPacket
 from ..torch_api.dynamo import MARKS
 from ..torch_api.kinds import FAKE_TYPES, is_fake
 from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.operators import OpOverload
-from .values import ATOMS
 
 Function, Method, Builtin = types.FunctionType, types.MethodType, types.BuiltinFunctionType
 Partial, LruCache = functools.partial, functools._lru_cache_wrapper

@@ -8,24 +8,21 @@ import types
 from typing import Any
 
 from ..errors import UnsupportedError
+from ..subclass.values import is_a
+from ..torch_api.owners import Owner, owner_of_file, owner_of_name
 from .boundary import (
     ENTER,
     is_called_by_others,
     is_kernel,
-    is_of_library,
-    is_of_torch,
     is_recorders,
-    is_stdlib_name,
     is_transparent,
-    is_users,
     kind_of,
-    module_root,
 )
 from .current import current
 from .instrument import is_instrumented
 from .kinds import Function
 from .rows import Row
-from .values import is_a
+from .running import Running
 
 
 def watched(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,9 +41,10 @@ def watch(frame: Any, event: str, arg: Any) -> None:
     if event != "call" or rec is None:
         return
     code = frame.f_code
-    if is_instrumented(code) or is_transparent(code.co_filename) or is_of_torch(code.co_filename):
+    owner = owner_of_file(code.co_filename)
+    if is_instrumented(code) or is_transparent(code.co_filename) or owner is Owner.TORCH:
         return
-    library = is_of_library(code.co_filename) or code.co_filename.startswith("<string>")
+    library = owner is Owner.PYTHON or code.co_filename.startswith("<string>")
     if (
         library
         and is_recorders(frame.f_back.f_code)
@@ -72,14 +70,14 @@ def watch(frame: Any, event: str, arg: Any) -> None:
 
 def _or_torchs(code: Any) -> bool:
     """Code of the user's that torch's calls does run unseen."""
-    return is_instrumented(code) or is_of_torch(code.co_filename)
+    return is_instrumented(code) or owner_of_file(code.co_filename) is Owner.TORCH
 
 
-def _read_kernel(rec: Any, frame: Any) -> None:
+def _read_kernel(rec: Running, frame: Any) -> None:
     """Python code of a library that torch's dispatcher calls: an operator writes nothing but its
     arguments. All globals that it names are read, as a whole."""
     code = frame.f_code
-    if is_users(code.co_filename) and id(code) not in rec.roots:
+    if owner_of_file(code.co_filename) is Owner.USER and id(code) not in rec.roots:
         # What it does is in the trace, and nothing leads from the operator to it: no description
         # can compare it.
         rec.rows.append(Row("there", rec.root(code, f"the kernel {code.co_name}"), True))
@@ -103,13 +101,12 @@ def unwatched(f: Any, *args: Any, **kwargs: Any) -> Any:
         sys.setprofile(profile)
 
 
-def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> None:
+def read_named(rec: Running, space: dict[str, Any], name: str, names: set[str]) -> None:
     """A global that the code of a kernel names, as a whole, with the code behind it."""
     held = space[name]
     given = rec.item(space, name, held)
     if is_a(held, types.ModuleType):
-        own = not is_stdlib_name(held.__name__) and module_root(held) != "torch"
-        if own and not held.__name__.startswith("torch"):
+        if owner_of_name(held.__name__) not in (Owner.PYTHON, Owner.TORCH):
             rec.root(held.__dict__)
             for inner in sorted(names & held.__dict__.keys()):
                 rec.deep(rec.item(held.__dict__, inner, held.__dict__[inner]), "a kernel", 1)
@@ -119,7 +116,7 @@ def read_named(rec: Any, space: dict[str, Any], name: str, names: set[str]) -> N
         rec._reached(given, held, "a kernel", 0 if is_a(held, type) else 1)
 
 
-def _read_code(rec: Any, f: Any) -> None:
+def _read_code(rec: Running, f: Any) -> None:
     """All that a function may read: cells, defaults, the globals that it names."""
     rec.deep(f, "a kernel")
     if id(f.__code__) in rec.walked or kind_of(f.__code__) != ENTER:

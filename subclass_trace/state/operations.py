@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.owners import Owner, owner_of
 from . import attributes, calls
 from .boundary import ENTER, kind_of
 from .current import current
@@ -33,8 +35,9 @@ from .items import (
 from .iteration import iterate, keys_of
 from .kinds import LOCKS, Function, is_immutable
 from .operators import binary, compare, identical, truth, truth_kept, unary
+from .running import Running
 from .texts import Text
-from .values import ATOMS, MISSING, is_a, lookup, pairs_of
+from .values import MISSING, lookup, pairs_of
 from .writes import NAMES
 
 Tensor = torch.Tensor
@@ -195,7 +198,7 @@ class Manager:
     def __init__(self, o: Any) -> None:
         self.o = o
 
-    def _method(self, rec: Any, name: str) -> Any:
+    def _method(self, rec: Running, name: str) -> Any:
         cls = type(self.o)
         return attributes.bound(rec, rec.lookup(cls, name), self.o, cls, name)
 
@@ -215,7 +218,9 @@ def manager(o: Any) -> Any:
     if rec is None:
         return o
     if type(enter) is not Function:
-        if rec.place_of(o) is not None and type(o) not in LOCKS and not calls.is_torchs(o):
+        kind = type(o)
+        own = kind not in LOCKS and owner_of(kind) is not Owner.TORCH
+        if own and rec.place_of(o) is not None:
             calls.refuse_change(rec, o, "with")
         return o
     return o if kind_of(enter.__code__) != ENTER else Manager(o)

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES
 from . import attributes, calls
 from .current import current
 from .iteration import iterate
 from .kinds import CONTAINERS, SIMPLE, VALUES, Function, is_immutable
-from .values import ATOMS, is_a, lookup, pairs_of
+from .running import Running
+from .values import lookup, pairs_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -68,7 +70,7 @@ def _bool_of(symbol: Any, other: Any) -> Any:
     return bool(symbol) if type(other) is bool and PYTHON_CLASSES[type(symbol)] is bool else symbol
 
 
-def python_method(rec: Any, o: Any, name: str) -> Any:
+def python_method(rec: Running, o: Any, name: str) -> Any:
     kind = type(o)
     if is_immutable(kind) or is_a(o, Tensor) or kind in _SYMBOLS:
         return None
@@ -103,7 +105,7 @@ def binary(symbol: str, pair: tuple[Any, Any]) -> Any:
     return _binary_of_c(rec, symbol, do, a, b)
 
 
-def _binary_of_c(rec: Any, symbol: str, do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+def _binary_of_c(rec: Running, symbol: str, do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     for o in (a, b):
         if is_a(o, CONTAINERS):
             rec.touch(o)
@@ -153,7 +155,7 @@ def compare(name: str, pair: tuple[Any, Any]) -> Any:
     return _compare_in_c(rec, name, do, a, b)
 
 
-def _compare_in_c(rec: Any, name: str, do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+def _compare_in_c(rec: Running, name: str, do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     equality = name in ("eq", "ne")
     if equality and type(a) is type(b) and is_a(a, (list, tuple, dict)):
         return _containers_equal(rec, a, b) is (name == "eq")
@@ -173,7 +175,7 @@ def _by_identity(o: Any) -> bool:
     return lookup(type(o), "__eq__") is object.__eq__ and type(o) not in ATOMS
 
 
-def _containers_equal(rec: Any, a: Any, b: Any) -> bool:
+def _containers_equal(rec: Running, a: Any, b: Any) -> bool:
     rec.touch(a)
     rec.touch(b)
     if len(a) != len(b):

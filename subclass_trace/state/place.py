@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .values import ATOMS, MISSING, is_a, lookup, lookup_after, short
+from ..subclass.values import ATOMS, is_a
+from .values import MISSING, lookup, lookup_after, short
 
 
 class Call(NamedTuple):

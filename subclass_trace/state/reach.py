@@ -14,9 +14,10 @@ import torch
 
 from ..errors import SideEffectError
 from ..subclass.attributes import is_heap_type
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.owners import Owner, owner_of, owner_of_name
 from . import kinds
-from .boundary import is_of_torch
 from .containers import Containers
 from .kinds import (
     C_CALLABLES,
@@ -29,9 +30,9 @@ from .kinds import (
     Method,
     is_immutable,
 )
-from .recorder import file_of, instance_dict, is_made_by_torch, items_of, slot, user_line
+from .recorder import instance_dict, is_made_by_torch, items_of, slot, user_line
 from .rows import raw
-from .values import ATOMS, factory_of, is_a, pairs_of
+from .values import factory_of, pairs_of
 
 
 class Reach(Containers):
@@ -52,12 +53,12 @@ class Reach(Containers):
                     self.step(value, "attr", name, held)
             return
         if is_a(value, types.ModuleType):
-            if depth == 0 and not value.__name__.startswith("torch"):
+            if depth == 0 and owner_of_name(value.__name__) is not Owner.TORCH:
                 self._refuse_handed(by, "a Python module")
             return
         if is_a(value, type):
             for cls in (*value.__mro__, *type(value).__mro__) if depth == 0 else ():
-                if not is_immutable(cls) and not cls.__module__.startswith("torch"):
+                if not is_immutable(cls) and owner_of(cls) is not Owner.TORCH:
                     self.class_dict(cls)
             return
         if is_a(value, C_CALLABLES) and self.place_of(value) is None:
@@ -122,7 +123,7 @@ class Reach(Containers):
             if self.namespace(value, space) is not None:
                 self.row(space, "keys", list(self.box(space)))
         for cls in kind.__mro__:
-            if not is_immutable(cls) and not is_of_torch(file_of(cls)):
+            if not is_immutable(cls) and owner_of(cls) is not Owner.TORCH:
                 for name, member in list(cls.__dict__.items()):
                     if name in ("__dict__", "__weakref__", "__doc__", "__module__"):
                         continue

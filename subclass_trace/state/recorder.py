@@ -21,9 +21,11 @@ import torch
 from .. import policy
 from ..errors import RuleError, SubclassTraceError, UnsupportedError
 from ..subclass.attributes import Memo
+from ..subclass.values import ATOMS, is_a
 from ..torch_api.autograd import CustomNode
 from ..torch_api.kinds import is_opaque_class
 from ..torch_api.numbers import PYTHON_CLASSES
+from ..torch_api.owners import Owner, owner_of
 from ..torch_api.this_thread import before_replacement, code_before
 from . import kinds
 from .kinds import (
@@ -36,7 +38,7 @@ from .kinds import (
 )
 from .place import Call, Place
 from .rows import Row, base_value
-from .values import ATOMS, MISSING, is_a, lookup, lookup_after
+from .values import MISSING, lookup, lookup_after
 from .writes import Written
 
 
@@ -365,9 +367,8 @@ def _is_its_own_name(value: Any, kind: type) -> bool:
 
 def is_made_by_torch(kind: type) -> bool:
     """Is it of a class of torch's own, but for what the user's code fills?"""
-    return kind.__module__.startswith("torch") and not issubclass(
-        kind, (torch.nn.Module, dict, list)
-    )
+    own = owner_of(kind) is Owner.TORCH
+    return own and not issubclass(kind, (torch.nn.Module, dict, list))
 
 
 def items_of(thing: Any) -> Iterable[Any]:
@@ -408,11 +409,6 @@ def names_of(cls: type) -> str:
         "_abc_impl",
     )
     return " ".join(n for n in type.__dict__["__dict__"].__get__(cls) if n not in left_out)
-
-
-def file_of(cls: type) -> str:
-    """Of torch's classes a file that is torch's, of others the empty text."""
-    return torch.__file__ if (cls.__module__ or "").startswith("torch.") else ""
 
 
 def user_line() -> str | None:

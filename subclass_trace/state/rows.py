@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from ..subclass.attributes import namespace_of
+from ..subclass.values import is_a, same
 from .place import Call, Place
-from .values import MISSING, is_a, same, same_keys, short
+from .values import MISSING, same_keys, short
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ import torch
 from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
 from ..subclass.attributes import namespace_of
+from ..subclass.values import ATOMS, is_a, is_atom
 from ..torch_api.kinds import placement_types
 from . import branches as branches
 from . import c_callables as c_callables
@@ -36,7 +37,7 @@ from .place import GONE, Call, Place
 from .rows import Row
 from .side_effects import Recipes, printed, side_effects
 from .unread import unread_arguments
-from .values import ATOMS, MISSING, is_a, is_atom
+from .values import MISSING
 from .writes import Written
 
 
@@ -139,7 +140,7 @@ class StateRun(_Run):
 
     Args:
         function: what runs, with the positional and keyword arguments of ``call``.
-        make: makes stand-ins (`frontends.specialization`), once for each tensor.
+        make: makes stand-ins (`frontends.traced_call`), once for each tensor.
     """
 
     def __init__(
@@ -371,15 +372,16 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     Raises:
         SubclassTraceError: a refusal, or a change of Python state.
     """
-    state, before = BackwardState(recorder.forward_state), recorder.state
-    if not recorder.follows_state:
+    forward = recorder.forward_state
+    state = BackwardState(forward)
+    if forward is not None and not forward.follows:
         yield state
         return
-    recorder.state = state
     try:
         state.flags.start()
         state.on()
-        yield state
+        with recorder.during(state=state):
+            yield state
     except BaseException as error:
         state.off()
         own = state.refusal is None and not isinstance(error, SubclassTraceError)
@@ -389,7 +391,6 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     finally:
         state.off()
         state.flags.leave()
-        recorder.state = before
     if state.refusal is not None:
         state.restore()
         raise state.refusal

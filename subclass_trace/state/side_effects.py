@@ -18,14 +18,15 @@ from ..errors import SideEffectError, UnsupportedError
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
+from ..subclass.values import is_a, is_atom, same
 from ..torch_api.numbers import PYTHON_CLASSES, plain_number
 from ..torch_api.operators import OpOverload
-from .boundary import is_users
+from ..torch_api.owners import Owner, owner_of_file
 from .containers import Containers
 from .kinds import SYMBOLS, VALUES
 from .place import Place
 from .rows import Row
-from .values import MISSING, factory_of, is_a, is_atom, same, same_keys, short, solid_base
+from .values import MISSING, factory_of, same_keys, short, solid_base
 from .writes import CELL, CLASS, MAPPING, NAMES, PRINTED, SEQUENCE, SLOTS, Written
 
 #: classes of C whose state is all in what recipes rebuild
@@ -151,7 +152,7 @@ class Recipes:
         if (
             cls is types.FunctionType
             and "_hooks[" in path
-            and not is_users(value.__code__.co_filename)
+            and owner_of_file(value.__code__.co_filename) is not Owner.USER
         ):
             raise UnsupportedError("a library sets up hooks", code="sets-up-hooks", path=path)
         if not known:  # as of a generator

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
 from .current import call_now
-from .values import ATOMS, is_a
 
 
 class Text:

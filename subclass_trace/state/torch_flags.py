@@ -27,6 +27,7 @@ from ..torch_api.modes import autocast_classes
 from . import calls
 from .kinds import Function
 from .recorder import user_line
+from .running import Running
 from .writes import Table
 
 
@@ -75,7 +76,7 @@ class FlagsOfRun:
         put_back_flags({name: self.inside[name] for name in changed_flags(self.inside, now)})
 
 
-def note(rec: Any, flag: Any) -> None:
+def note(rec: Running, flag: Any) -> None:
     """A flag decides the trace, as it was outside."""
     if flag.name not in rec.flags.set:
         rec.state_at(
@@ -83,7 +84,7 @@ def note(rec: Any, flag: Any) -> None:
         )
 
 
-def _autocasts(rec: Any, cls: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+def _autocasts(rec: Running, cls: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     """A region that turns autocast on starts from the dtypes that are set."""
     for flag in torch_FLAGS:
         if flag.decides == AUTOCAST:
@@ -91,14 +92,14 @@ def _autocasts(rec: Any, cls: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any
     return cls(*a, **k)
 
 
-def _asked(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+def _asked(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     """A function that tells flags."""
     with as_outside(rec, FLAGS_OF_GETTER[f]):
         return f(*a, **k)
 
 
 @contextlib.contextmanager
-def as_outside(rec: Any, flags: Iterable[Any]) -> Iterator[None]:
+def as_outside(rec: Running, flags: Iterable[Any]) -> Iterator[None]:
     """Inside, flags tell what the caller or the region has set, not the tracer; that is read."""
     run, aside = rec.flags, []
     for flag in flags:
@@ -122,7 +123,7 @@ def as_outside(rec: Any, flags: Iterable[Any]) -> Iterator[None]:
             write(now)
 
 
-def _set(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+def _set(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     """A function that sets flags."""
     names = [flag.name for flag in FLAGS_OF_SETTER[f]]
     if "default devices" in names:  # a mode, which would stand above those of the trace

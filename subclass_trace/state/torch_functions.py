@@ -13,12 +13,14 @@ import torch
 import torch.utils.checkpoint
 
 from ..errors import UnsupportedError
+from ..subclass.values import is_a
 from ..torch_api.autograd import apply_function
 from ..torch_api.compiled_inside import not_compiled_code
 from ..torch_api.hooks import ScriptMethod, hooks_of_all
 from ..torch_api.modes import jit_tracing
+from ..torch_api.owners import Owner, owner_of_file
 from . import attributes, calls
-from .boundary import ENTER, is_users, kind_of
+from .boundary import ENTER, kind_of
 from .c_methods import APPLY
 from .calls import FUNCTIONS, callback, torch_call
 from .current import current
@@ -26,7 +28,8 @@ from .instrument import clone
 from .kinds import Function, Method
 from .recorder import instance_dict, user_line
 from .rows import HOOKS
-from .values import is_a, lookup
+from .running import Running
+from .values import lookup
 from .world import refuse_disabled
 
 Args: TypeAlias = tuple[Any, ...]
@@ -34,14 +37,14 @@ Named: TypeAlias = dict[str, Any]
 _Module = torch.nn.Module
 
 
-def _call_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _call_module(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``module(...)``: where nothing is hooked, its ``forward``. One row says so."""
     with _inside(rec, a[0]):
         return _called_module(rec, a[0], a, k)
 
 
 @contextlib.contextmanager
-def _inside(rec: Any, module: Any) -> Iterator[None]:
+def _inside(rec: Running, module: Any) -> Iterator[None]:
     """What runs inside is code of this module."""
     before, place = rec.modules, rec.place_of(module)
     if place is not None:  # the region has not made it
@@ -59,7 +62,7 @@ def _path_from(outermost: str, place: str) -> str:
     return re.sub(r"\[['\"]?([^]'\"]*)['\"]?\]", r".\1", rest).lstrip(".")
 
 
-def _called_module(rec: Any, module: Any, a: Args, k: Named) -> Any:
+def _called_module(rec: Running, module: Any, a: Args, k: Named) -> Any:
     if is_a(module, torch.jit.ScriptModule):
         _script_method(rec, module, a, k)
     space = instance_dict(module) or {}
@@ -78,13 +81,13 @@ def _called_module(rec: Any, module: Any, a: Args, k: Named) -> Any:
     return rec.call(attributes.get(rec, module, "forward"), *a[1:], **k)
 
 
-def _script_function(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _script_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """A function of TorchScript: its code does not change, and no row would tell of it."""
     rec.row(f, "is", f)
     return torch_call(rec, f, a, k)
 
 
-def _script_method(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _script_method(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """A module of TorchScript, or a method of one: what it reads of itself is not seen."""
     rec.refuse(
         UnsupportedError(
@@ -96,12 +99,12 @@ def _script_method(rec: Any, f: Any, a: Args, k: Named) -> Any:
     )
 
 
-def _entered(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _entered(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """A Python function of torch's, as a clone."""
     return clone(f)(*a, **k)
 
 
-def _apply(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _apply(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """A custom autograd Function: its methods instrumented, in a subclass of its own."""
     cls, *rest = a
     own: dict[str, Any] = {}
@@ -136,7 +139,7 @@ def _backward_of(cls: Any) -> Any:
     return backward
 
 
-def _first_is_called(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _first_is_called(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """A torch function that calls its first argument, a function or a module."""
     if a and not (type(a[0]) is Function and kind_of(a[0].__code__) != ENTER):
         a = (_callable(a[0]), *a[1:])
@@ -158,21 +161,22 @@ def _callable(f: Any) -> Any:
     return callback(f) if is_a(f, _Module) else callback(f, called_only=False)
 
 
-def _not_compiled(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _not_compiled(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """`torch._disable_dynamo`: the function itself."""
     return rec.call(f.__wrapped__, *a, **k)
 
 
-def _disabled(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _disabled(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """`torch.compiler.disable`: the user's is refused, torch's own is the function itself."""
     function = dict(zip(f.__code__.co_freevars, f.__closure__, strict=True))["fn"].cell_contents
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is not None and is_users(code.co_filename) and getattr(function, "__module__", None):
+    users = code is not None and owner_of_file(code.co_filename) is Owner.USER
+    if users and getattr(function, "__module__", None):
         refuse_disabled(rec, function)
     return rec.call(function, *a, **k)
 
 
-def _zero_grad(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _zero_grad(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``zero_grad()`` of an optimizer or a module: gradients are dropped, and nobody asks whether
     there were any."""
     to_none = (*a[1:], *k.values())
@@ -196,7 +200,7 @@ def _drop_of_optimizer(optimizer: Any) -> None:
             p.grad = None
 
 
-def _child_of_module(rec: Any, f: Any, a: Args, k: Named) -> Any:
+def _child_of_module(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return attributes.child_of_module(rec, *a, **k)
 
 

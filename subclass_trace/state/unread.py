@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import is_a
 from ..torch_api.hooks import hooks_of_all
 from .kinds import Function, Method
 from .recorder import instance_dict
 from .rows import HOOKS
-from .values import is_a
 
 #: what shows locals by other ways
 _FRAMES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "super"})

@@ -1,5 +1,4 @@
-"""Values as they are, past any code of the user's: their classes, namespaces, slots, and what is
-the same."""
+"""Values as they are, past any code of the user's: their classes, namespaces and slots."""
 
 from __future__ import annotations
 
@@ -12,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..subclass.values import ATOMS, is_a
+
 
 class _Missing:
     def __repr__(self) -> str:
@@ -23,37 +24,6 @@ class _Missing:
 
 #: there is no value at a place
 MISSING: Any = _Missing()
-
-#: classes of values that are compared by type and value, and lead nowhere; those of DTensor's
-#: placements join when they exist
-ATOMS: set[type] = set(
-    {
-        int,
-        float,
-        bool,
-        str,
-        bytes,
-        complex,
-        type(None),
-        type(Ellipsis),
-        type(NotImplemented),
-        range,
-        slice,
-    }
-    | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
-)
-
-
-def is_a(value: Any, kinds: Any) -> bool:
-    """Like isinstance, which would ask the ``__getattribute__`` of the user's class for
-    ``__class__``."""
-    return issubclass(type(value), kinds)
-
-
-def is_atom(value: Any) -> bool:
-    """Is it compared by type and value?"""
-    return type(value) in ATOMS or is_a(value, enum.Enum)
-
 
 def lookup(cls: type, name: str) -> Any:
     """The class attribute by the order of bases, as C code finds it: no code of a metaclass
@@ -84,25 +54,6 @@ def solid_base(cls: type) -> type:
     """The class of C whose layout and state its instances have."""
     made = (c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
     return next(made, cls)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Identity, then exact: the types, and an ``==`` that cannot run code of the user's. 0.0 is not
-    -0.0, nan is nan."""
-    if a is b:
-        return True
-    kind = type(a)
-    if kind is not type(b):
-        return False
-    if kind is tuple:
-        return len(a) == len(b) and all(map(same, a, b))
-    if kind is frozenset:
-        return bool(a == b) and {(type(x), x) for x in a} == {(type(x), x) for x in b}
-    if kind is float or kind is complex:
-        return repr(a) == repr(b)
-    if kind is slice:
-        return same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
-    return kind in ATOMS and bool(a == b)
 
 
 def same_keys(a: Collection[Any], b: Collection[Any]) -> bool:

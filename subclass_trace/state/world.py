@@ -21,14 +21,15 @@ from typing import Any
 import torch
 
 from ..errors import SideEffectError
+from ..subclass.values import is_a, is_atom
 from ..torch_api.lines import warn_user
+from ..torch_api.owners import Owner, owner_of_file
 from . import calls
-from .boundary import is_of_library, is_of_torch, is_users
 from .frames import instrumented_frame, user_frame
 from .instrument import is_instrumented
 from .kinds import SYMBOLS
 from .recorder import user_line
-from .values import is_a, is_atom
+from .running import Running
 
 #: functions of C, and code of Python's -> what asks or changes the world
 WORLD: dict[Any, str] = {
@@ -125,7 +126,7 @@ def world_name(f: Any, owner: Any) -> str | None:
     return None
 
 
-def refuse_world(rec: Any, name: str) -> None:
+def refuse_world(rec: Running, name: str) -> None:
     """Code asks or changes the world: refused, unless a library asks for its settings.
 
     Raises:
@@ -138,16 +139,16 @@ def refuse_world(rec: Any, name: str) -> None:
     if (
         name.startswith(("lock.", "RLock."))
         and frame is not None
-        and is_of_library(frame.f_code.co_filename)
+        and owner_of_file(frame.f_code.co_filename) is Owner.PYTHON
     ):
         return  # a library's own
     while frame is not None and (
-        not is_instrumented(frame.f_code) or is_of_library(frame.f_code.co_filename)
+        not is_instrumented(frame.f_code) or owner_of_file(frame.f_code.co_filename) is Owner.PYTHON
     ):
         frame = frame.f_back
-    if frame is None or is_of_torch(frame.f_code.co_filename):
+    if frame is None or owner_of_file(frame.f_code.co_filename) is Owner.TORCH:
         return
-    users = is_users(frame.f_code.co_filename)
+    users = owner_of_file(frame.f_code.co_filename) is Owner.USER
     if not users and (name in _OF_USERS or name.startswith(("lock.", "RLock."))):
         return
     if rec.warns and name in ("print", "logging", "posix.write"):
@@ -175,17 +176,17 @@ def _is_importing() -> bool:
     return False
 
 
-def _python_of_world(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+def _python_of_world(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     refuse_world(rec, WORLD.get(f.__code__) or _SEEDS[f.__code__])
     return f(*a, **k)
 
 
-def _c_of_world(rec: Any, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+def _c_of_world(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     refuse_world(rec, WORLD[f])
     return f(*a, **k)
 
 
-def _print(rec: Any, f: Any, values: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _print(rec: Running, f: Any, values: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Texts and numbers are printed by each call."""
     file = options.get("file")
     values = tuple(map(rec.give, values))
@@ -198,7 +199,7 @@ def _print(rec: Any, f: Any, values: tuple[Any, ...], options: dict[str, Any]) -
     return None
 
 
-def refuse_disabled(rec: Any, f: Any) -> None:
+def refuse_disabled(rec: Running, f: Any) -> None:
     """A function that ``torch.compiler.disable`` keeps out of graphs.
 
     Raises:

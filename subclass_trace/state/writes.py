@@ -13,8 +13,9 @@ from collections.abc import Mapping as MappingType
 from typing import Any
 
 from ..subclass.attributes import members_of
+from ..subclass.values import is_a
 from .place import Place
-from .values import MISSING, dict_of_class, is_a
+from .values import MISSING, dict_of_class
 
 
 class Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,14 +10,12 @@ from typing import Any
 import torch
 
 from ..torch_api.kinds import is_memo
-
-#: what these packages keep in objects and globals is theirs
-_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "subclass_trace"})
+from ..torch_api.owners import Owner, owner_of, package_of
 
 
 def is_foreign(value: Any) -> bool:
     """Is it a class or function of Python's, of torch or numpy?"""
-    return str(value.__module__).partition(".")[0] in _FOREIGN
+    return owner_of(value) is not Owner.USER or package_of(value) == "numpy"
 
 
 class Memo(dict[Any, Any]):

@@ -20,7 +20,6 @@ import copy
 import dataclasses
 import enum
 import functools
-import math
 import operator
 import types
 from collections.abc import Callable, Iterator
@@ -30,12 +29,9 @@ import torch
 
 from ..errors import UnsupportedError
 from ..torch_api.kinds import is_opaque
+from . import values
 from .attributes import is_foreign, namespace_of
 
-_ATOMS = (
-    *(int, str, bytes, bool, type(None), type, enum.Enum),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
 _MAX_DEPTH = 60
 #: what changes in place, though a guard would hold the very object
 _REFUSED = (
@@ -87,9 +83,11 @@ def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
 
 
 # ---- parts
-def is_atom(value: Any) -> bool:
-    """Is it a value that nothing can change: a number, a string, a type, a size?"""
-    return isinstance(value, (*_ATOMS, float, complex, *_SIZES))
+def is_fixed(value: Any) -> bool:
+    """Is it a value that nothing can change, and that holds no size: a number, a string, a type?"""
+    if isinstance(value, (type, *_SIZES, int, float, complex, str, bytes)):
+        return True
+    return values.is_atom(value) and type(value) not in (torch.Size, slice, range)
 
 
 def parts_of(context: Any) -> list[Any]:
@@ -201,10 +199,10 @@ def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
 def _is_comparable(value: Any) -> bool:
     """Does a copy of it, or the object itself, stay what it is? Not an object of the user's: what
     it holds may change."""
-    if is_atom(value) or isinstance(value, Outer) or is_opaque(value):
+    if is_fixed(value) or isinstance(value, Outer) or is_opaque(value):
         return True
     if type(value) in (set, frozenset):
-        return all(map(is_atom, value))
+        return all(map(is_fixed, value))
     if isinstance(value, types.FunctionType):
         return value.__closure__ is None
     collection = any(k.__module__ in ("collections", "weakref") for k in type(value).__mro__)
@@ -227,8 +225,8 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if type(a) is not type(b) or _depth > _MAX_DEPTH or isinstance(a, torch.Tensor):
         return False
     if isinstance(a, (float, complex)):
-        return _same_number(a, b)
-    if isinstance(a, _ATOMS):
+        return values.same(a, b)
+    if isinstance(a, (int, str, bytes, type, enum.Enum, torch.device)):
         return bool(a == b)
     if type(a).__module__ == "numpy" and hasattr(a, "tobytes"):
         kinds = [(getattr(x, "dtype", None), getattr(x, "shape", None)) for x in (a, b)]
@@ -243,12 +241,6 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
         return (a == b) is True
     except Exception:  # a class's own code
         return False
-
-
-def _same_number(a: complex, b: complex) -> bool:
-    if isinstance(a, complex):
-        return _same_number(a.real, b.real) and _same_number(a.imag, b.imag)
-    return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
 
 
 # ---- outer sizes in contexts

@@ -18,7 +18,7 @@ from ..torch_api.kinds import dispatch_keys
 from ..torch_api.modes import DispatchLog
 from ..torch_api.symbols import ShapeEnv
 from ..torch_api.wrappers import build_wrapper
-from .context import fresh, is_atom, same_context, with_outer
+from .context import fresh, is_fixed, same_context, with_outer
 from .protocol import unflatten_of
 from .spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 
@@ -103,7 +103,7 @@ def _is_usable(spec: WrapperSpec, value: Tensor) -> bool:
 
 
 def _is_immutable(value: Any) -> bool:
-    return all(map(_is_immutable, value)) if isinstance(value, tuple) else is_atom(value)
+    return all(map(_is_immutable, value)) if isinstance(value, tuple) else is_fixed(value)
 
 
 def _indistinguishable(a: Tensor, b: Tensor) -> bool:

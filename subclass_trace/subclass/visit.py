@@ -36,6 +36,8 @@ def inner_values(
     cls = type(wrapper)
     try:
         flat = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
+    except SubclassTraceError:
+        raise
     except Exception as error:
         raise ProtocolError(
             f"{cls.__qualname__}.__tensor_flatten__ raised {type(error).__name__}: {error}",

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import words
+from .owners import Owner, owner_of_name
 
 _here = threading.local()
 
@@ -66,7 +67,7 @@ class TracedMethods:
         for cls in {*_classes(object)}:
             space = type.__dict__["__dict__"].__get__(cls)  # a metaclass may have its own
             module = space.get("__module__")
-            if type(module) is not str or module.partition(".")[0] == "torch":
+            if type(module) is not str or owner_of_name(module) is Owner.TORCH:
                 continue
             for name, member in list(space.items()):
                 function = _unwrapped(member)

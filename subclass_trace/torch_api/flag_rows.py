@@ -182,6 +182,10 @@ def modes_rows() -> Iterable[Flag]:
         getters=found("is_anomaly_enabled", "is_anomaly_check_nan_enabled"),
         setters=found("set_anomaly_enabled"),
     )
+
+
+def autograd_rows() -> Iterable[Flag]:
+    """What a thread has switched on of the engine."""
     yield from of_c(
         "multithreaded backward",
         "_is_multithreading_enabled",

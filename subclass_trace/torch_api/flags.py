@@ -19,7 +19,7 @@ A flag that the installed torch does not have is not in the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +37,7 @@ from .flag_rows import (
     Flag,
     attention_rows,
     autocast_rows,
+    autograd_rows,
     defaults_rows,
     evaluated,
     found,
@@ -122,48 +123,52 @@ def _set_print_options(values: tuple[Any, ...]) -> None:
     )
 
 
-def _others() -> Iterable[Flag]:
-    yield from of_c(
+#: what it is, its getter and its setter in C, and what else asks for it
+_OF_C: tuple[tuple[str, str, str, Sequence[str]], ...] = (
+    (
         "checks of sparse tensors",
         "_check_sparse_tensor_invariants",
         "_set_check_sparse_tensor_invariants",
-    )
-    yield from of_c(
-        "autograd fallback",
-        "_get_autograd_fallback_mode",
-        "_set_autograd_fallback_mode",
-    )
-    yield from of_c(
+        (),
+    ),
+    ("autograd fallback", "_get_autograd_fallback_mode", "_set_autograd_fallback_mode", ()),
+    (
         "warnings of streams",
         "_warn_on_accumulate_grad_stream_mismatch",
         "_set_warn_on_accumulate_grad_stream_mismatch",
-    )
-    yield from of_c(
+        (),
+    ),
+    (
         "stale streams",
         "_override_stale_capture_stream",
         "_set_override_stale_capture_stream",
-    )
-    yield from of_c(
+        (),
+    ),
+    (
         "layout of gradients",
         "_is_grad_layout_enforcement_enabled",
         "_set_grad_layout_enforcement_enabled",
-    )
-    yield from of_c(
-        "warnings always",
-        "_get_warnAlways",
-        "_set_warnAlways",
-        asked_by=["is_warn_always_enabled"],
-    )
-    yield from of_c(
+        (),
+    ),
+    ("warnings always", "_get_warnAlways", "_set_warnAlways", ("is_warn_always_enabled",)),
+    (
         "warnings of broadcasting",
         "_get_backcompat_broadcast_warn",
         "_set_backcompat_broadcast_warn",
-    )
-    yield from of_c(
+        (),
+    ),
+    (
         "warnings of keepdim",
         "_get_backcompat_keepdim_warn",
         "_set_backcompat_keepdim_warn",
-    )
+        (),
+    ),
+)
+
+
+def _others() -> Iterable[Flag]:
+    for what, getter, setter, asked_by in _OF_C:
+        yield from of_c(what, getter, setter, asked_by=asked_by)
     functorch: Any = torch._C._functorch
     yield Flag(
         "fallback of vmap",
@@ -206,6 +211,7 @@ FLAGS: tuple[Flag, ...] = tuple(
     sorted(
         (
             *modes_rows(),
+            *autograd_rows(),
             *autocast_rows(),
             *defaults_rows(),
             *libraries_rows(),

@@ -1,4 +1,4 @@
-"""Whose code a line is: the user's, torch's or ours; and warnings that name the user's."""
+"""Lines of the user's, and warnings that name them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ import sys
 import warnings
 from typing import Any
 
-import torch
+from .owners import OUR_FILES, Owner, owner_of_file
 
-TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
-#: torch's, those of this package and what it generates, and what Python puts between a call and a
-# decorated function
-_NOT_USERS = (
-    *(TORCH_FILES, os.path.dirname(os.path.dirname(__file__)) + os.sep, "<subclass_trace"),
-    *(contextlib.__file__, functools.__file__, "<frozen importlib"),
-)
+#: what Python puts between a call and a decorated function
+_BETWEEN = (contextlib.__file__, functools.__file__, "<frozen importlib")
 
 
 def location_text(location: str) -> str:
@@ -29,7 +24,7 @@ def location_text(location: str) -> str:
 
 
 #: between the user's code, as an instrumented clone, and what it calls
-_STATE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "state") + os.sep
+_STATE = os.path.join(OUR_FILES, "state", "")
 
 
 def asking(frame: Any) -> Any:
@@ -42,7 +37,9 @@ def asking(frame: Any) -> Any:
 
 def is_user_code(code: Any) -> bool:
     """Does this code object belong neither to torch nor to this package?"""
-    return not code.co_filename.startswith(_NOT_USERS)
+    file = code.co_filename
+    ours = owner_of_file(file) in (Owner.TORCH, Owner.OURS)
+    return not ours and not file.startswith(_BETWEEN)
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:

@@ -108,6 +108,17 @@ _SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
 
 
 @functools.cache
+def _power(base: Any, exponent: Any) -> Any:
+    """Whole powers as products: ``**`` of a symbolic float asks whether the base is negative."""
+    whole = (
+        isinstance(exponent, (int, float)) and 0 < abs(exponent) <= 16 and exponent == int(exponent)
+    )
+    if not whole or not isinstance(base, torch.fx.Proxy):
+        return base**exponent
+    product: Any = functools.reduce(operator.mul, [base] * int(abs(exponent)))
+    return product if exponent > 0 else 1.0 / product
+
+
 def _proxy_analysis() -> Any:
     """Torch's arithmetic on plain Python numbers, with what would compute at once on a proxy as a
     node instead."""
@@ -128,19 +139,6 @@ def _proxy_analysis() -> Any:
 
         return staticmethod(call)
 
-    def power(base: Any, exponent: Any) -> Any:
-        """Whole powers as products: ``**`` of a symbolic float asks whether the base is
-        negative."""
-        whole = (
-            isinstance(exponent, (int, float))
-            and 0 < abs(exponent) <= 16
-            and exponent == int(exponent)
-        )
-        if not whole or not isinstance(base, torch.fx.Proxy):
-            return base**exponent
-        product: Any = functools.reduce(operator.mul, [base] * int(abs(exponent)))
-        return product if exponent > 0 else 1.0 / product
-
     if_then_else = node(torch.sym_ite, 3).__func__
 
     def choose(otherwise: Any, pair: tuple[Any, Any]) -> Any:
@@ -148,8 +146,8 @@ def _proxy_analysis() -> Any:
         return if_then_else(condition, value, otherwise)
 
     members = {
-        "pow": staticmethod(power),
-        "pow_by_natural": staticmethod(power),
+        "pow": staticmethod(_power),
+        "pow_by_natural": staticmethod(_power),
         "int_truediv": staticmethod(operator.truediv),
         "bitwise_and": staticmethod(operator.and_),
         "bitwise_or": staticmethod(operator.or_),
@@ -291,6 +289,28 @@ def shape_conditions(env: ShapeEnv, known: frozenset[Any]) -> list[Any]:
     for guard in env.guards:
         conditions.update(dict.fromkeys(_in_terms_of(known, guard.expr, env)))
     return [c for c in conditions if c is not sympy.true]
+
+
+def made_as(number: Any) -> Any:
+    """The expression that a symbolic number had when it was made; None for any other number."""
+    return number.node._expr if isinstance(number, (torch.SymInt, torch.SymFloat)) else None
+
+
+def assumed(env: ShapeEnv, known: frozenset[Any]) -> Iterator[Any]:
+    """All that a trace assumed of ``known`` symbols, as it was said: ranges, branches taken, and
+    what was found to be equal."""
+    import sympy
+
+    for symbol in sorted(known, key=str):
+        bounds, equal = env.var_to_range.get(symbol), env.replacements.get(symbol)
+        if bounds is not None and symbol.is_integer:
+            ends = ((sympy.Ge, bounds.lower), (sympy.Le, bounds.upper))
+            finite = ((op, n) for op, n in ends if n.is_Integer and abs(n) < 2**62)
+            yield from (op(symbol, n, evaluate=False) for op, n in finite)
+        if equal is not None and (equal := env.replace(equal)).free_symbols <= known:
+            yield sympy.Eq(symbol, equal, evaluate=False)
+    for guard in env.guards:
+        yield from _in_terms_of(known, guard.expr, env)
 
 
 def _in_terms_of(known: frozenset[Any], condition: Any, env: ShapeEnv) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib.util
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import torch
 import torch.fx as fx
 
 from ..capture.graphs import output_args, placeholders
-from ..errors import VerificationError
+from ..errors import OptionError, VerificationError
 from ..plan import Plan, SavedValue
 from ..plan.descriptors import AnyDescriptor
 from ..state.guards import StateGuards
@@ -35,6 +36,42 @@ if TYPE_CHECKING:
 #: do the stages of the package call the verifier? Tests set it (`enabled`); the functions here
 # check regardless.
 ENABLED = False
+#: does z3 prove the guards on sizes of each entry (`debug`)?
+PROVES = False
+
+
+class debug:
+    """Switch checks of this package on or off, from now on or for a ``with`` block.
+
+    >>> import subclass_trace as st
+    >>> with st.debug(validate_guards=False):
+    ...     pass
+
+    Args:
+        validate_guards: z3 proves that the guards on sizes of each new specialization imply all
+            that its trace has assumed; a guard that the others imply is not emitted. ``explain()``
+            says what was proved, and what is unknown. It takes some milliseconds for each trace.
+
+    Raises:
+        OptionError: z3 is not installed.
+    """
+
+    def __init__(self, *, validate_guards: bool) -> None:
+        global PROVES
+        if validate_guards and importlib.util.find_spec("z3") is None:
+            raise OptionError(
+                "guards are proved by z3, which is not installed",
+                path="validate_guards",
+                fix="pip install 'subclass_trace[verify]'",
+            )
+        self._before, PROVES = PROVES, bool(validate_guards)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        global PROVES
+        PROVES = self._before
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     capture = Capture.capture
     monkeypatch.setattr(Capture, "capture", lambda self, run: (noted.append(1), capture(self, run))[1])
     # As in a process of its own: no module has another one's program.
-    monkeypatch.setattr("subclass_trace.frontends.specialization._of_class", lambda module: {})
+    monkeypatch.setattr("subclass_trace.frontends.equal_modules._of_class", lambda module: {})
     return noted
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from subclass_trace.frontends import region
-from subclass_trace.frontends.specialization import Specialization, from_description
+from subclass_trace.frontends.compile_call import from_description
+from subclass_trace.frontends.specialization import Specialization
 
 
 class Through:

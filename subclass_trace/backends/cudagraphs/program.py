@@ -124,8 +124,8 @@ def _input_kind(node: fx.Node, role: str) -> str:
         return "number"
     if isinstance(what, Input) and what.is_static:
         return "static"
-    saved = isinstance(what, Input) and is_computed_with(node.meta["val"])
-    return "pooled" if role == "backward" and saved or isinstance(what, SavedValue) else "copied"
+    saved = role == "backward" and isinstance(what, Input) and is_computed_with(node.meta["val"])
+    return "pooled" if saved or isinstance(what, SavedValue) else "copied"
 
 
 def _output_kind(what: Any) -> str:

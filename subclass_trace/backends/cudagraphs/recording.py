@@ -21,7 +21,15 @@ from ...torch_api.memory import (
     storage_of,
     with_version_of,
 )
-from .buffers import as_span, fresh, fresh_memory, is_computed_with, is_dense, make_buffers, overlaps
+from .buffers import (
+    as_span,
+    fresh,
+    fresh_memory,
+    is_computed_with,
+    is_dense,
+    make_buffers,
+    overlaps,
+)
 from .pool import Pool
 from .recorder import Work
 

@@ -47,6 +47,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx as fx
 
+from ...subclass.values import same
 from ...torch_api.dynamo import higher_order_name
 from ...torch_api.kinds import is_dense
 from ...torch_api.modes import DispatchMode, functorch_active, no_overrides, plain_dispatch
@@ -398,6 +399,4 @@ def _same_argument(passed: Any, seen: Any, kind: str) -> bool:
         )
     if "float" in kind and type(passed) is int:  # the raw callable converts as well
         passed = float(passed)
-    return type(passed) is type(seen) and bool(
-        passed == seen or (passed != passed and seen != seen)
-    )
+    return same(passed, seen)

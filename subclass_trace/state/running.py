@@ -1,0 +1,40 @@
+"""The recorder that code runs under, as the rules for calls, operators and attributes see it."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from .reach import Reach
+
+
+class Running(Reach):
+    """What rules may ask of it; `caller.Caller` and `run.StateRun` do it.
+
+    Attributes:
+        warns: what only writes (logging) happens while tracing, with a warning; else it is refused.
+        printed: options of ``print`` and values, which each call prints; ``stdout``: where to.
+        variables: context variables that were set, what they held, and what takes that back.
+        flags: `torch_flags.FlagsOfRun`.
+    """
+
+    warns: bool
+    stdout: TextIO
+    printed: list[tuple[dict[str, Any], tuple[Any, ...]]]
+    variables: dict[int, tuple[Any, Any, Any]]
+    flags: Any
+
+    def call(self, f: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """``f(*args, **kwargs)``, by whatever it is: a clone, a rule, or as it is."""
+        raise NotImplementedError
+
+    def call_function(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same of a Python function."""
+        raise NotImplementedError
+
+    def attribute(self, o: Any, name: str) -> Any:
+        """``o.name``."""
+        raise NotImplementedError
+
+    def item_of(self, o: Any, key: Any) -> Any:
+        """``o[key]``."""
+        raise NotImplementedError

@@ -336,3 +336,16 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not poisoned(graphed(written)[0])
     MUTANTS[name](monkeypatch)
     assert poisoned(graphed(written)[0])
+
+
+def test_constants_of_a_frozen_region_stay_where_they_are() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).eval().requires_grad_(False)
+    recorder = EmulatedRecorder()
+    region = st.compile(module, backend="cudagraphs", options={"recorder": recorder}, frontend="trace")
+    frozen = st.freeze(region)
+    for k in range(6):
+        if k == 3:
+            module[0].weight.add_(1)
+            frozen.refreeze()
+        torch.testing.assert_close(frozen(randn(3, 4, seed=k)), module(randn(3, 4, seed=k)))
+    assert events(recorder)[-2:] == ONE

@@ -1,5 +1,5 @@
-"""CUDA graphs. On the CPU: what a replayed call costs besides the replay, against a static-buffer call
-written by hand. On a GPU (``--gpu``): a launch-bound transformer, against
+"""CUDA graphs. On the CPU: what a replayed call costs besides the replay, against static buffers
+by hand. On a GPU (``--gpu``): a launch-bound transformer, against
 ``torch.compile(mode="reduce-overhead")``.
 
 The recorder of the CPU part does nothing in a replay, so that all of the time is overhead.

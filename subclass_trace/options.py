@@ -171,7 +171,8 @@ class Options:
 
         given, inductor = dict(self.options or {}), self.backend == "inductor"
         of_mode = mode_options(self.mode or "default") if inductor else {}
-        in_graphs = self.backend == "cudagraphs" or bool(of_mode.pop("triton.cudagraphs", False))
+        asked = of_mode.pop("triton.cudagraphs", inductor and given.get("triton.cudagraphs") is True)
+        in_graphs = self.backend == "cudagraphs" or bool(asked)
         names = [f.name for f in fields(Settings)] if in_graphs else []
         settings = {name: given.pop(name) for name in names if name in given}
         if inductor:

@@ -171,8 +171,8 @@ class Options:
 
         given, inductor = dict(self.options or {}), self.backend == "inductor"
         of_mode = mode_options(self.mode or "default") if inductor else {}
-        asked = of_mode.pop("triton.cudagraphs", inductor and given.get("triton.cudagraphs") is True)
-        in_graphs = self.backend == "cudagraphs" or bool(asked)
+        asked = of_mode.pop("triton.cudagraphs", given.get("triton.cudagraphs"))
+        in_graphs = self.backend == "cudagraphs" or (inductor and asked is True)
         names = [f.name for f in fields(Settings)] if in_graphs else []
         settings = {name: given.pop(name) for name in names if name in given}
         if inductor:

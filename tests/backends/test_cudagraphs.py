@@ -326,8 +326,23 @@ def test_a_number_that_no_tensor_needs_is_no_size() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- padding
-def test_sizes_are_padded_to_the_next_of_the_list() -> None:
-    layer = mlp().requires_grad_(False)
+class Attention(torch.nn.Module):
+    """A layer of a transformer, for rows of 3 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = torch.nn.LayerNorm(4), torch.nn.Linear(4, 12), torch.nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.stack([x, x * 2, x.cumsum(1)], 1)
+        q, k, v = (t.unflatten(-1, (2, 2)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return torch.cat([x.softmax(-1).mean(1), x[:, 0]], 1)
+
+
+@pytest.mark.parametrize("make", [mlp, Attention])
+def test_sizes_are_padded_to_the_next_of_the_list(make: Callable[[], torch.nn.Module]) -> None:
+    layer = make().requires_grad_(False)
     region, recorder = graphed(layer, sizes=[2, 4, 8])
     with pytest.warns(UserWarning, match="none of options\\['sizes'\\] is as large"):
         for n in (9, 2, 3, 4, 5, 6, 7, 8, 10) * 3:

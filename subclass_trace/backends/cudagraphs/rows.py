@@ -8,9 +8,9 @@ is taken to mix rows.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -23,6 +23,17 @@ from ...torch_api.trees import pytree
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+class Step(NamedTuple):
+    """An operation: arguments, where each has its rows, the result, where that has them."""
+
+    args: list[Any]
+    rows: list[int | None]
+    out: Tensor
+    d: int | None
+
+
+#: is each row of the result that of the same row of the arguments?
+Rule = Callable[[Step], bool]
 
 
 class MixesRows(Exception):
@@ -64,18 +75,8 @@ def check(graph: fx.Graph, symbol: Any) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
-        values = [n.meta.get("val") for n in node.all_input_nodes]
-        results = pytree.tree_leaves(node.meta.get("val"))
         try:
-            dims = [rows_of(v, symbol) for v in values]
-            out = [rows_of(r, symbol) for r in results]
-            if {*dims, *out} <= {None} and not any(map(_is_number, (*values, *results))):
-                continue  # it is about weights
-            if isinstance(node.target, OpOverload):
-                rule = _RULES.get(op_packet(node.target), _pointwise)
-            else:
-                rule = _on_sizes
-            if not rule(node, symbol):
+            if not _keeps_rows(node, symbol):
                 raise MixesRows("it may mix rows")
         except MixesRows as why:
             at = where(node)
@@ -83,144 +84,137 @@ def check(graph: fx.Graph, symbol: Any) -> None:
             raise MixesRows(f"{text}: {why}") from None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, SYM_TYPES)
-
-
-def _val(arg: Any) -> Any:
-    return arg.meta.get("val") if isinstance(arg, fx.Node) else arg
+def _keeps_rows(node: fx.Node, symbol: Any) -> bool:
+    val, target = node.meta.get("val"), node.target
+    if isinstance(val, SYM_TYPES):
+        return True  # where a number is used, it is looked at
+    given = [n.meta.get("val") for n in node.all_input_nodes]
+    results = [r for r in pytree.tree_leaves(val) if isinstance(r, Tensor)]
+    outs = [rows_of(r, symbol) for r in results]
+    numbers = any(isinstance(v, SYM_TYPES) for v in given)
+    if {*outs, *(rows_of(v, symbol) for v in given)} <= {None} and not numbers:
+        return True  # it is about weights
+    if not isinstance(target, OpOverload) or "dim" in node.kwargs:
+        return False
+    tensors = [a for a in node.kwargs.values() if isinstance(a, fx.Node)]
+    args = list(fx.node.map_arg((*node.args, *tensors), lambda n: n.meta.get("val")))
+    if any(isinstance(a, SYM_TYPES) for a in args):
+        return False
+    rule = _RULES.get(op_packet(target))
+    if rule is None and torch.Tag.pointwise in target.tags:
+        rule = None if torch.Tag.nondeterministic_seeded in target.tags else _aligned
+    if rule is None or (numbers and rule not in (_shaped, _view, _made)):
+        return False
+    return rule(Step(args, [_rows(a, symbol) for a in args], results[0], outs[0]))
 
 
 def _rows(arg: Any, symbol: Any) -> int | None:
-    return rows_of(_val(arg), symbol)
+    """Of a list, where each of it has them."""
+    found = {rows_of(t, symbol) for t in pytree.tree_leaves(arg) if isinstance(t, Tensor)} or {None}
+    if len(found) > 1:
+        raise MixesRows("tensors of a list have them elsewhere")
+    return found.pop()
 
 
-def _no_sizes(node: fx.Node) -> bool:
-    """No number that is computed of sizes is a number of the computation."""
-    return not any(_is_number(n.meta.get("val")) for n in node.all_input_nodes)
-
-
-# ---- rules: (node, symbol) -> is each row of its result that of the same row of its inputs?
-def _on_sizes(node: fx.Node, symbol: Any) -> bool:
-    return _is_number(node.meta.get("val"))
-
-
-def _pointwise(node: fx.Node, symbol: Any) -> bool:
-    tags, out = node.target.tags, node.meta.get("val")  # type: ignore[union-attr]
-    if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
-        return False
-    return _no_sizes(node) and _aligned(node, out, symbol)
-
-
-def _aligned(node: fx.Node, out: Any, symbol: Any) -> bool:
+# ---- rules
+def _aligned(op: Step) -> bool:
     """Counted from the last dimension, all have the rows at the same one."""
-    places = {
-        v.dim() - d
-        for n in node.all_input_nodes
-        if isinstance(v := n.meta.get("val"), Tensor) and (d := rows_of(v, symbol)) is not None
-    }
-    d = rows_of(out, symbol)
-    return d is not None and places <= {out.dim() - d}
+    pairs = zip(op.args, op.rows, strict=True)
+    places = {a.dim() - r for a, r in pairs if r is not None}
+    return op.d is not None and places <= {op.out.dim() - op.d}
 
 
-def _same(node: fx.Node, symbol: Any) -> bool:
-    return _no_sizes(node) and _aligned(node, node.meta["val"], symbol)
+def _shaped(op: Step) -> bool:
+    return _aligned(op)
 
 
-def _made(node: fx.Node, symbol: Any) -> bool:
+def _made(op: Step) -> bool:
     return True  # it has the size of a batch, and one content
 
 
-def _matrix(first: int) -> Callable[[fx.Node, Any], bool]:
-    """A product; argument ``first`` is the left factor, which alone has rows."""
-
-    def rule(node: fx.Node, symbol: Any) -> bool:
-        rest = [a for k, a in enumerate(node.args) if k != first]
-        return _rows(node.args[first], symbol) == 0 and all(_rows(a, symbol) is None for a in rest)
-
-    return rule
-
-
-def _batched(first: int) -> Callable[[fx.Node, Any], bool]:
-    def rule(node: fx.Node, symbol: Any) -> bool:
-        left, right = (_rows(a, symbol) for a in node.args[first : first + 2])
-        added = {_rows(a, symbol) for a in node.args[:first]}
-        return (left, right) in ((0, 0), (1, None)) and added <= {None, left}
-
-    return rule
-
-
-def _view(node: fx.Node, symbol: Any) -> bool:
+def _view(op: Step) -> bool:
     """As many elements stand in front of the dimension as before."""
-    given, made = _val(node.args[0]), node.meta["val"]
-    before, after = rows_of(given, symbol), rows_of(made, symbol)
-    if before is None or after is None:
+    before = op.rows[0]
+    if before is None or op.d is None:
         return False
-    return bool(prod(given.shape[:before]) == prod(made.shape[:after]))
+    return bool(prod(op.args[0].shape[:before]) == prod(op.out.shape[:op.d]))
 
 
-def _moved(node: fx.Node, symbol: Any) -> bool:
+def _moved(op: Step) -> bool:
     """Dimensions change places: sizes tell, where only one has the symbol."""
-    return _rows(node.args[0], symbol) is not None
+    return op.rows[0] is not None
 
 
-def _apart(place: int, default: Any = 0) -> Callable[[fx.Node, Any], bool]:
-    """The dimensions that argument ``place`` names are others; None: all of them are meant."""
+def _alone(place: int) -> Rule:
+    """The batch comes first in this argument, and others have none."""
+    return lambda op: (
+        op.rows[place] == 0 and {*op.rows[:place], *op.rows[place + 1 :]} <= {None}
+    )
 
-    def rule(node: fx.Node, symbol: Any) -> bool:
-        dims = node.args[place] if len(node.args) > place else node.kwargs.get("dim", default)
-        given = _val(node.args[0])
-        for value in given if isinstance(given, (list, tuple)) else [given]:
-            value = _val(value)
-            named = [dims] if isinstance(dims, int) else dims
-            if not named or not isinstance(named, (list, tuple)):
-                return False
-            d = rows_of(value, symbol)
-            if d is None or d in [n % value.dim() for n in named]:
-                return False
-        return True
+
+def _batched(place: int) -> Rule:
+    def rule(op: Step) -> bool:
+        left, right = op.rows[place : place + 2]
+        return (left, right) in ((0, 0), (1, None)) and {*op.rows[:place]} <= {None, left}
 
     return rule
 
 
-def _normed(node: fx.Node, symbol: Any) -> bool:
-    value, shape = _val(node.args[0]), node.args[1]
-    d, others = rows_of(value, symbol), node.args[2:]
-    within = isinstance(shape, Sequence) and d is not None and d < value.dim() - len(shape)
-    return within and all(_rows(a, symbol) is None for a in others)
+def _apart(place: int, default: Any = 0) -> Rule:
+    """The dimensions that this argument names are others; None: all of them are meant."""
+
+    def rule(op: Step) -> bool:
+        named = op.args[place] if len(op.args) > place else default
+        named = [named] if type(named) is int else named
+        if not named or not isinstance(named, (list, tuple)) or op.rows[0] is None:
+            return False
+        return op.rows[0] not in [n % pytree.tree_leaves(op.args[0])[0].dim() for n in named]
+
+    return rule
 
 
-def _lookup(node: fx.Node, symbol: Any) -> bool:
-    return _rows(node.args[0], symbol) is None
+def _sliced(op: Step) -> bool:
+    """Of other dimensions, or all of this one."""
+    r = op.rows[0]
+    whole = r is not None and op.d == r and _expr(op.out.shape[r]) == _expr(op.args[0].shape[r])
+    return whole or _apart(1)(op)
 
 
-def _attention(node: fx.Node, symbol: Any) -> bool:
+def _normed(op: Step) -> bool:
+    within = op.rows[0] is not None and op.rows[0] < op.args[0].dim() - len(op.args[1])
+    return within and {*op.rows[1:]} <= {None}
+
+
+def _lookup(op: Step) -> bool:
+    return op.rows[0] is None
+
+
+def _attention(op: Step) -> bool:
     """Without dropout, which is the first of its numbers."""
-    rows = [_rows(a, symbol) for a in node.args[:3]]
-    rates = [a for a in (*node.args[3:], *node.kwargs.values()) if type(a) is float and a]
-    masks = [a for a in (*node.args[3:], *node.kwargs.values()) if isinstance(a, fx.Node)]
-    return rows == [0, 0, 0] and not rates and all(_rows(m, symbol) in (None, 0) for m in masks)
+    no_rates = not any(type(a) is float and a for a in op.args)
+    return op.rows[:3] == [0, 0, 0] and no_rates and {*op.rows[3:]} <= {None, 0}
 
 
-_RULES: dict[Any, Callable[[fx.Node, Any], bool]] = {
-    **dict.fromkeys((aten.clone, aten._to_copy, aten.alias, aten.detach, aten.expand), _same),
-    **dict.fromkeys((aten.full, aten.zeros, aten.ones, aten.full_like, aten.zeros_like), _made),
-    **dict.fromkeys((aten.ones_like, aten.new_zeros, aten.new_ones, aten.new_full), _made),
-    **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape), _view),
-    **dict.fromkeys((aten.squeeze, aten.unsqueeze, aten.permute, aten.transpose, aten.t), _moved),
-    **dict.fromkeys((aten.select, aten.slice, aten.amax, aten.amin, aten.cumsum), _apart(1)),
-    **dict.fromkeys((aten._softmax, aten._log_softmax, aten.cat, aten.stack), _apart(1)),
-    **dict.fromkeys((aten.sum, aten.mean, aten.var, aten.var_mean, aten.argmax), _apart(1, None)),
-    **dict.fromkeys((aten.split, aten.split_with_sizes), _apart(2)),
-    **dict.fromkeys((aten.native_layer_norm, aten._fused_rms_norm), _normed),
-    **dict.fromkeys((aten._scaled_dot_product_flash_attention_for_cpu,), _attention),
-    **dict.fromkeys((aten._scaled_dot_product_efficient_attention,), _attention),
-    **dict.fromkeys((aten._scaled_dot_product_flash_attention,), _attention),
-    aten.convolution: _matrix(0),
-    aten.mm: _matrix(0),
-    aten.addmm: _matrix(1),
-    aten.bmm: _batched(0),
-    aten.baddbmm: _batched(1),
-    aten.embedding: _lookup,
-    aten.sym_size: _on_sizes,
-}
+def _table(*rows: tuple[Rule, str]) -> dict[Any, Rule]:
+    return {getattr(aten, name): rule for rule, names in rows for name in names.split()}
+
+
+_RULES = _table(
+    (_aligned, "clone _to_copy alias detach"),
+    (_shaped, "expand"),
+    (_made, "full zeros ones full_like zeros_like ones_like new_zeros new_ones new_full"),
+    (_view, "view _unsafe_view reshape"),
+    (_moved, "squeeze unsqueeze permute transpose t stack"),
+    (_apart(1), "select amax amin cumsum _softmax _log_softmax cat"),
+    (_sliced, "slice"),
+    (_apart(1, None), "sum mean var var_mean argmax"),
+    (_apart(2), "split split_with_sizes"),
+    (_normed, "native_layer_norm _fused_rms_norm"),
+    (_attention, "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"),
+    (_attention, "_scaled_dot_product_efficient_attention"),
+    (_alone(0), "mm convolution _native_batch_norm_legit_no_training max_pool2d_with_indices"),
+    (_alone(1), "addmm"),
+    (_batched(0), "bmm"),
+    (_batched(1), "baddbmm"),
+    (_lookup, "embedding"),
+)

@@ -15,6 +15,7 @@ from . import (
     compiled_autograd,
     cuda_graphs,
     first_call,
+    freezing,
     memory,
     models,
     partition,
@@ -36,6 +37,7 @@ BENCHMARKS = {
     "first_call": first_call,
     "warm_start": warm_start,
     "partition": partition,
+    "freezing": freezing,
 }  # the finest measurement first
 
 

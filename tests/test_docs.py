@@ -37,6 +37,8 @@ def test_page(page: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torchao", "transformers"):
         if any(f"from {name}" in block for block in blocks):
             pytest.importorskip(name)
+    if "validate_guards=True)" in text:
+        pytest.importorskip("z3")
     found = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     found.globs = vars(module)
     module.__dict__["_block"] = lambda k: exec(compile(blocks[k], f"{page.name}[{k}]", "exec"), vars(module))
@@ -105,6 +107,14 @@ def test_the_architecture_names_what_there_is() -> None:
             names = [n.rpartition(".")[2] for n in re.findall(r"`(\w[\w.]*)`", line) if not n.endswith(".py")]
             missing = [n for n in names if n not in text and not n.startswith(("cond", "scan", "self", "Function"))]
             assert not missing, (missing, line)
+
+
+def test_the_page_of_files_is_what_the_files_say() -> None:
+    from tools.files_table import PACKAGE, page
+
+    assert (ROOT / "docs" / "files.md").read_text(encoding="utf-8") == page(), "python -m tools.files_table"
+    silent = [p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" and f"`{p.name}`" not in page()]
+    assert not [p for p in silent if not any(f"{p.parent.name}/{p.name}`" in line for line in page().splitlines())]
 
 
 def test_readme_is_short() -> None:

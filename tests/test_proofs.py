@@ -36,11 +36,6 @@ def products(a: Tensor, b: Tensor) -> Tensor:
     return b.sum()
 
 
-def bounds(a: Tensor) -> Tensor:
-    n = max(a.shape[0], 3) - min(a.shape[1], 5)
-    return a * 2 if n > 1 else a
-
-
 def equal(a: Tensor, b: Tensor) -> Tensor:
     return a.sum() + b.sum() if a.shape[0] == 2 * b.shape[1] and a.shape[1] != 7 else b
 
@@ -53,7 +48,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "cat": (cat, (R(6, 8), R(10, 8))),
     "matmul": (matmul, (R(5, 20), R(20, 7))),
     "products": (products, (R(6, 9), R(5, 8))),
-    "bounds": (bounds, (R(9, 4),)),
+    "bounds": (lambda a: a * 2 if max(a.shape[0], 3) - min(a.shape[1], 5) > 1 else a, (R(9, 4),)),
     "equal": (equal, (R(1, 4).expand(10, 4), R(5, 3).t())),
     "a view": (lambda a: strided(a[2:, 1:]), (R(8, 9),)),
     "strides": (strided, (R(12, 9)[:, 2:],)),
@@ -143,14 +138,6 @@ def test_guards_that_others_imply_are_not_emitted_and_said() -> None:
     assert len(region.specializations) == 2
 
 
-def test_a_size_is_not_compared_with_what_was_read_of_it() -> None:
-    region = st.compile(lambda a, b: a * b, dynamic=True)
-    region(R(3, 4), R(3, 4))
-    (made,) = region.specializations
-    compared = [line.split()[1] for line in made.source.splitlines() if "!= (s" in line]
-    assert compared == ["x0.stride(0)", "x1.shape[0]", "x1.shape[1]", "x1.stride(0)"]
-
-
 def test_unknown_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Formulas, "effort", 1)
     function, args = PROGRAMS["products"]
@@ -164,9 +151,6 @@ def test_unknown_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_switched_by_debug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "PROVES", False)
     with st.debug(validate_guards=True):
-        assert verify.PROVES
-        with st.debug(validate_guards=False):
-            assert not verify.PROVES
         assert verify.PROVES
     assert not verify.PROVES
     st.debug(validate_guards=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from torch.utils._pytree import tree_map
 
 from subclass_trace.torch_api import repairs
 from subclass_trace.torch_api.repairs.table import REPAIRS, Repair
-from subclass_trace.torch_api.versions import TORCH
+from subclass_trace.torch_api.versions import TORCH, TORCH_HERE
 
 aten = torch.ops.aten
-VERSION = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 FAULTS: dict[str, Callable[[], bool]] = {}
 
 
@@ -111,7 +109,10 @@ def _() -> bool:
     mode = FakeTensorMode()
     given = mode.from_tensor(x)
     with mode:
-        found = aten._fft_c2c.default(given, [1, 0], 0, True)
+        try:
+            found = aten._fft_c2c.default(given, [1, 0], 0, True)
+        except RuntimeError:
+            return True
     return found.stride() != aten._fft_c2c.default(x, [1, 0], 0, True).stride()
 
 
@@ -232,7 +233,7 @@ def _() -> bool:
 @pytest.mark.parametrize("name", REPAIRS)
 def test_torch_has_the_fault(name: str) -> None:
     row = REPAIRS[name]
-    expected, found = row.is_of(VERSION), FAULTS[name]()
+    expected, found = row.is_of(), FAULTS[name]()
     assert found == expected, (
         f"torch {torch.__version__} {'has' if found else 'has not'} this fault: {row.fault} (repairs/{row.module}.py)"
     )
@@ -250,5 +251,6 @@ def test_no_repair_is_kept_for_versions_that_are_not_supported() -> None:
 
 
 def test_a_row_tells_which_versions_it_is_for() -> None:
+    assert torch.__version__.startswith(".".join(map(str, TORCH_HERE)))
     row = Repair("layouts", "", before=(2, 13))
     assert row.is_of((2, 11)) and row.is_of((2, 12)) and not row.is_of((2, 13))

@@ -21,7 +21,7 @@ from subclass_trace.options import Options
 from subclass_trace.partition.interface import Partitioned, partition, resolve_partitioner
 from subclass_trace.plan import Plan
 from subclass_trace.runtime import specialize
-from subclass_trace.state.place import Call
+from subclass_trace.state.place import Roots
 from subclass_trace.zoo import TwoTensor
 
 aten = torch.ops.aten
@@ -213,10 +213,10 @@ def test_guards() -> None:
     holder.config = Config()
     holder.config.shift = 1.0
     region = st.compile(lambda x: x + holder.config.shift)
-    guards, call = region.specialize(torch.ones(2)).state, Call((torch.ones(2),), {}, region.__wrapped__)
+    guards, call = region.specialize(torch.ones(2)).state, Roots((torch.ones(2),), {}, region.__wrapped__)
     verify.verify_guards(guards, call)
     with pytest.raises(VerificationError, match="the place of a guard cannot be read"):
-        verify.verify_guards(guards, Call((), {}, None))
+        verify.verify_guards(guards, Roots((), {}, None))
 
 
 def test_switch() -> None:

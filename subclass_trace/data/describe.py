@@ -21,7 +21,7 @@ from ..runtime.guards import Ambient
 from ..runtime.program import Program
 from ..runtime.specialize import Graphs
 from ..state.guards import StateGuards, others_of
-from ..state.place import GONE, Call, Place, above
+from ..state.place import GONE, Place, Roots, above
 from ..state.rows import Row
 from ..state.values import MISSING
 from ..subclass.context import parts_of
@@ -115,7 +115,7 @@ def describe(
     program: Program,
     graphs: Graphs,
     options: list[str],
-    call: Call,
+    call: Roots,
 ) -> Description:
     """The description of a specialization.
 
@@ -160,7 +160,7 @@ def _half_of(backward: CompiledBackward) -> Half:
 
 
 class _Writer(GraphWriter):
-    def __init__(self, call: Call, plan: Plan) -> None:
+    def __init__(self, call: Roots, plan: Plan) -> None:
         super().__init__(call)
         self._classes: dict[type, None] = {}
         # id of a part of the context of an input -> where it is
@@ -243,7 +243,7 @@ def trace_of(nodes: Iterable[fx.Node]) -> str:
 
 
 # ---- reading
-def read(data: Any, call: Call, options: list[str], fakes: bool = True) -> Parts:
+def read(data: Any, call: Roots, options: list[str], fakes: bool = True) -> Parts:
     """The parts of a description, for the roots of a call. Nothing of it is run.
 
     Args:
@@ -305,7 +305,7 @@ def _check(data: Any, options: list[str]) -> None:
         raise Unlike(Reason(f"options: expected {data.get('options')}, got {options}"))
 
 
-def _read(data: dict[str, Any], call: Call, fakes: bool) -> Parts:
+def _read(data: dict[str, Any], call: Roots, fakes: bool) -> Parts:
     r = _Reader(data["places"], call, fakes, data["constants"])
     r.compare_classes(data["classes"])
     r.define(data["symbols"])
@@ -391,7 +391,7 @@ class _Apart(_Reader):
 
     def __init__(self, data: dict[str, Any], function: Any) -> None:
         super().__init__(
-            data["places"], Call((), {}, function), fakes=False, constants=data["constants"]
+            data["places"], Roots((), {}, function), fakes=False, constants=data["constants"]
         )
 
     def read(self, place: Place) -> Any:

@@ -23,7 +23,7 @@ from ..backends.eager.graph_code import proofs_of
 from ..errors import DescriptionError
 from ..partition.half import Half
 from ..runtime.sizes import to_expr
-from ..state.place import Call
+from ..state.place import Roots
 from ..subclass.spec import SizeExpr
 from ..torch_api.fakes import fake_like, fake_mode, symbolic_number
 from ..torch_api.graphs import graph_module
@@ -83,7 +83,7 @@ class GraphWriter(PlaceWriter):
     """Writes halves of a partition. ``symbols``: those that stand in values, with what is known of
     them."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Roots) -> None:
         super().__init__(call)
         self.symbols: dict[str, Any] = {}
 
@@ -230,7 +230,7 @@ class GraphReader(PlaceReader):
             numbers: stand-ins do for the eager back end, and a fake mode imports Dynamo.
     """
 
-    def __init__(self, data: Any, call: Call, fakes: bool, constants: Any = None) -> None:
+    def __init__(self, data: Any, call: Roots, fakes: bool, constants: Any = None) -> None:
         self.fakes = fakes
         self._mode: Any = None
         super().__init__(data, call, constants)

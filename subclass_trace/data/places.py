@@ -24,7 +24,7 @@ import torch
 
 from ..errors import DescriptionError, Reason, Unlike
 from ..state.guards import StateGuards, others_of
-from ..state.place import GONE, ROOTS, STEPS, Call, Place
+from ..state.place import GONE, ROOTS, STEPS, Place, Roots
 from ..state.recorder import names_of
 from ..state.rows import HOOKS, KINDS, Row, code_of, members
 from ..state.values import MISSING
@@ -64,7 +64,7 @@ class PlaceWriter(Writer):
     """Writes places, and all that names one. ``call``: the roots, for what is found by its place
     alone."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Roots) -> None:
         super().__init__()
         self.call = call
         self.places: list[Any] = []
@@ -253,7 +253,7 @@ class PlaceReader(Reader):
         Unlike: something else is here.
     """
 
-    def __init__(self, data: Any, call: Call, constants: Any = None) -> None:
+    def __init__(self, data: Any, call: Roots, constants: Any = None) -> None:
         super().__init__(constants)
         ATOMS.update(placement_types())  # no trace has done so
         self.call = call

@@ -70,16 +70,8 @@ def export(
     Raises:
         ExportError: it cannot be exported; the path says what, the fix how it can.
     """
-    if not isinstance(args, tuple):
-        raise ExportError(
-            "args is no tuple",
-            path="args",
-            expected="a tuple of arguments",
-            got=type(args).__name__,
-        )
     freezer = freezer_of(function)
-    if freezer is not None and joint:
-        raise ExportError("a frozen region has no gradients", path="joint", fix="joint=False")
+    _check(args, joint and freezer is not None)
     named, state, called = dict(kwargs or {}), FlatState({}, {}, {}, {}), function
     if isinstance(function, torch.nn.Module):
         state, called = FlatState.of(function), function.forward
@@ -110,6 +102,18 @@ def export(
     read = tuple(row for row in state_read.rows if row.place.moves and not row.place.late)
     exporter = Exporter(captured, graph, state, called, strict, read)
     return exporter.exported(maker.flat, values, positions, tree, wanted, backward, freezer)
+
+
+def _check(args: Any, frozen_joint: bool) -> None:
+    if not isinstance(args, tuple):
+        raise ExportError(
+            "args is no tuple",
+            path="args",
+            expected="a tuple of arguments",
+            got=type(args).__name__,
+        )
+    if frozen_joint:
+        raise ExportError("a frozen region has no gradients", path="joint", fix="joint=False")
 
 
 def _backward(captured: Captured) -> TracedBackward:

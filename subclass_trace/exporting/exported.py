@@ -14,7 +14,7 @@ from ..errors import ExportError
 from ..plan.values import Recipe
 from ..runtime.sizes import evaluator
 from ..runtime.tangents import with_unbacked
-from ..state.place import GONE, Call
+from ..state.place import GONE, Roots
 from ..state.rows import Row
 from ..subclass.flatten import flatten
 from ..subclass.paths import Path
@@ -76,7 +76,7 @@ class Exported:
             )
         for row in self._read:  # numbers, texts: they are in the program
             try:
-                holds = row.holds(Call(args, kwargs))
+                holds = row.holds(Roots(args, kwargs))
             except GONE:
                 holds = False
             if not holds:

@@ -30,10 +30,12 @@ from ..partition.interface import resolve_partitioner
 from ..passes import passes_of
 from ..runtime.bind import bind, unlike, with_circumstances
 from ..runtime.guards import Ambient
+from ..runtime.program import Program
 from ..runtime.specialize import build_program
 from ..stages import stage
 from ..state.guards import StateGuards
-from ..state.place import Call
+from ..state.place import Roots
+from ..state.run import StateRun
 from ..torch_api.dynamo import check_marks
 from ..torch_api.modes import autocast_as
 from ..verify.proof import prove
@@ -41,7 +43,7 @@ from .dynamic import SizeHistory
 from .equal_modules import of_another
 from .routes import Route, route_of
 from .specialization import Specialization
-from .traced_call import Arguments, HasSymbols, traced_call
+from .traced_call import Arguments, HasSymbols, Maker, traced_call
 
 Tensor = torch.Tensor
 
@@ -78,16 +80,7 @@ def _specialize(
     if symbols and not history.all_numbers:  # else Dynamo, or a trace without symbols, has decided
         for row in program.plan.inputs.rows:
             check_marks(row.of(maker.flat), row.spec, str(row.path))
-    numbers = frozenset(
-        p
-        for p, value in zip(maker.places, maker.flat, strict=True)
-        if not isinstance(value, Tensor)
-    )
-    guarded = StateGuards(state, Call(*call, function), maker.places, numbers)
-    for backward in () if program.backwards is None else program.backwards.compiled:
-        guarded = guarded.and_of_backward(backward.reads)
-    if verify.ENABLED:
-        verify.verify_guards(guarded, Call(*call, function))
+    guarded = _guards_of(state, maker, program, Roots(*call, function))
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
     program = with_circumstances(program, maker.flat)
@@ -102,12 +95,24 @@ def _specialize(
         if by != backend.name and n not in graphs.own_kernels
     }
     state.forget()
-    maker.roots = Call((), {})
+    maker.roots = Roots((), {})
     maker.flat.clear()  # cycles may keep it for a while
     records = () if passes is None else tuple(passes.records)
     return Specialization(
         misses, options, ambient, guarded, program, graphs, *emitted, {}, records, inlined, proved
     )
+
+
+def _guards_of(state: StateRun, maker: Maker, program: Program, roots: Roots) -> StateGuards:
+    """The guards on Python state: on what the function read, and the first backward."""
+    rows = zip(maker.places, maker.flat, strict=True)
+    numbers = frozenset(place for place, value in rows if not isinstance(value, Tensor))
+    guards = StateGuards(state, roots, maker.places, numbers)
+    for backward in () if program.backwards is None else program.backwards.compiled:
+        guards = guards.and_of_backward(backward.reads)
+    if verify.ENABLED:
+        verify.verify_guards(guards, roots)
+    return guards
 
 
 def _stands(error: Exception) -> bool:
@@ -174,7 +179,7 @@ def from_description(
         Unlike: it is not for this call, or what is read here is something else; ``reason`` says
             what.
     """
-    roots = Call(*call, function)
+    roots = Roots(*call, function)
     backend = options.resolve_backend()
     with stage("description"):
         parts = read(data, roots, options.of_a_trace(), fakes=backend.forward is not compile_eager)

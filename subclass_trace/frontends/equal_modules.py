@@ -12,7 +12,7 @@ from .. import policy
 from ..options import Options
 from ..runtime.bind import bind, unlike
 from ..state.guards import changed_since
-from ..state.place import Call
+from ..state.place import Roots
 from .dynamic import SizeHistory
 from .specialization import Specialization
 from .traced_call import Arguments
@@ -50,7 +50,7 @@ def of_another(
         guards, backwards, roots = (
             entry.state.of_function(function),
             entry.program.backwards,
-            Call(*call, function),
+            Roots(*call, function),
         )
         if unlike(entry.plan, entry.ambient, guards, roots) is not None:
             failing = [*guards.failing(roots)]

@@ -38,7 +38,7 @@ from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..stages import working
 from ..state.guards import changed_since
-from ..state.place import Call
+from ..state.place import Roots
 from ..torch_api.assertions import OtherBranch
 from ..torch_api.autograd import saved_tensor_hooks_active
 from ..torch_api.dynamo import check_stance, dynamo_lock, eager_by_stance, never_compiled
@@ -347,7 +347,7 @@ class Region:
             self.__check_count(misses)
             for entry in self.__entries:
                 self.__history.varying_numbers |= changed_since(
-                    entry.state, Call(args, kwargs, self.__function)
+                    entry.state, Roots(args, kwargs, self.__function)
                 )
             self.__history.waits = waits
             with working(f"capture of {name_of(self.__function)}") as seconds:

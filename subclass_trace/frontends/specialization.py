@@ -16,10 +16,10 @@ from ..passes import PassRecord
 from ..plan import Plan, SavedValue
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
-from ..runtime.source import Source as Code
+from ..runtime.source import Code
 from ..runtime.specialize import Graphs
 from ..state.guards import StateGuards
-from ..state.place import Call
+from ..state.place import Roots
 from ..verify.proof import Proof
 
 
@@ -100,7 +100,7 @@ class Specialization:
             args, kwargs: of a call that it serves, where the region finds things among them by
                 identity.
         """
-        roots = Call(args, kwargs, self.state.function)
+        roots = Roots(args, kwargs, self.state.function)
         options = self.options.of_a_trace()
         return describe(self.ambient, self.state, self.program, self.graphs, options, roots)
 

@@ -14,7 +14,7 @@ from ..capture.inputs import Argument, Inputs
 from ..capture.session import Session
 from ..options import Options
 from ..stages import stage
-from ..state.place import Call, Place, above
+from ..state.place import Place, Roots, above
 from ..state.run import StateRun
 from ..subclass.paths import Path
 from ..torch_api.modes import no_modes, no_overrides
@@ -43,7 +43,7 @@ class Maker:
         session: Session,
         history: SizeHistory,
         options: Options,
-        roots: Call,
+        roots: Roots,
         *,
         symbols: bool,
     ) -> None:
@@ -137,7 +137,7 @@ def traced_call(
         SubclassTraceError: a refusal.
         Exception: the function's own.
     """
-    maker = Maker(session, history, options, Call(*call, function), symbols=symbols)
+    maker = Maker(session, history, options, Roots(*call, function), symbols=symbols)
     state = StateRun(function, call, maker, warns=options.frontend == "trace")
     state.waits = history.waits
 

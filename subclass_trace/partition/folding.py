@@ -7,7 +7,7 @@ rest, which takes the constants after its other inputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,33 +113,50 @@ class _Cut:
         self._memory = {storage_key(n.meta["val"]): _bytes(n) for n in weights}
 
     def settle(self, may_grow: bool) -> None:
-        while (node := self._unfit(may_grow)) is not None:
-            del self.ahead[node]
-            self.late.add(node)
-            self.ahead.update(dict.fromkeys(i for i in node.all_input_nodes if i not in self.late))
+        for node in [*self.ahead]:
+            if not self._is_constant(node):
+                self._unfold(node)
+        waiting = [] if may_grow else self._groups(self.ahead)
+        while waiting:
+            nodes = waiting.pop()
+            if (large := self._too_large(nodes)) is not None:
+                rest = dict.fromkeys([*nodes, *self._unfold(large)])
+                del rest[large]
+                waiting += self._groups(rest)
 
-    def _unfit(self, may_grow: bool) -> fx.Node | None:
-        for node in self.ahead:
-            if not self.origins[node] or not isinstance(node.meta["val"], Tensor):
-                return node
-        for weights, nodes in () if may_grow else self._groups():
-            known = {storage_key(self.half.inputs[k].meta["val"]) for k in weights}
-            own = [n for n in nodes if storage_key(n.meta["val"]) not in known]
-            kept = known & {storage_key(n.meta["val"]) for n in nodes}
-            after = sum(map(_bytes, own)) + sum(map(self._memory.__getitem__, kept))
-            if own and after > sum(map(self._memory.__getitem__, known)):
-                return max(own, key=_bytes)
-        return None
+    def _is_constant(self, node: fx.Node) -> bool:
+        return bool(self.origins[node]) and isinstance(node.meta["val"], Tensor)
 
-    def _groups(self) -> list[tuple[frozenset[int], list[fx.Node]]]:
-        """The values that have weights in common, and the weights."""
-        groups: list[tuple[frozenset[int], list[fx.Node]]] = []
-        for node in self.ahead:
-            mine = [g for g in groups if not g[0].isdisjoint(self.origins[node])]
-            groups = [g for g in groups if g not in mine]
-            weights = self.origins[node].union(*(w for w, _ in mine))
-            groups.append((weights, [node, *(n for _, nodes in mine for n in nodes)]))
-        return groups
+    def _unfold(self, node: fx.Node) -> list[fx.Node]:
+        """Each call computes it, from what is ahead instead."""
+        del self.ahead[node]
+        self.late.add(node)
+        found = list[fx.Node]()
+        for i in node.all_input_nodes:
+            if i not in self.late and i not in self.ahead:
+                self.ahead[i] = None
+                found += [i] if self._is_constant(i) else self._unfold(i)
+        return found
+
+    def _too_large(self, nodes: Iterable[fx.Node]) -> fx.Node | None:
+        """The largest of some values, if they need more memory than the weights that they are made
+        of."""
+        weights = {k for n in nodes for k in self.origins[n]}
+        known = {storage_key(self.half.inputs[k].meta["val"]) for k in weights}
+        own = [n for n in nodes if storage_key(n.meta["val"]) not in known]
+        kept = known & {storage_key(n.meta["val"]) for n in nodes}
+        after = sum(map(_bytes, own)) + sum(map(self._memory.__getitem__, kept))
+        is_more = own and after > sum(map(self._memory.__getitem__, known))
+        return max(own, key=_bytes) if is_more else None
+
+    def _groups(self, nodes: Iterable[fx.Node]) -> list[list[fx.Node]]:
+        """Those that have weights in common."""
+        of = dict[int, list[fx.Node]]()  # a weight -> its group
+        for node in nodes:
+            mine = {id(of[k]): of[k] for k in self.origins[node] if k in of}
+            group = [node, *(n for own in mine.values() for n in own)]
+            of.update((k, group) for n in group for k in self.origins[n])
+        return [*{id(group): group for group in of.values()}.values()]
 
 
 def _is_known(node: fx.Node) -> bool:

@@ -14,7 +14,7 @@ from ..subclass.values import ATOMS, is_a, same
 from ..torch_api import words
 from ..torch_api.guards import dict_version
 from ..torch_api.owners import Owner, owner_of
-from .source import Source
+from .source import Code
 
 _of_instance = object.__getattribute__
 
@@ -83,7 +83,7 @@ class Batch:
             self.kept[k] = self.getter(*(column[k] for column in self.columns))
         self.known[k] = given
 
-    def code(self, s: Source) -> str:
+    def code(self, s: Code) -> str:
         """An expression that tells whether they give something else."""
         columns = ", ".join(s.held(column, self.name) for column in self.columns)
         given = f"map({s.held(self.getter, f'{self.name}_of')}, {columns})"

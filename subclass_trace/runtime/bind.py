@@ -19,7 +19,7 @@ from ..errors import ProtocolError, Reason
 from ..plan import InputPlan, Plan, TensorKind
 from ..stages import stage
 from ..state.guards import StateGuards
-from ..state.place import GONE, Call
+from ..state.place import GONE, Roots
 from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec, same_contexts, sizes_in
@@ -58,7 +58,7 @@ def bind(
         return EntryEmitter(program, ambient, guards).emit(flat, examples)
 
 
-def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Call) -> Reason | None:
+def unlike(plan: Plan, ambient: Ambient, guards: StateGuards, call: Roots) -> Reason | None:
     """Why the records do not meet a call, as far as the entry would not say so itself; None: they
     may be bound to it."""
     thread = Ambient.now()

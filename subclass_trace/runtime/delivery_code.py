@@ -20,7 +20,7 @@ from ..torch_api.autograd import apply_function, move_versions
 from ..torch_api.autograd import set_versions as torch_set_versions
 from ..torch_api.operators import copy_all
 from .emit import gradients_off, tuple_code
-from .source import Source
+from .source import Code
 
 Tensor = torch.Tensor
 
@@ -72,7 +72,7 @@ class Delivery:
     """
 
     def __init__(
-        self, source: Source, plan: Plan, inputs: Sequence[str], leaves: Sequence[str]
+        self, source: Code, plan: Plan, inputs: Sequence[str], leaves: Sequence[str]
     ) -> None:
         self.source, self.plan, self.inputs, self.leaves = source, plan, inputs, leaves
 

@@ -39,7 +39,7 @@ from ..torch_api.symbols import expression_source
 from ..torch_api.texts import text_of as torch_text_of
 from ..torch_api.wrappers import context_shortcut, make_wrapper_subclass, shortcut_constructor
 from .sizes import evaluate, evaluator
-from .source import Source
+from .source import Code
 
 Tensor = torch.Tensor
 
@@ -82,7 +82,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return all(type(v) in _WRITTEN or _is_plain(v, depth + 1) for v in parts)
 
 
-def same_code(source: Source, now: str, known: Any) -> str:
+def same_code(source: Code, now: str, known: Any) -> str:
     """The condition that the context ``now`` is the same as the known one, as source: identity,
     then `same_context`."""
     constant = source.constant(known, "context")
@@ -129,7 +129,7 @@ class Unwrapper:
             their paths.
     """
 
-    def __init__(self, source: Source, examples: dict[str, Any]) -> None:
+    def __init__(self, source: Code, examples: dict[str, Any]) -> None:
         self.source, self.examples = source, examples
         self.tensors: list[tuple[str, Spec, Path]] = []
         self.sized: list[tuple[str, WrapperSpec, Path]] = []
@@ -225,7 +225,7 @@ class Wrapper:
     ``__tensor_unflatten__``."""
 
     def __init__(
-        self, source: Source, examples: Examples, symbols: dict[Any, str], env: str
+        self, source: Code, examples: Examples, symbols: dict[Any, str], env: str
     ) -> None:
         """``env``: the expression of a dict with the values of symbols."""
         self.source, self.examples, self.symbols, self.env = source, examples, symbols, env
@@ -313,7 +313,7 @@ class Wrapper:
 
 
 @contextlib.contextmanager
-def gradients_off(source: Source, is_needed: bool) -> Iterator[None]:
+def gradients_off(source: Code, is_needed: bool) -> Iterator[None]:
     """Inside, the lines run without gradients, if that is needed."""
     if is_needed:
         source.bind("set_grad", set_grad)
@@ -327,12 +327,12 @@ def gradients_off(source: Source, is_needed: bool) -> Iterator[None]:
         source.line("finally: set_grad(True)")
 
 
-def graph_call(source: Source, call: str, autocast: Any) -> str:
+def graph_call(source: Code, call: str, autocast: Any) -> str:
     """The line that runs a graph: the casts of autocast are in it."""
     return f"with {source.bind('no_autocast', disable_autocast)}(): {call}" if autocast else call
 
 
-def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
+def sizes_of_outputs(source: Code, plan: Plan) -> dict[Any, str]:
     """Emit keeping the numbers among the outputs of the forward graph in ``call``; returns the
     symbols that they tell."""
     first, symbols = plan.results.forward_leaves, dict[Any, str]()
@@ -344,7 +344,7 @@ def sizes_of_outputs(source: Source, plan: Plan) -> dict[Any, str]:
     return symbols
 
 
-def detached_outputs(source: Source, plan: Plan, leaves: Sequence[str]) -> list[str]:
+def detached_outputs(source: Code, plan: Plan, leaves: Sequence[str]) -> list[str]:
     """Expressions for the leaves that the forward returns, made objects of their own where they are
     none.
 
@@ -456,7 +456,7 @@ def sized_alike(spec: WrapperSpec, value: Tensor, env: Mapping[Any, Any]) -> boo
     return alike and all(same_context(known, now) for known, now in opaque)
 
 
-def metadata_checks(source: Source, row: InputPlan, name: str) -> None:
+def metadata_checks(source: Code, row: InputPlan, name: str) -> None:
     """Check what the region asked of an input besides its values."""
     for fact, known in row.facts:
         if fact == "grad":
@@ -470,7 +470,7 @@ def metadata_checks(source: Source, row: InputPlan, name: str) -> None:
 
 
 def symbol_lines(
-    plan: Plan, source: Source, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str]
+    plan: Plan, source: Code, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str]
 ) -> dict[Any, str]:
     """Emit reading the symbols' values; returns symbol -> local name."""
     names = {"flat": flat, "input": inputs, "leaf": leaves}

@@ -68,7 +68,7 @@ from .guards import Ambient
 from .pins import Pins
 from .program import Call, Program, watch_contexts
 from .rebuild import replay_view, steps_of
-from .source import Source
+from .source import Code
 from .state_code import StateEmitter, tried
 from .value_code import ValueEmitter, emit_effects
 
@@ -88,7 +88,7 @@ def _places_of(plan: Plan) -> list[Place]:
 
 #: the entry, the source that it was made from, and the function that says why it misses (None: it
 # does not)
-Emitted: TypeAlias = tuple[Callable[..., Any], Source, Callable[..., Reason | None]]
+Emitted: TypeAlias = tuple[Callable[..., Any], Code, Callable[..., Reason | None]]
 
 
 class EntryEmitter:
@@ -102,7 +102,7 @@ class EntryEmitter:
     def __init__(self, program: Program, ambient: Ambient, state: StateGuards) -> None:
         self.program, self.plan, self.ambient, self.state = program, program.plan, ambient, state
         self.pins = Pins(state, _places_of(self.plan))
-        self.source = Source()
+        self.source = Code()
         self.source.bind("MISS", MISS)
         self.values: dict[str, Tensor] = {}
         self.unwrapper = Unwrapper(self.source, self.values)
@@ -394,7 +394,7 @@ class EntryEmitter:
             s.line(f"with enable_grad(): v = {made}")
         if changing := self.unwrapper.changing:
             names = [name for name, *_ in changing]
-            with tried(check := Source("False"), f"def same({', '.join(names)}):"):
+            with tried(check := Code("False"), f"def same({', '.join(names)}):"):
                 for name, context, _ in changing:
                     check.line(f"if not ({same_code(check, name, context)}): return False")
             check.line("return True")

@@ -11,6 +11,7 @@ docs/deploying.md for what that does not see.
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -30,11 +31,11 @@ from ..partition.half import Half
 from ..passes.batch_norm import but_inference, fold_batch_norms, lay_out_convolutions
 from ..plan import LeafPrimal, Plan, ViewOutput
 from ..plan.descriptors import Input
-from ..state.place import Call
+from ..state.place import Roots
 from ..subclass.flatten import flatten, tensors_inside
 from ..subclass.protocol import is_traceable
 from ..torch_api.kinds import storage_key
-from ..torch_api.modes import disable_autocast, no_modes, no_overrides
+from ..torch_api.modes import disable_autocast, no_overrides
 from ..torch_api.trees import pytree
 from ..torch_api.wrappers import make_wrapper_subclass
 from .bind import other_input
@@ -146,8 +147,8 @@ class _Pins(NamedTuple):
     paths: list[str]
     tensors: list[Tensor]
     numbers: list[int]
-    samples: list[Tensor]
-    sample: Tensor | None
+    samples: dict[int, Any]
+    known: list[bytes]
 
 
 class FrozenProgram:
@@ -157,14 +158,14 @@ class FrozenProgram:
         rows: the inputs among its weights, which the entry hands to `has_other_weights` in this
         order; ``erasable``: those that nothing else needs; ``kept``: paths of weights that it
         reads. rest: what each call runs, of the other inputs and the ``constants``, which are
-        computed ahead; ``own``: those that are no views of weights, which other programs may have,
-        too; ``pins``: of the weights; None: they are to be folded.
+        computed ahead; ``own``: of what weights, and those that are no views of them, which other
+        programs may have, too; ``pins``: of the weights; None: they are to be folded.
     """
 
     def __init__(self, freezer: Freezer, folded: Folded, rest: Compiled) -> None:
         self.freezer, self.folded, self.rest = freezer, folded, rest
         self.first = graph_code.compile_half(folded.first, name="constants").function
-        self.constants, self.own = list[Tensor](), list[Tensor]()
+        self.constants, self.own = list[Tensor](), list[tuple[Any, Tensor]]()
         self.pins: _Pins | None = None
         self.stepped: str | None = None
 
@@ -193,7 +194,7 @@ class FrozenProgram:
 
     def weights(self) -> list[Tensor]:
         """What stands at the places of the weights."""
-        roots = Call((), {}, self.freezer.module)
+        roots = Roots((), {}, self.freezer.module)
         return [place.read(roots) for place in self.places]
 
     def has_other_weights(self, *weights: Tensor) -> bool:
@@ -207,7 +208,9 @@ class FrozenProgram:
             return not self.fold(weights)
         tensors = self._tensors(weights)
         same = all(map(operator.is_, tensors, pins.tensors))
-        if not same or self._numbers(tensors) != pins.numbers or not _is_same(pins):
+        if not same or self._numbers(tensors) != pins.numbers:
+            return self._refuse(weights, pins)
+        if [*map(_RAW, pins.samples.values())] != pins.known:
             return self._refuse(weights, pins)
         if self.stepped is not None:
             raise _changed(self.stepped, "written by the step of an optimizer")
@@ -236,14 +239,13 @@ class FrozenProgram:
         ]
         paths = [str(row.path) for row in self.rows]
         ways = [f"{path}.{way}" for path, own in zip(paths, inside, strict=True) for way in own]
-        with torch.inference_mode(False), torch.no_grad(), no_modes():
-            tensors = self._tensors(weights)
-            self._dense = [k for k, t in enumerate(tensors) if not _is_empty(t)]
-            self._versions = _slow_version if any(t.is_inference() for t in tensors) else _VERSION
-            samples = [s for k in self._dense if (s := _sample(tensors[k])) is not None]
-            sample = torch.cat(samples) if samples else None
+        tensors = self._tensors(weights)
+        self._dense = [k for k, t in enumerate(tensors) if not _is_empty(t)]
+        self._versions = _slow_version if any(t.is_inference() for t in tensors) else _VERSION
+        samples = {k: s for k in self._dense if (s := _sample(tensors[k])) is not None}
         self.stepped = None
-        self.pins = _Pins(paths + ways, tensors, self._numbers(tensors), samples, sample)
+        known = [*map(_RAW, samples.values())]
+        self.pins = _Pins(paths + ways, tensors, self._numbers(tensors), samples, known)
 
     def note_step(self, parameters: set[int]) -> None:
         """An optimizer has written these."""
@@ -272,14 +274,18 @@ class FrozenProgram:
             table.update(zip(row.leaves, flatten(t)[0], strict=True))
         leaves = [table[k] for k in self.leaves]  # type: ignore[index]
         lent = {*map(storage_key, leaves)}
-        others = [c for program in self.freezer.programs for c in program.own]
+        others: dict[Any, list[Tensor]] = {}
+        for key, c in (row for program in self.freezer.programs for row in program.own):
+            others.setdefault(key, []).append(c)
 
-        def shared(t: Tensor) -> Tensor:
-            same = (c for c in others if c.stride() == t.stride() and _equal(c, t))
+        def shared(key: Any, t: Tensor) -> Tensor:
+            same = (c for c in others.get(key, ()) if c.stride() == t.stride() and _equal(c, t))
             return t if storage_key(t) in lent else next(same, t)
 
-        made = [*map(shared, computed(self.folded.first, leaves, self.first))]
-        self.own = [c for c in made if storage_key(c) not in lent]
+        keys = [frozenset(self.names[k] for k in origin) for origin in self.folded.origins]
+        made = [*map(shared, keys, computed(self.folded.first, leaves, self.first))]
+        rows = zip(keys, made, strict=True)
+        self.own = [(key, c) for key, c in rows if storage_key(c) not in lent]
         return made
 
     def _compare(self, weights: Sequence[Tensor]) -> None:
@@ -311,9 +317,8 @@ class FrozenProgram:
                     else (self._dense[k - count], "other memory, as after .data = ...")
                 )
                 raise _changed(pins.paths[index], how)
-        dense = [k for k in self._dense if _sample(tensors[k]) is not None]
-        for k, held, then in zip(dense, pins.samples, _parts(pins), strict=True):
-            if not torch.equal(held, then):
+        for (k, sample), was_bytes in zip(pins.samples.items(), pins.known, strict=True):
+            if sample.raw != was_bytes:
                 raise _changed(pins.paths[k], "other numbers, written past autograd (.data)")
         return False  # somebody has put it back meanwhile
 
@@ -410,7 +415,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             program.note_step(written)
 
 
-_VERSION = operator.attrgetter("_version")
+_VERSION, _RAW = operator.attrgetter("_version"), operator.attrgetter("raw")
 
 
 def _slow_version(t: Tensor) -> int:
@@ -426,22 +431,14 @@ def _is_empty(t: Tensor) -> bool:
     return type(t) is Erased or is_traceable(t)
 
 
-def _sample(t: Tensor) -> Tensor | None:
-    """The bytes of a few numbers in the midst of a dense tensor, as a view."""
+def _sample(t: Tensor) -> Any:
+    """The memory of a few numbers in the midst of a dense tensor, which is held elsewhere."""
     if t.device.type != "cpu" or t.layout is not torch.strided or not t.numel():
         return None
-    count = min(_SAMPLE, t.numel()) if t.is_contiguous() else 1
-    start = t.storage_offset() + (t.numel() - count) // 2 * t.is_contiguous()
-    return t.detach().as_strided((count,), (1,), start).view(torch.uint8)
-
-
-def _parts(pins: _Pins) -> Sequence[Tensor]:
-    sizes = [s.numel() for s in pins.samples]
-    return () if pins.sample is None else torch.split(pins.sample, sizes)
-
-
-def _is_same(pins: _Pins) -> bool:
-    return pins.sample is None or torch.equal(torch.cat(pins.samples), pins.sample)
+    whole, size = t.is_contiguous(), t.element_size()
+    count = min(_SAMPLE, t.numel()) if whole else 1
+    start = (t.numel() - count) // 2 if whole else 0
+    return (ctypes.c_char * (count * size)).from_address(t.data_ptr() + start * size)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -40,7 +40,7 @@ from .function import check_watched, edges, run_backward, watch, with_reason
 from .guards import Ambient
 from .program import Program
 from .rebuild import fit_strides
-from .source import Source
+from .source import Code
 from .state_code import tried
 
 Tensor = torch.Tensor
@@ -89,7 +89,7 @@ class FunctionEmitter:
 
     # ---- forward
     def _forward(self) -> Callable[..., Any]:
-        s, plan = Source(), self.plan
+        s, plan = Code(), self.plan
         s.bind("graph", self.program.forward)
         s.line(f"def forward(ctx, p, {'call, ' if self.takes_call else ''}*inputs):")
         s.depth = 1
@@ -125,7 +125,7 @@ class FunctionEmitter:
         s.line(f"return {names[0]}" if len(names) == 1 else f"return {', '.join(names)}")
         return s.build("forward", "forward")
 
-    def _save(self, s: Source, first: int) -> None:
+    def _save(self, s: Code, first: int) -> None:
         rows = self.plan.gradients.saved
         outputs = [f"o[{first + k}]" for k in range(len(rows))]
         numbers = ["None" if row.is_tensor else o for row, o in zip(rows, outputs, strict=True)]
@@ -135,7 +135,7 @@ class FunctionEmitter:
         if tensors:
             s.line(f"ctx.save_for_backward({', '.join(tensors)})")
 
-    def _watch(self, s: Source) -> None:
+    def _watch(self, s: Code) -> None:
         """Note the versions of wrappers of which a leaf is saved."""
         plan = self.plan
         place = {number: f"inputs[{k}]" for k, number in enumerate(plan.gradients.differentiated)}
@@ -149,7 +149,7 @@ class FunctionEmitter:
 
     # ---- backward
     def _backward(self) -> Callable[..., Any]:
-        s = Source()
+        s = Code()
         names = "".join(f"g{k}, " for k in range(len(self.plan.results.values)))
         s.line(f"def backward(ctx, {names}):")
         s.depth = 1
@@ -226,7 +226,7 @@ class FunctionEmitter:
     def _path(self, entry: CompiledBackward, given: Sequence[Tensor | None]) -> Callable[..., Any]:
         """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not those of
         ``entry``, as ``given`` are."""
-        s, symbols = Source("None"), self._symbols()
+        s, symbols = Code("None"), self._symbols()
         names, env = (
             [f"g{k}" for k in self.plan.gradients.differentiable],
             "ctx.env" if symbols else "{}",
@@ -279,7 +279,7 @@ class FunctionEmitter:
         s.line(f"return None, {'None, ' if self.takes_call else ''}{tuple_code(grads)}")
         return s.build("backward", "backward")
 
-    def _circumstances(self, s: Source, entry: CompiledBackward, symbols: dict[Any, str]) -> None:
+    def _circumstances(self, s: Code, entry: CompiledBackward, symbols: dict[Any, str]) -> None:
         """Emit what is compared besides the tangents, and the symbols' values."""
         s.bind("grad_enabled", grad_enabled)
         s.bind("any_autocast", any_autocast)
@@ -332,7 +332,7 @@ class FunctionEmitter:
 
 
 def _fit(
-    s: Source, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]
+    s: Code, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]
 ) -> None:
     """Bring tangents to the strides that the graph was traced for."""
     given = [spec for spec in entry.tangents if spec is not None]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..state.guards import StateGuards, others_of
-from ..state.place import STEPS, Call, Place
+from ..state.place import STEPS, Place, Roots
 from ..state.recorder import instance_dict
 from ..state.rows import HOOKS, Row
 from ..state.values import MISSING, lookup
@@ -78,9 +78,9 @@ class Pinned:
             self.facts[:0] = [(holds, None, "is", NEW)] if self.facts else []
 
     @property
-    def call(self) -> Call:
+    def call(self) -> Roots:
         """The roots."""
-        return Call((), {}, self.guards.function)
+        return Roots((), {}, self.guards.function)
 
     # ---- pinning
     def _bind(self, found: dict[Place, Any]) -> None:

@@ -26,7 +26,7 @@ from ..subclass.values import ATOMS
 from ..torch_api import words
 from .batches import same_read
 from .pinned import FACTS, NEW, Pinned, Unit, holds
-from .source import Source
+from .source import Code
 
 _KEY = operator.attrgetter("key")
 #: kinds of rows of which anything is pinned besides the object
@@ -245,7 +245,7 @@ class Pins(Pinned):
             )
         return value
 
-    def conditions(self, s: Source) -> list[str]:
+    def conditions(self, s: Code) -> list[str]:
         """Expressions that tell whether something differs."""
         self._compared = {name for name, batch in self.batches.items() if batch.columns[0]}
         if self.facts:

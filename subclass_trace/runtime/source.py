@@ -19,7 +19,7 @@ from ..torch_api.dynamo import never_compiled
 EXPRESSION_GLOBALS = {"math": math, "torch": torch}
 
 
-class Source:
+class Code:
     """Collects lines of one generated module. ``miss``: what a check returns that fails."""
 
     def __init__(self, miss: str = "MISS") -> None:

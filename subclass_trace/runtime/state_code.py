@@ -15,18 +15,18 @@ from typing import Any
 import torch
 
 from ..state.guards import StateGuards
-from ..state.place import GONE, STEPS, Call, Place
+from ..state.place import GONE, STEPS, Place, Roots
 from ..state.rows import KINDS, Row
 from ..state.values import MISSING
 from ..subclass.values import LITERALS, SINGLETONS, same
 from .pins import Pins
-from .source import Source
+from .source import Code
 
 _of_instance = object.__getattribute__
 
 
 @contextlib.contextmanager
-def tried(source: Source, head: str) -> Iterator[None]:
+def tried(source: Code, head: str) -> Iterator[None]:
     """Write a function that misses where something is gone."""
     source.line(head)
     source.depth = 1
@@ -49,7 +49,7 @@ class RowEmitter:
     """
 
     def __init__(
-        self, source: Source, function: str, bound: dict[Place, str] | None = None
+        self, source: Code, function: str, bound: dict[Place, str] | None = None
     ) -> None:
         self.source, self.function = source, function
         self.names: dict[Any, str] = dict(bound or {})
@@ -60,7 +60,7 @@ class RowEmitter:
     def check(self, rows: Sequence[Row]) -> None:
         """Each of these rows."""
         for row in rows:
-            of = self.source.bind("Roots", Call)
+            of = self.source.bind("Roots", Roots)
             why = f"{self.source.held(row.why, 'why')}({of}(args, kwargs, {self.function}))"
             self.source.check(f"if not ({self.condition(row)})", why, row.code)
 
@@ -167,7 +167,7 @@ class RowEmitter:
 def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
     """A function that tells of the (args, kwargs) of a call whether the state is as it was, for
     code that runs later."""
-    with tried(s := Source("False"), "def holds(call):"):
+    with tried(s := Code("False"), "def holds(call):"):
         s.line("args, kwargs = call")
         rows = RowEmitter(s, s.held(guards.function, 'function'))
         try:
@@ -183,7 +183,7 @@ def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
 class StateEmitter:
     """Writes the checks of an entry, and the names of the flat arguments."""
 
-    def __init__(self, source: Source, guards: StateGuards, pins: Pins) -> None:
+    def __init__(self, source: Code, guards: StateGuards, pins: Pins) -> None:
         self.source, self.guards, self.pins = source, guards, pins
         self.rows = RowEmitter(source, source.held(guards.function, "function"))
 

@@ -21,7 +21,7 @@ from ..plan.values import (
 )
 from ..state.place import Place
 from ..state.values import MISSING
-from .source import Source
+from .source import Code
 
 _PLAIN = (list, dict, set)
 
@@ -34,7 +34,7 @@ class ValueEmitter:
         read: gives the expression of what stands at a place.
     """
 
-    def __init__(self, source: Source, outputs: Sequence[str], read: Callable[[Any], str]) -> None:
+    def __init__(self, source: Code, outputs: Sequence[str], read: Callable[[Any], str]) -> None:
         self.source, self.outputs, self.read = source, outputs, read
         self.made: dict[int, str] = {}
 
@@ -116,7 +116,7 @@ def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect]) -> None:
         s.line(f"{s.held(getattr(effect.table, effect.how))}({thing}, {key}{value})")
 
 
-def _named(s: Source, expression: str) -> str:
+def _named(s: Code, expression: str) -> str:
     name = s.name("v")
     s.line(f"{name} = {expression}")
     return name

@@ -16,13 +16,13 @@ from .kinds import (
     VIEWS,
 )
 from .place import Place
-from .recorder import Recorder, instance_dict, is_made_by_torch, items_of
+from .recorder import StateRecorder, instance_dict, is_made_by_torch, items_of
 from .rows import members
 from .values import pairs_of
 from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
 
 
-class Containers(Recorder):
+class Containers(StateRecorder):
     """A recorder that knows lists, tuples, dicts, sets and deques, and the namespaces of
     objects."""
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ..subclass.values import is_a, same
-from .place import GONE, Call, Place
-from .recorder import Recorder
+from .place import GONE, Place, Roots
+from .recorder import StateRecorder
 from .rows import Row
 
 
@@ -31,8 +31,8 @@ class StateGuards:
 
     def __init__(
         self,
-        recorder: Recorder,
-        call: Call,
+        recorder: StateRecorder,
+        call: Roots,
         flat: Sequence[Place] = (),
         numbers: frozenset[Place] = frozenset(),
     ) -> None:
@@ -95,7 +95,7 @@ class StateGuards:
             self.rows, self.flat, self.tensors, self.positional, self.keywords, function
         )
 
-    def failing(self, call: Call) -> Iterator[Row]:
+    def failing(self, call: Roots) -> Iterator[Row]:
         """The rows that do not hold in a call."""
         for row in sorted(self.rows, key=_is_late):
             try:
@@ -121,7 +121,7 @@ def others_of(row: Row) -> tuple[Place, ...]:
     return row.known if row.kind == "distinct" else ()
 
 
-def _others(recorder: Recorder) -> Iterator[Row]:
+def _others(recorder: StateRecorder) -> Iterator[Row]:
     """What is written is another object than those of its class that the arguments hold: what a
     write to it would change."""
     written = {}
@@ -142,7 +142,7 @@ def _others(recorder: Recorder) -> Iterator[Row]:
             yield Row("distinct", first, tuple(others))
 
 
-def changed_since(guards: StateGuards, call: Call) -> set[str]:
+def changed_since(guards: StateGuards, call: Roots) -> set[str]:
     """The paths of numbers that changed since the trace and kept their types: they may become
     symbols."""
     found: set[str] = set()

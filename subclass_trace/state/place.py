@@ -8,7 +8,7 @@ place is read.
 
 >>> settings = {"lr": 0.1}
 >>> at = Place(None, "arg", 0).step("item", "lr")
->>> str(at), at.read(Call((settings,), {}))
+>>> str(at), at.read(Roots((settings,), {}))
 ("args[0]['lr']", 0.1)
 """
 
@@ -27,7 +27,7 @@ from ..subclass.values import ATOMS, is_a
 from .values import MISSING, lookup, lookup_after, short
 
 
-class Call(NamedTuple):
+class Roots(NamedTuple):
     """The roots of one call of a region: its arguments, and the function itself."""
 
     args: tuple[Any, ...]
@@ -72,7 +72,7 @@ class Place:
         """Where the steps begin."""
         return self if self.parent is None else self.parent.root
 
-    def read(self, call: Call) -> Any:
+    def read(self, call: Roots) -> Any:
         """What stands there in a call; `MISSING` where nothing does.
 
         Raises:

@@ -1,11 +1,11 @@
 """What one run reads and writes of Python state that was there before it.
 
-A `Recorder` is asked by instrumented code (`operations`, `calls`). It knows by its id where each
-object that was there before was met first: a `Place`. A read of a place gives a `Row` once, and
-from then on what stands for the value in the trace: a stand-in for a tensor, a symbol for a number
-that changes between calls, else itself. What the run has made has no place and costs nothing. A
-write is noted before it happens: later reads of what it wrote are no reads of state, and all is put
-back.
+A `StateRecorder` is asked by instrumented code (`operations`, `calls`). It knows by its id where
+each object that was there before was met first: a `Place`. A read of a place gives a `Row` once,
+and from then on what stands for the value in the trace: a stand-in for a tensor, a symbol for a
+number that changes between calls, else itself. What the run has made has no place and costs
+nothing. A write is noted before it happens: later reads of what it wrote are no reads of state, and
+all is put back.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from .kinds import (
     Method,
     is_immutable,
 )
-from .place import Call, Place
+from .place import Place, Roots
 from .rows import Row, base_value
 from .values import MISSING, lookup, lookup_after
 from .writes import Written
 
 
-class Recorder:
+class StateRecorder:
     """See the module's docstring.
 
     Attributes:
@@ -58,7 +58,7 @@ class Recorder:
     #: the region may run eagerly where it makes what later calls find
     waits = False
     #: the roots of the call that is traced
-    roots_of_call = Call((), {})
+    roots_of_call = Roots((), {})
 
     def __init__(self, make: Any = None) -> None:
         """``make``: makes stand-ins, ``tensors(rows)`` and ``number(place, value)`` (None: a

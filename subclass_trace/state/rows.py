@@ -16,7 +16,7 @@ import torch
 
 from ..subclass.attributes import namespace_of
 from ..subclass.values import is_a, same
-from .place import Call, Place
+from .place import Place, Roots
 from .values import MISSING, same_keys, short
 
 
@@ -33,7 +33,7 @@ class Row:
         """What has to hold, as code."""
         return KINDS[self.kind][1].format(at=self.place, was=said(self.known))
 
-    def holds(self, call: Call) -> bool:
+    def holds(self, call: Roots) -> bool:
         """Does it, in a call?"""
         return self.holds_of(lambda place: place.read(call))
 
@@ -46,7 +46,7 @@ class Row:
             return (value is read(known)) is (self.kind == "alias")
         return bool(KINDS[self.kind][0](value, known))
 
-    def why(self, call: Call) -> str:
+    def why(self, call: Roots) -> str:
         """It does not."""
         if self.kind == "alias":
             return f"{self.place} and {self.known} were one object"

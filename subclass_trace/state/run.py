@@ -33,7 +33,7 @@ from .caller import Caller
 from .current import set_current
 from .guards import StateGuards
 from .kinds import CONTAINERS, set_by_class
-from .place import GONE, Call, Place
+from .place import GONE, Place, Roots
 from .rows import Row
 from .side_effects import Recipes, printed, side_effects
 from .unread import unread_arguments
@@ -147,7 +147,7 @@ class StateRun(_Run):
         self, function: Callable[..., Any], call: tuple[Any, ...], make: Any, *, warns: bool
     ) -> None:
         super().__init__(make, warns=warns)
-        self.function, self.roots_of_call = function, Call(call[0], call[1], function)
+        self.function, self.roots_of_call = function, Roots(call[0], call[1], function)
         self.late: dict[int, tuple[Callable[[], Any] | None, Place]] = {}
         #: some functions of this package read no Python state, and none is looked for
         self.follows = not getattr(function, "has_no_state", False)
@@ -240,7 +240,7 @@ class StateRun(_Run):
                 del self.known[number]
                 if not is_a(thing, torch.Tensor):
                     self._keep(number, thing, place)
-        self.roots_of_call = Call((), {}, self.function)
+        self.roots_of_call = Roots((), {}, self.function)
         self.stand_ins, self.reals, self.symbols, self.make, self.own = {}, {}, {}, None, {}
         self.written, self.walked = {}, set()
 
@@ -284,7 +284,7 @@ class BackwardState(_Run):
         self.forward = forward
         self.guards: StateGuards | None = None
         self.gone: set[int] = set()
-        self._call = Call((), {}, None if forward is None else forward.function)
+        self._call = Roots((), {}, None if forward is None else forward.function)
         if forward is not None:
             self.known, self.roots = dict(forward.known), dict(forward.roots)
             self.places = dict(forward.places)  # one object each, as those in `known` are

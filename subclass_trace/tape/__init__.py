@@ -12,6 +12,6 @@ dense aten graphs and given to a back end (``segments.py``).
 """
 
 from .context import CompiledAutograd, compiled_autograd
-from .graph import Tape, TapeNode
+from .graph import EngineTape, TapeNode
 
-__all__ = ["CompiledAutograd", "Tape", "TapeNode", "compiled_autograd"]
+__all__ = ["CompiledAutograd", "EngineTape", "TapeNode", "compiled_autograd"]

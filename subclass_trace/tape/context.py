@@ -11,7 +11,7 @@ from ..torch_api import tape as _door
 from ..torch_api.dynamo import never_compiled
 from . import runtime
 from .capture import TapeCapture
-from .graph import Tape
+from .graph import EngineTape
 from .runtime import LOCK, Engine, Stats, run_as_is, stats, thread
 
 
@@ -126,7 +126,7 @@ class CompiledAutograd:
         return bool(thread.runners)
 
     @property
-    def tapes(self) -> list[Tape]:
+    def tapes(self) -> list[EngineTape]:
         """The tapes that are in torch's cache, oldest first."""
         return runtime.known_tapes()
 

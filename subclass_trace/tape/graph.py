@@ -70,7 +70,7 @@ class TapeNode:
 
 
 @dataclass(eq=False)
-class Tape:
+class EngineTape:
     """One captured backward: a graph, and a program for each back end that it was run with.
 
     Attributes:
@@ -113,7 +113,7 @@ def finish(
     outputs: list[Any],
     roots: Sequence[Any],
     only: Sequence[Any] | None,
-) -> Tape:
+) -> EngineTape:
     """Order the steps as the eager engine would, and write the graph.
 
     Args:
@@ -139,7 +139,7 @@ def finish(
     totals = _associate(steps, position, by_call)
 
     graph = _write(by_call, layout, totals, outputs)
-    return Tape(graph, tuple(rows[call] for call in order), tuple(layout.rows()))
+    return EngineTape(graph, tuple(rows[call] for call in order), tuple(layout.rows()))
 
 
 def _matching_walk(

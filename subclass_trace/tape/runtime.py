@@ -30,11 +30,11 @@ from ..runtime.backward import TRACE_LOCK
 from ..torch_api import tape as _door
 from ..torch_api.autograd import is_batched
 from ..torch_api.dynamo import never_compiled
-from .graph import Tape
+from .graph import EngineTape
 from .order import walk
 from .program import make_program
 
-Runner = Callable[[Tape, list[Any]], Sequence[Any]]
+Runner = Callable[[EngineTape, list[Any]], Sequence[Any]]
 
 
 @dataclass
@@ -62,7 +62,7 @@ stats = Stats()
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class BackwardCall:
     """One backward call of Python code: where it starts, and which gradients it is asked for (None:
     all leaves).
 
@@ -79,7 +79,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.runners: list[Runner] = []
-        self.call = Call()
+        self.call = BackwardCall()
         self.depth = 0  # running tapes
         self.callbacks: list[list[Callable[[], Any]] | None] = []
 
@@ -90,21 +90,21 @@ thread = _Thread()
 LOCK = TRACE_LOCK
 _foreign = [0]  # captures of torch's own compiled autograd that were seen
 FACTORY: list[Any] = []  # the compiler class that `context` installs
-_tapes: list[weakref.ref[Tape]] = []
+_tapes: list[weakref.ref[EngineTape]] = []
 
 
-def current_call() -> Call:
+def current_call() -> BackwardCall:
     """The backward call that is being captured; without roots when C++ began it."""
     return thread.call
 
 
-def note(tape: Tape) -> None:
+def note(tape: EngineTape) -> None:
     """Remember a new tape."""
     _tapes[:] = [r for r in _tapes if r() is not None]
     _tapes.append(weakref.ref(tape))
 
 
-def known_tapes() -> list[Tape]:
+def known_tapes() -> list[EngineTape]:
     """All tapes that are in torch's cache, oldest first."""
     return [t for r in _tapes if (t := r()) is not None]
 
@@ -144,7 +144,7 @@ class Engine:
                 finally:
                     thread.callbacks.pop()
             outer, threads = thread.call, _door.set_multithreading(False)
-            thread.call = Call(
+            thread.call = BackwardCall(
                 tuple(roots), tuple(inputs) if inputs else None, any(map(is_batched, grads))
             )
             found = _door.set_tape_compiler(None)
@@ -191,7 +191,7 @@ class Engine:
         return getattr(self.real, name)
 
 
-def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
+def _refusal(error: RuntimeError, call: BackwardCall) -> UnsupportedError | None:
     """What to raise where the engine cannot walk the tape: it names what torch stumbled over. None
     for other errors."""
     if "not compatible with C++ DDP Reducer" in str(error):
@@ -225,7 +225,7 @@ def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
 
 # ---- running
 def run_tape(
-    tape: Tape,
+    tape: EngineTape,
     inputs: list[Any],
     sizes: Sequence[int],
     scalars: Sequence[Any],
@@ -260,7 +260,7 @@ def run_tape(
             forget_tapes()
 
 
-def run_as_is(tape: Tape, values: list[Any]) -> Sequence[Any]:
+def run_as_is(tape: EngineTape, values: list[Any]) -> Sequence[Any]:
     """Run the tape's own graph: a call for each thing that the backward does."""
     program = tape.programs.get(None)
     if program is None:

@@ -32,7 +32,7 @@ from ..torch_api import tape as _door
 from ..torch_api.graphs import graph_module
 from ..torch_api.kinds import tensor_guard
 from . import runtime
-from .graph import Tape
+from .graph import EngineTape
 from .program import make_program
 
 Tensor = torch.Tensor
@@ -206,7 +206,7 @@ def cut(graph: fx.Graph) -> list[Run]:
     return [Run(tuple(nodes), is_joined) for nodes, is_joined in runs]
 
 
-def lower(tape: Tape, backend: Any) -> fx.GraphModule:
+def lower(tape: EngineTape, backend: Any) -> fx.GraphModule:
     """The tape with each segment as one call: a `Segment`."""
     root, graph = tape.graph, fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
@@ -272,7 +272,7 @@ class Segmented:
         made = Options(backend=backend).resolve_backend()  # refuses an unknown one
         self.backend = backend if made.explain is None else made  # one pool for CUDA graphs
 
-    def __call__(self, tape: Tape, values: list[Any]) -> Sequence[Any]:
+    def __call__(self, tape: EngineTape, values: list[Any]) -> Sequence[Any]:
         """Run a tape. In a state that compiled graphs do not serve (a graph is made, autocast,
         modes) it runs as it is."""
         if torch.is_grad_enabled() or runtime.current_call().batched or _door.unusual_state():

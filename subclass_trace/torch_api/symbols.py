@@ -108,7 +108,7 @@ _SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
 
 
 @functools.cache
-def _power(base: Any, exponent: Any) -> Any:
+def _whole_power(base: Any, exponent: Any) -> Any:
     """Whole powers as products: ``**`` of a symbolic float asks whether the base is negative."""
     whole = (
         isinstance(exponent, (int, float)) and 0 < abs(exponent) <= 16 and exponent == int(exponent)
@@ -146,8 +146,8 @@ def _proxy_analysis() -> Any:
         return if_then_else(condition, value, otherwise)
 
     members = {
-        "pow": staticmethod(_power),
-        "pow_by_natural": staticmethod(_power),
+        "pow": staticmethod(_whole_power),
+        "pow_by_natural": staticmethod(_whole_power),
         "int_truediv": staticmethod(operator.truediv),
         "bitwise_and": staticmethod(operator.and_),
         "bitwise_or": staticmethod(operator.or_),

@@ -10,6 +10,8 @@ import torch
 
 from .lines import warn_user
 
+#: of the torch that runs
+TORCH_HERE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 TORCH, PYTHON = ((2, 11), (2, 15)), ((3, 10), (3, 14))
 
 

@@ -26,7 +26,7 @@ from ..errors import OptionError, VerificationError
 from ..plan import Plan, SavedValue
 from ..plan.descriptors import AnyDescriptor
 from ..state.guards import StateGuards
-from ..state.place import GONE, Call
+from ..state.place import GONE, Roots
 from ..torch_api.kinds import FAKE_TYPES, storage_key
 from ..torch_api.operators import OpOverload, op_schema
 
@@ -166,7 +166,7 @@ def verify_plan(forward: fx.GraphModule, plan: Plan, in_place: bool = False) -> 
     )
 
 
-def verify_guards(guards: StateGuards, call: Call) -> None:
+def verify_guards(guards: StateGuards, call: Roots) -> None:
     """Each place can be read again in the call that it was read in; what calls a cache is not
     asked."""
     for row in guards.rows:

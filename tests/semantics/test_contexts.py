@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import subclass_trace as st
 from subclass_trace.runtime.emit import plain_context, same_code
-from subclass_trace.runtime.source import Source
+from subclass_trace.runtime.source import Code
 from subclass_trace.subclass.context import same_context
 
 # ---------------------------------------------------------------------------------------------- contexts that are compared as Python writes them
@@ -87,7 +87,7 @@ def test_bytes_tell_what_the_walk_tells(a: int) -> None:
 
 @pytest.mark.parametrize("a", range(len(_VALUES)))
 def test_generated_code_tells_what_the_walk_tells(a: int) -> None:
-    source = Source("False")
+    source = Code("False")
     source.line(f"def same(now): return {same_code(source, 'now', _VALUES[a])}")
     same = source.build("same", "test")
     for b, value in enumerate(_VALUES):

@@ -29,7 +29,7 @@ from subclass_trace.state import (
 )
 from subclass_trace.state.caller import Caller
 from subclass_trace.state.guards import StateGuards
-from subclass_trace.state.recorder import Recorder
+from subclass_trace.state.recorder import StateRecorder
 from subclass_trace.state.rows import Row
 from subclass_trace.state.values import MISSING, lookup
 from subclass_trace.torch_api import words
@@ -147,13 +147,13 @@ def _repinned_unseen(self: Any, differing: Any, changed: Any) -> None:
 
 def _note_without(kind: type) -> Mutant:
     """What is of a kind is not noted."""
-    note = Recorder.note
+    note = StateRecorder.note
 
     def noted(self: Any, at: Any, value: Any) -> None:
         if type(value) is not kind:
             note(self, at, value)
 
-    return instead(Recorder, "note", noted)
+    return instead(StateRecorder, "note", noted)
 
 
 #: batches of the pins -> the parts of the programs that catch it
@@ -238,7 +238,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
     ),
     "context variables": (nothing(run._Run, "check_variables"), fixed("context_var_set")),
     "places of the forward": (
-        instead(run.BackwardState, "_met_at", Recorder._met_at),
+        instead(run.BackwardState, "_met_at", StateRecorder._met_at),
         "backward: which object",
     ),
     # attributes

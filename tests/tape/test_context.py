@@ -14,7 +14,7 @@ from torch._dynamo.compiled_autograd import _enable
 
 import subclass_trace as st
 from subclass_trace.subclass.flatten import leaves_of
-from subclass_trace.tape import Tape, compiled_autograd, runtime
+from subclass_trace.tape import EngineTape, compiled_autograd, runtime
 from subclass_trace.zoo import TwoTensor
 
 W = torch.ones(3)
@@ -229,7 +229,7 @@ def test_ours_inside_torchs(torch_ca: Any) -> None:
 def test_the_graph_of_a_tape_runs_by_itself() -> None:
     given = []
 
-    def spy(tape: Tape, values: list[Any]) -> Any:
+    def spy(tape: EngineTape, values: list[Any]) -> Any:
         given.append(list(values))
         return runtime.run_as_is(tape, values)
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch.fx as fx
 
-from .views import Call, final, inputs_of
+from .views import ViewCall, final, inputs_of
 
 
 def branches(
     body: list[fx.Node],
     outputs: Collection[Any],
     merged: Mapping[fx.Node, fx.Node],
-    calls: Mapping[fx.Node, Call],
+    calls: Mapping[fx.Node, ViewCall],
 ) -> tuple[list[fx.Node], dict[fx.Node, fx.Node]]:
     """What is to be run; and for each node of it that runs in some calls only, the value that is
     false then.

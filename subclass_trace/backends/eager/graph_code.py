@@ -53,7 +53,7 @@ from ...torch_api.kinds import SYM_TYPES
 from ...torch_api.operators import OpOverload
 from .bindings import bind_call, proved
 from .branches import branches
-from .views import Call, inputs_of, spare_views
+from .views import ViewCall, inputs_of, spare_views
 
 _file_numbers = itertools.count()
 
@@ -132,7 +132,7 @@ def compile_half(half: Half, *, name: str, by_autograd: bool = False) -> BoxedGr
                 path=node.name,
                 fix="trace to aten operations",
             )
-    body, merged, calls = half.body, half.merged, dict[fx.Node, Call]()
+    body, merged, calls = half.body, half.merged, dict[fx.Node, ViewCall]()
     if not by_autograd:
         body, merged, calls = spare_views(body, half.outputs, merged, frozenset(half.inputs))
     body, guards = branches(body, half.outputs, merged, calls)
@@ -147,7 +147,7 @@ def compile_half(half: Half, *, name: str, by_autograd: bool = False) -> BoxedGr
 def proofs_of(half: Half, *, by_autograd: bool = False) -> list[tuple[Any, str, str]]:
     """(operation, pattern, where its function was found), for the calls of a program that was
     compiled: see `bindings`."""
-    body, merged, calls = half.body, half.merged, dict[fx.Node, Call]()
+    body, merged, calls = half.body, half.merged, dict[fx.Node, ViewCall]()
     if not by_autograd:
         body, merged, calls = spare_views(body, half.outputs, merged, frozenset(half.inputs))
     writer = _Proofs(Half(half.owner, half.inputs, body, half.outputs, merged), calls, "graph")
@@ -173,7 +173,7 @@ class _Writer:
     def __init__(
         self,
         half: Half,
-        calls: Mapping[fx.Node, Call],
+        calls: Mapping[fx.Node, ViewCall],
         name: str,
         guards: Mapping[fx.Node, fx.Node] | None = None,
     ) -> None:
@@ -345,7 +345,7 @@ class _Writer:
 class _Proofs(_Writer):
     """Notes what was proved, while it writes."""
 
-    def __init__(self, half: Half, calls: Mapping[fx.Node, Call], name: str) -> None:
+    def __init__(self, half: Half, calls: Mapping[fx.Node, ViewCall], name: str) -> None:
         super().__init__(half, calls, name)
         self.found: dict[tuple[Any, str, str], None] = {}
 

@@ -34,7 +34,7 @@ _CONTIGUOUS_RESULTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, at
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ViewCall:
     """How a view is called other than as it stands in the graph.
 
     Attributes:
@@ -49,7 +49,7 @@ class Call:
     chain: tuple[fx.Node, ...] = ()
 
 
-def inputs_of(node: fx.Node, calls: Mapping[fx.Node, Call]) -> list[fx.Node]:
+def inputs_of(node: fx.Node, calls: Mapping[fx.Node, ViewCall]) -> list[fx.Node]:
     """The nodes that it reads."""
     call = calls.get(node)
     if call is None:
@@ -69,7 +69,7 @@ def final(node: fx.Node, known: Merged) -> fx.Node:
 
 def spare_views(
     body: list[fx.Node], results: list[Any], merged: Merged, given: Collection[fx.Node] = ()
-) -> tuple[list[fx.Node], Merged, dict[fx.Node, Call]]:
+) -> tuple[list[fx.Node], Merged, dict[fx.Node, ViewCall]]:
     """The nodes that are still to be run; for each other one that has a value, the node that has
     the same; and the views that are called in another way.
 
@@ -99,7 +99,7 @@ class _Program:
         self.body, self.known, self.inside = [*body], dict(merged), set(body)
         self.kept = {final(r, merged) for r in results if isinstance(r, fx.Node)}
         self.views = {node for node in body if node not in given and is_view(node)}
-        self.calls: dict[fx.Node, Call] = {}
+        self.calls: dict[fx.Node, ViewCall] = {}
 
     def origins(self, node: fx.Node) -> Iterator[fx.Node]:
         """What ``node`` is a view of, the nearest first."""
@@ -129,7 +129,7 @@ class _Program:
             if over and [n for d, n in enumerate(shape) if d not in over] == [
                 *node.meta["val"].shape
             ]:
-                self.calls[node] = Call(total.target, args[0], (args[1],))
+                self.calls[node] = ViewCall(total.target, args[0], (args[1],))
                 self.views.discard(node)
                 self.body.remove(total)
 
@@ -174,16 +174,16 @@ class _Program:
                 if call is not None:
                     self.calls[node] = call
 
-    def _in_one_step(self, node: fx.Node, needed: Collection[fx.Node]) -> Call | None:
+    def _in_one_step(self, node: fx.Node, needed: Collection[fx.Node]) -> ViewCall | None:
         origins = list(self.origins(node))
         if origins[0] not in self.views or origins[0] in needed:  # one step, of what is there
             # a ``view`` to everybody but autograd, which is not there
             unsafe = node.target is aten._unsafe_view.default
-            return Call(aten.view.default, origins[0], (node.args[1],)) if unsafe else None
+            return ViewCall(aten.view.default, origins[0], (node.args[1],)) if unsafe else None
         chain = [node, *origins[:-1]]
         origin = origins[-1]
         if all(n.target in _PURE_VIEWS for n in chain):
-            return Call(aten.view.default, origin, (node.args[1],))
+            return ViewCall(aten.view.default, origin, (node.args[1],))
         if any(len(n.all_input_nodes) > 1 for n in chain):
             return None
         start, end = layout_of(origin.meta.get("val")), layout_of(node.meta.get("val"))
@@ -199,7 +199,7 @@ class _Program:
         if not value.is_contiguous() or value.numel() == 0 or (offset and not certain):
             return None  # an input may lie anywhere in its storage
         place = (list(made.shape), list(made.stride()), *([offset] if offset else []))
-        return Call(
+        return ViewCall(
             aten.as_strided.default, origin, place, () if certain else tuple(reversed(chain))
         )
 

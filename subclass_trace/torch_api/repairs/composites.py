@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import UnsupportedError
 from ..this_thread import replaced_here
+from .table import REPAIRS
 
 Tensor = torch.Tensor
 #: an operation that raises an error with this text in the call where the condition does not hold
@@ -164,7 +165,8 @@ _INTERPOLATIONS = [
 _FORMS: dict[Any, Callable[..., Any]] = {
     _aten.dropout.default: dropout_form,
     _aten.multilabel_margin_loss_forward.default: _itself_for_wrappers(
-        _aten.multilabel_margin_loss_forward.default, _refused
+        _aten.multilabel_margin_loss_forward.default,
+        _refused if REPAIRS["padded targets"].is_of() else None,
     ),
     _aten.multi_margin_loss.default: _itself_for_wrappers(_aten.multi_margin_loss.default),
     _aten.native_batch_norm.default: _itself_for_wrappers(_aten.native_batch_norm.default),

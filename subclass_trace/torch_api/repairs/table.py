@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..versions import TORCH_HERE
+
 
 class Repair(NamedTuple):
     """A fault of torch's.
@@ -25,9 +27,9 @@ class Repair(NamedTuple):
     issue: int = 0
     before: tuple[int, int] | None = None
 
-    def is_of(self, version: tuple[int, int]) -> bool:
-        """Has this version the fault?"""
-        return self.before is None or version < self.before
+    def is_of(self, version: tuple[int, ...] = TORCH_HERE) -> bool:
+        """Has this version the fault? That of the torch that runs, if none is given."""
+        return self.before is None or version[:2] < self.before
 
 
 REPAIRS: dict[str, Repair] = {
@@ -57,7 +59,10 @@ REPAIRS: dict[str, Repair] = {
     ),
     "dropout of all": Repair("composites", "dropout(x, 1) in Python draws random numbers"),
     "padded targets": Repair(
-        "composites", "multilabel_margin_loss in Python counts class 0 for padding", 141017
+        "composites",
+        "multilabel_margin_loss in Python counts class 0 for padding",
+        141017,
+        (2, 14),
     ),
     "bytes": Repair("composites", "upsampling of bytes in Python rounds in another way"),
     "parts for wrappers": Repair(

@@ -45,11 +45,11 @@ def subjects(quick: bool) -> dict[str, tuple[Callable[[], Any], str, Goal]]:
     """Name -> how it is made, its back end, and the goal of its time."""
     size = 64 if quick else 512
     made: dict[str, tuple[Callable[[], Any], str, Goal]] = {
-        "int8 weights": (lambda: _int8("Int8WeightOnlyConfig", size), "eager", Goal("<=", 1.05)),
+        "int8 weights": (lambda: _int8("Int8WeightOnlyConfig", size), "eager", Goal("<=", 1.0)),
         "int8 weights and activations": (
             lambda: _int8("Int8DynamicActivationInt8WeightConfig", size),
             "eager",
-            Goal("<=", 1.05),
+            Goal("<=", 1.0),
         ),
     }
     if not quick:

@@ -44,7 +44,12 @@ class Piece:
                 if self._call is None:
                     backend, name = self._by.backend, self._by.name
                     self._call = compile_with(
-                        backend, self._graph, list(inputs), is_backward=False, name=name
+                        backend,
+                        self._graph,
+                        list(inputs),
+                        is_backward=False,
+                        name=name,
+                        of_dynamo=True,
                     )
         return self._call([*inputs])
 

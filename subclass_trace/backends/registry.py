@@ -195,6 +195,7 @@ def compile_with(
     *,
     is_backward: bool,
     name: str,
+    of_dynamo: bool = False,
 ) -> Compiled:
     """Compile a graph with a back end's compiler, and bring the result into the boxed convention.
 
@@ -208,6 +209,8 @@ def compile_with(
         example_inputs: fake tensors and sizes. At run time inputs have their sizes and strides.
         is_backward: is it a backward graph?
         name: of the back end, for messages.
+        of_dynamo: it returns what Dynamo calls with one argument for each input, whatever
+            attributes that has (AOTAutograd's has ``_boxed_call`` and takes no list).
 
     Returns: takes a list of inputs, empties it, and returns the flat outputs as a tuple or list.
 
@@ -239,13 +242,12 @@ def compile_with(
             got=f"{text_of(compiled)} of type {type(compiled).__name__}",
             fix="return graph_module.forward to run the graph as it is",
         )
-    return _boxed(
-        compiled, count, f"the callable that the back end {name!r} made for the {which} graph"
-    )
+    takes_list = bool(getattr(compiled, "_boxed_call", False)) and not of_dynamo
+    what = f"the callable that the back end {name!r} made for the {which} graph"
+    return _boxed(compiled, count, what, takes_list)
 
 
-def _boxed(compiled: Callable[..., Any], count: int, what: str) -> Compiled:
-    takes_list = bool(getattr(compiled, "_boxed_call", False))
+def _boxed(compiled: Callable[..., Any], count: int, what: str, takes_list: bool) -> Compiled:
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         if takes_list:
@@ -255,6 +257,8 @@ def _boxed(compiled: Callable[..., Any], count: int, what: str) -> Compiled:
             values = tuple(inputs)
             inputs.clear()
             results = compiled(*values)
+        if count == 0 and results is None:
+            results = ()
         if count == 1 and (results is None or isinstance(results, torch.Tensor)):
             results = (results,)
         if not isinstance(results, (tuple, list)) or len(results) != count:

@@ -6,13 +6,11 @@ trace, or a limit, hands the region over to Dynamo (`hand_over`), unless ``front
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import gc
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +34,7 @@ from ..report.names import name_of
 from ..runtime.backward import TRACE_LOCK, OnFirstUse
 from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
-from ..stages import working
+from ..stages import no_garbage_collection, working
 from ..state.guards import changed_since
 from ..state.place import Roots
 from ..torch_api.assertions import OtherBranch
@@ -332,7 +330,7 @@ class Region:
     ) -> Specialization:
         """The specialization for a call that no generated entry has served; ``left``: see
         `__slow_call`; ``waits``: see `SizeHistory`."""
-        with dynamo_lock(), TRACE_LOCK, _no_garbage_collection():
+        with dynamo_lock(), TRACE_LOCK, no_garbage_collection():
             misses = list[Reason]()
             for entry in self.__entries:
                 why = _OTHER_VALUE if entry.run in left else entry.failed(args, kwargs)
@@ -503,21 +501,3 @@ class Region:
             self.__forget()
             for source in self.__sources:
                 source.reset()
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Capture and partition make many live objects; collecting among them costs a third of the time
-    and frees nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            # else the caller froze objects, which unfreeze would release
-            if gc.get_freeze_count() == 0:
-                # there and back: what was made here is old at once, so that enabling does not
-                gc.freeze()
-                gc.unfreeze()  # set off a full collection over all of it
-            gc.enable()

@@ -52,16 +52,19 @@ def placeholder_number(node: torch.fx.Node) -> Any:
 
 
 def is_of_dynamo(error: Exception) -> bool:
-    """Does Dynamo raise it of its own, or does an assertion of its fail?"""
+    """Does Dynamo raise it of its own, or does an assertion fail of its, or of what it makes fake
+    tensors with?"""
     from torch._dynamo.exc import TorchDynamoException
 
-    where = error.__traceback__
-    while where is not None and where.tb_next is not None:
+    if isinstance(error, TorchDynamoException):
+        return True
+    places, where = [""], error.__traceback__
+    while where is not None:
+        places.append(where.tb_frame.f_globals.get("__name__") or "")
         where = where.tb_next
-    place = "" if where is None else where.tb_frame.f_globals.get("__name__", "")
-    return isinstance(error, TorchDynamoException) or (
-        isinstance(error, AssertionError) and place.startswith("torch._dynamo.")
-    )
+    own = any(name.startswith("torch._dynamo.") for name in places)
+    inner = ("torch._dynamo.", "torch._subclasses.", "torch.fx.experimental.")
+    return own and isinstance(error, AssertionError) and places[-1].startswith(inner)
 
 
 def frames_tried() -> tuple[int, int]:

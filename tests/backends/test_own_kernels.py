@@ -126,3 +126,29 @@ def test_a_back_end_that_fails(backend: Counting) -> None:
     compiled = torch.compile(lambda x: x.sin(), backend=broken)
     with pytest.raises(st.errors.BackendError, match="KeyError"):
         st.compile(lambda x: compiled(x) + 1, frontend="trace")(torch.ones(2))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_returns_is_called_as_dynamo_calls_it(backend: str) -> None:
+    """AOTAutograd's callable says that it takes one list, and takes an argument for each input."""
+
+    @torch.compile(backend=backend)
+    def write(p: torch.Tensor, g: torch.Tensor) -> None:
+        p.sub_(g * 0.5)
+
+    @torch.compile(backend=backend)
+    def give(p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return p.sin() + g
+
+    def f(p: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        write(p, g)
+        return (give(p, g) * 2,)
+
+    region, given = st.compile(f, frontend="trace"), torch.randn(3, 4)
+    for _ in range(3):
+        mine, others = torch.ones(3, 4), torch.ones(3, 4)
+        with torch.no_grad():
+            expected, got = f(mine, given), region(others, given)
+        assert torch.equal(expected[0], got[0]) and torch.equal(mine, others)
+    assert "served by our trace" in region.explain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import subclass_trace as st
-from subclass_trace.torch_api.dynamo import frames_tried
+from subclass_trace.torch_api.dynamo import frames_tried, is_of_dynamo
 
 Tensor = torch.Tensor
 
@@ -134,3 +135,28 @@ def test_both_times_where_eager_mode_is_faster(monkeypatch: pytest.MonkeyPatch) 
     served_by = region._Region__dynamo
     served_by._seconds[0] = 2.0
     assert "(a call takes 2e+03 ms, and 1e+03 ms in eager mode)" in region.explain().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("modules", "error", "of_dynamo"),
+    [
+        (["torch._dynamo.builder"], AssertionError, True),
+        (["torch._dynamo.builder", "torch._subclasses.meta_utils"], AssertionError, True),
+        (["torch._dynamo.eval_frame", "users"], AssertionError, False),
+        (["torch._subclasses.meta_utils"], AssertionError, False),  # no trace of Dynamo's
+        (["torch._dynamo.builder"], ValueError, False),
+    ],
+)
+def test_whose_error_it_is(modules: list[str], error: type[Exception], of_dynamo: bool) -> None:
+    def raises() -> None:
+        raise error
+
+    code = "def call(f): f()" if modules[-1] == "users" else f"def call(f): raise {error.__name__}"
+    f: Callable[..., None] = raises
+    for name in reversed(modules):
+        space: dict[str, Any] = {"__name__": name}
+        exec(code if name == modules[-1] else "def call(f): f()", space)
+        f = functools.partial(space["call"], f)
+    with pytest.raises(error) as caught:
+        f()
+    assert is_of_dynamo(caught.value) is of_dynamo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from . import (
     compiled_autograd,
+    cuda_graphs,
     first_call,
     freezing,
     memory,
@@ -31,6 +33,7 @@ BENCHMARKS = {
     "memory": memory,
     "whole_step": whole_step,
     "compiled_autograd": compiled_autograd,
+    "cuda_graphs": cuda_graphs,
     "first_call": first_call,
     "warm_start": warm_start,
     "partition": partition,
@@ -52,7 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     figures: list[Figure] = []
     if options.gpu:
-        found = programs.run(options.quick, say, "cuda")
+        found = itertools.chain(
+            programs.run(options.quick, say, "cuda"), cuda_graphs.run_on_gpu(options.quick, say)
+        )
     else:
         found = (
             f

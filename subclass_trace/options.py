@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
-from .torch_api.inductor import inductor_options, known_inductor_options
+from .torch_api.inductor import inductor_options, known_inductor_options, mode_options
 from .torch_api.operators import overloads_of
 from .torch_api.texts import text_of
 
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 
 
 #: what Dynamo is told in its own words, or decides itself
-OF_FRONT_ENDS = ("frontend", "fullgraph", "mode", "dynamic", "disable", "cache")
+OF_FRONT_ENDS = ("frontend", "fullgraph", "dynamic", "disable", "cache")
+#: as ``torch.compile`` means them, and who honours them
+MODES: dict[str | None, tuple[str, ...]] = {
+    None: (),
+    "default": (),
+    "reduce-overhead": ("inductor", "cudagraphs"),
+    "max-autotune": ("inductor",),
+    "max-autotune-no-cudagraphs": ("inductor",),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +46,14 @@ class Options:
             everywhere.
         fullgraph: where a region is handed over, a break of the graph is an error. (Our trace
             always is one graph.)
-        mode: "default", or None.
+        mode: as ``torch.compile`` means it: "default"; "reduce-overhead", in CUDA graphs (also
+            ``backend="cudagraphs"``, with eager kernels); for inductor "max-autotune", which is in
+            CUDA graphs too, and "max-autotune-no-cudagraphs".
         dynamic: None: a size or number that changed between calls becomes symbolic in the next
             specialization; True: every size of the arguments is symbolic from the first call on;
             False: none but those that are marked.
-        options: for the back end: inductor's settings, or ``options=`` of a callable.
+        options: for the back end: inductor's settings, those of CUDA graphs
+            (docs/cuda_graphs.md), or ``options=`` of a callable.
         disable: `compile` gives the function back as it is.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in
             ``functorch.compile``. None: "min_cut"; but the eager back end leaves a region of a few
@@ -86,11 +98,9 @@ class Options:
         from .partition.interface import resolve_partitioner
         from .passes import resolve
 
-        self.resolve_backend()
-        resolve_partitioner(self.partitioner, self.activation_memory_budget)
         choices = {
             "fullgraph": (True, False),
-            "mode": (None, "default"),
+            "mode": tuple(MODES),
             "dynamic": (None, True, False),
             "disable": (True, False),
             "cache": (True, False),
@@ -101,18 +111,14 @@ class Options:
             value = getattr(self, name)
             if not any(value is k or (type(value) is str and value == k) for k in known):
                 expected = f"one of {', '.join(map(repr, known))}"
-                fix = (
-                    "choose by partitioner=, activation_memory_budget= and options="
-                    if name == "mode"
-                    else None
-                )
                 raise OptionError(
                     f"{name} has no such value",
                     path=name,
                     expected=expected,
                     got=repr(value),
-                    fix=fix,
                 )
+        self.resolve_backend()
+        resolve_partitioner(self.partitioner, self.activation_memory_budget)
         if isinstance(self.passes, str) or not isinstance(self.passes, Sequence):
             raise OptionError(
                 "passes is no list",
@@ -139,33 +145,52 @@ class Options:
         """
         from .backends import resolve_backend
 
-        base = resolve_backend(
-            self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler
-        )
-        if not self.options:
-            return base
-        own = any(compiler is not None for compiler in (self.fw_compiler, self.bw_compiler))
-        settings = dict(self.options)
-        with_options: Any
-        if self.backend == "inductor" and not own:
-            _check_inductor_options(settings)
-            with_options = functools.partial(_with_inductor_options, options=settings)
-        elif callable(self.backend) or own:
-            with_options = functools.partial(functools.partial, options=settings)
-        else:
+        if (made := _MADE.get(self)) is None:
+            fw, bw = self.fw_compiler, self.bw_compiler
+            own = fw is not None or bw is not None
+            honoured = MODES.get(self.mode, ())
+            if honoured and (own or self.backend not in honoured):
+                raise OptionError(
+                    f"this back end has no mode {self.mode!r}",
+                    path="mode",
+                    expected=f"backend={' or '.join(map(repr, honoured))}, without other compilers",
+                    got=text_of(self.backend),
+                    fix=f"pass backend={honoured[0]!r}, or leave the mode out",
+                )
+            how = None if own or callable(self.backend) else self._set_up
+            made = resolve_backend(self.backend, fw_compiler=fw, bw_compiler=bw, how=how)
+            if self.options and how is None:
+                made = _wrapped(made, functools.partial, {"options": dict(self.options)})
+            _MADE[self] = made
+        return made
+
+    def _set_up(self, base: Backend) -> Backend:
+        """A back end as the mode and the options ask; all programs of a region have one pool of
+        memory for CUDA graphs."""
+        from .backends import Settings, with_cudagraphs
+
+        given, inductor = dict(self.options or {}), self.backend == "inductor"
+        of_mode = mode_options(self.mode or "default") if inductor else {}
+        asked = of_mode.pop("triton.cudagraphs", given.get("triton.cudagraphs"))
+        in_graphs = self.backend == "cudagraphs" or (inductor and asked is True)
+        names = [f.name for f in fields(Settings)] if in_graphs else []
+        settings = {name: given.pop(name) for name in names if name in given}
+        if inductor:
+            _check_inductor_options(given)
+        if given and (of_mode or not inductor):
             fix = "leave them out; what st.compile takes itself is a keyword of its own"
-            got = ", ".join(map(repr, settings))
             raise OptionError(
-                f"the back end {base.name!r} takes no options",
+                f"the mode {self.mode!r} takes no options of inductor"
+                if inductor
+                else f"the back end {base.name!r} takes no {'such ' if names else ''}options",
                 path="options",
-                expected="none",
-                got=got,
+                expected=f"some of {', '.join(names)}" if names else "none",
+                got=", ".join(map(repr, given)),
                 fix=fix,
             )
-        forward, backward, inference = map(
-            with_options, (base.forward, base.backward, base.inference)
-        )
-        return replace(base, forward=forward, backward=backward, inference=inference)
+        if inductor and (given or of_mode):
+            base = _wrapped(base, _with_inductor_options, {"options": {**of_mode, **given}})
+        return with_cudagraphs(base, Settings(**settings)) if in_graphs else base
 
     def changed(self) -> dict[str, Any]:
         """The options that are no defaults, as ``torch.compile`` hands them to our back end."""
@@ -217,6 +242,16 @@ class Options:
             )
         )
         return {**own, **self.decompositions}
+
+
+#: what options mean, as long as they live: a region has one pool of memory
+_MADE: weakref.WeakKeyDictionary[Options, Backend] = weakref.WeakKeyDictionary()
+
+
+def _wrapped(base: Backend, wrap: Any, given: dict[str, Any]) -> Backend:
+    """A back end whose compilers are called with something besides."""
+    roles = ("forward", "backward", "inference")
+    return replace(base, **{role: wrap(getattr(base, role), **given) for role in roles})
 
 
 def _with_inductor_options(

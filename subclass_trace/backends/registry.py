@@ -15,6 +15,8 @@ from ..errors import BackendError, OptionError, SubclassTraceError
 from ..torch_api.inductor import inductor_decompositions
 from ..torch_api.texts import text_of
 from . import eager, inductor
+from .cudagraphs.pool import Pool, Settings
+from .cudagraphs.program import compile_graphed
 from .eager.graph_code import BoxedGraph
 
 Compiler: TypeAlias = "Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]"
@@ -32,6 +34,7 @@ class Backend:
         backward: compiles backward graphs: (saved activations, tangents) to gradients.
         inference: compiles graphs that are not differentiated.
         decompositions: makes the table of decompositions that capture applies; None for none.
+        explain: what it tells of its programs.
         freezer: of a frozen region (`runtime.frozen.Freezer`), which cuts forwards before they are
         compiled.
     """
@@ -41,9 +44,12 @@ class Backend:
     backward: Compiler
     inference: Compiler
     decompositions: Decompositions | None = None
+    explain: Callable[[], str] | None = None
     freezer: Any = None
 
 
+#: the kernels of the eager back end, in CUDA graphs
+CUDAGRAPHS = "cudagraphs"
 _EAGER = Backend("eager", eager.compile_eager, eager.compile_eager, eager.compile_eager)
 _INDUCTOR = Backend(
     "inductor",
@@ -52,7 +58,12 @@ _INDUCTOR = Backend(
     functools.partial(inductor.compile_with_inductor, is_inference=True),
     inductor_decompositions,
 )
-_BUILT_IN: dict[str, Backend] = {"eager": _EAGER, "aot_eager": _EAGER, "inductor": _INDUCTOR}
+_BUILT_IN: dict[str, Backend] = {
+    "eager": _EAGER,
+    "aot_eager": _EAGER,
+    "inductor": _INDUCTOR,
+    CUDAGRAPHS: dataclasses.replace(_EAGER, name=CUDAGRAPHS),
+}
 _registered: dict[str, Backend] = {}
 _COMPILER = "a callable (graph_module, example_inputs) -> callable"
 
@@ -80,6 +91,7 @@ def resolve_backend(
     *,
     fw_compiler: Compiler | None = None,
     bw_compiler: Compiler | None = None,
+    how: Callable[[Backend], Backend] | None = None,
 ) -> Backend:
     """The back end that a user means.
 
@@ -89,6 +101,7 @@ def resolve_backend(
         fw_compiler: replaces the compiler of forward and inference graphs and, without
             ``bw_compiler``, that of backward graphs (as in ``functorch.compile.aot_function``).
         bw_compiler: replaces the compiler of backward graphs.
+        how: what is made of the back end before that.
 
     Raises:
         OptionError: an unknown name, or something that is not callable.
@@ -109,6 +122,10 @@ def resolve_backend(
         base = found
     else:
         base = Backend(_name(backend, "backend"), backend, backend, backend)
+    if how is not None:
+        base = how(base)
+    elif base is _BUILT_IN[CUDAGRAPHS]:
+        base = with_cudagraphs(base, Settings())
     if fw_compiler is not None:
         name = _name(fw_compiler, "fw_compiler")
         base = dataclasses.replace(
@@ -118,6 +135,47 @@ def resolve_backend(
         name = f"{base.name}+{_name(bw_compiler, 'bw_compiler')}"
         base = dataclasses.replace(base, name=name, backward=bw_compiler)
     return base
+
+
+def with_cudagraphs(base: Backend, settings: Settings) -> Backend:
+    """The back end's programs, in CUDA graphs that share one pool.
+
+    Raises:
+        BackendError: there is no CUDA, and no other recorder.
+    """
+    pool = Pool(settings)
+
+    def graphed(role: str) -> Compiler:
+        backward, compiler = role == "backward", getattr(base, role)
+        inner = functools.partial(compile_with, compiler, is_backward=backward, name=base.name)
+        by_operation = runs_operations(compiler)
+        rest: Any = {"pool": pool, "role": role, "opaque": not by_operation}
+
+        def compile_recorded(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:
+            return _Boxed(compile_graphed(gm, examples, inner=inner, **rest))
+
+        compile_recorded.by_operation = by_operation  # type: ignore[attr-defined]
+        return compile_recorded
+
+    forward, backward, inference = map(graphed, ("forward", "backward", "inference"))
+    rest = base.decompositions, pool.explain
+    return Backend(base.name, forward, backward, inference, *rest)
+
+
+def runs_operations(compiler: Compiler) -> bool:
+    """Does what it compiles run operation by operation? Then nothing is fused, and an inference
+    graph may write to its inputs."""
+    return compiler is eager.compile_eager or getattr(compiler, "by_operation", False)
+
+
+@dataclass(frozen=True)
+class _Boxed:
+    """What has the boxed convention already."""
+
+    function: Compiled
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        return self.function(inputs)
 
 
 def _name(compiler: Any, path: str) -> str:
@@ -175,7 +233,7 @@ def compile_with(
             fix='look at the exception above; backend="eager" shows whether the graph itself is '
             "right",
         ) from error
-    if isinstance(compiled, BoxedGraph):
+    if isinstance(compiled, (BoxedGraph, _Boxed)):
         return compiled.function
     if not callable(compiled):
         raise BackendError(

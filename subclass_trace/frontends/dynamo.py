@@ -25,7 +25,7 @@ import torch.fx as fx
 
 from ..capture.user_code import frames_of_text
 from ..errors import GuardError, OptionError, UnsupportedError
-from ..options import OF_FRONT_ENDS, Options
+from ..options import MODES, OF_FRONT_ENDS, Options
 from ..subclass.paths import Path
 from ..torch_api import dynamo as _dynamo
 from ..torch_api.dynamo_faults import skip_known_faults
@@ -53,7 +53,8 @@ def subclass_trace(
     Args:
         graph: what Dynamo traced.
         example_inputs: the tensors and sizes of the call, in the order of the graph's placeholders.
-        mode: ignored, with a warning: choose a back end and a partitioner by ``options``.
+        mode: as `compile` means it, where the back end in ``options`` honours it; else ignored,
+            with a warning.
         options: those of `subclass_trace.compile`, without those that are ``torch.compile``'s own.
 
     Raises:
@@ -95,13 +96,15 @@ def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Optio
     Raises:
         OptionError: an unknown option or value, or one that is ``torch.compile``'s own.
     """
-    if mode is not None and mode != "default":
+    given = dict(options or {})
+    if mode in MODES and given.get("backend") in MODES[mode]:
+        given["mode"] = mode
+    elif mode is not None and mode != "default":
         warn_user(
             f"backend={NAME!r} ignores mode={mode!r}; instead choose by options={{'backend': "
             "'inductor', "
             "'partitioner': 'min_cut', 'activation_memory_budget': 0.5}"
         )
-    given = dict(options or {})
     for name in given.keys() & OF_FRONT_ENDS:
         raise OptionError(
             f"{name!r} is no option of this back end: what decides before a back end is asked is "

@@ -438,7 +438,9 @@ class Region:
                 f"\n\n{name}, a function of torch.compile(backend={backend!r}), is a part of "
                 "it: its own code does not run"
             )
-        text = "\n\n".join((text, *(source.explain() for source in self.__sources)))
+        every = dict.fromkeys([self.__options, *(e.options for e in self.__entries)])
+        told = [tell() for o in every if (tell := o.resolve_backend().explain) is not None]
+        text = "\n\n".join((text, *told, *(source.explain() for source in self.__sources)))
         by = (
             "served by our trace"
             if self.__entries or not self.__eagerly.counts
@@ -484,6 +486,7 @@ class Region:
     def reset(self) -> None:
         """Forget all specializations, and that Dynamo serves."""
         with TRACE_LOCK:
+            self.__options = replace(self.__options)  # and a new pool of memory
             self.__forget()
             for source in self.__sources:
                 source.reset()

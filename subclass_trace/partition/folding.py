@@ -16,6 +16,7 @@ import torch.fx as fx
 
 from ..capture.effects import has_effects
 from ..capture.graphs import is_random, is_write
+from ..plan.descriptors import Input
 from ..torch_api.kinds import storage_key
 from ..torch_api.operators import OpOverload
 from .half import Half
@@ -50,6 +51,8 @@ def fold(half: Half, is_weight: Callable[[fx.Node], bool], *, may_grow: bool) ->
     cut = _Cut(half, origins_of(half, is_weight))
     cut.settle(may_grow)
     constants = [n for n in cut.ahead if n.op != "placeholder"]
+    for k, n in enumerate(constants):  # it stays where it is, as a weight does
+        n.meta["descriptor"] = Input(f"constants[{k}]", kind="state")
     needed = _above(constants)
     number = {n: k for k, n in enumerate(half.inputs)}
     taken = [n for n in half.inputs if n in needed]

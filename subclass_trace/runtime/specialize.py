@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch.fx as fx
 
 from .. import policy, verify
-from ..backends import Backend, Compiled, Compiler, compile_with
+from ..backends import Backend, Compiled, Compiler, compile_with, runs_operations
 from ..backends.eager import compile_eager, graph_code
 from ..backends.own_kernels import names_of_pieces, with_own_kernels
 from ..capture.capture import Captured
@@ -134,14 +134,14 @@ def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_jo
     raises what it does in eager); else the two halves of the joint graph."""
     found = None if captured.tape is None else _first_backward(captured.tape)
     if found is None:
-        graph, in_program = captured.forward_graph(in_place=backend.inference is compile_eager)
+        graph, in_program = captured.forward_graph(in_place=runs_operations(backend.inference))
         if runs_backward(graph.graph):
             static = {f"primals_{k + 1}" for k in _static(captured)}
             recompute_inside(
                 graph,
                 _min_cut(partitioner),
                 static,
-                policy.POLICY.small if backend.inference is compile_eager else 0,
+                policy.POLICY.small if runs_operations(backend.inference) else 0,
             )
         return _Cut(captured, Half.of_module(graph), backend.inference, in_program=in_program)
     guess, traced = found
@@ -163,7 +163,7 @@ def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_jo
         written=written,
         static=_static(captured),
         copied=copied,
-        small=policy.POLICY.small if backend.backward is compile_eager else 0,
+        small=policy.POLICY.small if runs_operations(backend.backward) else 0,
     )
     saved = saved_table(parts, captured.described, copied)
     visible = traced.num_forward - traced.draws

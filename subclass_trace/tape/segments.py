@@ -269,8 +269,8 @@ class Segmented:
     """Runs tapes in segments."""
 
     def __init__(self, backend: Any) -> None:
-        Options(backend=backend)  # refuses an unknown one
-        self.backend = backend
+        made = Options(backend=backend).resolve_backend()  # refuses an unknown one
+        self.backend = backend if made.explain is None else made  # one pool for CUDA graphs
 
     def __call__(self, tape: EngineTape, values: list[Any]) -> Sequence[Any]:
         """Run a tape. In a state that compiled graphs do not serve (a graph is made, autocast,

@@ -7,6 +7,7 @@ docs/conformance.md.
 True
 """
 
+from .emulated import EmulatedRecorder
 from .equivalence import EquivalenceError, assert_equivalent, programs, round_trips
 from .kit import ConformanceError, assert_conforms, check
 from .report import Report
@@ -20,6 +21,7 @@ from .subject import Subject, subject_of
 __all__ = [
     "PROFILES",
     "ConformanceError",
+    "EmulatedRecorder",
     "EquivalenceError",
     "Failure",
     "NotApplicable",

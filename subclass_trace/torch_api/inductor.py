@@ -104,6 +104,13 @@ def known_inductor_options() -> dict[str, Any]:
     return config.get_config_copy()
 
 
+def mode_options(mode: str) -> dict[str, object]:
+    """What inductor makes of ``torch.compile(mode=...)``."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
 def inductor_options(options: dict[str, Any]) -> Any:
     """Inside, inductor has these settings."""
     from torch._inductor import config

@@ -51,6 +51,11 @@ def op_name(op: OpOverload) -> str:
     return str(op._schema.name).rpartition("::")[2]
 
 
+def op_packet(op: OpOverload) -> OpOverloadPacket[Any, Any]:
+    """All overloads of that name: ``aten.add`` of ``aten.add.Tensor``."""
+    return op._overloadpacket
+
+
 def op_schema(op: OpOverload) -> Any:
     """The schema of ``op``: its arguments (name, type, default, alias information) and returns."""
     return op._schema

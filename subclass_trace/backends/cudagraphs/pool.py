@@ -17,14 +17,11 @@ import collections
 import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...errors import OptionError
 from ...torch_api.lines import warn_user
 from .recorder import CudaRecorder, Recorder
-
-if TYPE_CHECKING:
-    from .recording import Recording
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,15 @@ def _is_size(n: Any) -> bool:
     return type(n) is int and n > 0
 
 
+class HandsOut(Protocol):
+    """A recording, as the pool sees it: `recording.Recording`."""
+
+    number: int
+
+    def is_in_use(self) -> bool:
+        """Are results of it alive?"""
+
+
 class Pool:
     """See the module's docstring.
 
@@ -89,20 +95,20 @@ class Pool:
     def __init__(self, settings: Settings) -> None:
         self.recorder: Recorder = settings.recorder or CudaRecorder()
         self.settings, self.lock = settings, threading.RLock()
-        self.memory: dict[int, Recording] = {}
+        self.memory: dict[int, Any] = {}
         self.recorded = 0
         self.ran: collections.Counter[str] = collections.Counter()
         self.outside: dict[str, None] = {}
-        self._in_use: list[Recording] = []
+        self._in_use: list[HandsOut] = []
         self._sizes: dict[object, set[Hashable]] = {}
         self._said: set[str] = set()
 
-    def handed_out(self, recording: Recording) -> None:
+    def handed_out(self, recording: HandsOut) -> None:
         """It has given results that lie in the pool."""
         if recording not in self._in_use:
             self._in_use.append(recording)
 
-    def in_the_way(self, recording: Recording) -> Recording | None:
+    def in_the_way(self, recording: HandsOut) -> HandsOut | None:
         """One whose results are in use, and would be overwritten."""
         if self._in_use:
             self._in_use = [r for r in self._in_use if r.is_in_use()]

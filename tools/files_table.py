@@ -1,4 +1,4 @@
-"""Write docs/files.md, a line for each file of the package, from their docstrings:
+"""Write docs/files.md, a line for each file but the kit's, from their docstrings:
 ``python -m tools.files_table``."""
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ PACKAGE, PAGE = ROOT / "subclass_trace", ROOT / "docs" / "files.md"
 FOLDERS = (
     *("frontends", "artifacts", "exporting", "tape", "data", "report", "runtime", "backends"),
     *("verify", "partition", "passes", "capture", "state", "plan", "subclass", "torch_api"),
-    *("authoring", "testing", "zoo"),
 )
 
 
@@ -42,7 +41,8 @@ def page() -> str:
         lines += ["", f"## {name}", "", "| file | what it is |", "|---|---|"]
         base = PACKAGE if name == "subclass_trace/" else PACKAGE / name
         for path in files:
-            if told := first_sentence(path):
+            told = first_sentence(path)
+            if told and path.name != "__init__.py":
                 lines.append(f"| `{path.relative_to(base).as_posix()}` | {told} |")
     return "\n".join(lines) + "\n"
 

@@ -41,6 +41,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     "min": torch.sym_min,
     "abs": operator.abs,
     "float": torch.sym_float,
+    **{f"torch.{f.__name__}": f for f in (torch.sym_float, torch.sym_max, torch.sym_min)},
+    "torch.sym_not": operator.not_,
     "math.floor": math.floor,
     "math.ceil": math.ceil,
     "math.trunc": math.trunc,
@@ -121,10 +123,12 @@ def prove(
     claims = [*stated, *((str(c), formulas.formula(c)) for c in all_assumed)]
     unknown = [what for what, claim in claims if claim is None]
     claims = [row for row in claims if row[1] is not None]
-    facts = _Entry(formulas, {str(s): name for s, name in symbols.items()}, compared).facts(text)
+    entry = _Entry(formulas, {str(s): name for s, name in symbols.items()}, compared)
+    facts = entry.facts(text)
     if formulas.against(facts, [claim for _, claim in claims]) is not None:
         for what, claim in claims:
-            if (found := formulas.against(facts, [claim])) == {}:
+            found = formulas.against(facts, [claim])
+            if found == {} or (found is not None and entry.unread):
                 unknown.append(what)
             elif found is not None:
                 raise VerificationError(
@@ -171,6 +175,8 @@ class _Entry:
     ) -> None:
         self.formulas, self.symbols, self.compared = formulas, symbols, compared
         self._locals: dict[str, Any] = {}
+        #: checks of sizes that are no formula: what might follow from them is unknown
+        self.unread: list[str] = []
 
     def facts(self, text: str) -> list[Any]:
         """Formulas that hold where it serves; what is no formula is left out."""
@@ -205,6 +211,10 @@ class _Entry:
             reads = {read: n for read, n in rows.items() if read.partition(".")[0] in given}
             return [self.formulas.number(read) == n for read, n in reads.items()]
         made = self._formula(test)
+        if made is None and any(
+            isinstance(n, ast.Name) and n.id in self.symbols for n in ast.walk(test)
+        ):
+            self.unread.append(ast.unparse(test))
         return [] if made is None else [self.formulas.compute(operator.not_, made)]
 
     def _formula(self, node: Any) -> Any:

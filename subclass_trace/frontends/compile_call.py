@@ -24,6 +24,7 @@ from ..errors import (
     SubclassTraceError,
     TangentError,
     Unlike,
+    VerificationError,
 )
 from ..options import Options
 from ..partition.interface import resolve_partitioner
@@ -118,7 +119,7 @@ def _guards_of(state: StateRun, maker: Maker, program: Program, roots: Roots) ->
 def _stands(error: Exception) -> bool:
     """Would a trace without symbols be refused, too?"""
     refused = isinstance(error, SubclassTraceError) and route_of(error) is Route.ONCE
-    return refused or isinstance(error, OptionError)
+    return refused or isinstance(error, (OptionError, VerificationError))
 
 
 def compile_call(

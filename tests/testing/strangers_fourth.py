@@ -143,6 +143,6 @@ FOURTH = [
         "Ragged",
         "first.values_.copy_(first.beside(rest[0].expand(first.shape) if not isinstance(rest[0], cls) else rest[0]))",
         "first.values_ = first.beside(rest[0].expand(first.shape) if not isinstance(rest[0], cls) else rest[0]).clone()",
-        "ST505 ST324 ST321 ST326",
+        "ST505 ST324 ST321 ST326 ST313",
     ),
 ]

@@ -129,9 +129,7 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
         )
         recorder.copies = 0
         actions["ours"]()
-        yield Figure(
-            "cuda_graphs", _COPIES, case, float(recorder.copies - counted), Goal("<=", 0)
-        )
+        yield Figure("cuda_graphs", _COPIES, case, float(recorder.copies - counted), Goal("<=", 0))
 
 
 # ---- on a GPU
@@ -146,8 +144,7 @@ class _Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
-            t.unflatten(-1, (4, -1)).transpose(1, 2)
-            for t in self.qkv(self.norm(x)).chunk(3, -1)
+            t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
         )
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1, self.training)

@@ -113,4 +113,3 @@ def _bytes(frozen: Any) -> float:
         for tensors in (program.constants, weights)
     )
     return sum(after.values()) / sum(before.values())
-

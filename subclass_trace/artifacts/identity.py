@@ -209,9 +209,7 @@ def _is_of_torch(f: Any) -> bool:
         return _is_of_torch(f.func)
     code = getattr(f, "__code__", None)
     own = (
-        owner_of(type(f)) in (Owner.TORCH, Owner.PYTHON)
-        if code is None
-        else not is_user_code(code)
+        owner_of(type(f)) in (Owner.TORCH, Owner.PYTHON) if code is None else not is_user_code(code)
     )
     return own and (not hasattr(f, "__wrapped__") or _is_of_torch(f.__wrapped__))
 

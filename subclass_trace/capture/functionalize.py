@@ -267,9 +267,7 @@ class Functionalization:
         """
         _refuse_views(self.recorder)
         graph = self.recorder.graph
-        beside = self.recorder.memory.beside = _beside_writes(
-            graph, self.recorder.memory.beside
-        )
+        beside = self.recorder.memory.beside = _beside_writes(graph, self.recorder.memory.beside)
         for node in graph.find_nodes(op="placeholder"):
             value = node.meta["val"]
             value = self.writer.bare(value) if isinstance(value, Tensor) else value

@@ -340,9 +340,7 @@ def _is_unknown(n: Any) -> bool:
 def _is_another(value: Any, known: Any) -> bool:
     """Do two attributes differ, one of which is a number or a string? Other objects a class may
     rebuild each time."""
-    if isinstance(known, (Tensor, *SYM_TYPES)) or not (
-        is_fixed(value) or is_fixed(known)
-    ):
+    if isinstance(known, (Tensor, *SYM_TYPES)) or not (is_fixed(value) or is_fixed(known)):
         return isinstance(value, Tensor) and not isinstance(known, Tensor)
     return not same_context(value, known)
 

@@ -141,9 +141,7 @@ class Exporter:
         self.results = output_args(self.graph.graph)
         nodes = placeholders(self.graph.graph)[len(folded.live) :]
         for k, (node, value) in enumerate(zip(nodes, made, strict=True)):
-            row = ProgramInput(
-                f"frozen.{k}", InputKind.BUFFER, node, node.meta["val"], value, True
-            )
+            row = ProgramInput(f"frozen.{k}", InputKind.BUFFER, node, node.meta["val"], value, True)
             self.inputs[row.name] = row
         read = {of.get(numbers[k], 0) for k in folded.live}
         self.state = self.state.with_any_of(read)

@@ -68,9 +68,7 @@ def fold(half: Half, is_weight: Callable[[fx.Node], bool], *, may_grow: bool) ->
     )
 
 
-def origins_of(
-    half: Half, is_weight: Callable[[fx.Node], bool]
-) -> dict[fx.Node, frozenset[int]]:
+def origins_of(half: Half, is_weight: Callable[[fx.Node], bool]) -> dict[fx.Node, frozenset[int]]:
     """The nodes that may be computed ahead, with the weights (places among the inputs) that they
     are made of.
 

@@ -224,9 +224,7 @@ class Wrapper:
     """Emits rewrapping: by a verified template, by DTensor's constructor, or by
     ``__tensor_unflatten__``."""
 
-    def __init__(
-        self, source: Code, examples: Examples, symbols: dict[Any, str], env: str
-    ) -> None:
+    def __init__(self, source: Code, examples: Examples, symbols: dict[Any, str], env: str) -> None:
         """``env``: the expression of a dict with the values of symbols."""
         self.source, self.examples, self.symbols, self.env = source, examples, symbols, env
 

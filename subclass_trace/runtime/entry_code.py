@@ -154,7 +154,7 @@ class EntryEmitter:
         """Thread state; modes and transforms around the call lead to the slow path, which decides
         what to do."""
         s, a = self.source, self.ambient
-        devices, autocast = s.constant(a.devices, 'devices'), s.constant(a.autocast, 'autocast')
+        devices, autocast = s.constant(a.devices, "devices"), s.constant(a.autocast, "autocast")
         parts = [
             eager_is_forced_code(s.bind),
             f"{s.bind('grad_enabled', grad_enabled)}() is not {a.grad}",
@@ -339,7 +339,7 @@ class EntryEmitter:
         """The expression of one flat output."""
         s = self.source
         if isinstance(o, ConstantOutput):
-            return s.constant(o.value, 'result')
+            return s.constant(o.value, "result")
         if isinstance(o, SameOutput):
             return results[o.result]
         if isinstance(o, InputOutput):

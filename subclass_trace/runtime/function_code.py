@@ -331,9 +331,7 @@ class FunctionEmitter:
         return grads
 
 
-def _fit(
-    s: Code, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]
-) -> None:
+def _fit(s: Code, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]) -> None:
     """Bring tangents to the strides that the graph was traced for."""
     given = [spec for spec in entry.tangents if spec is not None]
     wanted = [leaf.stride for spec in given for leaf in spec_leaves(spec)]

@@ -48,9 +48,7 @@ class RowEmitter:
         bound: places that have names already.
     """
 
-    def __init__(
-        self, source: Code, function: str, bound: dict[Place, str] | None = None
-    ) -> None:
+    def __init__(self, source: Code, function: str, bound: dict[Place, str] | None = None) -> None:
         self.source, self.function = source, function
         self.names: dict[Any, str] = dict(bound or {})
         source.bind("MISSING", MISSING)
@@ -169,7 +167,7 @@ def state_holds(guards: StateGuards) -> Callable[[Any], bool]:
     code that runs later."""
     with tried(s := Code("False"), "def holds(call):"):
         s.line("args, kwargs = call")
-        rows = RowEmitter(s, s.held(guards.function, 'function'))
+        rows = RowEmitter(s, s.held(guards.function, "function"))
         try:
             rows.check_pins(Pins(guards, sure=False))
             rows.check(guards.moving)

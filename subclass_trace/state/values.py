@@ -25,6 +25,7 @@ class _Missing:
 #: there is no value at a place
 MISSING: Any = _Missing()
 
+
 def lookup(cls: type, name: str) -> Any:
     """The class attribute by the order of bases, as C code finds it: no code of a metaclass
     runs."""

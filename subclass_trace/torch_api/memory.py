@@ -31,9 +31,7 @@ def with_bits_of(like: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(memory) if like.is_neg() else memory
 
 
-def part_of(
-    part: torch.Tensor, whole: torch.Tensor
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def part_of(part: torch.Tensor, whole: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Takes of a tensor what ``part`` is of ``whole``, in whose memory it lies; with the version
     counter of the tensor."""
     dtype, size, stride, n = part.dtype, part.shape, part.stride(), part.element_size()

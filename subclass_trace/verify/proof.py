@@ -152,6 +152,8 @@ def _numbers(captured: Captured, names: Mapping[str, Sequence[str]]) -> Iterator
     sizes: list[Any] = [(local, t.shape, t.stride()) for local, t in tensors]
     for local, row in zip(names["input"], captured.inputs.rows, strict=True):
         spec: Any = row.spec
+        if row.leaves and all(names["leaf"][k] == "None" for k in row.leaves):
+            continue  # a constant of a frozen region, which no call brings
         if spec.layout is not torch.jagged:  # its sizes follow from those inside
             sizes.append((local, spec.size, spec.stride))
     for local, size, stride in sizes:

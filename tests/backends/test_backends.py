@@ -64,7 +64,8 @@ def test_built_in_names_are_taken() -> None:
 
 def test_an_unknown_name() -> None:
     with pytest.raises(
-        OptionError, match=r"(?s)no back end 'Inducter'.*'aot_eager', 'cudagraphs', 'eager', 'inductor'.*register_backend"
+        OptionError,
+        match=r"(?s)no back end 'Inducter'.*'aot_eager', 'cudagraphs', 'eager', 'inductor'.*register_backend",
     ):
         resolve_backend("Inducter")
 

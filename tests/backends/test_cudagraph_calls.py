@@ -301,7 +301,9 @@ def written(x: Tensor) -> Tensor:
 
 MUTANTS = {
     "nothing is copied in": lambda patch: patch.setattr(EmulatedRecorder, "copy", lambda self, to, of: None),
-    "results are not cloned": lambda patch: patch.setattr(recording._Results, "_copy", lambda self, out, head: lambda *_: out),
+    "results are not cloned": lambda patch: patch.setattr(
+        recording._Results, "_copy", lambda self, out, head: lambda *_: out
+    ),
     "nothing is copied back": lambda patch: patch.setattr(program, "written_inputs", lambda graph: set()),
 }
 

@@ -398,8 +398,11 @@ def test_training_with_a_cut_graph() -> None:
 
 def test_numbers_in_tensors_of_the_host_stay_outside() -> None:
     recorder = EmulatedRecorder(host=lambda t: t.dtype == torch.float64)
-    check(lambda x, s: (x * s).relu() * 2, [(randn(3), torch.tensor(k + 0.5).double()) for k in range(4)],
-          recorder=recorder)
+    check(
+        lambda x, s: (x * s).relu() * 2,
+        [(randn(3), torch.tensor(k + 0.5).double()) for k in range(4)],
+        recorder=recorder,
+    )
     assert recorder.events.count("replay") == 3
 
 

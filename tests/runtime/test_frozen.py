@@ -57,7 +57,9 @@ def programs(region: Any) -> list[FrozenProgram]:
 
 def held(region: Any) -> int:
     """Bytes of the constants that are not memory of a weight."""
-    found = {c.untyped_storage().data_ptr(): c.untyped_storage().nbytes() for p in programs(region) for c in p.constants}
+    found = {
+        c.untyped_storage().data_ptr(): c.untyped_storage().nbytes() for p in programs(region) for c in p.constants
+    }
     return sum(found.values())
 
 
@@ -95,7 +97,9 @@ def test_constants_never_grow_with_keep_and_an_int4_weight_stays_packed() -> Non
     with torch.no_grad():
         same(keep(x), fold(x))
     assert held(keep) <= read_bytes(programs(fold)[0]) < held(fold)
-    dense = [any(c.numel() == 32 * 16 and c.is_floating_point() for c in programs(f)[0].constants) for f in (keep, fold)]
+    dense = [
+        any(c.numel() == 32 * 16 and c.is_floating_point() for c in programs(f)[0].constants) for f in (keep, fold)
+    ]
     assert dense == [False, True]
 
 
@@ -400,4 +404,6 @@ def test_inductor_gets_what_is_left() -> None:
             frozen(x)
         frozen.refreeze()
         same(frozen(x), module(x))
-    assert any(c.is_contiguous(memory_format=torch.channels_last) for c in programs(frozen)[0].constants if c.dim() == 4)
+    assert any(
+        c.is_contiguous(memory_format=torch.channels_last) for c in programs(frozen)[0].constants if c.dim() == 4
+    )

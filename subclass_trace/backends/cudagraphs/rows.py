@@ -23,6 +23,8 @@ from ...torch_api.trees import pytree
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+
+
 class Step(NamedTuple):
     """An operation: arguments, where each has its rows, the result, where that has them."""
 
@@ -137,7 +139,7 @@ def _view(op: Step) -> bool:
     before = op.rows[0]
     if before is None or op.d is None:
         return False
-    return bool(prod(op.args[0].shape[:before]) == prod(op.out.shape[:op.d]))
+    return bool(prod(op.args[0].shape[:before]) == prod(op.out.shape[: op.d]))
 
 
 def _moved(op: Step) -> bool:
@@ -147,9 +149,7 @@ def _moved(op: Step) -> bool:
 
 def _alone(place: int) -> Rule:
     """The batch comes first in this argument, and others have none."""
-    return lambda op: (
-        op.rows[place] == 0 and {*op.rows[:place], *op.rows[place + 1 :]} <= {None}
-    )
+    return lambda op: op.rows[place] == 0 and {*op.rows[:place], *op.rows[place + 1 :]} <= {None}
 
 
 def _batched(place: int) -> Rule:

@@ -17,6 +17,7 @@ import torch.fx as fx
 
 from ...capture.effects import has_effects
 from ...capture.graphs import output_args, placeholders, where
+from ...capture.writes import written_arguments
 from ...plan import SavedValue
 from ...plan.descriptors import Input, NewContents
 from ...torch_api.graphs import graph_module
@@ -141,14 +142,10 @@ def written_inputs(graph: fx.Graph) -> set[int]:
         owners.setdefault(storage_key(node.meta.get("val")), set()).add(k)
     found = set[int]()
     for node in graph.nodes:
-        if not isinstance(node.target, OpOverload) or not op_schema(node.target).is_mutable:
-            continue
-        for k, argument in enumerate(op_schema(node.target).arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = node.args[k] if k < len(node.args) else node.kwargs.get(argument.name)
-                nodes = [n for n in pytree.tree_leaves(given) if isinstance(n, fx.Node)]
-                for key in [storage_key(n.meta.get("val")) for n in nodes] if nodes else ():
-                    found |= owners.get(key, set()) if key is not None else set()
+        if isinstance(node.target, OpOverload) and op_schema(node.target).is_mutable:
+            for written in written_arguments(node.target, node.args, node.kwargs, fx.Node):
+                if (key := storage_key(written.meta.get("val"))) is not None:
+                    found |= owners.get(key, set())
     return found
 
 

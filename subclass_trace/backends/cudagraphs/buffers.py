@@ -6,25 +6,16 @@ from collections.abc import Collection, Mapping
 
 import torch
 
+from ...torch_api.kinds import is_dense
 from ...torch_api.memory import with_bits_of
 
 Tensor = torch.Tensor
 _ALIGNED = 64
 
 
-def is_dense(t: Tensor) -> bool:
-    """Does it lie in its memory without gaps, each element at a place of its own?"""
-    if t.is_conj() or t.is_neg():
-        return False
-    if t.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
+def is_whole(t: Tensor) -> bool:
+    """Does it lie in its memory without gaps, each element at a place of its own, as it is?"""
+    return not (t.is_conj() or t.is_neg()) and (t.is_contiguous() or is_dense(t))
 
 
 def span_of(t: Tensor) -> int:
@@ -42,7 +33,7 @@ def as_span(t: Tensor) -> Tensor:
 
 def fresh(t: Tensor) -> Tensor:
     """A copy with the very strides."""
-    if is_dense(t):
+    if is_whole(t):
         return t.clone()
     return with_bits_of(t, as_span(t).clone().as_strided(t.shape, t.stride(), 0)).detach()
 

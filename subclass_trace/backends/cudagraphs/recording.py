@@ -26,7 +26,7 @@ from .buffers import (
     fresh,
     fresh_memory,
     is_computed_with,
-    is_dense,
+    is_whole,
     make_buffers,
     overlaps,
 )
@@ -96,7 +96,7 @@ class Recording:
             self.buffers: dict[int, Tensor] = {**make_buffers(rest, face.written), **moved}
         stores = {k: storage_of(values[k]) for k in fixed}
         self._at = [(k, weakref.ref(s), s.data_ptr()) for k, s in stores.items()]
-        dense = {k: is_dense(to) for k, to in self.buffers.items()}
+        dense = {k: is_whole(to) for k, to in self.buffers.items()}
         self._copies = list(dense.items())
         self._to = [to if dense[k] else as_span(to) for k, to in self.buffers.items()]
         self._plain = list(dense) if all(dense.values()) else None
@@ -179,7 +179,7 @@ class Recording:
         for k, count, copied in self._writes:
             value = values[k]
             if copied:
-                to, of = (t if is_dense(t) else as_span(t) for t in (value, self.buffers[k]))
+                to, of = (t if is_whole(t) else as_span(t) for t in (value, self.buffers[k]))
                 to.copy_(of)
             for _ in range(count - copied):
                 move_versions([value])
@@ -259,7 +259,7 @@ class _Results:
         others = [self.results[n] for n, kind in self.face.gives if kind == "result"]
         others = [t for t in others if isinstance(t, Tensor) and t is not out]
         if not any(address(t) == address(out) != 0 for t in others):
-            if is_dense(out):
+            if is_whole(out):
                 return lambda values, before: out.clone()
             return lambda values, before: fresh(out)
         if head != len(self.made):

@@ -46,7 +46,7 @@ Tensor = torch.Tensor
 _freezers: weakref.WeakSet[Freezer] = weakref.WeakSet()
 #: so many numbers of each weight are compared in each call
 _SAMPLE = 8
-#: the hook that sees steps of optimizers, once something is frozen
+#: the hook that sees steps of optimizers, once a wrapper is frozen
 _hooked: list[Any] = []
 
 
@@ -68,8 +68,6 @@ class Freezer:
         self.programs: weakref.WeakSet[FrozenProgram] = weakref.WeakSet()
         self.is_discarded = False
         _freezers.add(self)
-        if not _hooked:
-            _hooked.append(register_optimizer_step_post_hook(_after_step))
 
     def frozen(self) -> Options:
         """The options with a back end that has this in it, and compiles no backward."""
@@ -240,6 +238,8 @@ class FrozenProgram:
         self._walks = [
             (k, operator.attrgetter(*ways, ways[0])) for k, ways in enumerate(inside) if ways
         ]
+        if self._walks and not _hooked:  # regions that step read torch's table of such hooks
+            _hooked.append(register_optimizer_step_post_hook(_after_step))
         paths = [str(row.path) for row in self.rows]
         ways = [f"{path}.{way}" for path, own in zip(paths, inside, strict=True) for way in own]
         tensors = self._tensors(weights)

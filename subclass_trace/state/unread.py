@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..subclass.values import is_a
-from ..torch_api.hooks import hooks_of_all
+from ..torch_api.hooks import are_hooks_on_all_modules
 from .kinds import Function, Method
 from .recorder import instance_dict
 from .rows import HOOKS
@@ -49,7 +49,7 @@ def _code_of(function: Any) -> tuple[types.CodeType | None, int]:
     if is_a(function, torch.nn.Module):
         space = instance_dict(function) or {}
         hooked = any(space.get(name) for name in HOOKS)
-        hooked = hooked or any(table for *_, table in hooks_of_all())
+        hooked = hooked or are_hooks_on_all_modules()
         own = type(function).__call__ is not torch.nn.Module.__call__ or "forward" in space
         forward = type(function).forward
         if hooked or own or type(forward) is not Function:

@@ -1,4 +1,4 @@
-"""Hooks of all modules and of all optimizers."""
+"""Hooks of all modules."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-#: where torch keeps them; ``torch.optim`` hides its module of this name
-_MODULES = [
-    importlib.import_module(name) for name in ("torch.nn.modules.module", "torch.optim.optimizer")
-]
+_MODULE: Any = importlib.import_module("torch.nn.modules.module")
+#: what each call of a module looks at
+_TABLES = [n for n in _MODULE._has_any_global_hook.__code__.co_names if n.startswith("_global_")]
 
 
 #: a method of a module of TorchScript
@@ -19,13 +18,10 @@ ScriptMethod: Any = torch._C.ScriptMethod
 
 
 def hooks_of_all() -> list[tuple[dict[str, Any], str, dict[Any, Any]]]:
-    """Torch's tables of them: the namespace of the module that has one, its name, and the table."""
-    return [
-        (vars(module), name, table)
-        for module in _MODULES
-        for name, table in vars(module).items()
-        if name.startswith("_global_") and isinstance(table, dict)
-    ]
+    """Torch's tables of them, which each call of a module reads: the namespace of the module that
+    has one, its name, and the table."""
+    space = vars(_MODULE)
+    return [(space, name, space[name]) for name in _TABLES]
 
 
 def call_with_hooks(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -35,7 +31,7 @@ def call_with_hooks(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
 
 def are_hooks_on_all_modules() -> bool:
     """Does any hook run around each call of a module?"""
-    return bool(_MODULES[0]._has_any_global_hook())
+    return bool(_MODULE._has_any_global_hook())
 
 
 def is_of_fsdp(module: torch.nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import subclass_trace as st
 from subclass_trace.torch_api.hooks import hooks_of_all
 
 Tensor = torch.Tensor
+optimizer_module = importlib.import_module("torch.optim.optimizer")  # `torch.optim` hides it
 Region = Callable[[Any], Any]
 #: of (parameter, optimizer): sets hooks up, and does something before each step
 Setup = Callable[[nn.Parameter, Any], Iterator[Any]]
@@ -22,9 +24,13 @@ Setup = Callable[[nn.Parameter, Any], Iterator[Any]]
 
 @pytest.fixture(autouse=True)
 def _no_hooks_are_left() -> Iterator[None]:
+    of_steps = (optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks)
+    tables = [*of_steps, *(table for *_, table in hooks_of_all())]
+    before = [dict(table) for table in tables]
     yield
-    for *_, table in hooks_of_all():
+    for table, held in zip(tables, before, strict=True):
         table.clear()
+        table.update(held)
 
 
 def _steps(region: Region, setup: Setup) -> tuple[list[float], list[Any]]:
@@ -180,3 +186,32 @@ def test_hooks_of_all_modules_beside_those_of_the_region_are_refused() -> None:
     f.register_forward_hook(lambda module, args, out: out * 2)
     with register_module_forward_hook(lambda module, args, out: out + 1), pytest.raises(st.UnsupportedError):
         f(torch.ones(3))
+
+
+@pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+def test_hooks_of_optimizers_are_no_matter_of_a_call_of_a_module(register: Callable[..., Any]) -> None:
+    layer = nn.Linear(3, 3)
+    region = st.compile(layer)
+    region(torch.ones(2, 3))
+    register(lambda *_: None)
+    assert torch.equal(region(torch.ones(2, 3)), layer(torch.ones(2, 3)))
+    assert len(region.specializations) == 1
+
+
+def test_freezing_a_module_does_not_trace_other_steps_again() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = optim.SGD([p], 0.1)
+
+    def step(x: Tensor) -> Tensor:
+        loss = (p * x).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    region, frozen = st.compile(step), st.freeze(nn.Linear(3, 3))
+    for _ in range(2):
+        region(torch.ones(3))
+        with torch.no_grad():
+            frozen(torch.ones(2, 3))
+    assert len(region.specializations) == 1

@@ -137,6 +137,8 @@ def test_hooks_that_stay_cost_no_specialization() -> None:
 
 
 def test_hooks_of_all_optimizers_around_the_step_of_one_that_the_region_makes() -> None:
+    optim.SGD([nn.Parameter(torch.ones(1))], 0.1)  # the first one of a process wraps the step of its class
+
     def run(region: Region) -> list[float]:
         w, factor = nn.Parameter(torch.ones(3)), [1.0]
 

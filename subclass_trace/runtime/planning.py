@@ -111,7 +111,7 @@ def with_conditions(plan: Plan, captured: Captured) -> Plan:
     """The plan with what the trace, and the back end, have assumed of the symbols, though some may
     be constant by now."""
     known = shape_conditions(captured.session.shape_env, number_symbols(plan.inputs.symbols))
-    if verify.PROVES:
+    if verify.SPARES:
         known = proof.needed(known, plan.inputs.symbols)
     return replace(plan, inputs=replace(plan.inputs, conditions=tuple(known)))
 

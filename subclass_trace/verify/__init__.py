@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 ENABLED = False
 #: does z3 prove the guards on sizes of each entry (`debug`)?
 PROVES = False
+#: are guards on sizes that the others imply left out (`debug`)? Apart from `PROVES`, so that tests
+# prove the text that users get.
+SPARES = False
 
 
 class debug:
@@ -57,21 +60,22 @@ class debug:
     """
 
     def __init__(self, *, validate_guards: bool) -> None:
-        global PROVES
+        global PROVES, SPARES
         if validate_guards and importlib.util.find_spec("z3") is None:
             raise OptionError(
                 "guards are proved by z3, which is not installed",
                 path="validate_guards",
                 fix="pip install 'subclass_trace[verify]'",
             )
-        self._before, PROVES = PROVES, bool(validate_guards)
+        self._before = PROVES, SPARES
+        PROVES = SPARES = bool(validate_guards)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        global PROVES
-        PROVES = self._before
+        global PROVES, SPARES
+        PROVES, SPARES = self._before
 
 
 @contextlib.contextmanager

@@ -179,7 +179,9 @@ def test_what_only_eager_mode_has_runs_eagerly(function: Callable[[torch.Tensor]
     region = st.compile(function)
     with pytest.warns(UserWarning, match="a call of a region runs eagerly"):
         found = region(torch.ones(4))
-    assert torch.equal(found, function(torch.ones(4))) and torch.equal(region(torch.ones(4)), found)
+    # Close, not equal: LAPACK's last bit moves with where its operands lie in memory.
+    for result in (found, region(torch.ones(4))):
+        torch.testing.assert_close(result, function(torch.ones(4)))
     assert "calls that ran eagerly\n  2 calls: " in region.explain()
 
 

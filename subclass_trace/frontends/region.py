@@ -104,7 +104,8 @@ class Region:
         """
         if is_dynamo_compiling():
             return self.__function(*args, **kwargs)
-        fast, left = self.__fast, tuple[Any, ...]()
+        fast = self.__fast
+        left: tuple[Any, ...] = ()
         for serve in fast:
             try:
                 result = serve(args, kwargs)

@@ -33,7 +33,13 @@ from ..state.guards import changed_since
 from ..state.place import Roots
 from ..torch_api.assertions import OtherBranch
 from ..torch_api.autograd import saved_tensor_hooks_active
-from ..torch_api.dynamo import check_stance, dynamo_lock, eager_by_stance, never_compiled
+from ..torch_api.dynamo import (
+    check_stance,
+    dynamo_lock,
+    eager_by_stance,
+    never_compiled,
+    reset_with_dynamo,
+)
 from ..torch_api.lines import warn_user
 from ..torch_api.structured import trace_is_written
 from .compile_call import compile_call, from_description
@@ -363,6 +369,7 @@ class Region:
         if not self.__keep_joint:
             remember(self.__function, entry)
         self.__add(entry)
+        reset_with_dynamo(self)
         compiled(self, len(entry.misses), entry)
         self.__tell_inlined(entry)
         return entry
@@ -485,7 +492,7 @@ class Region:
         refreeze(self.__options, name_of(self.__function))
 
     def reset(self) -> None:
-        """Forget all specializations, and that Dynamo serves."""
+        """Forget all specializations, and that Dynamo serves; ``torch.compiler.reset`` does so."""
         with TRACE_LOCK:
             self.__options = replace(self.__options)  # and a new pool of memory
             self.__forget()

@@ -27,6 +27,7 @@ from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from ..torch_api.dtensor_modes import DTensorModes, dtensor_modes
+from ..torch_api.dynamo import dynamo_lock
 from ..torch_api.kinds import is_lazy, resolved
 from ..torch_api.modes import autocast_state
 from ..torch_api.symbols import (
@@ -100,7 +101,7 @@ class OnFirstUse:
 
     def program(self) -> Boxed:
         """What is compiled, now if need be."""
-        with TRACE_LOCK:
+        with dynamo_lock(), TRACE_LOCK:
             if self._compiled is None:
                 with working("backward"):
                     self._compiled = self._compiler()
@@ -280,7 +281,7 @@ class Backwards:
         """
         hit = self._lookup(tangents, create_graph, env, call)
         if hit is None:
-            with TRACE_LOCK:
+            with dynamo_lock(), TRACE_LOCK:
                 hit = self._lookup(tangents, create_graph, env, call)
                 if hit is None:
                     hit = self._trace(tangents, create_graph, env, call)

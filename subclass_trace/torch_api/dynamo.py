@@ -12,6 +12,7 @@ import inspect
 import pkgutil
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -255,3 +256,28 @@ def dynamo_lock() -> Any:
     frames = sys.modules.get("torch._dynamo.convert_frame")
     lock = getattr(frames, "compile_lock", None)
     return contextlib.nullcontext() if lock is None else lock
+
+
+class _Reset:
+    """Looks like a back end to Dynamo, whose `reset` asks each back end to forget."""
+
+    def __init__(self) -> None:
+        self.regions = weakref.WeakSet[Any]()
+
+    def reset(self) -> None:
+        """All regions forget; Dynamo holds its lock."""
+        for region in list(self.regions):
+            region.reset()
+
+
+_RESET = _Reset()
+
+
+def reset_with_dynamo(region: Any) -> None:
+    """``torch.compiler.reset()`` calls ``region.reset()``, too, once (Dynamo forgets its back
+    ends). Where Dynamo is not loaded, as after a start from a file, it does not."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(frames, "cached_backends", None)
+    if backends is not None:
+        _RESET.regions.add(region)
+        backends[id(_RESET)] = _RESET

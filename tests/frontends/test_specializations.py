@@ -61,6 +61,18 @@ def test_reset_and_explain() -> None:
     assert len(region.specializations) == 1
 
 
+def test_torch_resets_regions_too() -> None:
+    """And what they kept goes: graphs, saved values, what the trace has read."""
+    weight = TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_()
+    region = st.compile(lambda x: (x * weight).sum())
+    for _ in range(2):  # Dynamo forgets its back ends: each trace tells it again
+        region(torch.ones(2)).backward()
+        graphs = weakref.ref(region.specializations[0].graphs)
+        torch.compiler.reset()
+        gc.collect()
+        assert region.specializations == [] and graphs() is None
+
+
 def test_python_runs_once_per_specialization() -> None:
     ran = Runs()
     region = st.compile(lambda x: ran.note() or x * x)

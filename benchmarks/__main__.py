@@ -21,6 +21,7 @@ from . import (
     partition,
     programs,
     steady,
+    titan,
     warm_start,
     whole_step,
 )
@@ -32,6 +33,7 @@ BENCHMARKS = {
     "programs": programs,
     "memory": memory,
     "whole_step": whole_step,
+    "titan": titan,
     "compiled_autograd": compiled_autograd,
     "cuda_graphs": cuda_graphs,
     "first_call": first_call,

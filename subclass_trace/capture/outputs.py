@@ -46,7 +46,6 @@ from .mutation import places, same_but_for_grad
 from .recorder import Recorder
 
 Tensor = torch.Tensor
-#: attributes that a class builds for each of its wrappers differ; of these it is known
 
 
 class OutputClassifier:
@@ -93,10 +92,9 @@ class OutputClassifier:
             return ConstantOutput(o)
         if self.inputs.session.materialise:
             return ValueOutput(self._emit_once(o), flatten(o)[1])
-        number = self.inputs.number_of(o)
         if id(o) in self._position_of:
             return InputOutput(self._position_of[id(o)])
-        if number is not None:
+        if self.inputs.number_of(o) is not None:
             raise UnsupportedError(
                 "a result is the .grad of a tensor from outside",
                 code="grad-as-result",
@@ -106,18 +104,13 @@ class OutputClassifier:
         if id(o) in self._result_of:
             return SameOutput(self._result_of[id(o)])
         self._check_usable(o)
-        own = any(id(t) in self.recorder.met.graded for t in (o, o._base))
-        if o.retains_grad or own or gradient_of(o) is not None:
-            raise UnsupportedError(
-                "the region calls retain_grad() on a result, or sets its .grad: its gradient "
-                "inside of the region",
-                code="gradient-kept-on-result",
-                path=self._path,
-                fix="do so with the result, outside of the region, and compute the rest from "
-                "that result",
-            )
-        base = o._base
+        self._refuse_kept_gradient(o)
         self._refuse_own_leaf(o)
+        return self._made_inside(o)
+
+    def _made_inside(self, o: Tensor) -> OutputPlan:
+        """A tensor that the region makes: a value, or a view of one, or of an input."""
+        base = o._base
         leaves, spec = flatten(o)
         # (What a wrapper shares with another one moves their version counters alike: so such a
         # Parameter runs eagerly.)
@@ -145,6 +138,18 @@ class OutputClassifier:
                 path=self._path,
                 got=got,
             ) from error
+
+    def _refuse_kept_gradient(self, o: Tensor) -> None:
+        set_inside = any(id(t) in self.recorder.met.graded for t in (o, o._base))
+        if o.retains_grad or set_inside or gradient_of(o) is not None:
+            raise UnsupportedError(
+                "the region calls retain_grad() on a result, or sets its .grad: its gradient "
+                "inside of the region",
+                code="gradient-kept-on-result",
+                path=self._path,
+                fix="do so with the result, outside of the region, and compute the rest from "
+                "that result",
+            )
 
     def need(self, sizes: Iterable[Any]) -> None:
         """The run time needs these numbers: symbols of data-dependent ones become size outputs."""
@@ -206,7 +211,8 @@ class OutputClassifier:
         return True
 
     def _view(self, o: Tensor, base: Tensor, spec: Spec) -> OutputPlan:
-        number, way, sizes = self.inputs.number_of(base), view_function(o), list[Any]()
+        number, way = self.inputs.number_of(base), view_function(o)
+        sizes: list[Any] = []
         if o._backward_hooks:
             raise UnsupportedError(
                 "a result is a view with hooks, which would not see its gradient",
@@ -314,15 +320,19 @@ class OutputClassifier:
 
         known = fresh()
         for name, value in attributes_of_wrapper(o, spec).items():
-            differs = name != known_as and (name not in known or _is_another(value, known[name]))
-            if differs and (name not in known or not _is_another(known[name], fresh()[name])):
-                raise UnsupportedError(
-                    "the region sets an attribute of a result, or makes an nn.Parameter of what "
-                    "is shown elsewhere",
-                    code="attributes-of-result",
-                    path=self._path.attr(name),
-                    fix="set it on the result, outside of the region",
-                )
+            if name == known_as:
+                continue
+            if name in known and not _is_another(value, known[name]):
+                continue
+            if name in known and _is_another(known[name], fresh()[name]):
+                continue  # the class makes another one for each wrapper
+            raise UnsupportedError(
+                "the region sets an attribute of a result, or makes an nn.Parameter of what "
+                "is shown elsewhere",
+                code="attributes-of-result",
+                path=self._path.attr(name),
+                fix="set it on the result, outside of the region",
+            )
 
     def _is_traced(self, o: Tensor) -> bool:
         if kind_of(type(o)) is Kind.REFUSED and any(map(is_fake, vars(o).values())):

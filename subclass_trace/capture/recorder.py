@@ -184,6 +184,8 @@ class Recorder(TracedGraph):
             state.on()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and is_fake(args[0]):
+            return args[0].fake_device  # the autograd engine asks about twice per node
         given, named = symbols_back(args, kwargs or {})
         out = self._by_class(func, types, given, named)
         if out is not NotImplemented:
@@ -215,8 +217,6 @@ class Recorder(TracedGraph):
         return NotImplemented
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is _DEVICE and is_fake(args[0]):
-            return args[0].fake_device  # the autograd engine asks about twice per node
         if isinstance(func, HigherOrderOperator):
             if func in self.decompositions:
                 with self:

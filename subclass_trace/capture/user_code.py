@@ -35,6 +35,8 @@ class _Code(NamedTuple):
 
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
+#: file -> is its code the user's? Each operation asks for all frames of its stack.
+_of_user: dict[str, bool] = {}
 _here = threading.local()  # ``text``: frames of the code on whose behalf this thread runs something
 
 
@@ -60,10 +62,14 @@ def user_frames(frame: Any, stop: Any) -> tuple[tuple[Any, int], ...]:
     ``stop`` exclusive."""
     if text := getattr(_here, "text", None):
         return frames_of_text(text)
-    found = []
+    found, known = [], _of_user
     while frame is not None and frame is not stop:
-        if is_user_code(frame.f_code):
-            found.append((frame.f_code, frame.f_lineno))
+        code = frame.f_code
+        is_users = known.get(code.co_filename)
+        if is_users is None:
+            is_users = known[code.co_filename] = is_user_code(code)
+        if is_users:
+            found.append((code, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
 

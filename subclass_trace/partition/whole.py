@@ -119,6 +119,8 @@ def _copy_in_front(graph: fx.Graph, late: Collection[fx.Node], stay: Collection[
             for source in _cone(node, is_copied, copies):
                 copies[source] = graph.node_copy(source, lambda n: copies.get(n, n))
                 copies[source].meta = {**source.meta, "phase": "backward"}
+        if copies.keys().isdisjoint(node.all_input_nodes):
+            continue
         node.args = fx.map_arg(node.args, lambda n: copies.get(n, n))
         node.kwargs = fx.map_arg(node.kwargs, lambda n: copies.get(n, n))
     for source in reversed(copies):

@@ -177,9 +177,8 @@ def detached_values(captured: Captured, forward: Half) -> frozenset[int]:
     """Positions of outputs that are made objects of their own.
 
     They are, or share memory with, a graph input or an earlier output; or they are dense values
-    that the graph happens
-    to compute as views: autograd would protect a view that comes out of a Function from in-place
-    operations, and would take another tensor for its base.
+    that the graph happens to compute as views: autograd would protect a view that comes out of a
+    Function from in-place operations, and would take another tensor for its base.
     """
     values = captured.results.values
     kept = () if captured.tape is not None else captured.results.views
@@ -267,8 +266,7 @@ def _watched(
     """The inputs and the values that are wrappers, and of which a leaf is saved.
 
     Operations on a wrapper do not move its leaf's version counter, so that a change by the caller
-    between forward and
-    backward would go unnoticed: the counter of the wrapper is compared as well.
+    between forward and backward would go unnoticed: the counter of the wrapper is compared as well.
     """
     outputs = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
     kept = {*map(storage_key, outputs[len(outputs) - saved :])} - {None}

@@ -118,9 +118,16 @@ def fields_of(value: Any) -> list[str]:
     return list(dict.fromkeys((*names, *rest)))
 
 
+def _is_leaf(value: Any) -> bool:
+    """Has it no parts? Most of a context, at the price of one look-up."""
+    return type(value) in values.ATOMS and type(value) is not torch.Size
+
+
 def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
     """A context with ``function`` applied to each of its parts: the same one where that changes
     none of them."""
+    if _is_leaf(context):
+        return context
     parts = [] if isinstance(context, Sizes) else parts_of(context)
     found = [*map(function, parts)]
     if all(map(operator.is_, found, parts)):
@@ -139,10 +146,9 @@ def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
 
 def has_generated_equality(value: Any) -> bool:
     """Is it an instance of a dataclass whose ``==`` compares the fields?"""
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return False
-    cls: Any = type(value)
-    return bool(cls.__dataclass_params__.eq and "__eq__" in vars(cls))
+    cls = type(value)
+    params: Any = getattr(cls, "__dataclass_params__", None)
+    return params is not None and params.eq and "__eq__" in vars(cls)
 
 
 def is_copied(value: Any) -> bool:
@@ -181,6 +187,8 @@ def guarded(value: Any, path: object = "value", depth: int = 0) -> Any:
     Raises:
         UnsupportedError: it holds what cannot be compared, or itself.
     """
+    if _is_leaf(value):
+        return value
     whole = isinstance(value, tuple) or type(value) in (list, dict) or has_generated_equality(value)
     if depth > _MAX_DEPTH or not (whole or _is_comparable(value)):
         raise UnsupportedError(

@@ -219,6 +219,15 @@ def _() -> bool:
     return plain.names != under_mode.names
 
 
+@fault("learning rate 0")
+def _() -> bool:
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.tensor([0.0, 1.0])
+    optimizer = torch.optim.AdamW([weight], lr=0.0, foreach=False)
+    torch.compile(lambda: optimizer.step(), backend="eager")()
+    return weight.isnan().tolist() == [True, False]
+
+
 @fault("strided shards")
 def _() -> bool:
     if not torch.distributed.is_available():

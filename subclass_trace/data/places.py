@@ -28,6 +28,7 @@ from ..state.place import GONE, ROOTS, STEPS, Place, Roots
 from ..state.recorder import names_of
 from ..state.rows import HOOKS, KINDS, Row, code_of, members
 from ..state.values import MISSING
+from ..state.warned import filters_that_raise
 from ..subclass.values import ATOMS, is_atom
 from ..torch_api.flags import FLAG_READ_BY
 from ..torch_api.kinds import placement_types
@@ -44,7 +45,7 @@ _KNOWN: dict[str, Any] = {"len": int, "type": type, "number": type, "tensor": ty
 #: kinds of rows that compare with another place
 _WITH_PLACE = ("alias", "other")
 #: Python functions that a guard may call; see `may_be_called`
-_CALLED = (names_of, issubclass)
+_CALLED = (names_of, issubclass, filters_that_raise)
 _ASKING = ("get", "is", "has", "_get", "_is", "_has", "are", "_are", "__hash__")
 #: objects that tell what they hold
 _TELLING = (weakref.ref, type(torch.ops.aten.add.default))

@@ -70,8 +70,7 @@ class Region:
         history: SizeHistory | None = None,
         source: Source | None = None,
     ) -> None:
-        """``history``: what is known of sizes before the first call; ``source``: of descriptions,
-        which spare a trace."""
+        """``history``: what is known of sizes; ``source``: of descriptions, which spare a trace."""
         self.__function, self.__options, self.__keep_joint = function, options, keep_joint
         self.__sources = (
             *([source] if source else []),
@@ -105,8 +104,7 @@ class Region:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the region, compiling it first if no specialization serves this call.
 
-        Inside ``torch.compile`` it is a part of that graph, as a ``torch.compile`` inside another
-        one is.
+        Inside ``torch.compile`` it is a part of that graph, as another ``torch.compile`` is.
         """
         if is_dynamo_compiling():
             return self.__function(*args, **kwargs)
@@ -158,7 +156,9 @@ class Region:
             entry = self.__specialize(args, kwargs, left, waits=self.__eagerly.may_wait)
         except SubclassTraceError as refused:
             return self.__serve_refused(refused, args, kwargs)
-        except Exception as error:  # the function's own: what it does eagerly stands
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the function's own: what it does eagerly stands
             result = self.__function(*args, **kwargs)
             failed = UnsupportedError(
                 "the trace fails where eager does not",

@@ -28,3 +28,19 @@ def user_frame() -> Any:
             return frame
         frame = frame.f_back
     return first
+
+
+def frame_outside(frame: Any, levels: int) -> Any:
+    """``levels`` frames outwards, the outermost at last; those of this package do not count."""
+    while True:
+        while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+            frame = frame.f_back
+        levels -= 1
+        if levels <= 0 or frame.f_back is None:
+            return frame
+        frame = frame.f_back
+
+
+def _is_ours(file: str) -> bool:
+    between = file.startswith("<subclass_trace") or file.endswith("contextlib.py")
+    return between or owner_of_file(file) is Owner.OURS

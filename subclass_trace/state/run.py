@@ -29,6 +29,7 @@ from . import kinds
 from . import operations as operations
 from . import torch_flags as torch_flags
 from . import torch_functions as torch_functions
+from . import warned as warned
 from .caller import Caller
 from .current import set_current
 from .guards import StateGuards
@@ -38,7 +39,7 @@ from .rows import Row
 from .side_effects import Recipes, printed, side_effects
 from .unread import unread_arguments
 from .values import MISSING
-from .writes import Written
+from .writes import Table, Written
 
 
 class _Run(Caller):
@@ -46,7 +47,7 @@ class _Run(Caller):
 
     Attributes:
         warns: what only writes (logging) happens while tracing, with a warning; else it is refused.
-        printed: options of ``print`` and values, which each call prints.
+        printed: what each call prints, or warns of: how, options, values.
         variables: context variables that were set, what they held, and what takes that back.
     """
 
@@ -55,7 +56,7 @@ class _Run(Caller):
         kinds.learn_numpy()
         ATOMS.update(placement_types())
         self.warns, self.stdout = warns, sys.stdout
-        self.printed: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        self.printed: list[tuple[Table, dict[str, Any], tuple[Any, ...]]] = []
         self.variables: dict[int, tuple[Any, Any, Any]] = {}
         self._live = False
         self.flags = torch_flags.FlagsOfRun()
@@ -344,7 +345,7 @@ class BackwardState(_Run):
         changed = self.changed()
         self.restore()
         if self.printed:
-            raise _changed_in_backward("print")
+            raise _changed_in_backward("what is printed, or warned of")
         for row in changed:
             raise _changed_in_backward(str(row.place))
         if self.rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TextIO
 
 from .reach import Reach
+from .writes import Table
 
 
 class Running(Reach):
@@ -12,14 +13,14 @@ class Running(Reach):
 
     Attributes:
         warns: what only writes (logging) happens while tracing, with a warning; else it is refused.
-        printed: options of ``print`` and values, which each call prints; ``stdout``: where to.
+        printed: what each call prints, or warns of: how, options, values; ``stdout``: where to.
         variables: context variables that were set, what they held, and what takes that back.
         flags: `torch_flags.FlagsOfRun`.
     """
 
     warns: bool
     stdout: TextIO
-    printed: list[tuple[dict[str, Any], tuple[Any, ...]]]
+    printed: list[tuple[Table, dict[str, Any], tuple[Any, ...]]]
     variables: dict[int, tuple[Any, Any, Any]]
     flags: Any
 

@@ -27,7 +27,7 @@ from .kinds import SYMBOLS, VALUES
 from .place import Place
 from .rows import Row
 from .values import MISSING, factory_of, same_keys, short, solid_base
-from .writes import CELL, CLASS, MAPPING, NAMES, PRINTED, SEQUENCE, SLOTS, Written
+from .writes import CELL, CLASS, MAPPING, NAMES, SEQUENCE, SLOTS, Table, Written
 
 #: classes of C whose state is all in what recipes rebuild
 _KNOWN_BASES = frozenset(
@@ -261,12 +261,12 @@ def side_effects(written: Iterable[Written], recipes: Recipes) -> list[SideEffec
 
 
 def printed(
-    rows: Iterable[tuple[dict[str, Any], tuple[Any, ...]]], recipes: Recipes
+    rows: Iterable[tuple[Table, dict[str, Any], tuple[Any, ...]]], recipes: Recipes
 ) -> list[SideEffect]:
-    """What each call prints."""
+    """What each call prints, or warns of."""
     return [
-        SideEffect(options, PRINTED, "extend", (), tuple(recipes(v, "print") for v in values))
-        for options, values in rows
+        SideEffect(options, table, "extend", (), tuple(recipes(v, "print") for v in values))
+        for table, options, values in rows
     ]
 
 

@@ -30,6 +30,7 @@ from .instrument import is_instrumented
 from .kinds import SYMBOLS
 from .recorder import user_line
 from .running import Running
+from .writes import PRINTED
 
 #: functions of C, and code of Python's -> what asks or changes the world
 WORLD: dict[Any, str] = {
@@ -195,7 +196,7 @@ def _print(rec: Running, f: Any, values: tuple[Any, ...], options: dict[str, Any
     if not plain or not of_c or sys.stdout is not rec.stdout:
         refuse_world(rec, "print with something else than texts and numbers, or to another place")
         return None
-    rec.printed.append((options, values))
+    rec.printed.append((PRINTED, options, values))
     return None
 
 

@@ -9,11 +9,15 @@ built-in base (``dict``'s, ``OrderedDict``'s, ``type``'s), never by ``__setitem_
 from __future__ import annotations
 
 import collections
+import sys
+import types
+import warnings
 from collections.abc import Mapping as MappingType
 from typing import Any
 
 from ..subclass.attributes import members_of
 from ..subclass.values import is_a
+from .frames import frame_outside
 from .place import Place
 from .values import MISSING, dict_of_class
 
@@ -183,8 +187,25 @@ class Printed(Table):
         print(*values, **thing)
 
 
-MAPPING, NAMES, SEQUENCE, BAG, CELL, CLASS, SLOTS, PRINTED = (
-    kind() for kind in (Mapping, Names, Sequence, Bag, Cell, OfClass, Slots, Printed)
+class Warned(Table):
+    """A line of the user's that warns (the thing: category, file, line, module); or the caller of
+    the region so many levels up (``outside``)."""
+
+    def extend(self, thing: Any, values: Any) -> None:
+        """Warn, if it is to be shown."""
+        where = dict(thing)
+        if levels := where.pop("outside", 0):
+            frame = frame_outside(sys._getframe(1), levels)
+            names, file, line = frame.f_globals, frame.f_code.co_filename, frame.f_lineno
+            where |= {"filename": file, "lineno": line, "module": names.get("__name__", "<string>")}
+        else:
+            names = vars(sys.modules.get(where["module"], types.ModuleType("")))
+        seen = names.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(*values, **where, registry=seen)
+
+
+MAPPING, NAMES, SEQUENCE, BAG, CELL, CLASS, SLOTS, PRINTED, WARNED = (
+    kind() for kind in (Mapping, Names, Sequence, Bag, Cell, OfClass, Slots, Printed, Warned)
 )
 
 

@@ -21,6 +21,7 @@ from torch._ops import HigherOrderOperator, _higher_order_ops
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import GuardError, OptionError
+from .repairs.optimizers import keep_capturable
 from .this_thread import replaced_here
 
 
@@ -111,6 +112,7 @@ def register_our_backend() -> None:
 
     if OUR_BACKEND not in registry.list_backends(exclude_tags=()):
         registry.register_backend(compiler_fn=pkgutil.resolve_name(_WHERE), name=OUR_BACKEND)
+    keep_capturable(OUR_BACKEND)
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

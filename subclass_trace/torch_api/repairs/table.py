@@ -76,6 +76,9 @@ REPAIRS: dict[str, Repair] = {
     "fast paths": Repair(
         "fast_paths", "an encoder layer takes another way where a function mode is active"
     ),
+    "learning rate 0": Repair(
+        "optimizers", "Dynamo runs Adam in the form that divides by the learning rate"
+    ),
     "strided shards": Repair(
         "strided_shards", "a DTensor with a _StridedShard loses a flag as it is flattened", 174831
     ),

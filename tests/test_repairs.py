@@ -228,6 +228,15 @@ def _() -> bool:
     return weight.isnan().tolist() == [True, False]
 
 
+@fault("workspace of LSTM")
+def _() -> bool:
+    x, h = torch.randn(3, 2, 4), torch.zeros(2, 4)
+    weights = [torch.randn(16, 4), torch.randn(16, 4), torch.randn(16), torch.randn(16)]
+    with torch.no_grad():
+        kept = torch.ops.aten.mkldnn_rnn_layer(x, *weights, h, h, False, [], 2, 4, 1, True, False, True, True)[3]
+    return kept is None
+
+
 @fault("strided shards")
 def _() -> bool:
     if not torch.distributed.is_available():

@@ -56,7 +56,7 @@ def steps_that_are_left_out(recorder: Recording) -> contextlib.AbstractContextMa
         writes = _writes(recorder, set(nodes))
         _tag([recorder.node_of(found)], number := next(recorder.numbers), "condition")
         _tag(nodes, number, "step")
-        tensors = [t for t in _tensors_of(optimizer) if storage_ref(t) in writes]
+        tensors = [t for t in _tensors_of(recorder, optimizer) if storage_ref(t) in writes]
         if not all(
             any(same_elements(t, w) for t in tensors)
             for written in writes.values()
@@ -83,10 +83,10 @@ def _tag(nodes: Iterable[Any], number: int, part: str) -> None:
         node.meta["left_out"] = f"{number} {part}"
 
 
-def _tensors_of(optimizer: Any) -> list[Tensor]:
-    """The dense tensors that its step may write."""
+def _tensors_of(recorder: Recording, optimizer: Any) -> list[Tensor]:
+    """The dense tensors that its step may write, as they stand in the trace."""
     groups = pytree.tree_leaves([*optimizer.param_groups, *optimizer.state.values()])
-    tensors = [t for t in groups if isinstance(t, Tensor)]
+    tensors = [recorder.state.give(t) for t in groups if isinstance(t, Tensor)]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
     return [leaf for t in tensors for leaf in leaves_of(t)]
 

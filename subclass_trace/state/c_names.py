@@ -13,6 +13,7 @@ import torch
 
 from ..subclass.protocol import is_plain_parameter
 from ..subclass.values import is_a
+from ..torch_api.kinds import is_fake
 from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.owners import Owner, owner_of_file
 from . import attributes
@@ -124,7 +125,7 @@ def _isinstance(rec: Running, f: Any, a: Args, k: Named) -> Any:
     if f is isinstance and symbol is not None:
         return is_a(cls, type) and (issubclass(symbol, cls) or is_a(o, cls))
     if f is isinstance and type(o) is cls:
-        return True
+        return not is_fake(o)  # what stands for a tensor of the user's
     meta = type(cls)
     if meta is type or not is_a(cls, type):
         return f(o, cls)

@@ -19,6 +19,8 @@ from .kinds import is_fake
 _Rows: TypeAlias = Iterable[tuple[torch.Tensor, torch.Tensor]]
 _WRITTEN = ("tensor_list", "output_tensor", "output")
 _READ = ("tensor", "input_tensor", "input", "input_list")
+#: which take tensors without dimensions, such as a loss
+_OF_SCALARS = ("all_reduce", "broadcast", "all_gather")
 
 
 def collective_in_place(func: Any, args: Any, kwargs: Any) -> Any:
@@ -54,9 +56,9 @@ def _rows(name: str, given: dict[str, Any]) -> _Rows | None:
         or c10d._rank_not_in_group(group)
     ):
         return None
-    if not all(
-        is_fake(t) and t.is_contiguous() and t.dim() and not t.is_complex() for _, t in tensors
-    ):
+    if not all(is_fake(t) and t.is_contiguous() and not t.is_complex() for _, t in tensors):
+        return None
+    if name not in _OF_SCALARS and not all(t.dim() for _, t in tensors):
         return None
     if torch.is_grad_enabled() and any(
         t.requires_grad for n, t in tensors if n in _READ and len(tensors) > 1

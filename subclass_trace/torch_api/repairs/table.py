@@ -79,6 +79,9 @@ REPAIRS: dict[str, Repair] = {
     "learning rate 0": Repair(
         "optimizers", "Dynamo runs Adam in the form that divides by the learning rate"
     ),
+    "workspace of LSTM": Repair(
+        "recurrent", "mkldnn_rnn_layer keeps nothing for its backward where grad mode is off"
+    ),
     "strided shards": Repair(
         "strided_shards", "a DTensor with a _StridedShard loses a flag as it is flattened", 174831
     ),

@@ -1,0 +1,25 @@
+"""The kernel of ``nn.LSTM`` on a CPU keeps what its backward needs only where grad mode is on, while
+programs run their operations with grad mode off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_kernel = torch.ops.aten.mkldnn_rnn_layer.default
+_new_library: Any = torch.library.Library
+_library = _new_library("subclass_trace", "FRAGMENT")
+_library.define(str(_kernel._schema).replace("aten::", ""))
+
+
+def _rnn_layer(*args: Any) -> Any:
+    if torch.is_grad_enabled():
+        return _kernel(*args)
+    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        return _kernel(*args)
+
+
+_library.impl("mkldnn_rnn_layer", _rnn_layer, "CompositeImplicitAutograd")
+#: operation -> what a graph has for it
+RECORDED_AS: dict[Any, Any] = {_kernel: torch.ops.subclass_trace.mkldnn_rnn_layer.default}

@@ -422,10 +422,12 @@ class Recorder(TracedGraph):
         """``t.squeeze_()``: from now on the tensor is the view that ``t.squeeze()`` gives.
 
         Raises:
-            UnsupportedError: it shares memory with what comes from outside, or autograd knows it.
+            UnsupportedError: it shares memory with what comes from outside, or autograd knows it
+                and others that share its memory.
         """
         t, view = args[0], view_form(func)
-        if view is None or t.requires_grad or self._is_from_outside(t):
+        known = t.requires_grad and (t.grad_fn is None or self._shows_elsewhere(t))
+        if view is None or known or self._is_from_outside(t):
             raise refused_write(func, t, self.user_line(), "the shape or the memory of a tensor")
         before, node = self.node_of(t), self.call(view, args, kwargs)
         if before.meta["val"] is t:
@@ -442,6 +444,12 @@ class Recorder(TracedGraph):
             n.meta.get("val") for n in self.graph.nodes if n.op in ("placeholder", "get_attr")
         )
         return any(isinstance(v, Tensor) and storage_ref(v) == storage for v in outside)
+
+    def _shows_elsewhere(self, t: Tensor) -> bool:
+        """Is its memory that of another result?"""
+        own, storage = self.node_of(t), storage_ref(t)
+        others = (n.meta.get("val") for n in self.graph.nodes if n is not own)
+        return any(isinstance(v, Tensor) and storage_ref(v) == storage for v in others)
 
     # ---- where the user is
     def user_frames(self) -> tuple[tuple[Any, int], ...]:

@@ -45,7 +45,8 @@ class SizeHistory:
         all_numbers: numbers are symbols from the first call on.
         varying: path -> dimensions that differed; ``varying_numbers``: paths of numbers that did.
         fixed: paths of numbers that are no symbols, and `SIZES` where no sizes are.
-        waits: the call that is traced runs eagerly instead, where it makes what later ones find.
+        waits: the call that is traced runs eagerly instead, where it makes what later ones find,
+            but for these places; None: it does not.
     """
 
     def __init__(self, *, all_numbers: bool = False) -> None:
@@ -54,7 +55,7 @@ class SizeHistory:
         self.varying: dict[str, frozenset[int]] = {}
         self.varying_numbers: set[str] = set()
         self.fixed: set[str] = set()
-        self.waits = False
+        self.waits: frozenset[str] | None = None
 
     @property
     def has_symbols(self) -> bool:

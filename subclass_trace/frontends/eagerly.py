@@ -37,12 +37,13 @@ class EagerCalls:
         self.counts, self._kinds = collections.Counter[str](), dict[Any, str]()
         self._all: str | None = None
         self._waited = 0  # calls that ran eagerly, so that the next one could be traced
+        self._made: set[str] = set()  # the places of what they made
 
     @property
-    def may_wait(self) -> bool:
-        """May another call run eagerly, because it makes what later ones find? (Else each makes
-        something new.)"""
-        return self._waited < policy.POLICY.waits
+    def waited_for(self) -> frozenset[str] | None:
+        """May another call run eagerly, because it makes what later ones find? Not for these
+        places, which each call makes anew; None: for none."""
+        return frozenset(self._made) if self._waited < policy.POLICY.waits else None
 
     def run(self, reason: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Count the call, and make it."""
@@ -76,6 +77,7 @@ class EagerCalls:
             reason += f" [{error.code}]"
         if once:
             self._waited += 1
+            self._made.add(str(error.path))
         else:
             self._kinds[_kind(args, kwargs)] = reason
             warn_user(f"a call of a region runs eagerly: {error}")

@@ -153,7 +153,7 @@ class Region:
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         try:
-            entry = self.__specialize(args, kwargs, left, waits=self.__eagerly.may_wait)
+            entry = self.__specialize(args, kwargs, left, waits=self.__eagerly.waited_for)
         except SubclassTraceError as refused:
             return self.__serve_refused(refused, args, kwargs)
         except KeyboardInterrupt:
@@ -327,7 +327,7 @@ class Region:
         kwargs: dict[str, Any],
         left: tuple[Any, ...] = (),
         *,
-        waits: bool = False,
+        waits: frozenset[str] | None = None,
     ) -> Specialization:
         """The specialization for a call that no generated entry has served; ``left``: see
         `__slow_call`; ``waits``: see `SizeHistory`."""

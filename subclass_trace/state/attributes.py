@@ -417,7 +417,7 @@ def plain_put(rec: Running, o: Any, name: str, value: Any) -> None:
     elif is_a(o, type):
         _note_class(rec, o, name)
     elif rec.place_of(o) is not None:
-        if rec.waits and member is MISSING:
+        if rec.waits is not None and member is MISSING:
             rec.wait_for_tensor(o, name, value)
         _note(rec, o, kind, name, member)
     _store(o, name, value)

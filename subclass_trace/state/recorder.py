@@ -56,7 +56,7 @@ class StateRecorder:
     """
 
     #: the region may run eagerly where it makes what later calls find
-    waits = False
+    waits: frozenset[str] | None = None
     #: the roots of the call that is traced
     roots_of_call = Roots((), {})
 

@@ -1,5 +1,7 @@
-"""The kernel of ``nn.LSTM`` on a CPU keeps what its backward needs only where grad mode is on, while
-programs run their operations with grad mode off."""
+"""The kernel of ``nn.LSTM`` on a CPU keeps what its backward needs only where grad mode is on.
+
+Programs run their operations with grad mode off.
+"""
 
 from __future__ import annotations
 

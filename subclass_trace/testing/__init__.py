@@ -8,14 +8,13 @@ True
 """
 
 from .emulated import EmulatedRecorder
-from .equivalence import EquivalenceError, assert_equivalent, programs, round_trips
+from .equivalence import EquivalenceError, assert_equivalent, round_trips
 from .kit import ConformanceError, assert_conforms, check
 from .report import Report
-from .resolve import register_strategy, wrappers
 from .rules import PROFILES, Profile, Rule, Severity
 from .runner import Outcome, Result
 from .script import Failure, NotApplicable, Script
-from .strategies import dense_tensors, dtypes, shapes
+from .strategies import programs, register_strategy, wrappers
 from .subject import Subject, subject_of
 
 __all__ = [
@@ -36,12 +35,9 @@ __all__ = [
     "assert_conforms",
     "assert_equivalent",
     "check",
-    "dense_tensors",
-    "dtypes",
     "programs",
     "register_strategy",
     "round_trips",
-    "shapes",
     "subject_of",
     "wrappers",
 ]

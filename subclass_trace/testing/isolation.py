@@ -38,7 +38,7 @@ from .subject import Subject
 
 #: seconds of the processor that one call of the sweep may take, and how often that of the clock
 CALL_LIMIT, PATIENCE = 5.0, 12
-#: seconds of the clock that a rule may take, beside what it takes to shrink a counterexample
+#: seconds of the clock that a rule may take, and one more for each cheap example
 RULE_LIMIT = 120.0
 
 
@@ -125,7 +125,7 @@ class _Child:
             sweeps: its rules need to know what the sweep has found.
         """
         self.subject, self.doing, self.why, self.error = subject, "", "", ""
-        self._limit = RULE_LIMIT + 10 * profile.shrink_seconds
+        self._limit = RULE_LIMIT + profile.cheap
         self._pipe, theirs = Pipe(duplex=False)
         self._stack, its_stack = Pipe(duplex=False)
         with warnings.catch_warnings():

@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import strategies as s
 
 from ..errors import OptionError
-from . import strategies
 from .calls import NEEDED, OPERANDS
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
@@ -49,6 +47,7 @@ class Subject:
         random: it draws random numbers by design: each call is seeded.
         valid: expression with ``{0}`` for a wrapper: the mask of the elements that mean something.
         use: ``weight``, ``parameter``, ``activation``, ``input``, or nothing: inferred.
+        known: what has been found out about it: number of an example -> operands.
     """
 
     cls: type
@@ -67,6 +66,7 @@ class Subject:
     random: bool = False
     valid: str | None = None
     use: str = ""
+    known: dict[int, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -83,17 +83,6 @@ class Subject:
         """How instances are made, in words."""
         how = " (found by trying constructors; factory= names another)" if self.derived else ""
         return f"made by {self.make}{how}"
-
-    def shapes(self, min_dims: int = 0, min_side: int = 0) -> s.SearchStrategy[tuple[int, ...]]:
-        """Shapes of the dense arguments; nothing can be drawn if it has none with so many
-        dimensions or such sides."""
-
-        def fits(size: tuple[int, ...]) -> bool:
-            return len(size) >= min_dims and all(n >= min_side for n in size)
-
-        if self.sizes:
-            return strategies.shapes_of(size for size in self.sizes if fits(size))
-        return strategies.shapes(min_dims=min_dims, min_side=min_side)
 
 
 def subject_of(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import pickle
 import random
 import warnings
@@ -27,10 +26,9 @@ from .ambient import set_torch_state, torch_state
 from .calls import ARITHMETIC, CORE, DRAWN, KINDS, POINTWISE, STATES
 from .evidence import Call, Found, Ran, call_of, shown
 from .judging import Judge, Refused
-from .operands import LAYOUTS, Operands, Variant, operands_of, shifted
+from .operands import Operands, Variant, case, operands_of, shifted
 from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing, never_done
 from .script import Failure
-from .strategies import SMALL
 from .subject import Subject
 
 _LOOK = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()"
@@ -42,8 +40,6 @@ SAMPLE = 20
 PARALLEL = frozenset({"x.exp()", "x.abs()", "x * y", "x ** 2"})
 #: calls of what has no dimensions
 FLAT = frozenset((*ARITHMETIC, *POINTWISE))
-#: a size that not only small loops reach
-LARGE = (9, 8)
 
 
 @dataclass
@@ -239,9 +235,9 @@ class Sweep:
                 return
         plain = ops.same_context or ops.lines["y"]
         others = [(plain, v.line, ops.made(plain), v.value) for v in (*ops.variants, *ops.unlike)]
-        for case in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
-            self._told_apart(*case)
-        for line, z in [(case[1], case[3]) for case in others] + [(ops.lines["x"], x)]:
+        for pair in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
+            self._told_apart(*pair)
+        for line, z in [(pair[1], pair[3]) for pair in others] + [(ops.lines["x"], x)]:
             self.rebuilt(line, z)
 
     def rebuilt(self, line: str, x: Any) -> None:
@@ -395,20 +391,6 @@ def _other_parts(sweep: Sweep, calls: list[Call]) -> None:
                 result.failures.setdefault(rule, []).extend(kept)
 
 
-def _makes(subject: Subject, makes: tuple[str, ...], rounds: int) -> Iterator[Subject]:
-    """The subject, every other time with another context; then with instances that operations have
-    given."""
-    for number in range(rounds):
-        yield replace(subject, make=(subject.make, *makes)[number % (1 + len(makes))])
-    other = shifted(subject.make, subject.arity)
-    for text in STATES:
-        yield replace(
-            subject,
-            make=text.format(subject.make, other),
-            arity=subject.arity * (1 + ("{1}" in text)),
-        )
-
-
 def _dangers(sweep: Sweep, calls: list[Call]) -> frozenset[str]:
     """Operations of calls that hung or crashed before: they are not tried again."""
     dangerous = frozenset[str]()
@@ -423,19 +405,20 @@ def _dangers(sweep: Sweep, calls: list[Call]) -> frozenset[str]:
 
 
 def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
-    """Some calls on other sizes, dtypes and layouts: the same ones in each run."""
+    """Some calls on other sizes, dtypes and layouts, and on what operations have given: the same
+    ones in each run."""
     subject, result = sweep.subject, sweep.result
     known = {f.call for found in result.failures.values() for f in found}.union(result.untried)
     left = [
         c for c in calls if c.expression and c.text not in known and c.text not in result.refused
     ]
     core = [c for c in left if c.text in CORE]
-    makes = enumerate(_makes(subject, result.makes, rounds))
-    for (number, made), (shape, dtype) in zip(makes, _cases(subject, rounds), strict=False):
-        draw, layout = random.Random(number), LAYOUTS[number % len(LAYOUTS)]
+    for number in range(rounds + len(STATES)):
         try:
             operands = (
-                Operands(made, shape, dtype, layout) if number < rounds else operands_of(made)
+                case(subject, number + 1, result.makes)
+                if number < rounds
+                else operands_of(_state(subject, STATES[number - rounds]))
             )
         except Exception:  # sizes, dtypes or operations that the class does not have
             continue
@@ -449,7 +432,7 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
             )
         other.rebuilt(operands.lines["x"], operands.shared["x"])
         fit = left if "r" in operands.lines else [c for c in left if c.text in FLAT]
-        drawn = draw.sample(fit, min(SAMPLE, len(fit)))
+        drawn = random.Random(number).sample(fit, min(SAMPLE, len(fit)))
         for call, deep in [*((c, False) for c in core), *((c, number % 2 == 0) for c in drawn)]:
             for tell in before_each:
                 tell(call.text)
@@ -457,17 +440,10 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
         result.passed.update(other.result.passed)
 
 
-def _cases(subject: Subject, rounds: int) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
-    """Sizes and dtypes to search in: each dtype comes, and larger sizes as often as small ones; a
-    square first, which goes with its transpose."""
-    shapes = sorted(subject.sizes or (*SMALL, LARGE), key=lambda shape: (len(shape), shape))
-    squares = [s for s in shapes if len(s) == 2 and s[0] == s[1] > 1]
-    large = sorted(shapes, key=lambda shape: (len(shape) == 2, math.prod(shape)))[-4:]
-    for number in range(rounds + len(STATES)):
-        shape = random.Random(number).choice(shapes)
-        dtype = subject.dtypes[(number + 1) % len(subject.dtypes)]
-        shape = squares[-1] if squares and not number else shape
-        yield large[number // 2 % len(large)] if number % 2 else shape, dtype
+def _state(subject: Subject, text: str) -> Subject:
+    """The subject, made of instances that operations have given."""
+    make = text.format(subject.make, shifted(subject.make, subject.arity))
+    return replace(subject, make=make, arity=subject.arity * (1 + ("{1}" in text)))
 
 
 def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:

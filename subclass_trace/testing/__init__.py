@@ -9,11 +9,12 @@ True
 
 from .emulated import EmulatedRecorder
 from .equivalence import EquivalenceError, assert_equivalent, round_trips
+from .evidence import Failure
 from .kit import ConformanceError, assert_conforms, check
 from .report import Report
 from .rules import PROFILES, Profile, Rule, Severity
 from .runner import Outcome, Result
-from .script import Failure, NotApplicable, Script
+from .script import NotApplicable, Script
 from .strategies import programs, register_strategy, wrappers
 from .subject import Subject, subject_of
 

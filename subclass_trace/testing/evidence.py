@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
 from .operands import MODULES, Operands
+from .render import program
 from .subject import Subject
 
 
@@ -54,22 +55,44 @@ def call_of(text: str, rule: str, drawn: bool = False) -> Call:
     return Call(text, rule, drawn, code, frozenset(code.co_names), expression)
 
 
-class Found(Exception):
-    """A call is not what it is on dense tensors.
+@dataclass
+class Failure(Exception):
+    """A rule does not hold.
 
-    Args:
-        rule: which rule that breaks.
-        what: what should hold.
-        got, expected: the two sides.
-        lines: source that shows it.
+    Attributes:
+        rule: its id; "" where a rule of its own says so.
+        what: what should hold, in words.
+        got, expected: the two sides as text.
+        lines: the lines that ran, from making the instance to the failure.
+        subject: what was checked.
+        operations: names of the operations that it takes, where that is known.
+        call: the call of the sweep that shows it.
     """
 
-    def __init__(self, rule: str, what: str, got: Any, expected: Any, lines: Iterable[str]) -> None:
-        super().__init__(rule)
-        *before, last = lines
-        last += f", {what!r}" if last.startswith("assert same(") else ""
-        self.rule, self.what, self.lines = rule, what, (*before, last)
-        self.got, self.expected = str(got)[:600], str(expected)[:600]
+    rule: str
+    what: str
+    got: str
+    expected: str
+    lines: tuple[str, ...]
+    subject: Subject
+    operations: frozenset[str] = frozenset()
+    call: str = ""
+
+    @property
+    def script(self) -> str:
+        """A short program that shows it; it imports its helpers from this package."""
+        return program(self.subject, self.lines, short=True)
+
+    @property
+    def standalone(self) -> str:
+        """The same program with the sources of its helpers: it needs torch and the class alone."""
+        return program(self.subject, self.lines)
+
+    def __reduce__(self) -> Any:
+        return Failure, tuple(getattr(self, f.name) for f in fields(self))
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  got:      {self.got}\n  expected: {self.expected}"
 
 
 class Evidence:
@@ -134,14 +157,25 @@ class Evidence:
         what: str,
         sides: tuple[Any, Any],
         steps: Iterable[str],
-        look: tuple[str, str],
-    ) -> Found:
-        """A finding that some steps after the set-up show."""
-        return Found(rule, what, *sides, [*self.setup(call), *steps, *shown(*look)])
+        look: tuple[str, str] | None = None,
+        *,
+        setup: Iterable[str] | None = None,
+        tolerance: tuple[float, float] | None = None,
+    ) -> Failure:
+        """A call is not what it is on dense tensors.
 
-    def raises(self, call: Call) -> list[str]:
-        """Lines that raise."""
-        return [*self.setup(call), *self.body(call, "got")]
+        Args:
+            sides: the two sides.
+            steps: lines after the set-up.
+            look: the source of both sides; None if the steps raise.
+            setup: other lines than the imports and operands of the call.
+        """
+        lines = [*(self.setup(call) if setup is None else setup), *steps]
+        if look:
+            *both, last = shown(*look, tolerance)
+            lines += [*both, f"{last}, {what!r}"]
+        texts = (str(side)[:600] for side in sides)
+        return Failure(rule, what, *texts, tuple(lines), self.subject, call=call.text)
 
 
 def shown(got: str, expected: str, tolerance: tuple[float, float] | None = None) -> list[str]:

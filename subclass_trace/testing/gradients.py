@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import probes
-from .evidence import Call, Evidence, Found, Ran, flat, item, shown
+from .evidence import Call, Evidence, Ran, flat, item
 from .refusals import refusal_of
 
 
@@ -101,10 +101,9 @@ class Gradients(Evidence):
             return
         if noticed or not self._near(g, right, (), 1e-4):
             what = "a write to what is saved is noticed" if write else f"{n} alone has its gradient"
-            lines = [*self.setup(call), f"{n}.requires_grad_()", *self.body(call, "z")]
-            lines += [write] * (write != "") + [f"got = torch.autograd.grad(z.sum(), {n})"]
-            lines += ['print("got:     ", got)', f"assert False, {what!r}"]
-            raise Found(rule, what, g, right, lines)
+            steps = [f"{n}.requires_grad_()", *self.body(call, "z"), *[write] * (write != "")]
+            steps += [f"print(torch.autograd.grad(z.sum(), {n}))", f"assert False, {what!r}"]
+            raise self.found(call, rule, what, (g, right), steps)
 
     def _backward(self: Any, h: History, plain: bool) -> None:
         """One backward, with tangents of the class of the results, or dense ones."""
@@ -129,10 +128,10 @@ class Gradients(Evidence):
             return
         if versions != [t._version for t in tangents]:
             one = h.sources[0][0]
-            lines = [*self._with_history(h), f"t = {one}.detach().clone()"]
-            lines.append(f"torch.autograd.grad([{one}], [{h.wanted[0]}], [t], allow_unused=True)")
-            what = "a backward leaves the gradient that it is given alone"
-            raise Found("ST331", what, "written", "as it was", [*lines, *shown("t._version", "0")])
+            steps = [*self._with_history(h), f"t = {one}.detach().clone()"]
+            steps.append(f"torch.autograd.grad([{one}], [{h.wanted[0]}], [t], allow_unused=True)")
+            what, sides = "a backward leaves the gradient that it is given alone", (1, 0)
+            raise self.found(h.call, "ST331", what, sides, steps, ("t._version", "0"))
         for n, g, right in zip(h.wanted, grads, rights, strict=True):
             self._gradient(h, n, g, right, plain)
 
@@ -153,16 +152,18 @@ class Gradients(Evidence):
                 continue
             lost = value is None or not bool(value.count_nonzero())
             if lost or not (rounds or self._near(g, right, h.outs[0], 1e-4)):
-                lines = self._with_history(h)
+                steps = self._with_history(h)
                 for k, name in enumerate(("got", "expected")):
                     outs = ", ".join(pair[k] for pair in h.sources)
                     into = ", ".join(self._end(w, k) for w in h.wanted)
                     at = h.wanted.index(n)
-                    lines.append(f"{name} = second_gradients([{outs}], [{into}])[{at}]")
-                look = self.projected("got", g) if g is not None else "got"
-                lines += shown(look, "expected", self.subject.tolerance)
-                what = f"the second derivative for {n} is that of the dense program"
-                raise Found("ST405", what, value, right, lines)
+                    steps.append(f"{name} = second_gradients([{outs}], [{into}])[{at}]")
+                what, sides = (
+                    f"the second derivative for {n} is the dense program's",
+                    (value, right),
+                )
+                look, near = (self.projected("got", g), "expected"), self.subject.tolerance
+                raise self.found(h.call, "ST405", what, sides, steps, look, tolerance=near)
 
     def _gradient(self: Any, h: History, n: str, g: Any, right: Any, plain: bool) -> None:
         """The gradient for one operand."""
@@ -185,19 +186,20 @@ class Gradients(Evidence):
         self.passed.update([rule, "ST404"])
         if near:
             return
-        lines = self._with_history(h)
+        steps = self._with_history(h)
         tangents = [f"{b}.detach() * 2" if plain else f"{a}.detach()" for a, b in h.sources]
         projected = zip(tangents, h.outs[0], strict=True)
         dense = tangents if plain else [self.projected(t, o) for t, o in projected]
         for k, (name, given) in enumerate((("g", tangents), ("dense_g", dense))):
             heads = ", ".join(pair[k] for pair in h.sources)
-            lines.append(
+            steps.append(
                 f"({name},) = torch.autograd.grad([{heads}], [{self._end(n, k)}], "
                 f"[{', '.join(given)}], True, allow_unused=True)"
             )
-        expected = "dense_g" if rule != "ST404" else f"type({n})"
-        lines += shown(look, expected, self.subject.tolerance)
-        raise Found(rule, what, value, right, lines)
+        looks = look, "dense_g" if rule != "ST404" else f"type({n})"
+        raise self.found(
+            h.call, rule, what, (value, right), steps, looks, tolerance=self.subject.tolerance
+        )
 
     def _near(self: Any, g: Any, right: Any, outs: Any, slack: float = 0.0) -> bool:
         """Is a gradient that of the dense program? None is zero."""
@@ -212,7 +214,7 @@ class Gradients(Evidence):
 
     def _with_history(self, h: History) -> list[str]:
         """Lines that make the call on both sides, on operands that require grad."""
-        lines = [*self.setup(h.call), *self.against_dense(h.call, "z")]
+        lines = self.against_dense(h.call, "z")
         at = len(lines) - len(self.body(h.call, "")) * 2
         ends = dict.fromkeys(self._end(w, k) for k in (0, 1) for w in h.wanted)
         lines.insert(at, f"for t in ({', '.join(ends)},): t.requires_grad_()")

@@ -31,9 +31,9 @@ import torch
 
 from ..torch_api.testing import load_dynamo
 from . import sweep
+from .evidence import Failure
 from .rules import Cost, Profile, Rule, load
 from .runner import ENDS, Outcome, Result, run_rule
-from .script import Failure
 from .subject import Subject
 
 #: seconds of the processor that one call of the sweep may take, and how often that of the clock
@@ -97,7 +97,7 @@ def can_fork() -> bool:
 
 def _lost_rule(subject: Subject, rule: Rule, why: str) -> Result:
     lines = (f"# {rule.id}: {why}; the rule: {rule.title}",)
-    failure = Failure(ENDS, why, "an end", lines, subject)
+    failure = Failure(rule.id, ENDS, why, "an end", lines, subject)
     return Result(rule, Outcome.FAIL, 1, 1, failure=failure)
 
 

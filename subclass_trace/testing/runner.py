@@ -24,9 +24,10 @@ import torch
 from ..stages import stage
 from .ambient import set_torch_state, torch_state
 from .calls import KINDS
+from .evidence import Failure
 from .operands import NoOperands, case
 from .rules import Profile, Rule
-from .script import Failure, NotApplicable, Script
+from .script import NotApplicable, Script
 from .subject import Subject
 from .sweep import Swept, sweep_of
 

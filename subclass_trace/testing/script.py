@@ -18,15 +18,14 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from . import probes
-from .evidence import shown
+from .evidence import Failure, shown
 from .operands import NoOperands, Operands
-from .render import HELPERS, both_sides, named_operations, program
+from .render import HELPERS, both_sides, named_operations
 from .subject import Subject
 
 #: why rules about numbers do not apply
@@ -35,44 +34,6 @@ NO_PROJECTION = "no projection to dense is known: give to_dense="
 
 class NotApplicable(Exception):
     """This example says nothing about the rule; the argument says why."""
-
-
-@dataclass
-class Failure(Exception):
-    """A rule does not hold.
-
-    Attributes:
-        what: what should hold, in words.
-        got, expected: the two sides as text.
-        lines: the lines that ran, from making the instance to the failure.
-        subject: what was checked.
-        operations: names of the operations that it takes, where that is known.
-        call: the call of the sweep that shows it.
-    """
-
-    what: str
-    got: str
-    expected: str
-    lines: tuple[str, ...]
-    subject: Subject
-    operations: frozenset[str] = frozenset()
-    call: str = ""
-
-    @property
-    def script(self) -> str:
-        """A short program that shows it; it imports its helpers from this package."""
-        return program(self.subject, self.lines, short=True)
-
-    @property
-    def standalone(self) -> str:
-        """The same program with the sources of its helpers: it needs torch and the class alone."""
-        return program(self.subject, self.lines)
-
-    def __reduce__(self) -> Any:
-        return Failure, tuple(getattr(self, f.name) for f in fields(self))
-
-    def __str__(self) -> str:
-        return f"{self.what}\n  got:      {self.got}\n  expected: {self.expected}"
 
 
 class Script:
@@ -312,7 +273,7 @@ class Script:
         exec(compile(source, name, "exec"), self.names)
 
     def _failure(self, what: str, got: str, expected: str) -> Failure:
-        return Failure(what, got, expected, tuple(self.lines), self.subject)
+        return Failure("", what, got, expected, tuple(self.lines), self.subject)
 
 
 def on(expression: str, op: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as s
 
-from .calls import ARITHMETIC, POINTWISE
+from .calls import section
 from .operands import LAYOUTS, SMALL, Variant, gap, operands_of
 from .resolve import REGISTERED, resolve
 
@@ -61,7 +61,7 @@ def programs() -> s.SearchStrategy[Callable[[Any, Any], Any]]:
     """Programs of two wrappers, or of any two tensors: calls that models make. They shrink to
     ``x + y``."""
     # those are for matrices, and for what has a first row
-    known = [t for t in (*ARITHMETIC, *POINTWISE) if "tri" not in t and "[" not in t]
+    known = [t for t in section("arithmetic", "pointwise") if "tri" not in t and "[" not in t]
     texts = [t for t in known if not set(_names(t)) - {"x", "y", "torch"}]
     return s.sampled_from(texts).map(_function)
 

@@ -1,12 +1,11 @@
-"""How the sweep writes down what it has found: the lines of a program, from the operands to both
+r"""How the sweep writes down what it has found: the lines of a program, from the operands to both
 sides.
 
 x = MyTensor(torch.randn((2, 3), generator=torch.Generator().manual_seed(1)).mul(4))
 dx = x.dequantize().clone()
 got = x.abs()
 expected = dx.abs()
-print("got:     ", got)
-print("expected:", expected)
+print("got:     ", got, "\nexpected:", expected)
 assert same(got.dequantize(), expected)
 """
 
@@ -124,18 +123,23 @@ class Evidence:
             lines = [*call.text.splitlines(), *([f"{target} = out"] * (target != ""))]
         return ["\n    ".join([f"with {mode}:", *lines])] if mode else lines
 
+    def dense_lines(self, call: Call, also: Iterable[str] = ()) -> list[str]:
+        """The dense operands.
+
+        Args:
+            also: operands that are dense, of which the dense program gets copies.
+        """
+        source = self.subject.dense or "torch.randn({0}.shape, dtype={0}.dtype)"
+        lines = [f"d{n} = {source.format(n)}.clone()" for n in self.wrapped(call)]
+        return [*lines, *(f"d{n} = {n}.clone()" for n in also)]
+
     def against_dense(self, call: Call, target: str, also: Iterable[str] = ()) -> list[str]:
         """The call, and the same on dense tensors.
 
         Args:
             target: a name for the result, or "".
-            also: dense operands of which the dense program gets copies.
         """
-        wrapped, dense = self.wrapped(call), self.subject.dense
-        source = dense or "torch.randn({0}.shape, dtype={0}.dtype)"
-        lines = [f"d{n} = {source.format(n)}.clone()" for n in wrapped]
-        lines += [f"d{n} = {n}.clone()" for n in also]
-        expected = "expected" if target == "got" else f"dense_{target}" if target else ""
+        lines, expected = self.dense_lines(call, also), "expected" if target else ""
         return [*lines, *self.body(call, target), *self.on_dense(call, expected, also)]
 
     def on_dense(self, call: Call, target: str, also: Iterable[str] = ()) -> list[str]:
@@ -184,8 +188,7 @@ def shown(got: str, expected: str, tolerance: tuple[float, float] | None = None)
     both = (("got", got), ("expected", expected))
     return [
         *(f"{name} = {source}" for name, source in both if name != source),
-        'print("got:     ", got)',
-        'print("expected:", expected)',
+        'print("got:     ", got, "\\nexpected:", expected)',
         f"assert same(got, expected{near})",
     ]
 

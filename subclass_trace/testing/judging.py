@@ -86,7 +86,7 @@ class Judge(Gradients, Memory):
         # also because torch counts writes of lists otherwise where Python is asked
         with contextlib.suppress(Exception), torch.inference_mode(inference), seen:
             out, after, _, _ = self.run(call, given)
-            return Ran(out, after, frozenset(seen.names), seen.pointwise)
+            return Ran(out, after, seen.names, seen.pointwise)
         return None
 
     def given(self, call: Call, fresh: bool) -> dict[str, Any]:
@@ -122,7 +122,8 @@ class Judge(Gradients, Memory):
                 self.of_equal_numbers(call)
                 self.missing_elements(call, ran)
             self.in_inference(call, ran, dense, writes)
-            if call.expression and not writes and not call.drawn:
+            grows = call.rule == "ST410"  # it writes to what it has made itself
+            if grows or (call.expression and not writes and not call.drawn):
                 self.with_grad(call, ran, dense)
         return ran
 

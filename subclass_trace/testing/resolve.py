@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from ..errors import OptionError, ProtocolError
 from ..subclass.protocol import why_not_traceable
 from .building import completed, instances, why_not_built
-from .subject import Subject, subject_of
+from .subject import Options, Subject, subject_of
 
 Target = type | str | Subject | Callable[..., torch.Tensor]
 
@@ -60,7 +59,7 @@ def resolve(target: Target, **options: Any) -> Subject:
     """The subject that a class, a factory, the name of one, or a subject stands for.
 
     Args:
-        options: arguments of `subject.subject_of`; what is not given is looked up or derived.
+        options: fields of `subject.Options`; what is not given is looked up or derived.
 
     Raises:
         OptionError: there is no way to build an instance; the message says how to give one.
@@ -78,22 +77,18 @@ def resolve(target: Target, **options: Any) -> Subject:
         raise ProtocolError(
             f"{found.__qualname__} is no traceable wrapper subclass: {why}", path=found.__qualname__
         )
-    known = REGISTERED.get(found, {})
-    options = {**known, **options}
+    options = {**REGISTERED.get(found, {}), **options}
     derived = "factory" not in options
     if derived:
         options["factory"] = _derive(found, options)
-    subject = subject_of(
-        found, options.get("factory"), **{k: v for k, v in options.items() if k != "factory"}
-    )
-    return completed(replace(subject, derived=derived), options)
+    return completed(replace(subject_of(found, **options), derived=derived), options)
 
 
-_OPTIONS = tuple(inspect.signature(subject_of).parameters)[1:]
+_OPTIONS = tuple(f.name for f in fields(Options))
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse names that are no arguments of `subject.subject_of`.
+    """Refuse names that are no fields of `subject.Options`.
 
     Raises:
         OptionError: there is one.
@@ -131,7 +126,7 @@ def _from_factory(factory: Callable[..., torch.Tensor], options: dict[str, Any])
 def _derive(cls: type, options: dict[str, Any]) -> str:
     for make in _candidates(cls):
         try:
-            trial = subject_of(cls, make, **{k: v for k, v in options.items() if k != "factory"})
+            trial = subject_of(cls, make, **options)
         except OptionError:
             raise
         except Exception:  # a set-up that does not run

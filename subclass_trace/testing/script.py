@@ -15,9 +15,11 @@ program that anyone can run.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import re
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -163,6 +165,12 @@ class Script:
         except Exception as error:
             raise self._failure(because, _said(error), "no exception") from error
 
+    def do(self, *lines: str) -> None:
+        """Run lines; raises what they raise."""
+        for line in lines:
+            self._exec(line)
+            self.lines.append(line)
+
     def require(self, line: str, otherwise: str | None = None) -> None:
         """Run a line that the class may refuse.
 
@@ -264,16 +272,21 @@ class Script:
         self.lines += [line] * (not line.startswith("assert "))
 
     def _exec(self, source: str) -> None:
-        # The name makes the source of functions defined in a line findable (Dynamo and inspect look
-        # it up).
-        name = f"<rule {hash(source):x}>"
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         if self.subject.random:
             torch.default_generator.manual_seed(0)
-        exec(compile(source, name, "exec"), self.names)
+        exec(_code(source), self.names)
 
     def _failure(self, what: str, got: str, expected: str) -> Failure:
         return Failure("", what, got, expected, tuple(self.lines), self.subject)
+
+
+@functools.lru_cache(4096)
+def _code(source: str) -> CodeType:
+    # The name makes the source of functions defined in a line findable (Dynamo and inspect look
+    # it up).
+    name = f"<rule {hash(source):x}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    return compile(source, name, "exec")
 
 
 def on(expression: str, op: str) -> str:

@@ -101,7 +101,7 @@ class Sweep:
             self.result.untried.append(call.text)
         if dense is None or self._of_no_use(call):
             return
-        self.judge.seen.names.clear()
+        self.judge.seen.functions.clear()
         ambient, found, ran = torch_state(), None, None
         drawn = torch.get_rng_state()
         try:
@@ -122,7 +122,7 @@ class Sweep:
         if not draws and not drawn.equal(torch.get_rng_state()) and found is None:
             found = self._moved(call, "torch.initial_seed(), torch.get_rng_state()", "", "another")
         if found is not None:
-            backward = self.judge.seen.names if found.rule.startswith("ST40") else ()
+            backward = self.judge.seen.names if found.rule.startswith("ST40") else frozenset()
             self.note(found, dense.operations.union(backward))
         elif ran is not None:
             self.result.right[call.text] = dense.operations
@@ -171,7 +171,7 @@ class Sweep:
             f"{n}.requires_grad_()" for n in judge.wrapped(call) if shared[n].is_floating_point()
         ]
         steps = [*grad * call.expression, f"before = {look}", *judge.body(call, "z")]
-        steps += ["z.sum().backward()"] * bool(judge.seen.names and call.expression)
+        steps += ["z.sum().backward()"] * bool(judge.seen.functions and call.expression)
         what, looks = "an operation leaves torch's global state alone", (f"({look})", "before")
         return judge.found(call, "ST319", what, (after, before), steps, looks)
 

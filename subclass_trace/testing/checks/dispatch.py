@@ -3,7 +3,7 @@ mode, random numbers, bits."""
 
 from __future__ import annotations
 
-from ..rules import Severity, rule
+from ..rules import Cost, Severity, rule
 from ..script import Script, on
 
 _JOINS = (
@@ -12,7 +12,7 @@ _JOINS = (
 )  # fmt: skip
 
 
-@rule("ST301", "an unknown wrapper in a call is left alone")
+@rule("ST301", "an unknown wrapper in a call is left alone", cost=Cost.SEVERAL)
 def strangers(t: Script) -> None:
     """`x + stranger` asks the class of `x` first, `stranger + x` and `torch.cat([stranger, x])` ask
     it second. If it does not know the stranger it must return `NotImplemented`, so that the other

@@ -35,7 +35,7 @@ def fake_twin(t: Script) -> None:
     )
 
 
-@rule("ST203", "operations on fake tensors are those on real ones")
+@rule("ST203", "operations on fake tensors are those on real ones", cost=Cost.SEVERAL)
 def fake_operations(t: Script) -> None:
     """What the class does must depend on metadata alone. If an operation gives another type, size,
     stride or dtype on fake tensors than on real ones, or works on one kind only, then traced

@@ -178,8 +178,8 @@ class Evidence:
         if look:
             *both, last = shown(*look, tolerance)
             lines += [*both, f"{last}, {what!r}"]
-        texts = (str(side)[:600] for side in sides)
-        return Failure(rule, what, *texts, tuple(lines), self.subject, call=call.text)
+        got, expected = (str(side)[:600] for side in sides)
+        return Failure(rule, what, got, expected, tuple(lines), self.subject, call=call.text)
 
 
 def shown(got: str, expected: str, tolerance: tuple[float, float] | None = None) -> list[str]:

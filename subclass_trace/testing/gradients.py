@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import probes
-from .evidence import Call, Evidence, Ran, flat, item
+from .evidence import Call, Evidence, Failure, Ran, flat, item
 from .refusals import refusal_of
 from .script import Script
 
@@ -37,6 +37,27 @@ class Gradients(Evidence):
 
     limited: dict[str, Any]
 
+    def script(self: Any, call: Call | None = None) -> Script:
+        """Lines to be run, after those that make the operands of a call."""
+        t = Script(self.subject, self.operands)
+        if call:
+            t.names |= self.given(call, True)
+            t.lines += self.setup(call)
+        return t
+
+    def of_lines(
+        self,
+        call: Call,
+        rule: str,
+        what: str,
+        sides: tuple[Any, Any],
+        lines: list[str],
+        look: tuple[str, str] | None = None,
+    ) -> Failure:
+        """What lines that have run show."""
+        near = self.subject.tolerance
+        return self.found(call, rule, what, sides, lines, look, setup=(), tolerance=near)
+
     def with_grad(self: Any, call: Call, ran: Ran, dense: Ran) -> None:
         """With gradients it gives the same, and the gradients are those of the dense program."""
         wanted = sorted(n for n in self.used(call) if self.operands.shared[n].is_floating_point())
@@ -44,9 +65,9 @@ class Gradients(Evidence):
         if not floating or not wanted or "requires_grad_" in call.text:
             return
         ends = [[self._end(n, k) for n in wanted] for k in (0, 1)]
-        t, copies = Script(self.subject, self.operands), self.operands.copies(self.used(call))
-        t.names |= self.given(call, True) | {f"d{n}": copies[n] for n in self.wrapped(call)}
-        t.lines += [*self.setup(call), *self.dense_lines(call)]
+        t, copies = self.script(call), self.operands.copies(self.used(call))
+        t.names |= {f"d{n}": copies[n] for n in self.wrapped(call)}
+        t.lines += self.dense_lines(call)
         try:
             t.do(f"for t in ({', '.join(dict.fromkeys(ends[0] + ends[1]))},): t.requires_grad_()")
             t.do(*self.on_dense(call, "dense_z"), *self.body(call, "z"))
@@ -139,7 +160,8 @@ class Gradients(Evidence):
             return
         if any(v._version for v in t.names["v"]) or not self._as_given(h, given):
             rule = "ST410" if h.call.rule == "ST410" else "ST331"
-            raise self._found(h, rule, GIVEN, ("written", "as it was"), ("v", given))
+            sides, look = ("written", "as it was"), ("v", given)
+            raise self.of_lines(h.call, rule, GIVEN, sides, t.lines, look)
         for k, n in enumerate(h.wanted):
             self._gradient(h, k, n, plain)
         del t.lines[start:]
@@ -147,15 +169,6 @@ class Gradients(Evidence):
     def _as_given(self: Any, h: History, given: str) -> bool:
         """Are the tangents as they were, also where no version tells of a write?"""
         return h.call.rule != "ST410" or self.alike(h.script.names["v"], h.script.value(given))
-
-    def _found(
-        self: Any, h: History, rule: str, what: str, sides: Any, look: tuple[str, str]
-    ) -> Exception:
-        near = self.subject.tolerance
-        found: Exception = self.found(
-            h.call, rule, what, sides, h.script.lines, look, setup=(), tolerance=near
-        )
-        return found
 
     def _second(self: Any, h: History) -> None:
         """The gradients of the gradients are not lost, and are those of the dense program."""
@@ -178,7 +191,7 @@ class Gradients(Evidence):
             if lost or not (rounds or self._near(g, right, h.outs, 1e-4)):
                 look = self.projected(f"g[{k}]", g), f"dense_g[{k}]"
                 what = f"the second derivative for {n} is that of the dense program"
-                raise self._found(h, "ST405", what, (value, right), look)
+                raise self.of_lines(h.call, "ST405", what, (value, right), t.lines, look)
 
     def _gradient(self: Any, h: History, k: int, n: str, plain: bool) -> None:
         """The gradient for one operand."""
@@ -201,7 +214,7 @@ class Gradients(Evidence):
                 sides = f"{type(error).__name__}: {error}", right
         self.passed.update([rule, "ST404"])
         if not near:
-            raise self._found(h, rule, what, sides, look)
+            raise self.of_lines(h.call, rule, what, sides, h.script.lines, look)
 
     def _near(self: Any, g: Any, right: Any, outs: Any, slack: float = 0.0) -> bool:
         """Is a gradient that of the dense program? None is zero."""

@@ -401,11 +401,11 @@ class Judge(Gradients, Memory):
     def of_equal_numbers(self, call: Call) -> None:
         """The mean and the largest of equal numbers are that number, whatever is missing."""
         for number in (2.0, -2.0) if call.text in OF_EQUALS and self.operands.shape else ():
-            source = f"torch.full({self.operands.shape}, {number})"
-            line = self.subject.make.format(*[source] * self.subject.arity)
+            t, gap = self.script(), f"torch.full({self.operands.shape}, {number})"
             try:
-                x = self.operands.made(line)
-                mask, out = self.meaningful(x), self.run(call, {"x": x}).out
+                t.do(f"x = {self.subject.make.format(*[gap] * self.subject.arity)}")
+                t.do(*self.body(call, "got"))
+                mask, out = self.meaningful(t.names["x"]), t.names["got"]
                 value = self.value(out)
             except Exception:  # it is made of other numbers, or refuses that
                 continue
@@ -415,39 +415,31 @@ class Judge(Gradients, Memory):
             if not self.close(out, value, right):
                 look = self.projected("got", out), f"torch.full(got.shape, {number})"
                 what = "of equal numbers it is that number, whatever is missing"
-                near, sides = self.subject.tolerance, (value, right)
-                steps, setup = self.body(call, "got"), [f"x = {line}"]
-                raise self.found(
-                    call, "ST333", what, sides, steps, look, setup=setup, tolerance=near
-                )
+                raise self.of_lines(call, "ST333", what, (value, right), t.lines, look)
 
     def missing_elements(self, call: Call, ran: Ran) -> None:
         """Results do not depend on elements that mean nothing."""
-        given, steps = self.given(call, True), []
+        t = self.script(call)
+        t.lines += self.body(call, "expected")
+        start = len(t.lines)
         inside = "torch.where(mask, t, t + 7) if t.shape == mask.shape and t.is_floating_point()"
         for n in self.wrapped(call):
-            mask = self.meaningful(given[n])
-            if mask is None or bool(mask.all()):
-                continue
-            assert self.subject.valid is not None
-            steps.append(f"mask = {self.subject.valid.format(n)}")
-            steps.append(f"{n} = rebuild({n}, lambda t: {inside} else t)")
-            names = {**self.operands.base, "rebuild": probes.rebuild, n: given[n], "mask": mask}
-            exec(steps[-1], names)
-            given[n] = names[n]
-        if not steps:
+            mask = self.meaningful(t.names[n])
+            if mask is not None and not bool(mask.all()):
+                t.do(f"mask = {str(self.subject.valid).format(n)}")
+                t.do(f"{n} = rebuild({n}, lambda t: {inside} else t)")
+        if len(t.lines) == start:
             return
         with torch.no_grad():
-            other = self.run(call, given)
-        for a, b in zip(flat(other.out), flat(ran.out), strict=False):
+            t.do(*self.body(call, "got"))
+        for a, b in zip(flat(t.names["got"]), flat(ran.out), strict=False):
             mask = self.meaningful(b)
-            a, b = (self.value(t) if torch.is_tensor(t) else t for t in (a, b))
+            a, b = (self.value(v) if torch.is_tensor(v) else v for v in (a, b))
             if mask is not None and torch.is_tensor(b) and mask.shape == b.shape:
-                a, b = (torch.where(mask, t, torch.zeros_like(t)) for t in (a, b))
+                a, b = (torch.where(mask, v, torch.zeros_like(v)) for v in (a, b))
             if not probes.same(a, b, *self.subject.tolerance):
-                steps = [*self.body(call, "expected"), *steps, *self.body(call, "got")]
-                steps += ["print(got, expected)", f"assert False, {MEANINGLESS!r}"]
-                raise self.found(call, "ST333", MEANINGLESS, (a, b), steps)
+                t.lines += ["print(got, expected)", f"assert False, {MEANINGLESS!r}"]
+                raise self.of_lines(call, "ST333", MEANINGLESS, (a, b), t.lines)
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

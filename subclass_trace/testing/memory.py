@@ -90,8 +90,8 @@ class Memory(Evidence):
         if shared and not view and not free and self._reached(call, n, k):
             before = f"before = [v.clone() for v in leaves({n})]"
             steps = [before, *self.body(call, "got"), f"{one}.zero_()"]
-            sides, look = ("they are written", "they are as before"), (f"leaves({n})", "before")
-            raise self.found(call, "ST331", APART, sides, steps, look)
+            sides, looks = ("they are written", "they are as before"), (f"leaves({n})", "before")
+            raise self.found(call, "ST331", APART, sides, steps, looks)
 
     def _reached(self: Any, call: Call, name: str, k: int) -> bool:
         """Does a write to a result change an operand? Tried on new operands."""

@@ -337,7 +337,8 @@ def case(subject: Subject, number: int, makes: tuple[str, ...] = ()) -> Operands
             subject.known[number] = _case(subject, number, makes)
         except Exception as error:  # sizes, dtypes or layouts that the class does not have
             subject.known[number] = f"{type(error).__name__}: {error}".splitlines()[0]
-    if isinstance(found := subject.known[number], str):
+    found: Operands | str = subject.known[number]
+    if isinstance(found, str):
         raise NoOperands(found.removeprefix("NoOperands: "))
     return found
 

@@ -164,6 +164,7 @@ def _explore(subject: Subject, rule: Rule, swept: Swept, wanted: int) -> Result:
     assert rule.check is not None
     refused, unbuilt = Counter[str](), Counter[str]()
     checks = examples = 0
+    failure: Failure | None = None
 
     def result(outcome: Outcome, **more: Any) -> Result:
         said = (*refused.most_common(), *unbuilt.most_common())
@@ -174,22 +175,23 @@ def _explore(subject: Subject, rule: Rule, swept: Swept, wanted: int) -> Result:
         torch.default_generator.manual_seed(0)
         ambient, script = torch_state(), None
         try:
-            operands = case(subject, number, swept.makes)
-            script = Script(subject, operands, swept.dangerous)
+            script = Script(subject, case(subject, number, swept.makes), swept.dangerous)
             rule.check(script)
         except NoOperands as reason:
             unbuilt.update([str(reason)] * (str(reason) != ""))
             continue
         except NotApplicable as reason:
             refused[str(reason)] += 1
-        except Failure as failure:
-            checks, examples = checks + (script.checks if script else 0), examples + 1
-            return result(Outcome.FAIL, failure=failure)
+        except Failure as found:
+            failure = found
         except Exception as error:
             return result(Outcome.ERROR, error="".join(traceback.format_exception(error)))
         finally:
+            checks += script.checks if script else 0
             set_torch_state(ambient)
-        checks, examples = checks + script.checks, examples + 1
+        examples += 1
+        if failure:
+            return result(Outcome.FAIL, failure=failure)
         if examples == wanted:
             break
     if checks:

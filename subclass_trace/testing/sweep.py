@@ -421,7 +421,7 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
     left = [
         c for c in calls if c.expression and c.text not in known and c.text not in result.refused
     ]
-    core = [c for c in left if c.text in CORE]
+    core, ambient = [c for c in left if c.text in CORE], torch_state()
     for number in range(rounds + len(STATES)):
         try:
             operands = (
@@ -431,7 +431,10 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
             )
         except Exception:  # sizes, dtypes or operations that the class does not have
             continue
-        if not (operands.fits and isinstance(operands.shared["x"], subject.cls)):
+        finally:
+            moved = torch_state() != ambient  # that is a finding of the call alone
+            set_torch_state(ambient)
+        if moved or not (operands.fits and isinstance(operands.shared["x"], subject.cls)):
             continue
         other = Sweep(subject, operands, Swept(failures=result.failures))
         if number >= rounds:

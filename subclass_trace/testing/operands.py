@@ -185,7 +185,8 @@ class Operands:
             if not isinstance(value, torch.Tensor):
                 raise TypeError(f"a {type(value).__qualname__}")
         except Exception as error:
-            raise NoOperands(f"{line}: {type(error).__name__}: {error}".splitlines()[0]) from error
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise NoOperands(f"the class cannot be built like this ({said})") from error
         self.lines[name], self.shared[name], self._codes[name] = line, value, code
 
     def _vary(self) -> None:

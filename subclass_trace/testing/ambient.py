@@ -31,21 +31,30 @@ def set_torch_state(state: tuple[Any, ...]) -> None:
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the names of the operations that run inside, without the underscore of those in
-    place."""
+    """Notes the operations that run inside, and the dtypes of their results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[str] = set()
-        self.pointwise = True
-        self.eps = 0.0  # of the shortest floating point dtype
+        self.functions: set[Any] = set()
+        self.dtypes: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__.split(".")[0].rstrip("_")
-        self.names.add(name)
-        self.pointwise &= torch.Tag.pointwise in func.tags and "mm" not in name
+        self.functions.add(func)
         out = func(*args, **(kwargs or {}))
-        for t in flat(out):
-            if torch.is_tensor(t) and t.is_floating_point():
-                self.eps = max(self.eps, torch.finfo(t.dtype).eps)
+        self.dtypes |= {t.dtype for t in flat(out) if isinstance(t, torch.Tensor)}
         return out
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Without the underscore of those in place."""
+        return frozenset(f.__name__.split(".")[0].rstrip("_") for f in self.functions)
+
+    @property
+    def pointwise(self) -> bool:
+        """Is each result made of one element of each operand?"""
+        return all(torch.Tag.pointwise in f.tags and "mm" not in f.__name__ for f in self.functions)
+
+    @property
+    def eps(self) -> float:
+        """Of the shortest floating point dtype."""
+        return max((torch.finfo(d).eps for d in self.dtypes if d.is_floating_point), default=0.0)

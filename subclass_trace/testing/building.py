@@ -18,7 +18,7 @@ import torch
 
 from ..errors import OptionError
 from ..subclass.protocol import why_not_traceable
-from . import strategies
+from .operands import SMALL, all_shapes
 from .subject import Subject
 
 #: names of methods that give the dense value
@@ -165,10 +165,10 @@ def _with_sizes(subject: Subject) -> Subject:
         (d for d in subject.dtypes if any(_takes(subject, shape, d) for shape in _trials(subject))),
         None,
     )
-    small = [shape for shape in strategies.SMALL if _takes(subject, shape, dtype)]
-    if len(small) == len(strategies.SMALL):
+    small = [shape for shape in SMALL if _takes(subject, shape, dtype)]
+    if len(small) == len(SMALL):
         return subject
-    taken = tuple(shape for shape in strategies.all_shapes() if _takes(subject, shape, dtype))
+    taken = tuple(shape for shape in all_shapes() if _takes(subject, shape, dtype))
     if any(map(math.prod, taken)):  # (blocks of 32 rows can be made of no rows: that shows nothing)
         return replace(subject, sizes=taken)
     large = tuple(shape for shape in _LARGE if _takes(subject, shape, dtype))[:4]
@@ -217,7 +217,7 @@ def _with_meaning(subject: Subject) -> Subject:
         except Exception:
             return False
 
-    sizes = subject.sizes or tuple(strategies.all_shapes())
+    sizes = subject.sizes or tuple(all_shapes())
     dims = {len(shape) for shape in sizes} if subject.dense else set[int]()
     right = {d for d in dims if any(fits(s) for s in [s for s in sizes if len(s) == d][:8])}
     kept = tuple(shape for shape in sizes if len(shape) in right)

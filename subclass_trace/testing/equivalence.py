@@ -17,12 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from hypothesis import strategies as s
 
 from ..errors import OptionError, SubclassTraceError
 from ..frontends.compile import compile as region
 from . import probes
-from .calls import ARITHMETIC, POINTWISE
 
 
 def _dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,22 +134,3 @@ round_trips: Mapping[str, Callable[[Any], None]] = {
     "save": _save,
     "state_dict": _state_dict,
 }
-
-
-def programs() -> s.SearchStrategy[Callable[[Any, Any], Any]]:
-    """Programs of two wrappers, or of any two tensors: calls that models make. They shrink to
-    ``x + y``."""
-    # those are for matrices, and for what has a first row
-    known = [t for t in (*ARITHMETIC, *POINTWISE) if "tri" not in t and "[" not in t]
-    texts = [t for t in known if not set(_names(t)) - {"x", "y", "torch"}]
-    return s.sampled_from(texts).map(_function)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(n for n in compile(text, "<call>", "eval").co_names if len(n) == 1 or n == "F")
-
-
-def _function(text: str) -> Callable[[Any, Any], Any]:
-    made: Callable[[Any, Any], Any] = eval(f"lambda x, y: {text}", {"torch": torch})
-    made.__name__ = made.__qualname__ = text
-    return made

@@ -1,12 +1,11 @@
-"""How the sweep writes down what it has found: the lines of a program, from the operands to both
+r"""How the sweep writes down what it has found: the lines of a program, from the operands to both
 sides.
 
 x = MyTensor(torch.randn((2, 3), generator=torch.Generator().manual_seed(1)).mul(4))
 dx = x.dequantize().clone()
 got = x.abs()
 expected = dx.abs()
-print("got:     ", got)
-print("expected:", expected)
+print("got:     ", got, "\nexpected:", expected)
 assert same(got.dequantize(), expected)
 """
 
@@ -14,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
 from .operands import MODULES, Operands
+from .render import program
 from .subject import Subject
 
 
@@ -54,22 +54,44 @@ def call_of(text: str, rule: str, drawn: bool = False) -> Call:
     return Call(text, rule, drawn, code, frozenset(code.co_names), expression)
 
 
-class Found(Exception):
-    """A call is not what it is on dense tensors.
+@dataclass
+class Failure(Exception):
+    """A rule does not hold.
 
-    Args:
-        rule: which rule that breaks.
-        what: what should hold.
-        got, expected: the two sides.
-        lines: source that shows it.
+    Attributes:
+        rule: its id; "" where a rule of its own says so.
+        what: what should hold, in words.
+        got, expected: the two sides as text.
+        lines: the lines that ran, from making the instance to the failure.
+        subject: what was checked.
+        operations: names of the operations that it takes, where that is known.
+        call: the call of the sweep that shows it.
     """
 
-    def __init__(self, rule: str, what: str, got: Any, expected: Any, lines: Iterable[str]) -> None:
-        super().__init__(rule)
-        *before, last = lines
-        last += f", {what!r}" if last.startswith("assert same(") else ""
-        self.rule, self.what, self.lines = rule, what, (*before, last)
-        self.got, self.expected = str(got)[:600], str(expected)[:600]
+    rule: str
+    what: str
+    got: str
+    expected: str
+    lines: tuple[str, ...]
+    subject: Subject
+    operations: frozenset[str] = frozenset()
+    call: str = ""
+
+    @property
+    def script(self) -> str:
+        """A short program that shows it; it imports its helpers from this package."""
+        return program(self.subject, self.lines, short=True)
+
+    @property
+    def standalone(self) -> str:
+        """The same program with the sources of its helpers: it needs torch and the class alone."""
+        return program(self.subject, self.lines)
+
+    def __reduce__(self) -> Any:
+        return Failure, tuple(getattr(self, f.name) for f in fields(self))
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  got:      {self.got}\n  expected: {self.expected}"
 
 
 class Evidence:
@@ -101,18 +123,23 @@ class Evidence:
             lines = [*call.text.splitlines(), *([f"{target} = out"] * (target != ""))]
         return ["\n    ".join([f"with {mode}:", *lines])] if mode else lines
 
+    def dense_lines(self, call: Call, also: Iterable[str] = ()) -> list[str]:
+        """The dense operands.
+
+        Args:
+            also: operands that are dense, of which the dense program gets copies.
+        """
+        source = self.subject.dense or "torch.randn({0}.shape, dtype={0}.dtype)"
+        lines = [f"d{n} = {source.format(n)}.clone()" for n in self.wrapped(call)]
+        return [*lines, *(f"d{n} = {n}.clone()" for n in also)]
+
     def against_dense(self, call: Call, target: str, also: Iterable[str] = ()) -> list[str]:
         """The call, and the same on dense tensors.
 
         Args:
             target: a name for the result, or "".
-            also: dense operands of which the dense program gets copies.
         """
-        wrapped, dense = self.wrapped(call), self.subject.dense
-        source = dense or "torch.randn({0}.shape, dtype={0}.dtype)"
-        lines = [f"d{n} = {source.format(n)}.clone()" for n in wrapped]
-        lines += [f"d{n} = {n}.clone()" for n in also]
-        expected = "expected" if target == "got" else f"dense_{target}" if target else ""
+        lines, expected = self.dense_lines(call, also), "expected" if target else ""
         return [*lines, *self.body(call, target), *self.on_dense(call, expected, also)]
 
     def on_dense(self, call: Call, target: str, also: Iterable[str] = ()) -> list[str]:
@@ -134,14 +161,25 @@ class Evidence:
         what: str,
         sides: tuple[Any, Any],
         steps: Iterable[str],
-        look: tuple[str, str],
-    ) -> Found:
-        """A finding that some steps after the set-up show."""
-        return Found(rule, what, *sides, [*self.setup(call), *steps, *shown(*look)])
+        look: tuple[str, str] | None = None,
+        *,
+        setup: Iterable[str] | None = None,
+        tolerance: tuple[float, float] | None = None,
+    ) -> Failure:
+        """A call is not what it is on dense tensors.
 
-    def raises(self, call: Call) -> list[str]:
-        """Lines that raise."""
-        return [*self.setup(call), *self.body(call, "got")]
+        Args:
+            sides: the two sides.
+            steps: lines after the set-up.
+            look: the source of both sides; None if the steps raise.
+            setup: other lines than the imports and operands of the call.
+        """
+        lines = [*(self.setup(call) if setup is None else setup), *steps]
+        if look:
+            *both, last = shown(*look, tolerance)
+            lines += [*both, f"{last}, {what!r}"]
+        got, expected = (str(side)[:600] for side in sides)
+        return Failure(rule, what, got, expected, tuple(lines), self.subject, call=call.text)
 
 
 def shown(got: str, expected: str, tolerance: tuple[float, float] | None = None) -> list[str]:
@@ -150,8 +188,7 @@ def shown(got: str, expected: str, tolerance: tuple[float, float] | None = None)
     both = (("got", got), ("expected", expected))
     return [
         *(f"{name} = {source}" for name, source in both if name != source),
-        'print("got:     ", got)',
-        'print("expected:", expected)',
+        'print("got:     ", got, "\\nexpected:", expected)',
         f"assert same(got, expected{near})",
     ]
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 
 from . import probes
-from .evidence import Call, Evidence, Found, Ran, flat, item, shown
+from .evidence import Call, Evidence, Failure, Ran, flat, item
 from .refusals import refusal_of
+from .script import Script
 
 
 class History(NamedTuple):
@@ -16,17 +17,19 @@ class History(NamedTuple):
 
     Attributes:
         call: the call.
+        script: the lines that made it.
         wanted: names of the operands that require grad.
-        ends: these operands.
-        outs: the results that require grad.
-        sources: how each result is written.
+        ends: these operands, as source.
+        heads: the results that require grad, as source.
+        outs: these results of the class.
     """
 
     call: Call
+    script: Script
     wanted: list[str]
-    ends: tuple[list[Any], list[Any]]
-    outs: tuple[list[Any], list[Any]]
-    sources: list[tuple[str, str]]
+    ends: list[str]
+    heads: list[str]
+    outs: list[Any]
 
 
 class Gradients(Evidence):
@@ -34,52 +37,78 @@ class Gradients(Evidence):
 
     limited: dict[str, Any]
 
+    def script(self: Any, call: Call | None = None) -> Script:
+        """Lines to be run, after those that make the operands of a call."""
+        t = Script(self.subject, self.operands)
+        if call:
+            t.names |= self.given(call, True)
+            t.lines += self.setup(call)
+        return t
+
+    def of_lines(
+        self,
+        call: Call,
+        rule: str,
+        what: str,
+        sides: tuple[Any, Any],
+        lines: list[str],
+        look: tuple[str, str] | None = None,
+    ) -> Failure:
+        """What lines that have run show."""
+        near = self.subject.tolerance
+        return self.found(call, rule, what, sides, lines, look, setup=(), tolerance=near)
+
     def with_grad(self: Any, call: Call, ran: Ran, dense: Ran) -> None:
         """With gradients it gives the same, and the gradients are those of the dense program."""
         wanted = sorted(n for n in self.used(call) if self.operands.shared[n].is_floating_point())
         floating = any(torch.is_tensor(t) and t.is_floating_point() for t in flat(dense.out))
         if not floating or not wanted or "requires_grad_" in call.text:
             return
-        given, values = self.given(call, True), self.operands.copies(self.used(call))
+        ends = [[self._end(n, k) for n in wanted] for k in (0, 1)]
+        t, copies = self.script(call), self.operands.copies(self.used(call))
+        t.names |= {f"d{n}": copies[n] for n in self.wrapped(call)}
+        t.lines += self.dense_lines(call)
         try:
-            given |= {n: given[n].detach().requires_grad_() for n in wanted}
-            values |= {n: values[n].requires_grad_() for n in wanted}
-            expected, other = self.run(call, values).out, self.run(call, given).out
+            t.do(f"for t in ({', '.join(dict.fromkeys(ends[0] + ends[1]))},): t.requires_grad_()")
+            t.do(*self.on_dense(call, "dense_z"), *self.body(call, "z"))
         except Exception as error:
             self.limited[f"{call.text} with gradients"] = refusal_of(error)
             return
+        got, expected = t.names["z"], t.names["dense_z"]
         steps = [*(f"{n}.requires_grad_()" for n in wanted), *self.body(call, "got")]
-        if not self.alike(_detached(other), _detached(ran.out), self.subject.tolerance):
-            first = self.body(call, "expected", "torch.no_grad()")
-            look = self.projected("got", other), self.projected("expected", ran.out)
+        if not self.alike(_detached(got), _detached(ran.out), self.subject.tolerance):
+            steps = [*self.body(call, "expected", "torch.no_grad()"), *steps]
+            look = self.projected("got", got), self.projected("expected", ran.out)
             what = "the same result as under no_grad"
-            raise self.found(call, "ST306", what, (other, ran.out), [*first, *steps], look)
+            raise self.found(call, "ST306", what, (got, ran.out), steps, look)
         self.passed["ST306"] += 1
-        outs, dense_outs = flat(other), flat(expected)
-        kept = [k for k, t in enumerate(dense_outs) if torch.is_tensor(t) and t.requires_grad]
-        for k in kept:
-            if not outs[k].requires_grad:
-                look = f"{item('got', other, k)}.requires_grad", "True"
+        pairs = [
+            (k, a, b)
+            for k, (a, b) in enumerate(zip(flat(got), flat(expected), strict=False))
+            if torch.is_tensor(b) and b.requires_grad
+        ]
+        for k, a, _ in pairs:
+            if not a.requires_grad:
+                look = f"{item('got', got, k)}.requires_grad", "True"
                 what = "it requires grad, as the dense result does"
                 raise self.found(call, "ST401", what, (False, True), steps, look)
-        self.passed["ST401"] += len(kept)
-        if not (kept and self.operands.judged):
+        self.passed["ST401"] += len(pairs)
+        if not (pairs and self.operands.judged) or (
+            # what is missing counts in the dense program alone, and in its gradients
+            self.subject.valid is not None
+            and not all(self.close(a, self.value(a), b.detach()) for _, a, b in pairs)
+        ):
             return
-        pairs = [outs[k] for k in kept], [dense_outs[k] for k in kept]
-        if self.subject.valid is not None and not all(
-            self.close(a, self.value(a), b.detach()) for a, b in zip(*pairs, strict=True)
-        ):  # what is missing counts in the dense program alone, and in its gradients
-            return
-        sources = [(item("z", other, k), item("dense_z", other, k)) for k in kept]
-        ends = [given[n] for n in wanted], [values[n] for n in wanted]
-        history = History(call, wanted, ends, pairs, sources)
+        heads = [", ".join(item(z, got, k) for k, *_ in pairs) for z in ("z", "dense_z")]
+        outs = [a for _, a, _ in pairs]
+        h = History(call, t, wanted, [", ".join(side) for side in ends], heads, outs)
         for plain in (False, True):
-            self._backward(history, plain)
-        if own_formulas(pairs[0]):
+            self._backward(h, plain)
+        if own_formulas(outs):
             for n in wanted:
                 self._alone(call, n, "")
                 self._alone(call, n, f"{n}.detach().mul_(3)")
-            self._second(history)
+            self._second(h)
 
     def _alone(self: Any, call: Call, n: str, write: str) -> None:
         """The gradient of one argument where no other gets one, and after a write to it: as on
@@ -101,103 +130,91 @@ class Gradients(Evidence):
             return
         if noticed or not self._near(g, right, (), 1e-4):
             what = "a write to what is saved is noticed" if write else f"{n} alone has its gradient"
-            lines = [*self.setup(call), f"{n}.requires_grad_()", *self.body(call, "z")]
-            lines += [write] * (write != "") + [f"got = torch.autograd.grad(z.sum(), {n})"]
-            lines += ['print("got:     ", got)', f"assert False, {what!r}"]
-            raise Found(rule, what, g, right, lines)
+            steps = [f"{n}.requires_grad_()", *self.body(call, "z"), *[write] * (write != "")]
+            steps += [f"print(torch.autograd.grad(z.sum(), {n}))", f"assert False, {what!r}"]
+            raise self.found(call, rule, what, (g, right), steps)
 
     def _backward(self: Any, h: History, plain: bool) -> None:
-        """One backward, with tangents of the class of the results, or dense ones."""
-        outs, dense_outs = h.outs
-        if plain and not any(isinstance(t, self.subject.cls) for t in outs):
+        """One backward, with tangents of the class of the results, or dense ones of other
+        numbers."""
+        if plain and not any(isinstance(t, self.subject.cls) for t in h.outs):
             return
+        t, start = h.script, len(h.script.lines)
+        given = f"[t.detach(){' * 2' if plain else '.clone()'} for t in ({h.heads[plain]},)]"
+        dense = [self.projected(f"v[{k}]", out) for k, out in enumerate(h.outs)]
+        grad, more = "{} = torch.autograd.grad([{}], [{}], {}, True, allow_unused=True)", ""
         try:
-            tangents = [t.detach().clone() for t in (dense_outs if plain else outs)]
-            if plain:  # other numbers
-                tangents = [t * 2 for t in tangents]
-            versions = [t._version for t in tangents]
-            dense = tangents if plain else [self.value(t) for t in tangents]
+            t.do(f"v = {given}")
+            more = "v" if plain else f"[{', '.join(dense)}]"
             with self.seen:
-                rights = torch.autograd.grad(dense_outs, h.ends[1], dense, True, allow_unused=True)
+                t.do(grad.format("dense_g", h.heads[1], h.ends[1], more))
         except Exception:  # a result that cannot be projected; an operation without a derivative
+            del t.lines[start:]
             return
         try:
-            grads = torch.autograd.grad(outs, h.ends[0], tangents, True, allow_unused=True)
+            t.do(grad.format("g", h.heads[0], h.ends[0], "v"))
         except Exception as error:
             if not plain:
                 self.limited[f"{h.call.text} with a backward"] = refusal_of(error)
+            del t.lines[start:]
             return
-        if versions != [t._version for t in tangents]:
-            one = h.sources[0][0]
-            lines = [*self._with_history(h), f"t = {one}.detach().clone()"]
-            lines.append(f"torch.autograd.grad([{one}], [{h.wanted[0]}], [t], allow_unused=True)")
-            what = "a backward leaves the gradient that it is given alone"
-            raise Found("ST331", what, "written", "as it was", [*lines, *shown("t._version", "0")])
-        for n, g, right in zip(h.wanted, grads, rights, strict=True):
-            self._gradient(h, n, g, right, plain)
+        if any(v._version for v in t.names["v"]) or not self._as_given(h, given):
+            rule = "ST410" if h.call.rule == "ST410" else "ST331"
+            sides, look = ("written", "as it was"), ("v", given)
+            raise self.of_lines(h.call, rule, GIVEN, sides, t.lines, look)
+        for k, n in enumerate(h.wanted):
+            self._gradient(h, k, n, plain)
+        del t.lines[start:]
+
+    def _as_given(self: Any, h: History, given: str) -> bool:
+        """Are the tangents as they were, also where no version tells of a write?"""
+        return h.call.rule != "ST410" or self.alike(h.script.names["v"], h.script.value(given))
 
     def _second(self: Any, h: History) -> None:
         """The gradients of the gradients are not lost, and are those of the dense program."""
+        t = h.script
         try:
             with self.seen:
-                rights = probes.second_gradients(h.outs[1], h.ends[1])
-            grads = probes.second_gradients(h.outs[0], h.ends[0])
-            values = [None if g is None else self.value(g) for g in grads]
+                t.do(f"dense_g = second_gradients([{h.heads[1]}], [{h.ends[1]}])")
+            t.do(f"g = second_gradients([{h.heads[0]}], [{h.ends[0]}])")
+            values = [None if g is None else self.value(g) for g in t.names["g"]]
         except Exception:  # a second derivative may be refused
             return
         self.passed["ST405"] += 1
         rounds = self.subject.tolerance[0] > 1e-3  # (a second derivative multiplies that)
-        for n, g, value, right in zip(h.wanted, grads, values, rights, strict=True):
+        for k, (n, value) in enumerate(zip(h.wanted, values, strict=True)):
+            g, right = t.names["g"][k], t.names["dense_g"][k]
             gaps = not torch.is_tensor(right) or (g is not None and self.has_gaps(h.call, g))
             if gaps or not right.numel() or float(right.abs().max()) < 1e-3:
                 continue
             lost = value is None or not bool(value.count_nonzero())
-            if lost or not (rounds or self._near(g, right, h.outs[0], 1e-4)):
-                lines = self._with_history(h)
-                for k, name in enumerate(("got", "expected")):
-                    outs = ", ".join(pair[k] for pair in h.sources)
-                    into = ", ".join(self._end(w, k) for w in h.wanted)
-                    at = h.wanted.index(n)
-                    lines.append(f"{name} = second_gradients([{outs}], [{into}])[{at}]")
-                look = self.projected("got", g) if g is not None else "got"
-                lines += shown(look, "expected", self.subject.tolerance)
+            if lost or not (rounds or self._near(g, right, h.outs, 1e-4)):
+                look = self.projected(f"g[{k}]", g), f"dense_g[{k}]"
                 what = f"the second derivative for {n} is that of the dense program"
-                raise Found("ST405", what, value, right, lines)
+                raise self.of_lines(h.call, "ST405", what, (value, right), t.lines, look)
 
-    def _gradient(self: Any, h: History, n: str, g: Any, right: Any, plain: bool) -> None:
+    def _gradient(self: Any, h: History, k: int, n: str, plain: bool) -> None:
         """The gradient for one operand."""
+        g, right = h.script.names["g"][k], h.script.names["dense_g"][k]
         wrapper = n in self.operands.wrappers
         if (g is None and right is None) or (not wrapper and self.has_gaps(h.call, g)):
             return
         rule = "ST406" if plain else "ST402" if n == "x" else "ST403"
-        what, look, value, near = f"the gradient for {n} is that of the dense program", "g", g, True
-        if g is None or right is None:
-            near = self._near(g, right, h.outs[0])
-        elif wrapper and not isinstance(g, self.subject.cls) and type(g) is not torch.Tensor:
-            rule, what, near = "ST404", "a gradient is of the class, or dense", False
-            look, value, right = "type(g)", type(g), self.subject.cls
+        what, sides = f"the gradient for {n} is that of the dense program", (g, right)
+        look, near = (self.projected(f"g[{k}]", g), f"dense_g[{k}]"), False
+        both = g is not None and right is not None
+        if both and wrapper and not isinstance(g, self.subject.cls) and type(g) is not torch.Tensor:
+            rule, what = "ST404", "a gradient is of the class, or dense"
+            look, sides = (f"type(g[{k}])", f"type({n})"), (type(g), self.subject.cls)
         else:
-            look = self.projected("g", g)
             try:
-                value, near = self.value(g), self._near(g, right, h.outs[0])
+                sides = None if g is None else self.value(g), right
+                near = self._near(g, right, h.outs)
             except Exception as error:
-                value, near = f"{type(error).__name__}: {error}", False
+                sides = f"{type(error).__name__}: {error}", right
         self.passed.update([rule, "ST404"])
-        if near:
-            return
-        lines = self._with_history(h)
-        tangents = [f"{b}.detach() * 2" if plain else f"{a}.detach()" for a, b in h.sources]
-        projected = zip(tangents, h.outs[0], strict=True)
-        dense = tangents if plain else [self.projected(t, o) for t, o in projected]
-        for k, (name, given) in enumerate((("g", tangents), ("dense_g", dense))):
-            heads = ", ".join(pair[k] for pair in h.sources)
-            lines.append(
-                f"({name},) = torch.autograd.grad([{heads}], [{self._end(n, k)}], "
-                f"[{', '.join(given)}], True, allow_unused=True)"
-            )
-        expected = "dense_g" if rule != "ST404" else f"type({n})"
-        lines += shown(look, expected, self.subject.tolerance)
-        raise Found(rule, what, value, right, lines)
+        if not near:
+            raise self.of_lines(h.call, rule, what, sides, h.script.lines, look)
 
     def _near(self: Any, g: Any, right: Any, outs: Any, slack: float = 0.0) -> bool:
         """Is a gradient that of the dense program? None is zero."""
@@ -206,17 +223,13 @@ class Gradients(Evidence):
             return not any(bool(probes.leaves(t)[0].count_nonzero()) for t in there)
         short = [t.dtype for t in outs if t.is_floating_point() and t.dtype.itemsize == 2]
         slack = max((4 * torch.finfo(d).eps for d in short), default=slack)  # tangents are rounded
-        value, scale = self.value(g), max(1.0, largest(right))
-        same = g.dtype == right.dtype and value.shape == right.shape
-        return bool(same and self.close(g, value, right, slack, slack * scale, scale))
-
-    def _with_history(self, h: History) -> list[str]:
-        """Lines that make the call on both sides, on operands that require grad."""
-        lines = [*self.setup(h.call), *self.against_dense(h.call, "z")]
-        at = len(lines) - len(self.body(h.call, "")) * 2
-        ends = dict.fromkeys(self._end(w, k) for k in (0, 1) for w in h.wanted)
-        lines.insert(at, f"for t in ({', '.join(ends)},): t.requires_grad_()")
-        return lines
+        value = self.value(g)
+        if g.dtype != right.dtype or value.shape != right.shape:
+            return False
+        if torch.equal(value, right):
+            return True
+        scale = max(1.0, largest(right))
+        return bool(self.close(g, value, right, slack, slack * scale, scale))
 
     def _end(self, n: str, dense: int) -> str:
         """The name of an operand, or of the dense one."""
@@ -263,6 +276,9 @@ class Gradients(Evidence):
     def value(self, x: Any) -> torch.Tensor:
         """The dense value of a result."""
         return self.operands.project(x) if isinstance(x, self.subject.cls) else x
+
+
+GIVEN = "a backward leaves the gradient that it is given alone"
 
 
 def largest(x: torch.Tensor) -> float:

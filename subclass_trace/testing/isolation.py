@@ -31,14 +31,14 @@ import torch
 
 from ..torch_api.testing import load_dynamo
 from . import sweep
+from .evidence import Failure
 from .rules import Cost, Profile, Rule, load
 from .runner import ENDS, Outcome, Result, run_rule
-from .script import Failure
 from .subject import Subject
 
 #: seconds of the processor that one call of the sweep may take, and how often that of the clock
 CALL_LIMIT, PATIENCE = 5.0, 12
-#: seconds of the clock that a rule may take, beside what it takes to shrink a counterexample
+#: seconds of the clock that a rule may take, and one more for each cheap example
 RULE_LIMIT = 120.0
 
 
@@ -97,7 +97,7 @@ def can_fork() -> bool:
 
 def _lost_rule(subject: Subject, rule: Rule, why: str) -> Result:
     lines = (f"# {rule.id}: {why}; the rule: {rule.title}",)
-    failure = Failure(ENDS, why, "an end", lines, subject)
+    failure = Failure(rule.id, ENDS, why, "an end", lines, subject)
     return Result(rule, Outcome.FAIL, 1, 1, failure=failure)
 
 
@@ -125,7 +125,7 @@ class _Child:
             sweeps: its rules need to know what the sweep has found.
         """
         self.subject, self.doing, self.why, self.error = subject, "", "", ""
-        self._limit = RULE_LIMIT + 10 * profile.shrink_seconds
+        self._limit = RULE_LIMIT + profile.cheap
         self._pipe, theirs = Pipe(duplex=False)
         self._stack, its_stack = Pipe(duplex=False)
         with warnings.catch_warnings():

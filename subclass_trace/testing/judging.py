@@ -1,7 +1,7 @@
 """Judges one call: on wrappers, twice, in inference mode and with gradients, against the dense
 program.
 
-`Judge.judge` has the order of the checks; the first difference is raised as `Found`, by the rule
+`Judge.judge` has the order of the checks; the first difference is raised as `Failure`, by the rule
 that it breaks.
 """
 
@@ -16,10 +16,10 @@ import torch
 
 from . import probes
 from .ambient import Operations
-from .calls import OF_EQUALS
-from .evidence import Call, Found, Ran, flat, shown
+from .calls import section
+from .evidence import Call, Failure, Ran, flat
 from .gradients import Gradients
-from .memory import Memory, pointers
+from .memory import WRITTEN, Memory, pointers
 from .refusals import Refusal, refusal_of
 
 #: rules about calls whose result is the operand again: of the class, with its context
@@ -27,6 +27,7 @@ KEEPS = frozenset({"ST501", "ST502", "ST506", "ST507", "ST510", "ST511", "ST515"
 #: of these, with the same numbers in all inner tensors
 EXACT = frozenset({"ST501", "ST506", "ST507", "ST510"})
 VALUE = "the value of the dense program"
+OF_EQUALS = section("of_equals")
 MEANINGLESS = "a result that means something does not depend on elements that mean nothing"
 #: what torch's `return_and_correct_aliasing` says in inference mode to views of what is outside
 OUTSIDE = "Cannot set version_counter for inference tensor"
@@ -79,12 +80,13 @@ class Judge(Gradients, Memory):
             exec(call.code, names)
         return Ran(names.get("out"), {n: names[n] for n in given})
 
-    def dense(self, call: Call) -> Ran | None:
+    def dense(self, call: Call, inference: bool = False) -> Ran | None:
         """What the dense program gives, or None where there is no such program."""
         given, seen = self.operands.copies(self.used(call)), Operations()
-        with contextlib.suppress(Exception), seen:
+        # also because torch counts writes of lists otherwise where Python is asked
+        with contextlib.suppress(Exception), torch.inference_mode(inference), seen:
             out, after, _, _ = self.run(call, given)
-            return Ran(out, after, frozenset(seen.names), seen.pointwise)
+            return Ran(out, after, seen.names, seen.pointwise)
         return None
 
     def given(self, call: Call, fresh: bool) -> dict[str, Any]:
@@ -97,7 +99,7 @@ class Judge(Gradients, Memory):
         """What a right call gives.
 
         Raises:
-            Found: it is wrong.
+            Failure: it is wrong.
             Refused: the class does not do it.
         """
         writes = not call.expression or self._written(dense)
@@ -120,7 +122,8 @@ class Judge(Gradients, Memory):
                 self.of_equal_numbers(call)
                 self.missing_elements(call, ran)
             self.in_inference(call, ran, dense, writes)
-            if call.expression and not writes and not call.drawn:
+            grows = call.rule == "ST410"  # it writes to what it has made itself
+            if grows or (call.expression and not writes and not call.drawn):
                 self.with_grad(call, ran, dense)
         return ran
 
@@ -144,29 +147,27 @@ class Judge(Gradients, Memory):
                 got, expected = probes.leaves(x), values
             other = "other" if writes else n
             rule = "ST114" if writes else rule
-            before = f"before = copy.deepcopy({look.format(other)})"
-            lines = [*self.setup(call), "import copy", before, *self.body(call, "")]
-            if writes:
-                lines.insert(0, f"other = {self.operands.lines[n]}")
+            setup = [*[f"other = {self.operands.lines[n]}"] * writes, *self.setup(call)]
+            steps = [f"before = copied({look.format(other)})", *self.body(call, "")]
             self.operands.shared |= self.operands.fresh(frozenset({n}))
             self.snapshot[n] = state(self.operands.shared[n])
             what = f"{'another instance' if writes else 'an operand'} keeps its {what}"
-            lines += shown(look.format(other), "before")
-            raise Found(rule, what, got, expected, lines)
+            looks = look.format(other), "before"
+            raise self.found(call, rule, what, (got, expected), steps, looks, setup=setup)
 
     def twice(self, call: Call, ran: Ran, writes: bool) -> None:
         """The same call on the same operands gives the same."""
-        lines = [*self.setup(call), *self.body(call, "expected"), *self.body(call, "got")]
+        steps = [*self.body(call, "expected"), *self.body(call, "got")]
         try:
             with torch.no_grad():
                 again = self.run(call, self.given(call, writes))
         except Exception as error:
-            what = "the same call works twice"
-            raise Found("ST311", what, error, "no exception", lines) from error
+            what, said = "the same call works twice", (error, "no exception")
+            raise self.found(call, "ST311", what, said, steps) from error
         if not self.alike(ran.out, again.out):
             both = self.projected("got", again.out), self.projected("expected", ran.out)
-            what = "the same call twice gives the same"
-            raise Found("ST311", what, again.out, ran.out, [*lines, *shown(*both)])
+            what, sides = "the same call twice gives the same", (again.out, ran.out)
+            raise self.found(call, "ST311", what, sides, steps, both)
 
     def alike(self, a: Any, b: Any, tolerance: tuple[float, float] = (0.0, 0.0)) -> bool:
         """Are two results the same: types, metadata, and numbers up to the tolerance?
@@ -205,19 +206,20 @@ class Judge(Gradients, Memory):
         if what == VALUE and self._within_leeway(call, name, step, got, expected):
             return
         also = sorted(self.used(call) - self.operands.wrappers) if writes else ()
-        sides = (name, f"d{name}") if name else ("got", "expected")
-        lines = [*self.setup(call), *self.against_dense(call, "" if name else "got", also)]
-        looks = look.format(sides[0] + step), dense_look.format(sides[1] + step)
+        names = (name, f"d{name}") if name else ("got", "expected")
+        steps = self.against_dense(call, "" if name else "got", also)
+        looks = look.format(names[0] + step), dense_look.format(names[1] + step)
         tolerance = self.subject.tolerance if not kind else None
         values: list[Any] = []
         for source, value in ((look, got), (dense_look, expected)):
             try:
-                names = {**self.operands.base, **self.operands.shared, "leaves": probes.leaves}
-                values.append(eval(source.format("_v"), {**names, "_v": value}))
+                known = {**self.operands.base, **self.operands.shared, "leaves": probes.leaves}
+                values.append(eval(source.format("_v"), {**known, "_v": value}))
             except Exception as error:
                 values.append(f"{type(error).__name__}: {error}")
         rule = kind or rule or self._rule_of_value(call)
-        raise Found(rule, what, values[0], values[1], [*lines, *shown(*looks, tolerance)])
+        sides = values[0], values[1]
+        raise self.found(call, rule, what, sides, steps, looks, tolerance=tolerance)
 
     def _difference(self, call: Call, got: Any, expected: Any) -> tuple[str, str, str, str] | None:
         """The rule ("" where the call says it), what should hold, and what to look at on both
@@ -337,7 +339,7 @@ class Judge(Gradients, Memory):
         """Which rule a wrong value breaks: that of two contexts, if it is right with one."""
         try:
             self.one_context(call, True)
-        except Found:
+        except Failure:
             return call.rule
         return "ST316" if self.operands.same_context and {"x", "y"} <= call.names else call.rule
 
@@ -361,64 +363,49 @@ class Judge(Gradients, Memory):
         """In inference mode it gives the same."""
         if "backward" in call.text:
             return
-        inside = call.text.startswith(
-            "torch.ops"
-        )  # tensors of the mode itself: what the class returns counts
+        mode, setup = "torch.inference_mode()", self.setup(call)
+        steps = self.body(call, "got", mode)
+        inside = call.text.startswith("torch.ops")  # what the class returns counts: of the mode
+        if inside:
+            whole = [*setup, *self.body(call, "got")]
+            setup, steps = [], ["\n    ".join([f"with {mode}:", *whole])]
         with torch.inference_mode(inside):
             given = self.given(call, writes)
-        lines = [*self.setup(call), *self.body(call, "got", "torch.inference_mode()")]
-        if inside:
-            lines = [
-                "\n    ".join(
-                    ["with torch.inference_mode():", *self.setup(call), *self.body(call, "got")]
-                )
-            ]
         try:
             with torch.inference_mode():
                 other = self.run(call, given)
         except Exception as error:
-            self._not_in_inference(call, error, lines)
-            return
+            if self.dense(call, inference=True) is None:  # nor can the dense program
+                return
+            if OUTSIDE in str(error):
+                self.limited[f"{call.text} in inference mode"] = refusal_of(error)
+                return
+            what = "what works without inference mode works in it"
+            said = f"{type(error).__name__}: {error}", "no exception"
+            raise self.found(call, "ST305", what, said, steps, setup=setup) from error
         if call.drawn:
             return
         for n in self.wrapped(call):
             if writes and dense.out is dense.after[n] and other.out is not other.after[n]:
-                what = "the result is the tensor that was written"
-                raise Found("ST323", what, False, True, [*lines, *shown(f"got is {n}", "True")])
+                look = f"got is {n}", "True"
+                raise self.found(call, "ST323", WRITTEN, (False, True), steps, look, setup=setup)
         again = [] if self.subject.random or not writes else sorted(given)
         for n in ["", *again] if call.expression else [""]:
             got, expected = (other.after[n], ran.after[n]) if n else (other.out, ran.out)
             if not self.alike(got, expected, self.subject.tolerance):
-                first = [
-                    *self.setup(call),
-                    *self.body(call, "expected"),
-                    *lines[len(self.setup(call)) :],
-                ]
                 look = n or self.projected("got", got), n or self.projected("expected", expected)
                 what = "the same result as without inference mode"
-                raise Found("ST305", what, got, expected, [*first, *shown(*look)])
-
-    def _not_in_inference(self, call: Call, error: Exception, lines: list[str]) -> None:
-        try:
-            with torch.inference_mode():
-                self.run(call, self.operands.copies(self.used(call)))
-        except Exception:  # nor can the dense program
-            return
-        if OUTSIDE in str(error):
-            self.limited[f"{call.text} in inference mode"] = refusal_of(error)
-            return
-        said = f"{type(error).__name__}: {error}"
-        what = "what works without inference mode works in it"
-        raise Found("ST305", what, said, "no exception", lines) from error
+                steps = [*self.body(call, "expected"), *setup * inside, *steps]
+                raise self.found(call, "ST305", what, (got, expected), steps, look)
 
     def of_equal_numbers(self, call: Call) -> None:
         """The mean and the largest of equal numbers are that number, whatever is missing."""
         for number in (2.0, -2.0) if call.text in OF_EQUALS and self.operands.shape else ():
-            source = f"torch.full({self.operands.shape}, {number})"
-            line = self.subject.make.format(*[source] * self.subject.arity)
+            t, gap = self.script(), f"torch.full({self.operands.shape}, {number})"
             try:
-                x = self.operands.made(line)
-                mask, out = self.meaningful(x), self.run(call, {"x": x}).out
+                t.do(f"x = {self.subject.make.format(*[gap] * self.subject.arity)}")
+                t.do(*self.body(call, "got"))
+                mask, out = self.meaningful(t.names["x"]), t.names["got"]
                 value = self.value(out)
             except Exception:  # it is made of other numbers, or refuses that
                 continue
@@ -427,52 +414,32 @@ class Judge(Gradients, Memory):
             right = torch.full(value.shape, number, dtype=value.dtype)
             if not self.close(out, value, right):
                 look = self.projected("got", out), f"torch.full(got.shape, {number})"
-                lines = [f"x = {line}", *self.body(call, "got")]
-                lines += shown(*look, self.subject.tolerance)
                 what = "of equal numbers it is that number, whatever is missing"
-                raise Found("ST333", what, value, right, lines)
+                raise self.of_lines(call, "ST333", what, (value, right), t.lines, look)
 
     def missing_elements(self, call: Call, ran: Ran) -> None:
         """Results do not depend on elements that mean nothing."""
-        given, steps = self.given(call, True), []
+        t = self.script(call)
+        t.lines += self.body(call, "expected")
+        start = len(t.lines)
+        inside = "torch.where(mask, t, t + 7) if t.shape == mask.shape and t.is_floating_point()"
         for n in self.wrapped(call):
-            mask = self.meaningful(given[n])
-            if mask is None or bool(mask.all()):
-                continue
-            assert self.subject.valid is not None
-            inside = (
-                "torch.where(mask, t, t + 7) if t.shape == mask.shape and "
-                "t.is_floating_point() else t"
-            )
-            steps += [
-                f"mask = {self.subject.valid.format(n)}",
-                f"{n} = rebuild({n}, lambda t: {inside})",
-            ]
-            names = {**self.operands.base, "rebuild": probes.rebuild, n: given[n], "mask": mask}
-            exec(steps[-1], names)
-            given[n] = names[n]
-        if not steps:
+            mask = self.meaningful(t.names[n])
+            if mask is not None and not bool(mask.all()):
+                t.do(f"mask = {str(self.subject.valid).format(n)}")
+                t.do(f"{n} = rebuild({n}, lambda t: {inside} else t)")
+        if len(t.lines) == start:
             return
         with torch.no_grad():
-            other = self.run(call, given)
-        for a, b in zip(flat(other.out), flat(ran.out), strict=False):
+            t.do(*self.body(call, "got"))
+        for a, b in zip(flat(t.names["got"]), flat(ran.out), strict=False):
             mask = self.meaningful(b)
-            a, b = (self.value(t) if torch.is_tensor(t) else t for t in (a, b))
+            a, b = (self.value(v) if torch.is_tensor(v) else v for v in (a, b))
             if mask is not None and torch.is_tensor(b) and mask.shape == b.shape:
-                a, b = (torch.where(mask, t, torch.zeros_like(t)) for t in (a, b))
+                a, b = (torch.where(mask, v, torch.zeros_like(v)) for v in (a, b))
             if not probes.same(a, b, *self.subject.tolerance):
-                lines = [
-                    *self.setup(call),
-                    *self.body(call, "expected"),
-                    *steps,
-                    *self.body(call, "got"),
-                ]
-                lines += [
-                    'print("got:     ", got)',
-                    'print("expected:", expected)',
-                    f"assert False, {MEANINGLESS!r}",
-                ]
-                raise Found("ST333", MEANINGLESS, a, b, lines)
+                t.lines += ["print(got, expected)", f"assert False, {MEANINGLESS!r}"]
+                raise self.of_lines(call, "ST333", MEANINGLESS, (a, b), t.lines)
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

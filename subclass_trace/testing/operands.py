@@ -14,7 +14,10 @@ import ast
 import contextlib
 import inspect
 import math
+import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -35,16 +38,39 @@ MODULES = {
 #: a seed of numbers whose largest and smallest do not stand first in each row and column
 SPREAD = 241
 LAYOUTS = ("contiguous", "transposed", "sliced")
+#: small sizes, and one that not only small loops reach
+SMALL = (
+    (), (2,), (3,), (4,), (2, 2), (2, 3), (2, 4), (3, 2), (4, 2), (4, 4), (2, 2, 2),
+    (2, 3, 4), (1, 4), (0,), (0, 2),
+)  # fmt: skip
+LARGE = (9, 8)
 _GENERATOR = "generator=torch.Generator().manual_seed({})"
 
 
 class NoOperands(Exception):
-    """No instance can be built for the sweep; the argument says why."""
+    """There are no instances of this kind; the argument says why."""
 
 
-def gap(shape: tuple[int, ...], dtype: torch.dtype, seed: int, positive: bool = False) -> str:
+def all_shapes() -> Iterator[tuple[int, ...]]:
+    """Every shape of up to three sides of up to 4, one of odd sides, and some of four sides."""
+    for dims in range(4):
+        yield from product((2, 3, 4, 1, 0), repeat=dims)
+    yield from ((3, 5), (2, 2, 2, 2), (2, 3, 2, 4), (1, 2, 3, 3))
+
+
+def gap(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    seed: int,
+    positive: bool = False,
+    layout: str = "contiguous",
+) -> str:
     """The source of a dense tensor: numbers of both signs (those of the first seeds are larger), or
-    from 0.5 to 2."""
+    from 0.5 to 2; contiguous, with strides reversed, or with a storage offset."""
+    if layout == "transposed" and len(shape) == 2:
+        return f"{gap(shape[::-1], dtype, seed, positive)}.t()"
+    if layout == "sliced" and shape:
+        return f"{gap((shape[0] + 1, *shape[1:]), dtype, seed, positive)}[1:]"
     if dtype.is_floating_point or dtype.is_complex:
         kind = "rand" if positive else "randn"
         wanted = f", dtype={dtype}" if dtype in (torch.float64, torch.complex64) else ""
@@ -104,7 +130,8 @@ class Operands:
         dtype: torch.dtype,
         layout: str = "contiguous",
     ) -> None:
-        self.subject, self.layout, self.shape = subject, layout, shape
+        self.subject, self.layout, self.shape, self.dtype = subject, layout, shape, dtype
+        self.gaps: dict[str, list[str]] = {}
         self.base = {**subject.namespace}
         for line in MODULES.values():
             exec(line, self.base)
@@ -132,25 +159,24 @@ class Operands:
                 for names in (self.lines, self.shared, self._codes):
                     del names[name]
         self.wrappers = frozenset(self.lines)
-        self._vary(shape, dtype)
+        self._vary()
         self._plain(self.shared["x"])
         self.agree = self.judged and self.project(self.shared["x"]).dtype == self.shared["x"].dtype
         self.dense = {name: self._dense_of(name) for name in self.wrappers}
 
     # ---- how they are written
     def _wrapper(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
-        gaps = [
-            self._gap(shape, dtype, seed + 10 * k, name == "y" and self.subject.valid is None)
+        positive = name == "y" and self.subject.valid is None
+        self.gaps[name] = [
+            gap(shape, dtype, seed + 10 * k, positive, self.layout)
             for k in range(self.subject.arity)
         ]
-        self._define(name, self.subject.make.format(*gaps))
+        self._define(name, self.line(name))
 
-    def _gap(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int, positive: bool) -> str:
-        if self.layout == "transposed" and len(shape) == 2:
-            return f"{gap(shape[::-1], dtype, seed, positive)}.t()"
-        if self.layout == "sliced" and shape:
-            return f"{gap((shape[0] + 1, *shape[1:]), dtype, seed, positive)}[1:]"
-        return gap(shape, dtype, seed, positive)
+    def line(self, name: str, around: str = "{0}") -> str:
+        """The source of a wrapper of the context of ``x``, with something around each dense
+        argument."""
+        return self.subject.make.format(*map(around.format, self.gaps[name]))
 
     def _define(self, name: str, line: str) -> None:
         try:
@@ -159,10 +185,11 @@ class Operands:
             if not isinstance(value, torch.Tensor):
                 raise TypeError(f"a {type(value).__qualname__}")
         except Exception as error:
-            raise NoOperands(f"{line}: {type(error).__name__}: {error}".splitlines()[0]) from error
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise NoOperands(f"the class cannot be built like this ({said})") from error
         self.lines[name], self.shared[name], self._codes[name] = line, value, code
 
-    def _vary(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def _vary(self) -> None:
         """Give ``y`` another context, if the factory has a number for it.
 
         Names, flags and tuples may be such that two instances do not fit together: they make
@@ -170,12 +197,8 @@ class Operands:
         """
         plain, before, chosen = self.lines["y"], self.shared["y"], self.lines["y"]
         for make, number in varied(self.subject.make, self.base):
-            gaps = [
-                gap(shape, dtype, 2 + 10 * k, self.subject.valid is None)
-                for k in range(self.subject.arity)
-            ]
             try:
-                self._define("y", make.format(*gaps))
+                self._define("y", make.format(*self.gaps["y"]))
                 other = self.shared["y"]
                 if meta(other) != meta(before) or _names(other) != _names(before):
                     self.unlike.append(Variant(self.lines["y"], other, make, False))
@@ -277,17 +300,13 @@ def operands_of(subject: Subject) -> Operands:
     Raises:
         NoOperands: nothing can be built.
     """
-    dtypes = (*subject.floating, *subject.dtypes)
-    shapes = (
-        sorted(subject.sizes, key=_plainness)
-        if subject.sizes
-        else [(3, 5), (2, 3), (4, 4), (4,), ()]
-    )
+    dtype = (*subject.floating, *subject.dtypes)[0]
+    plain = sorted(subject.sizes, key=_plainness) or [(3, 5), (2, 3), (4, 4), (4,), ()]
     said: Exception | None = None
     found: Operands | None = None
-    for shape in shapes[:8]:
+    for shape in plain[:8]:
         try:
-            found = Operands(subject, shape, dtypes[0])
+            found = Operands(subject, shape, dtype)
         except Exception as error:  # whatever the class does when it is built or projected
             said = said or error
             continue
@@ -302,6 +321,48 @@ def _plainness(shape: tuple[int, ...]) -> tuple[Any, ...]:
     square = len(set(shape)) != len(shape)
     even = sum(n % 2 == 0 for n in shape)
     return (min(shape, default=1) < 2, len(shape) != 2, square, even, math.prod(shape), shape)
+
+
+def case(subject: Subject, number: int, makes: tuple[str, ...] = ()) -> Operands:
+    """The operands of one example: the plainest first, then other sizes, dtypes, layouts and, every
+    other time, contexts. Those of a number are the same in each run.
+
+    Args:
+        makes: factories of instances with other contexts.
+
+    Raises:
+        NoOperands: the class has no such instances.
+    """
+    if number not in subject.known:
+        try:
+            subject.known[number] = _case(subject, number, makes)
+        except Exception as error:  # sizes, dtypes or layouts that the class does not have
+            subject.known[number] = f"{type(error).__name__}: {error}".splitlines()[0]
+    found: Operands | str = subject.known[number]
+    if isinstance(found, str):
+        raise NoOperands(found.removeprefix("NoOperands: "))
+    return found
+
+
+def _case(subject: Subject, number: int, makes: tuple[str, ...]) -> Operands:
+    if not number:
+        return operands_of(subject)
+    made = replace(subject, make=(subject.make, *makes)[(number - 1) % (1 + len(makes))])
+    found = Operands(made, *size_of(subject, number - 1), LAYOUTS[(number - 1) % len(LAYOUTS)])
+    if not isinstance(found.shared["x"], subject.cls):
+        raise NoOperands(f"{found.lines['x']} gives a {type(found.shared['x']).__qualname__}")
+    return found
+
+
+def size_of(subject: Subject, number: int) -> tuple[tuple[int, ...], torch.dtype]:
+    """Size and dtype of an example: each dtype comes, and larger sizes as often as small ones; a
+    square first, which goes with its transpose."""
+    shapes = sorted(subject.sizes or (*SMALL, LARGE), key=lambda shape: (len(shape), shape))
+    squares = [s for s in shapes if len(s) == 2 and s[0] == s[1] > 1]
+    large = sorted(shapes, key=lambda shape: (len(shape) == 2, math.prod(shape)))[-4:]
+    shape = large[number // 2 % len(large)] if number % 2 else random.Random(number).choice(shapes)
+    dtype = subject.dtypes[(number + 1) % len(subject.dtypes)]
+    return (squares[-1] if squares and not number else shape), dtype
 
 
 def varied(make: str, names: dict[str, Any]) -> Iterator[tuple[str, bool]]:

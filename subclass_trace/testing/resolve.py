@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from hypothesis import strategies as s
 
 from ..errors import OptionError, ProtocolError
 from ..subclass.protocol import why_not_traceable
 from .building import completed, instances, why_not_built
-from .operands import Variant, operands_of
-from .strategies import Dense, dense_specs
-from .subject import Subject, subject_of
+from .subject import Options, Subject, subject_of
 
 Target = type | str | Subject | Callable[..., torch.Tensor]
 
-_REGISTERED: dict[type, dict[str, Any]] = {}
+#: how to build instances of a class, as its author has said
+REGISTERED: dict[type, dict[str, Any]] = {}
 
 #: constructors by convention, tried in this order with dense tensors of one shape
 _CONSTRUCTORS = (
@@ -33,20 +30,6 @@ _CONSTRUCTORS = (
     "{c}({{0}}, {{1}})",
     "{c}({{0}}, {{1}}, {{2}})",
 )
-
-
-def register_strategy(
-    cls: type, factory: str | Callable[..., torch.Tensor], **options: Any
-) -> None:
-    """Tell the kit, and ``hypothesis.strategies.from_type``, how to build instances of a class.
-
-    Args:
-        factory: a callable or expression that makes an instance from dense tensors.
-        options: the other arguments of `subject.subject_of`: ``to_dense``, ``sizes``, ``dtypes``,
-            ``tolerance``.
-    """
-    _REGISTERED[cls] = {"factory": factory, **options}
-    s.register_type_strategy(cls, lambda found: wrappers(found))
 
 
 def load_target(name: str) -> Any:
@@ -76,7 +59,7 @@ def resolve(target: Target, **options: Any) -> Subject:
     """The subject that a class, a factory, the name of one, or a subject stands for.
 
     Args:
-        options: arguments of `subject.subject_of`; what is not given is looked up or derived.
+        options: fields of `subject.Options`; what is not given is looked up or derived.
 
     Raises:
         OptionError: there is no way to build an instance; the message says how to give one.
@@ -94,22 +77,18 @@ def resolve(target: Target, **options: Any) -> Subject:
         raise ProtocolError(
             f"{found.__qualname__} is no traceable wrapper subclass: {why}", path=found.__qualname__
         )
-    known = _REGISTERED.get(found, {})
-    options = {**known, **options}
+    options = {**REGISTERED.get(found, {}), **options}
     derived = "factory" not in options
     if derived:
         options["factory"] = _derive(found, options)
-    subject = subject_of(
-        found, options.get("factory"), **{k: v for k, v in options.items() if k != "factory"}
-    )
-    return completed(replace(subject, derived=derived), options)
+    return completed(replace(subject_of(found, **options), derived=derived), options)
 
 
-_OPTIONS = tuple(inspect.signature(subject_of).parameters)[1:]
+_OPTIONS = tuple(f.name for f in fields(Options))
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse names that are no arguments of `subject.subject_of`.
+    """Refuse names that are no fields of `subject.Options`.
 
     Raises:
         OptionError: there is one.
@@ -147,7 +126,7 @@ def _from_factory(factory: Callable[..., torch.Tensor], options: dict[str, Any])
 def _derive(cls: type, options: dict[str, Any]) -> str:
     for make in _candidates(cls):
         try:
-            trial = subject_of(cls, make, **{k: v for k, v in options.items() if k != "factory"})
+            trial = subject_of(cls, make, **options)
         except OptionError:
             raise
         except Exception:  # a set-up that does not run
@@ -170,40 +149,3 @@ def _candidates(cls: type) -> Iterator[str]:
         method = make.split("(")[0].rpartition(".")[2]
         if "." not in make.split("(")[0] or hasattr(cls, method):
             yield make
-
-
-def wrappers(
-    target: Any, *, floating: bool = False, contexts: bool = True, **options: Any
-) -> s.SearchStrategy[torch.Tensor]:
-    """Instances of a wrapper class.
-
-    Args:
-        target: what `check` takes: a class, a factory, a name, a subject.
-        floating: those of a floating point dtype.
-        contexts: also those of the factory with another number, where it has one (`scale=1.5`):
-            their contexts differ.
-        options: how to build it, see `subject.subject_of`.
-
-    Raises:
-        OptionError: no instance can be built.
-    """
-    subject = resolve(target, **options)
-    kinds = s.sampled_from(subject.floating if floating else subject.dtypes)
-    specs = dense_specs(subject.arity, subject.shapes(), kinds)
-    makes = s.sampled_from([subject.make, *(_other_contexts(subject) if contexts else ())])
-    made = s.builds(lambda found, make: _instance(subject, make, found), specs, makes)
-    return made.filter(lambda x: x is not None)
-
-
-def _other_contexts(subject: Subject) -> tuple[str, ...]:
-    try:
-        return Variant.makes(operands_of(subject).variants)
-    except Exception:  # the class cannot be built in the sizes of the sweep
-        return ()
-
-
-def _instance(subject: Subject, make: str, specs: tuple[Dense, ...]) -> Any:
-    try:
-        return eval(make.format(*(f"({spec.code})" for spec in specs)), dict(subject.namespace))
-    except Exception:  # sizes or dtypes that the class does not have
-        return None

@@ -1,9 +1,9 @@
 """What a rule is, the register of all rules, and how hard to look.
 
 A rule is one promise that a traceable wrapper subclass makes, with an id, a severity, a page of
-documentation (its docstring) and a check. The check gets a `Script` (see `script.py`), lets
-hypothesis draw instances of the subject into it, writes lines of Python and compares; the lines
-that ran *are* the counterexample.
+documentation (its docstring) and a check. The check gets a `Script` (see `script.py`), binds
+instances of the subject in it, writes lines of Python and compares; the lines that ran *are* the
+counterexample.
 
     @rule("ST301", "an in-place operation returns its first argument")
     def in_place_returns_self(t: Script) -> None:
@@ -61,13 +61,11 @@ class Profile:
         name: dev, ci or thorough.
         cheap: examples of a rule that only runs eager operations.
         dear: examples of a rule that compiles, starts threads or writes files.
-        shrink_seconds: how long a counterexample is made smaller.
     """
 
     name: str
     cheap: int
     dear: int
-    shrink_seconds: float
 
     def examples(self, cost: Cost) -> int:
         """Examples for a rule of this cost."""
@@ -87,9 +85,9 @@ class Profile:
 PROFILES = {
     p.name: p
     for p in (
-        Profile("dev", 16, 2, 2.0),
-        Profile("ci", 80, 6, 5.0),
-        Profile("thorough", 1000, 60, 60.0),
+        Profile("dev", 16, 2),
+        Profile("ci", 80, 6),
+        Profile("thorough", 1000, 60),
     )
 }
 
@@ -119,7 +117,7 @@ class Rule:
         cost: how dear one example is.
         text: Markdown, why the rule exists and what goes wrong without it.
         name: ``in-place-returns-self``.
-        check: draws examples into a script and compares; None where the sweep judges.
+        check: writes one example into a script and compares; None where the sweep judges.
     """
 
     id: str

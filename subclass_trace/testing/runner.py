@@ -1,4 +1,4 @@
-"""Runs rules on a subject: draws examples, counts the checks, keeps the smallest counterexample.
+"""Runs rules on a subject: on examples, the plainest first, until one fails.
 
 A rule passes only if it made at least one check; one whose examples all did not apply is "not
 applicable", with the reasons. An exception inside of a rule that is no failure of the subject is an
@@ -16,19 +16,18 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity, given, reject, settings
-from hypothesis import strategies as s
-from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
 
 from ..stages import stage
 from .ambient import set_torch_state, torch_state
 from .calls import KINDS
-from .rules import Cost, Profile, Rule
-from .script import Failure, NotApplicable, NotBuilt, Script
+from .evidence import Failure
+from .operands import NoOperands, case
+from .rules import Profile, Rule
+from .script import NotApplicable, Script
 from .subject import Subject
 from .sweep import Swept, sweep_of
 
@@ -54,7 +53,7 @@ class Result:
         examples: examples that were run.
         refused: why examples did not apply, most frequent first, with how often; what the factory
             refused comes last.
-        failure: the smallest counterexample.
+        failure: the counterexample.
         error: the traceback of a fault in the kit.
         seconds: wall time.
         calls: all calls of the sweep that break it.
@@ -82,51 +81,28 @@ class Result:
         return self.refused[0][0] if self.refused and self.outcome is not Outcome.PASS else ""
 
 
-@dataclass
-class _Tally:
-    """What the examples of one rule have left behind."""
-
-    checks: int = 0
-    examples: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    unbuilt: Counter[str] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
-    error: str | None = None
-    failing_since: float | None = None
-    rejected: int = 0  # examples of another kind than the rule needs
-    tries_left: int = 0  # how often another example may be drawn for one that cannot be built
-
-
 #: what does not hold of a rule whose check hangs or kills the interpreter
 ENDS = "the check of this rule comes to an end"
-#: how often a rule draws another example, beyond four for each, where the class refuses to be built
+#: how often a rule tries another example, beyond four for each, where there is none of its kind
 TRIES = 40
-#: after so many examples of another kind, and none of the kind that the rule needs, it does not
-# apply
-REJECTIONS = 120
 
 
 def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
     """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings
     as they were."""
     swept = sweep_of(subject, profile.cheap // 2)
-    if rule.id in swept.failures or rule.cost is Cost.SWEEP:
+    if rule.id in swept.failures or rule.check is None:
         return _by_sweep(rule, swept)
-    tally = _Tally(tries_left=TRIES + 4 * profile.examples(rule.cost))
     start = time.perf_counter()
-    ambient = torch_state()
-    try:
-        with (
-            stage(rule.id),
-            warnings.catch_warnings(),
-            torch.random.fork_rng(devices=[]),
-            _without_logs(),
-        ):
-            warnings.simplefilter("ignore")
-            _explore(subject, rule, profile, tally)
-    finally:
-        set_torch_state(ambient)
-    return replace(_judge(rule, tally), seconds=time.perf_counter() - start)
+    with (
+        stage(rule.id),
+        warnings.catch_warnings(),
+        torch.random.fork_rng(devices=[]),
+        _without_logs(),
+    ):
+        warnings.simplefilter("ignore")
+        result = _explore(subject, rule, swept, profile.examples(rule.cost))
+    return replace(result, seconds=time.perf_counter() - start)
 
 
 def _by_sweep(rule: Rule, swept: Swept) -> Result:
@@ -182,89 +158,43 @@ def _drop(record: logging.LogRecord) -> bool:
     return False
 
 
-def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> None:
-    shrink = rule.cost is not Cost.DEAR
-
-    @settings(
-        max_examples=profile.examples(rule.cost),
-        database=None,
-        derandomize=True,
-        deadline=None,
-        report_multiple_bugs=False,
-        verbosity=Verbosity.quiet,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
-    )
-    @given(s.data())
-    def explore(data: Any) -> None:
-        late = (
-            tally.failing_since is not None
-            and time.perf_counter() - tally.failing_since > profile.shrink_seconds
-        )
-        if not late:
-            swept = sweep_of(subject)
-            _example(Script(subject, data.draw, swept.makes, swept.dangerous), rule, tally)
-
-    try:
-        explore()
-    except (Failure, _KitError, Unsatisfiable):
-        pass
-    except HypothesisException as error:
-        # Shrinking was cut short, or the failure does not come again: the counterexamples seen so
-        # far count.
-        if not tally.failures and tally.error is None:
-            tally.error = "".join(traceback.format_exception(error))
-
-
-class _KitError(Exception):
-    """A rule broke."""
-
-
-def _example(script: Script, rule: Rule, tally: _Tally) -> None:
-    tally.examples += 1
-    torch.default_generator.manual_seed(
-        0
-    )  # torch.manual_seed keeps a stack for each device that is not there
-    ambient = torch_state()
+def _explore(subject: Subject, rule: Rule, swept: Swept, wanted: int) -> Result:
+    """Check examples, the plainest first, until so many have been of the kind that the rule
+    needs."""
     assert rule.check is not None
-    try:
-        rule.check(script)
-    except NotBuilt as reason:
-        tally.unbuilt[str(reason)] += 1
-        if tally.tries_left:  # hypothesis draws another one
-            tally.tries_left -= 1
-            tally.examples -= 1
-            reject()
-    except NotApplicable as reason:
-        tally.refused[str(reason)] += 1
-    except Failure as failure:
-        tally.failures.append(failure)
-        tally.failing_since = tally.failing_since or time.perf_counter()
-        raise
-    except UnsatisfiedAssumption:
-        tally.rejected += 1
-        if tally.checks or tally.rejected < REJECTIONS:
-            raise
-    except HypothesisException:
-        raise
-    except Exception as error:
-        tally.error = "".join(traceback.format_exception(error))
-        raise _KitError from error
-    finally:
-        tally.checks += script.checks
-        set_torch_state(ambient)
+    refused, unbuilt = Counter[str](), Counter[str]()
+    checks = examples = 0
+    failure: Failure | None = None
 
+    def result(outcome: Outcome, **more: Any) -> Result:
+        said = (*refused.most_common(), *unbuilt.most_common())
+        return Result(rule, outcome, checks, examples, said, **more)
 
-def _judge(rule: Rule, tally: _Tally) -> Result:
-    refused = (*tally.refused.most_common(), *tally.unbuilt.most_common())
-    if tally.failures:
-        smallest = min(tally.failures, key=_length)
-        return Result(rule, Outcome.FAIL, tally.checks, tally.examples, refused, smallest)
-    if tally.error is not None:
-        return Result(rule, Outcome.ERROR, tally.checks, tally.examples, refused, error=tally.error)
-    if tally.checks:
-        return Result(rule, Outcome.PASS, tally.checks, tally.examples, refused)
-    refused = refused or (
-        ("no example of the kind that the rule needs can be drawn", tally.examples),
-    )
-    return Result(rule, Outcome.NOT_APPLICABLE, 0, tally.examples, refused)
+    for number in range(4 * wanted + TRIES):
+        # torch.manual_seed keeps a stack for each device that is not there
+        torch.default_generator.manual_seed(0)
+        ambient, script = torch_state(), None
+        try:
+            script = Script(subject, case(subject, number, swept.makes), swept.dangerous)
+            rule.check(script)
+        except NoOperands as reason:
+            unbuilt.update([str(reason)] * (str(reason) != ""))
+            continue
+        except NotApplicable as reason:
+            refused[str(reason)] += 1
+        except Failure as found:
+            failure = found
+        except Exception as error:
+            return result(Outcome.ERROR, error="".join(traceback.format_exception(error)))
+        finally:
+            checks += script.checks if script else 0
+            set_torch_state(ambient)
+        examples += 1
+        if failure:
+            return result(Outcome.FAIL, failure=failure)
+        if examples == wanted:
+            break
+    if checks:
+        return result(Outcome.PASS)
+    refused.update(["there is no example of the kind that the rule needs"] * (not refused))
+    return result(Outcome.NOT_APPLICABLE)

@@ -5,8 +5,8 @@ one by one in a namespace that holds ``torch``, the class, and the helpers of `p
 fails, the lines that ran, with imports and the sources of the helpers that they use in front, are a
 program that anyone can run.
 
-    t.wrapper("x")                       x = TwoTensor(torch.arange(6.0).reshape(2, 3), ...)
-                                         drawn by hypothesis
+    t.wrapper("x")                       x = TwoTensor(torch.randn((3, 5), ...), ...)
+                                         of the operands of this example (`operands.case`)
     t.run("y = x.detach()")              must work: an exception fails the rule
     t.require("z = x.add_(1)")           may be refused: an exception means that this example does
                                          not apply
@@ -15,24 +15,21 @@ program that anyone can run.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import CodeType
+from typing import Any
 
 import torch
-from hypothesis import assume
-from hypothesis import strategies as s
 
 from . import probes
-from .render import HELPERS, both_sides, named_operations, program
-from .strategies import Dense, dense_specs
+from .evidence import Failure, shown
+from .operands import NoOperands, Operands
+from .render import HELPERS, both_sides, named_operations
+from .subject import Subject
 
-if TYPE_CHECKING:
-    from .subject import Subject
-
-T = TypeVar("T")
 #: why rules about numbers do not apply
 NO_PROJECTION = "no projection to dense is known: give to_dense="
 
@@ -41,89 +38,67 @@ class NotApplicable(Exception):
     """This example says nothing about the rule; the argument says why."""
 
 
-class NotBuilt(NotApplicable):
-    """The class refuses these sizes, dtypes or strides; others may do."""
-
-
-@dataclass
-class Failure(Exception):
-    """A rule does not hold.
-
-    Attributes:
-        what: what should hold, in words.
-        got, expected: the two sides as text.
-        lines: the lines that ran, from making the instance to the failure.
-        subject: what was checked.
-        operations: names of the operations that it takes, where that is known.
-        call: the call of the sweep that shows it.
-    """
-
-    what: str
-    got: str
-    expected: str
-    lines: tuple[str, ...]
-    subject: Subject
-    operations: frozenset[str] = frozenset()
-    call: str = ""
-
-    @property
-    def script(self) -> str:
-        """A short program that shows it; it imports its helpers from this package."""
-        return program(self.subject, self.lines, short=True)
-
-    @property
-    def standalone(self) -> str:
-        """The same program with the sources of its helpers: it needs torch and the class alone."""
-        return program(self.subject, self.lines)
-
-    def __reduce__(self) -> Any:
-        return Failure, tuple(getattr(self, f.name) for f in fields(self))
-
-    def __str__(self) -> str:
-        return f"{self.what}\n  got:      {self.got}\n  expected: {self.expected}"
-
-
-@dataclass(frozen=True)
-class _Made:
-    """How an instance was made: its dense arguments, and the line."""
-
-    specs: tuple[Dense, ...] = ()
-    line: str = ""
-    make: str = ""
-
-
 class Script:
     """The lines of one example of one rule, their namespace, and the checks made so far."""
 
     def __init__(
-        self,
-        subject: Subject,
-        draw: Callable[[s.SearchStrategy[Any]], Any],
-        makes: tuple[str, ...] = (),
-        dangerous: frozenset[str] = frozenset(),
+        self, subject: Subject, operands: Operands, dangerous: frozenset[str] = frozenset()
     ) -> None:
-        self.subject, self.makes, self.dangerous = subject, makes, dangerous
-        self.names: dict[str, Any] = {**HELPERS, **subject.namespace, "torch": torch}
+        self.subject, self.operands, self.dangerous = subject, operands, dangerous
+        self.names: dict[str, Any] = {**HELPERS, **operands.base}
         self.lines: list[str] = []
         self.checks = 0
-        self._draw = draw
-        self._made: dict[str, _Made] = {}
 
     # ---- examples
-    def draw(self, strategy: s.SearchStrategy[T]) -> T:
-        """A value from any hypothesis strategy (an operation, a size); smaller ones come first in a
-        counterexample."""
-        value: T = self._draw(strategy)
-        return value
+    def wrapper(
+        self,
+        name: str = "x",
+        like: str = "x",
+        *,
+        grad: bool = False,
+        floating: bool = False,
+        min_dims: int = 0,
+        around: str = "{0}",
+    ) -> Any:
+        """Bind a fresh instance of the subject to ``name``, and return it.
 
-    def choose(self, *options: T) -> T:
-        """One of the options; counterexamples shrink to the first."""
-        return self.draw(s.sampled_from(options))
+        Args:
+            like: the operand that it is: ``x``, ``y`` (of the same sizes and context, with other
+                numbers), ``m`` (of other sizes).
+            grad: call ``requires_grad_()`` on it; implies floating. Refused by the class: the
+                example does not apply.
+            floating: of a floating point dtype.
+            min_dims: it has so many dimensions, and sides of 2 or more.
+            around: put around each dense argument of the factory, for nesting:
+                ``"Pair({0}, {0}.clone())"``.
 
-    def assume(self, condition: object) -> None:
-        """Drop this example unless the condition holds; hypothesis draws another. For what differs
-        between examples."""
-        assume(bool(condition))
+        Raises:
+            NotApplicable: its factory refuses these arguments.
+            NoOperands: this example is of another kind.
+        """
+        ops = self.operands
+        if min_dims and (len(ops.shape) < min_dims or min(ops.shape) < 2):
+            raise NoOperands("")
+        refused = "the class cannot be built like this"
+        if around != "{0}":
+            refused = f"its constructor does not take {around.format('x')} for x"
+        if like not in ops.gaps:
+            raise NotApplicable(refused)
+        self._do(f"{name} = {ops.line(like, around)}{'.requires_grad_()' * grad}", refused)
+        x = self.names[name]
+        if (floating or grad) and not (x.is_floating_point() or x.is_complex()):
+            raise NoOperands("")
+        return x
+
+    def larger(self, name: str, than: str = "x") -> None:
+        """Bind an instance of other sizes, and as many of them."""
+        try:
+            self.wrapper(name, around="torch.cat([{0}, {0}])")
+        except NotApplicable:  # not every class has instances of twice the size
+            self.wrapper(name, "m")
+        same = f"({than}.dim(), {than}.dtype) == ({name}.dim(), {name}.dtype)"
+        if not self.value(f"{same} and {than}.shape != {name}.shape"):
+            raise NoOperands("")
 
     def only_if(self, condition: str, otherwise: str) -> None:
         """Evaluate an expression that is not recorded; for what the class is, or another rule
@@ -135,86 +110,9 @@ class Script:
         try:
             holds = bool(self.value(condition))
         except Exception as error:
-            raise NotApplicable(
-                f"{otherwise} ({type(error).__name__}: {_first_line(error)})"
-            ) from error
+            raise NotApplicable(f"{otherwise} ({_said(error)})") from error
         if not holds:
             raise NotApplicable(otherwise)
-
-    def wrapper(
-        self,
-        name: str = "x",
-        *,
-        shaped: str | None = None,
-        same: str | None = None,
-        grad: bool = False,
-        floating: bool = False,
-        min_dims: int = 0,
-        min_side: int = 0,
-        around: str = "{0}",
-    ) -> Any:
-        """Draw an instance of the subject, bind it to ``name``, and return it.
-
-        Args:
-            shaped: the name of an earlier wrapper: same sizes, strides and dtype, other numbers.
-            same: the name of an earlier wrapper: a fresh instance with the same numbers.
-            grad: call ``requires_grad_()`` on it; implies floating. Refused by the class: the
-                example does not apply.
-            floating: only floating point dtypes.
-            min_dims, min_side: at least so many dimensions, each of them at least so long (in the
-                dense arguments).
-            around: put around each dense argument of the factory, for nesting:
-                ``"Pair({0}, {0}.clone())"``.
-
-        Raises:
-            NotApplicable: the subject has no such instances.
-            NotBuilt: its factory refuses these arguments.
-        """
-        suffix = ".requires_grad_()" if grad else ""
-        made = self._made.get(same or shaped or "")
-        if made is None:
-            make = self.choose(self.subject.make, *self.makes) if self.makes else self.subject.make
-            made = _Made(self._specs(floating or grad, min_dims, min_side), make=make)
-        elif shaped is not None:
-            made = replace(made, specs=tuple(spec.other() for spec in made.specs))
-        refused = "the class cannot be built like this"
-        if around != "{0}":
-            refused = f"its constructor does not take {around.format('x')} for x"
-        for last in (False, True):
-            made = replace(
-                made, line=made.make.format(*[around.format(spec.code) for spec in made.specs])
-            )
-            self._made[name] = made
-            try:
-                self._do(f"{name} = {made.line}{suffix}", refused)
-                break
-            except NotApplicable as reason:
-                plain = tuple(replace(spec, layout="contiguous") for spec in made.specs)
-                if last or plain == made.specs:
-                    raise NotBuilt(str(reason)) from reason
-                made = replace(made, specs=plain)  # many classes take contiguous tensors only
-        x = self.names[name]
-        if not issubclass(type(x), self.subject.cls):
-            raise NotBuilt(
-                f"{made.line} gave a {type(x).__qualname__}, not a {self.subject.cls.__qualname__}"
-            )
-        if (floating or grad) and not (x.is_floating_point() or x.is_complex()):
-            raise NotApplicable(f"its dtype is {x.dtype}")
-        return x
-
-    def _specs(self, floating: bool, min_dims: int, min_side: int) -> tuple[Dense, ...]:
-        subject = self.subject
-        if floating and not subject.floating:
-            raise NotApplicable("it has no instances of a floating point dtype")
-        shapes = subject.shapes(min_dims, min_side)
-        if shapes.is_empty:
-            what = f"{min_dims} dimensions" + (
-                f" with sides of at least {min_side}" if min_side else ""
-            )
-            raise NotApplicable(f"it is not made of tensors of at least {what}")
-        kinds = s.sampled_from(subject.floating if floating else subject.dtypes)
-        specs: tuple[Dense, ...] = self.draw(dense_specs(subject.arity, shapes, kinds))
-        return specs
 
     def dense(self, expression: str) -> str:
         """Source of the dense projection of a wrapper: a function P with P(op(x)) == op(P(x)) up to
@@ -225,7 +123,7 @@ class Script:
         """
         if self.subject.dense is None:
             raise NotApplicable(NO_PROJECTION)
-        if expression in self._made:  # made by the factory: there the projection has to work
+        if expression == "x":  # made by the factory: there the projection has to work
             self.only_if(
                 f"{self.subject.dense.format(expression)} is not None",
                 "its projection to dense fails",
@@ -263,11 +161,15 @@ class Script:
         try:
             self._exec(line)
         except but as error:
-            raise NotApplicable(f"{type(error).__name__}: {_first_line(error)}") from error
+            raise NotApplicable(_said(error)) from error
         except Exception as error:
-            raise self._failure(
-                because, f"{type(error).__name__}: {_first_line(error)}", "no exception"
-            ) from error
+            raise self._failure(because, _said(error), "no exception") from error
+
+    def do(self, *lines: str) -> None:
+        """Run lines; raises what they raise."""
+        for line in lines:
+            self._exec(line)
+            self.lines.append(line)
 
     def require(self, line: str, otherwise: str | None = None) -> None:
         """Run a line that the class may refuse.
@@ -330,17 +232,15 @@ class Script:
             try:
                 self._exec(self.lines[-1])
             except Exception as error:
-                text = f"{type(error).__name__}: {_first_line(error)}"
-                raise self._failure(because, text, f"a value of `{source}`") from error
+                wanted = f"a value of `{source}`"
+                raise self._failure(because, _said(error), wanted) from error
             sides.append(self.names[side])
         rtol, atol = self.subject.tolerance
         compared = [self._values(side) for side in sides] if self.subject.random else sides
         if not probes.same(compared[0], compared[1], rtol=rtol, atol=atol):
-            self.lines += [
-                'print("got:     ", got)',
-                'print("expected:", expected)',
-                f"assert same(got, expected, rtol={rtol}, atol={atol}), {because!r}",
-            ]
+            del self.lines[-2:]
+            *both, last = shown(got, expected, (rtol, atol))
+            self.lines += [*both, f"{last}, {because!r}"]
             raise self._failure(because, *both_sides(*sides))
         del self.lines[-2:]
 
@@ -367,25 +267,26 @@ class Script:
         try:
             self._exec(line)
         except Exception as error:
-            raise NotApplicable(
-                f"{otherwise} ({type(error).__name__}: {_first_line(error)})"
-            ) from error
-        if not line.startswith(
-            "assert "
-        ):  # a precondition: it held, and the counterexample does not need it
-            self.lines.append(line)
+            raise NotApplicable(f"{otherwise} ({_said(error)})") from error
+        # a precondition held, and the counterexample does not need it
+        self.lines += [line] * (not line.startswith("assert "))
 
     def _exec(self, source: str) -> None:
-        # The name makes the source of functions defined in a line findable (Dynamo and inspect look
-        # it up).
-        name = f"<rule {hash(source):x}>"
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         if self.subject.random:
             torch.default_generator.manual_seed(0)
-        exec(compile(source, name, "exec"), self.names)
+        exec(_code(source), self.names)
 
     def _failure(self, what: str, got: str, expected: str) -> Failure:
-        return Failure(what, got, expected, tuple(self.lines), self.subject)
+        return Failure("", what, got, expected, tuple(self.lines), self.subject)
+
+
+@functools.lru_cache(4096)
+def _code(source: str) -> CodeType:
+    # The name makes the source of functions defined in a line findable (Dynamo and inspect look
+    # it up).
+    name = f"<rule {hash(source):x}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    return compile(source, name, "exec")
 
 
 def on(expression: str, op: str) -> str:
@@ -394,9 +295,9 @@ def on(expression: str, op: str) -> str:
     return re.sub(r"\bx\b", expression, op)
 
 
-def _first_line(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
     """The first line of a message, and the next one if the first only announces it (as Dynamo's
     do)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     count = 2 if lines and lines[0].endswith(":") else 1
-    return " ".join(lines[:count])[:300]
+    return f"{type(error).__name__}: {' '.join(lines[:count])[:300]}"

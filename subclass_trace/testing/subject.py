@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import strategies as s
 
 from ..errors import OptionError
-from . import strategies
 from .calls import NEEDED, OPERANDS
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
@@ -49,6 +47,7 @@ class Subject:
         random: it draws random numbers by design: each call is seeded.
         valid: expression with ``{0}`` for a wrapper: the mask of the elements that mean something.
         use: ``weight``, ``parameter``, ``activation``, ``input``, or nothing: inferred.
+        known: what has been found out about it: number of an example -> operands.
     """
 
     cls: type
@@ -67,6 +66,7 @@ class Subject:
     random: bool = False
     valid: str | None = None
     use: str = ""
+    known: dict[int, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -84,41 +84,19 @@ class Subject:
         how = " (found by trying constructors; factory= names another)" if self.derived else ""
         return f"made by {self.make}{how}"
 
-    def shapes(self, min_dims: int = 0, min_side: int = 0) -> s.SearchStrategy[tuple[int, ...]]:
-        """Shapes of the dense arguments; nothing can be drawn if it has none with so many
-        dimensions or such sides."""
 
-        def fits(size: tuple[int, ...]) -> bool:
-            return len(size) >= min_dims and all(n >= min_side for n in size)
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What an author says about a class.
 
-        if self.sizes:
-            return strategies.shapes_of(size for size in self.sizes if fits(size))
-        return strategies.shapes(min_dims=min_dims, min_side=min_side)
-
-
-def subject_of(
-    cls: type,
-    factory: str | Callable[..., torch.Tensor] | None = None,
-    *,
-    to_dense: str | Callable[[Any], torch.Tensor] | None = None,
-    sizes: Sequence[tuple[int, ...]] = (),
-    dtypes: Sequence[torch.dtype] = DTYPES,
-    tolerance: tuple[float, float] = (1e-5, 1e-6),
-    imports: Sequence[str] = (),
-    setup: str = "",
-    programs: Sequence[str | Callable[..., Any]] = (),
-    random: bool = False,
-    valid: str | Callable[[Any], torch.Tensor] | None = None,
-    use: str = "",
-) -> Subject:
-    """A subject from a factory, given as a callable or as an expression with gaps.
-
-    Args:
+    Attributes:
         factory: ``TwoTensor``, ``Float8Tensor.from_hp`` or ``"TwoTensor({0}, {0} * 2)"``; the class
             itself by default. Expressions may use ``torch``, what ``imports`` and ``setup`` define,
             and the names of the module of the class.
         to_dense: the projection to dense, callable or expression.
-        setup: lines to run once in front of everything (a device mesh).
+        sizes, dtypes: of the dense arguments.
+        tolerance: rtol and atol.
+        imports, setup: lines to run once in front of everything (a device mesh).
         programs: calls that must work and give the dense value: functions of ``x, y`` (two
             wrappers; ``p`` is a dense tensor like them, see `calls`), or expressions over these
             names.
@@ -130,41 +108,63 @@ def subject_of(
             that cannot do without must work.
 
     Raises:
-        OptionError: the number of arguments cannot be found, an expression is none, the tolerance
-            is no pair of numbers >= 0, there is no such use.
+        OptionError: the tolerance is no pair of numbers >= 0, or there is no such use.
     """
-    _check(use, tolerance)
-    source = _Source(imports, setup)
+
+    factory: str | Callable[..., torch.Tensor] | None = None
+    to_dense: str | Callable[[Any], torch.Tensor] | None = None
+    sizes: Sequence[tuple[int, ...]] = ()
+    dtypes: Sequence[torch.dtype] = DTYPES
+    tolerance: tuple[float, float] = (1e-5, 1e-6)
+    imports: Sequence[str] = ()
+    setup: str = ""
+    programs: Sequence[str | Callable[..., Any]] = ()
+    random: bool = False
+    valid: str | Callable[[Any], torch.Tensor] | None = None
+    use: str = ""
+
+    def __post_init__(self) -> None:
+        if self.use and self.use not in NEEDED:
+            raise OptionError(
+                f"{self.use!r} is no use of a wrapper",
+                expected=", ".join(NEEDED),
+                fix="leave it out: it is inferred",
+            )
+        if len(self.tolerance) != 2 or not all(0 <= t < float("inf") for t in self.tolerance):
+            what, got = "(rtol, atol), numbers >= 0", self.tolerance
+            raise OptionError("tolerance cannot be used", expected=what, got=got)
+
+
+def subject_of(
+    cls: type, factory: str | Callable[..., torch.Tensor] | None = None, **options: Any
+) -> Subject:
+    """A subject from a factory, given as a callable or as an expression with gaps.
+
+    Args:
+        options: see `Options`.
+
+    Raises:
+        OptionError: the number of arguments cannot be found, an expression is none, or an option
+            cannot be used.
+    """
+    said = Options(factory, **options)
+    source = _Source(said.imports, said.setup)
     source.name_of(cls)
     make_ = cls if factory is None else factory
     make, count = source.factory(make_)
-    dense = source.of_wrapper(to_dense, "to_dense", "'{0}.dequantize()'")
-    mask = source.of_wrapper(valid, "valid", "'{0}.mask'")
-    texts = tuple(source.program(program) for program in programs)
+    dense = source.of_wrapper(said.to_dense, "to_dense", "'{0}.dequantize()'")
+    mask = source.of_wrapper(said.valid, "valid", "'{0}.mask'")
+    texts = tuple(map(source.program, said.programs))
     gaps = [f"_{k}" for k in range(count or 1)]
-    for home in dict.fromkeys(
-        getattr(value, "__module__", None) for value in (cls, make_) if value is not torch.Tensor
-    ):
+    homes = (getattr(v, "__module__", None) for v in (cls, make_) if v is not torch.Tensor)
+    for home in dict.fromkeys(homes):
         for text in (*(t.format(*gaps) for t in (make, dense, mask) if t is not None), *texts):
             source.names_of_module(text, home)
-    lines, shapes = dict.fromkeys(source.lines), (tuple(size) for size in sizes)
     return Subject(
-        cls, make, count, dense, tuple(lines), setup, source.names, tuple(shapes), tuple(dtypes),
-        tolerance, tuple(source.notes), programs=texts, random=random, valid=mask, use=use,
+        cls, make, count, dense, tuple(dict.fromkeys(source.lines)), said.setup, source.names,
+        tuple(map(tuple, said.sizes)), tuple(said.dtypes), said.tolerance, tuple(source.notes),
+        programs=texts, random=said.random, valid=mask, use=said.use,
     )  # fmt: skip
-
-
-def _check(use: str, tolerance: tuple[float, float]) -> None:
-    if use and use not in NEEDED:
-        raise OptionError(
-            f"{use!r} is no use of a wrapper",
-            expected=", ".join(NEEDED),
-            fix="leave it out: it is inferred",
-        )
-    if len(tolerance) != 2 or not all(0 <= t < float("inf") for t in tolerance):
-        raise OptionError(
-            "tolerance cannot be used", expected="(rtol, atol), numbers >= 0", got=tolerance
-        )
 
 
 class _Source:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import pickle
 import random
 import warnings
@@ -24,13 +23,11 @@ import torch
 
 from . import probes
 from .ambient import set_torch_state, torch_state
-from .calls import ARITHMETIC, CORE, DRAWN, KINDS, POINTWISE, STATES
-from .evidence import Call, Found, Ran, call_of, shown
+from .calls import KINDS, section
+from .evidence import Call, Failure, Ran, call_of
 from .judging import Judge, Refused
-from .operands import LAYOUTS, Operands, Variant, operands_of, shifted
+from .operands import Operands, Variant, case, operands_of, shifted
 from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing, never_done
-from .script import Failure
-from .strategies import SMALL
 from .subject import Subject
 
 _LOOK = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()"
@@ -41,9 +38,8 @@ SAMPLE = 20
 #: calls that are no sum of what they are on parts
 PARALLEL = frozenset({"x.exp()", "x.abs()", "x * y", "x ** 2"})
 #: calls of what has no dimensions
-FLAT = frozenset((*ARITHMETIC, *POINTWISE))
-#: a size that not only small loops reach
-LARGE = (9, 8)
+FLAT = frozenset(section("arithmetic", "pointwise"))
+CORE, STATES = section("core"), section("states")
 
 
 @dataclass
@@ -79,7 +75,7 @@ class Swept:
 def all_calls() -> tuple[Call, ...]:
     """The calls of the table."""
     known = [call_of(text, rule) for rule, texts in KINDS.items() for text in texts]
-    return (*known, *(call_of(text, "ST313", True) for text in DRAWN))
+    return (*known, *(call_of(text, "ST313", True) for text in section("drawn")))
 
 
 class Sweep:
@@ -105,20 +101,20 @@ class Sweep:
             self.result.untried.append(call.text)
         if dense is None or self._of_no_use(call):
             return
-        self.judge.seen.names.clear()
+        self.judge.seen.functions.clear()
         ambient, found, ran = torch_state(), None, None
         drawn = torch.get_rng_state()
         try:
             ran = self.judge.judge(call, dense, deep)
-        except Found as error:
+        except Failure as error:
             found = error
         except Refused as error:
             stored = "pickle" in call.text or call.rule == "ST507"
             if not stored or self._pickles():
                 self.result.refused.setdefault(call.text, error.args[0])
         except Exception as error:  # of the class, where its result is looked at
-            said, lines = f"{type(error).__name__}: {error}", self.judge.raises(call)
-            found = Found(call.rule, "its result can be looked at", said, "no exception", lines)
+            what = "its result can be looked at"
+            found = self._raised(call, call.rule, what, f"{type(error).__name__}: {error}")
         after = torch_state()
         if after != ambient:
             set_torch_state(ambient)
@@ -126,19 +122,23 @@ class Sweep:
         if not draws and not drawn.equal(torch.get_rng_state()) and found is None:
             found = self._moved(call, "torch.initial_seed(), torch.get_rng_state()", "", "another")
         if found is not None:
-            backward = self.judge.seen.names if found.rule.startswith("ST40") else ()
-            self.note(call, found, dense.operations.union(backward))
+            backward = self.judge.seen.names if found.rule.startswith("ST40") else frozenset()
+            self.note(found, dense.operations.union(backward))
         elif ran is not None:
             self.result.right[call.text] = dense.operations
             self.result.passed[call.rule] += 1
             self._remember(call, ran, dense)
 
-    def note(self, call: Call | None, found: Found, operations: frozenset[str]) -> None:
+    def note(self, found: Failure, operations: frozenset[str] = frozenset()) -> None:
         """Keep a finding."""
-        text = call.text if call else ""
-        sides = found.what, found.got, found.expected, found.lines
-        failure = Failure(*sides, self.subject, operations, text)
-        self.result.failures.setdefault(found.rule, []).append(failure)
+        kept = replace(found, subject=self.subject, operations=operations)
+        self.result.failures.setdefault(found.rule, []).append(kept)
+
+    def _raised(
+        self, call: Call, rule: str, what: str, said: str, expected: str = "no exception"
+    ) -> Failure:
+        """A call that does not come to its end."""
+        return self.judge.found(call, rule, what, (said, expected), self.judge.body(call, "got"))
 
     def _of_no_use(self, call: Call) -> bool:
         """Calls that say nothing about this class."""
@@ -164,18 +164,16 @@ class Sweep:
             return False
         return True
 
-    def _moved(self, call: Call, look: str, before: Any, after: Any) -> Found:
+    def _moved(self, call: Call, look: str, before: Any, after: Any) -> Failure:
         """Torch's global state is not as it was."""
         shared, judge = self.operands.shared, self.judge
         grad = [
             f"{n}.requires_grad_()" for n in judge.wrapped(call) if shared[n].is_floating_point()
         ]
         steps = [*grad * call.expression, f"before = {look}", *judge.body(call, "z")]
-        steps += ["z.sum().backward()"] * bool(judge.seen.names and call.expression)
-        lines = [*judge.setup(call), *steps, *shown(f"({look})", "before")]
-        return Found(
-            "ST319", "an operation leaves torch's global state alone", after, before, lines
-        )
+        steps += ["z.sum().backward()"] * bool(judge.seen.functions and call.expression)
+        what, looks = "an operation leaves torch's global state alone", (f"({look})", "before")
+        return judge.found(call, "ST319", what, (after, before), steps, looks)
 
     def _remember(self, call: Call, ran: Ran, dense: Ran) -> None:
         """The types of results, for `types_agree`."""
@@ -196,9 +194,10 @@ class Sweep:
                 continue
             for call, dense, kind in calls:
                 if not issubclass(kind, cls):
-                    lines = [*self.judge.raises(call), *shown("type(got)", "type(x)")]
                     what = f"its result is a {cls.__name__}, as those of {count} calls of this kind"
-                    self.note(call, Found("ST312", what, kind, cls, lines), dense.operations)
+                    steps, look = self.judge.body(call, "got"), ("type(got)", "type(x)")
+                    found = self.judge.found(call, "ST312", what, (kind, cls), steps, look)
+                    self.note(found, dense.operations)
 
     def after_refusals(self, calls: dict[str, Call]) -> None:
         """A call that is refused changes nothing of those after it."""
@@ -214,11 +213,11 @@ class Sweep:
                 if judge.alike(before, after) or self.subject.random:
                     continue
                 both = call_of(f"{call.text}; {refused.text}", "ST311")
-                lines = [*judge.setup(both), f"expected = {call.text}"]
-                lines += [f"try: {refused.text}", "except Exception: pass", f"got = {call.text}"]
-                lines += shown(judge.projected("got", after), judge.projected("expected", before))
-                what = "the same after a call that was refused"
-                self.note(call, Found("ST311", what, after, before, lines), frozenset())
+                steps = [f"expected = {call.text}", f"try: {refused.text}"]
+                steps += ["except Exception: pass", f"got = {call.text}"]
+                look = judge.projected("got", after), judge.projected("expected", before)
+                what, sides = "the same after a call that was refused", (after, before)
+                self.note(judge.found(both, "ST311", what, sides, steps, look))
 
     # ---- contexts
     def contexts(self) -> None:
@@ -230,39 +229,44 @@ class Sweep:
             context = x.__tensor_flatten__()[1]
             if not ops.unchanged(x, *ops.first):
                 look = "x.__tensor_flatten__()[1]"
-                lines = [f"x = {ops.lines['x']}", "import copy", f"before = copy.deepcopy({look})"]
-                lines += [f"y = {other}", *shown(look, "before")]
+                lines = [f"x = {ops.lines['x']}", f"before = copied({look})", f"y = {other}"]
                 what = "making another instance leaves the first one alone"
-                found = Found("ST114", what, context, ops.first[1], lines)
-                self.note(None, found, frozenset())
+                self._of_contexts("ST114", what, (context, ops.first[1]), lines, (look, "before"))
                 ops.made(ops.lines["x"])
                 return
         plain = ops.same_context or ops.lines["y"]
         others = [(plain, v.line, ops.made(plain), v.value) for v in (*ops.variants, *ops.unlike)]
-        for case in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
-            self._told_apart(*case)
-        for line, z in [(case[1], case[3]) for case in others] + [(ops.lines["x"], x)]:
+        for pair in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
+            self.told_apart(*pair)
+        for line, z in [(pair[1], pair[3]) for pair in others] + [(ops.lines["x"], x)]:
             self.rebuilt(line, z)
+
+    def _of_contexts(
+        self, rule: str, what: str, sides: Any, lines: list[str], look: tuple[str, str]
+    ) -> None:
+        none = call_of("None", rule)
+        found = self.judge.found(none, rule, what, sides, lines, look, setup=())
+        self.note(replace(found, call=""))
 
     def rebuilt(self, line: str, x: Any) -> None:
         """An instance whose context is not the usual one comes back from flatten and unflatten."""
-        dense, value = self.subject.dense, self.judge.value
         try:
             twin = probes.rebuild(x)
-            look, same = "meta({})", probes.meta(twin) == probes.meta(x)
-            if same:
-                look = "kept_arguments({})"
-                same = probes.kept_arguments(twin) == probes.kept_arguments(x)
-            if same and self.operands.judged:
-                look, same = str(dense), probes.near(value(twin), value(x))
+            for look, of in (
+                ("meta({})", probes.meta),
+                ("kept_arguments({})", probes.kept_arguments),
+                (self.subject.dense or "", self.judge.value),
+            ):
+                if look and not probes.same(of(twin), of(x)):
+                    looks = look.format("rebuild(x)"), look.format("x")
+                    what = "a rebuilt one has the numbers, sizes and value of the first"
+                    sides = twin.__dict__, x.__dict__
+                    self._of_contexts("ST101", what, sides, [f"x = {line}"], looks)
+                    return
         except Exception:  # that is ST101 as it is
             return
-        if not same:
-            lines = [f"x = {line}", *shown(look.format("rebuild(x)"), look.format("x"))]
-            what = "a rebuilt one has the numbers, sizes and value of the first"
-            self.note(None, Found("ST101", what, twin.__dict__, x.__dict__, lines), frozenset())
 
-    def _told_apart(self, line: str, other_line: str, a: Any, b: Any) -> None:
+    def told_apart(self, line: str, other_line: str, a: Any, b: Any) -> None:
         """Contexts of two instances that give the same inner tensors another value."""
         context, other = a.__tensor_flatten__()[1], b.__tensor_flatten__()[1]
         kept, value = probes.kept_arguments, self.judge.value
@@ -282,9 +286,11 @@ class Sweep:
         lines.append("context, other = a.__tensor_flatten__()[1], b.__tensor_flatten__()[1]")
         lines.append("c = type(a).__tensor_unflatten__(inners(a), other, a.size(), a.stride())")
         lines.append(f'print({look.format("a")}, "is not", {look.format("c")})')
-        lines += shown("same_metadata(context, other, type(a))", "False")
-        what = "contexts that mean something else are not equal"
-        self.note(None, Found("ST112", what, True, False, lines), frozenset())
+        what, looks = "contexts that mean something else are not equal", (EQUAL, "False")
+        self._of_contexts("ST112", what, (True, False), lines, looks)
+
+
+EQUAL = "same_metadata(context, other, type(a))"
 
 
 # ---- all of it
@@ -395,20 +401,6 @@ def _other_parts(sweep: Sweep, calls: list[Call]) -> None:
                 result.failures.setdefault(rule, []).extend(kept)
 
 
-def _makes(subject: Subject, makes: tuple[str, ...], rounds: int) -> Iterator[Subject]:
-    """The subject, every other time with another context; then with instances that operations have
-    given."""
-    for number in range(rounds):
-        yield replace(subject, make=(subject.make, *makes)[number % (1 + len(makes))])
-    other = shifted(subject.make, subject.arity)
-    for text in STATES:
-        yield replace(
-            subject,
-            make=text.format(subject.make, other),
-            arity=subject.arity * (1 + ("{1}" in text)),
-        )
-
-
 def _dangers(sweep: Sweep, calls: list[Call]) -> frozenset[str]:
     """Operations of calls that hung or crashed before: they are not tried again."""
     dangerous = frozenset[str]()
@@ -416,40 +408,43 @@ def _dangers(sweep: Sweep, calls: list[Call]) -> frozenset[str]:
         if call.text in lost:
             dense = sweep.judge.dense(call)
             dangerous |= dense.operations if dense else frozenset()
-            what = "a call comes to an end"
-            found = Found("ST802", what, lost[call.text], "an end", sweep.judge.raises(call))
-            sweep.note(call, found, dangerous)
+            what, said = "a call comes to an end", lost[call.text]
+            sweep.note(sweep._raised(call, "ST802", what, said, "an end"), dangerous)
     return dangerous
 
 
 def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
-    """Some calls on other sizes, dtypes and layouts: the same ones in each run."""
+    """Some calls on other sizes, dtypes and layouts, and on what operations have given: the same
+    ones in each run."""
     subject, result = sweep.subject, sweep.result
     known = {f.call for found in result.failures.values() for f in found}.union(result.untried)
     left = [
         c for c in calls if c.expression and c.text not in known and c.text not in result.refused
     ]
-    core = [c for c in left if c.text in CORE]
-    makes = enumerate(_makes(subject, result.makes, rounds))
-    for (number, made), (shape, dtype) in zip(makes, _cases(subject, rounds), strict=False):
-        draw, layout = random.Random(number), LAYOUTS[number % len(LAYOUTS)]
+    core, ambient = [c for c in left if c.text in CORE], torch_state()
+    for number in range(rounds + len(STATES)):
         try:
             operands = (
-                Operands(made, shape, dtype, layout) if number < rounds else operands_of(made)
+                case(subject, number + 1, result.makes)
+                if number < rounds
+                else operands_of(_state(subject, STATES[number - rounds]))
             )
         except Exception:  # sizes, dtypes or operations that the class does not have
             continue
-        if not (operands.fits and isinstance(operands.shared["x"], subject.cls)):
+        finally:
+            moved = torch_state() != ambient  # that is a finding of the call alone
+            set_torch_state(ambient)
+        if moved or not (operands.fits and isinstance(operands.shared["x"], subject.cls)):
             continue
         other = Sweep(subject, operands, Swept(failures=result.failures))
         if number >= rounds:
             ops = sweep.operands
-            other._told_apart(
+            other.told_apart(
                 ops.lines["x"], operands.lines["x"], ops.shared["x"], operands.shared["x"]
             )
         other.rebuilt(operands.lines["x"], operands.shared["x"])
         fit = left if "r" in operands.lines else [c for c in left if c.text in FLAT]
-        drawn = draw.sample(fit, min(SAMPLE, len(fit)))
+        drawn = random.Random(number).sample(fit, min(SAMPLE, len(fit)))
         for call, deep in [*((c, False) for c in core), *((c, number % 2 == 0) for c in drawn)]:
             for tell in before_each:
                 tell(call.text)
@@ -457,22 +452,15 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
         result.passed.update(other.result.passed)
 
 
-def _cases(subject: Subject, rounds: int) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
-    """Sizes and dtypes to search in: each dtype comes, and larger sizes as often as small ones; a
-    square first, which goes with its transpose."""
-    shapes = sorted(subject.sizes or (*SMALL, LARGE), key=lambda shape: (len(shape), shape))
-    squares = [s for s in shapes if len(s) == 2 and s[0] == s[1] > 1]
-    large = sorted(shapes, key=lambda shape: (len(shape) == 2, math.prod(shape)))[-4:]
-    for number in range(rounds + len(STATES)):
-        shape = random.Random(number).choice(shapes)
-        dtype = subject.dtypes[(number + 1) % len(subject.dtypes)]
-        shape = squares[-1] if squares and not number else shape
-        yield large[number // 2 % len(large)] if number % 2 else shape, dtype
+def _state(subject: Subject, text: str) -> Subject:
+    """The subject, made of instances that operations have given."""
+    make = text.format(subject.make, shifted(subject.make, subject.arity))
+    return replace(subject, make=make, arity=subject.arity * (1 + ("{1}" in text)))
 
 
 def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:
     """Findings of the refused calls: accidents of what the class means to do, programs, the use."""
-    result, subject, raises = sweep.result, sweep.subject, sweep.judge.raises
+    result, subject = sweep.result, sweep.subject
     known = frozenset[str]().union(*result.right.values())
     share = len(result.right) / max(1, len(result.right) + len(result.refused))
     never = never_done(subject.cls, result.refused, result.right)
@@ -487,14 +475,9 @@ def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:
         rule = call.rule if call.rule in MUST else rule
         if rule:
             what = f"`{text}` works, as on dense tensors"
-            sweep.note(
-                call, Found(rule, what, refusal.said, "no exception", raises(call)), operations
-            )
+            sweep.note(sweep._raised(call, rule, what, refusal.said), operations)
     result.use = subject.use or inferred_use(set(result.right))
     for text in missing(result.use, set(result.right)) if subject.use else ():
         if text in result.refused:
-            said = result.refused[text].said
-            found = Found(
-                "ST318", f"{subject.use}: `{text}` works", said, "no exception", raises(calls[text])
-            )
-            sweep.note(calls[text], found, frozenset())
+            what, said = f"{subject.use}: `{text}` works", result.refused[text].said
+            sweep.note(sweep._raised(calls[text], "ST318", what, said))

@@ -7,6 +7,7 @@ this file.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 
 def load_dynamo() -> None:
     """Import it now."""
+    import_module("torch._dynamo")
 
 
 def faking() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from subclass_trace.testing.strategies import all_shapes
+from subclass_trace.testing.operands import all_shapes
 
 _BF16 = (torch.bfloat16,)
 _F32 = (torch.float32,)

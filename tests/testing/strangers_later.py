@@ -28,7 +28,7 @@ LATER = [
         "Padded",
         "            out = cls(func(first.rows, **kwargs), lengths)",
         "            if func is aten.clone.default:\n                lengths = torch.full_like(lengths, first.shape[1])\n            out = cls(func(first.rows, **kwargs), lengths)",
-        "ST314 ST502",
+        "ST314 ST502 ST333",
     ),
     Fault(
         "axes_compare_length_only",
@@ -119,7 +119,7 @@ LATER = [
         "Palette",
         "        return self.table.index_select",
         "        key = self.codes.data_ptr()\n        if key not in CACHE:\n            CACHE[key] = self.compute()\n        return CACHE[key]\n\n    def compute(self):\n        return self.table.index_select",
-        "ST332 ST310 ST313",
+        "ST332 ST310 ST313 ST311",
     ),
     Fault(
         "copy_true_is_ignored",

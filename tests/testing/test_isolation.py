@@ -16,7 +16,7 @@ from subclass_trace.testing.rules import Cost, Profile, load
 from subclass_trace.testing.runner import Outcome, Result
 
 aten = torch.ops.aten
-FEW = Profile("few", 2, 1, 0.0)
+FEW = Profile("few", 2, 1)
 
 
 def results_of(cls: type, *ids: str) -> dict[str, Result]:

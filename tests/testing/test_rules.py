@@ -21,10 +21,10 @@ BROKEN = broken.load()
 SOUND = sound.subject()
 #: what the rule about formulas of one's own is about
 FORMULA = sound.subject(sound.WithFormula)
-FEW = Profile("few", 2, 1, 0.0)
-QUICK = Profile("quick", 8, 1, 0.5)
+FEW = Profile("few", 2, 1)
+QUICK = Profile("quick", 8, 1)
 #: enough to catch the broken one
-SEARCH = Profile("search", 40, 3, 1.0)
+SEARCH = Profile("search", 40, 3)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.slug)

@@ -22,7 +22,7 @@ from tools import scorecard
 
 PAGE = scorecard.PAGE.read_text(encoding="utf-8")
 FINDINGS = scorecard.findings(PAGE)
-FEW = Profile("few", 2, 1, 0.0)
+FEW = Profile("few", 2, 1)
 QUICK = [n for n in KNOWN if n.startswith("subclass_trace.") or n.endswith((".two_tensor.TwoTensor", ".DTensor"))]
 
 

@@ -31,7 +31,7 @@ CACHE = "CACHE = {}\n"
 #: of four rounds
 EVERY = [*FAULTS, *LATER, *THIRD, *FOURTH]
 
-FEW = Profile("few", 4, 1, 0.0)
+FEW = Profile("few", 4, 1)
 
 
 @pytest.fixture(scope="module")

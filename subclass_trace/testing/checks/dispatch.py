@@ -3,13 +3,16 @@ mode, random numbers, bits."""
 
 from __future__ import annotations
 
-from ..rules import Severity, rule
-from ..script import NotApplicable, Script, on
+from ..rules import Cost, Severity, rule
+from ..script import Script, on
 
-_BINARY = ("torch.add({0}, {1})", "torch.mul({0}, {1})", "torch.maximum({0}, {1})")
+_JOINS = (
+    "torch.add({0}, {1})", "torch.mul({0}, {1})", "torch.maximum({0}, {1})",
+    "torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])",
+)  # fmt: skip
 
 
-@rule("ST301", "an unknown wrapper in a call is left alone")
+@rule("ST301", "an unknown wrapper in a call is left alone", cost=Cost.SEVERAL)
 def strangers(t: Script) -> None:
     """`x + stranger` asks the class of `x` first, `stranger + x` and `torch.cat([stranger, x])` ask
     it second. If it does not know the stranger it must return `NotImplemented`, so that the other
@@ -23,17 +26,20 @@ def strangers(t: Script) -> None:
     tensors through.
     Fails: `func(*tree_map_only(cls, lambda t: t.codes, args))` whatever `types` are.
     """
-    call = t.choose(*_BINARY, "torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])")
-    order = t.choose(("x", "stranger"), ("stranger", "x"))
-    t.wrapper("x", min_dims=1, min_side=2)  # a tensor of one element may pass for a number
-    t.require(call.format("x", "x"))  # the class takes it on its own instances
-    t.require("stranger = Witness(torch.zeros(x.shape, dtype=x.dtype, device=x.device))")
-    t.run(f"try:\n    {call.format(*order)}\nexcept Exception:\n    pass")
-    t.expect(
-        "[types for types in stranger.seen if type(x) not in types]",
-        "[]",
-        "an unknown wrapper gets the call as it was written, and no inner tensors",
-    )
+    t.wrapper("x", min_dims=1)  # a tensor of one element may pass for a number
+
+    def steps(call: str) -> None:
+        t.require(call.format("x", "x"))  # the class takes it on its own instances
+        t.require("stranger = Witness(torch.zeros(x.shape, dtype=x.dtype, device=x.device))")
+        for order in (("x", "stranger"), ("stranger", "x")):
+            t.run(f"try: {call.format(*order)}\nexcept Exception: pass")
+            t.expect(
+                "[types for types in stranger.seen if type(x) not in types]",
+                "[]",
+                "an unknown wrapper gets the call as it was written, and no inner tensors",
+            )
+
+    t.each(_JOINS, steps, "it refuses all")
 
 
 @rule(
@@ -51,15 +57,18 @@ def lazy_bits(t: Script) -> None:
     Passes: `codes.resolve_conj().resolve_neg()` in the constructor.
     Fails: `self.codes = codes` for complex numbers.
     """
-    complex_ = t.choose(False, True)
-    if complex_:
-        t.wrapper("x", around="torch.complex(({0}).float(), ({0}).float()).conj()")
-    else:
-        t.wrapper("x", floating=True, around="torch._neg_view({0})")
-    if not t.value("any(v.is_conj() or v.is_neg() for v in leaves(x))"):
-        raise NotApplicable("its constructor resolves lazy bits")
-    op = t.choose("x * 2", "x.exp()", "x.sum()", "x + 1", "x * x")
-    dense = t.dense("x")
-    t.require(f"y = {op}")
-    t.require(f"d = {dense}")
-    t.expect(t.project("y"), on("d", op), "computed as on the dense value, whose bit is looked at")
+
+    def steps(op: str) -> None:
+        t.require(f"y = {op}")
+        what = "computed as on the dense value, whose bit is looked at"
+        t.expect(t.project("y"), on("d", op), what)
+
+    def lazy(around: str) -> None:
+        t.wrapper("x", around=around)
+        bits = "any(v.is_conj() or v.is_neg() for v in leaves(x))"
+        t.only_if(bits, "its constructor resolves lazy bits")
+        t.require(f"d = {t.dense('x')}")
+        t.each(("x * 2", "x.exp()", "x.sum()", "x + 1", "x * x"), steps, "it refuses all")
+
+    bits = "torch._neg_view({0})", "torch.complex(({0}).float(), ({0}).float()).conj()"
+    t.each(bits, lazy, "it takes no lazy bits")

@@ -44,7 +44,7 @@ def let_go(t: Script) -> None:
     t.require("import gc, weakref")
 
     def steps(op: str) -> None:
-        t.wrapper("x", same="x")
+        t.wrapper("x")
         t.require(f"with torch.no_grad():\n    y = {op}")
         t.require("alive = weakref.ref(x)")
         t.run("del x")

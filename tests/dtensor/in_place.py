@@ -54,8 +54,16 @@ def functions(world: int, rank: int) -> dict[str, tuple[Callable[[torch.Tensor],
         dist.all_to_all_single(b, x, sizes, sizes)
         return a * b
 
+    def of_scalars(x: torch.Tensor) -> torch.Tensor:
+        total, least = x.sum(), x.min()
+        dist.all_reduce(total)
+        dist.broadcast(least, src=world - 1)
+        means = [torch.empty(()) for _ in range(world)]
+        dist.all_gather(means, x.mean())
+        return torch.stack([total, least, *means])
+
     taking_grad = {f.__name__: (f, True) for f in (reduced, sent)}
-    return taking_grad | {f.__name__: (f, False) for f in (largest, gathered, scattered, exchanged)}
+    return taking_grad | {f.__name__: (f, False) for f in (largest, gathered, scattered, exchanged, of_scalars)}
 
 
 def collectives_in_place(mesh: DeviceMesh) -> None:

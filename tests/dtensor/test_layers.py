@@ -190,3 +190,27 @@ def test_a_sequence_parallel_block_is_traced_in_its_first_call(mesh) -> None:
     region = st.compile(module, frontend="trace")
     region(x).to_local().sum().backward()
     assert len(region.specializations) == 1
+
+
+def test_a_scaler_may_leave_out_a_step_of_distributed_parameters(mesh) -> None:
+    def trained(wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        distribute_module(model, mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+
+        def step(x):
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+        step = wrap(step)
+        for k in range(5):
+            x = whole(mesh, 4, 8, seed=k)
+            step(x * torch.inf if k == 3 else x)
+        return [p.to_local() for p in model.parameters()], scaler.get_scale()
+
+    (found, scale), (expected, known) = trained(lambda f: st.compile(f, frontend="trace")), trained(lambda f: f)
+    assert scale == known < 512.0 and all(map(torch.equal, found, expected))

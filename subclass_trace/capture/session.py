@@ -39,6 +39,7 @@ from ..torch_api.modes import (
 from ..torch_api.numbers import as_python_number, numbers_in_backwards
 from ..torch_api.repairs.composites import composites_as_eager
 from ..torch_api.repairs.fast_paths import fast_paths_as_eager
+from ..torch_api.ranks import rank_reads_noted
 from ..torch_api.repairs.strided_shards import numbers_as_split_factors
 from ..torch_api.sharding import sharding_as_eager
 from ..torch_api.symbols import ShapeEnv, dynamic_context, input_source, new_number, new_symbol
@@ -103,6 +104,14 @@ class Session:
         DTensor."""
         return torch_dtensor_modes(self.recorder.met.classes)
 
+    def rank_reads(self) -> tuple[str, ...]:
+        """What the traces have read of the rank of this process, and where."""
+        return tuple(self.recorder.met.ranks)
+
+    def _note_rank(self, what: str) -> None:
+        line = self.recorder.user_line()
+        self.recorder.met.ranks[what if line is None else f"{what} ({line})"] = None
+
     def meets_attention(self) -> bool:
         """Have the traces met attention, of which a caller chooses the kernels
         (``sdpa_kernel``)?"""
@@ -143,6 +152,7 @@ class Session:
                 enter(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
             enter(sharding_as_eager(self.recorder.below))
             enter(numbers_as_split_factors())
+            enter(rank_reads_noted(self._note_rank))
             enter(saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
             enter(steps_that_are_left_out(self.recorder))
             enter(functions_of_operators(callback))

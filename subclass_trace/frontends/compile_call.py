@@ -100,7 +100,18 @@ def _specialize(
     maker.flat.clear()  # cycles may keep it for a while
     records = () if passes is None else tuple(passes.records)
     return Specialization(
-        misses, options, ambient, guarded, program, graphs, *emitted, {}, records, inlined, proved
+        misses,
+        options,
+        ambient,
+        guarded,
+        program,
+        graphs,
+        *emitted,
+        {},
+        records,
+        inlined,
+        proved,
+        session.rank_reads(),
     )
 
 
@@ -202,7 +213,8 @@ def from_description(
         ) from error
     if (why := emitted[2](*call)) is not None:
         raise Unlike(why)
-    return Specialization((), options, parts.ambient, parts.guards, program, graphs, *emitted, {})
+    made = Specialization((), options, parts.ambient, parts.guards, program, graphs, *emitted, {})
+    return replace(made, rank_reads=parts.rank_reads)
 
 
 def _traced_again(

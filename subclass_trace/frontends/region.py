@@ -441,6 +441,8 @@ class Region:
         for k, entry in enumerate(self.__entries):
             if gaps := entry.not_portable:
                 text += f"\n\n[{k}] is not portable: {'; '.join(gaps)}"
+            if reads := entry.all_rank_reads:
+                text += f"\n\n[{k}] is for this rank alone: the trace has read {'; '.join(reads)}"
         for name, backend in self.__inlined.items():
             text += (
                 f"\n\n{name}, a function of torch.compile(backend={backend!r}), is a part of "

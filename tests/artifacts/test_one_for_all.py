@@ -1,6 +1,6 @@
 """One of four ranks traces; the others have its specializations exactly where the trace does not hang on the rank.
 
-`ranks.py` runs on each rank: programs that are the same everywhere, programs that are not, and programs made up at random of both.
+`one_for_all.py` runs on each rank: programs that are the same everywhere, programs that are not, and programs made up at random of both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 if not (dist.is_available() and dist.is_gloo_available()):
     pytest.skip("this torch has no gloo", allow_module_level=True)
 
-SCRIPT, WORLD, MADE_UP = Path(__file__).parent / "ranks.py", 4, 20
+SCRIPT, WORLD, MADE_UP = Path(__file__).parent / "one_for_all.py", 4, 20
 WAYS = ("file", "cache")
 SHARED = (
     "layer",

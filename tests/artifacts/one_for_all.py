@@ -1,4 +1,4 @@
-"""``ranks.py FOLDER RANK WORLD SEED``: rank 0 traces programs and saves them, in files and a cache; all ranks load them.
+"""``one_for_all.py FOLDER RANK WORLD SEED COUNT``: rank 0 traces programs and saves them, in files and a cache; all ranks load them.
 
 Writes for each program and way how often this rank has traced, whether its numbers are eager's, and what ``explain()`` says. Programs
 that read the rank are made up at random, too.

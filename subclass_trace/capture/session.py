@@ -84,9 +84,12 @@ class Session:
         decompositions: dict[Any, Callable[..., Any]],
         passes: Callable[[torch.fx.GraphModule], None] | None = None,
         materialise: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         """``passes``: what finished graphs go through; ``materialise``: each result is a value of
-        the graph, also where a call would hand on an input, or replay a view."""
+        the graph, also where a call would hand on an input, or replay a view; ``device``: for which
+        inputs on ``meta`` stand."""
+        self.device = device
         self.dynamic, self.passes, self.materialise = dynamic, passes, materialise
         self.shape_env = ShapeEnv()
         self.mode = fake_mode(self.shape_env)
@@ -174,6 +177,12 @@ class Session:
 
     def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
         """A fake dense leaf; those of one storage share a fake storage. Its sizes become `Dim`."""
+        fake = self._fake(real, name, dims)
+        if self.device is None or not real.is_meta:
+            return fake
+        return detached(self.mode, fake, self.device)
+
+    def _fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
         source = input_source(name) if self.dynamic else None
         if not any(dims):
             return self.mode.from_tensor(real, static_shapes=True, source=source)

@@ -400,7 +400,7 @@ class PlaceReader(Reader):
     def _is_like(self, found: Any, known: Any) -> bool:
         if is_group(found):
             return bool(self.value(known).group_name == found.group_name)
-        return known == ["mesh", *(mesh_data(found) or ())]
+        return bool(known == ["mesh", *(mesh_data(found) or ())])
 
     def _group_along(self, mesh: Any, dim: int) -> Any:
         found = self.value(mesh)

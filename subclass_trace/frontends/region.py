@@ -138,6 +138,12 @@ class Region:
     ) -> Any:
         """A call that none of these serves; ``left``: entries whose programs it has left, because
         values in the state are other ones; ``again``: what was made for it by now does not."""
+        if self.__options.device:
+            raise UnsupportedError(
+                f"the region compiles ahead, for tensors on {self.__options.device}",
+                code="compiles-ahead",
+                fix="warm_up() and save(); then load the file for what is there",
+            )
         if self.__dynamo is None and self.__options.frontend == "dynamo":
             self.__hand_over(None)
         if self.__dynamo is not None:
@@ -277,11 +283,13 @@ class Region:
         with dynamo_lock(), TRACE_LOCK:
             described = [entry.describe(*args, **kwargs) for entry in self.__entries]
 
+            served = bool(args or kwargs) and not self.__options.device
+
             def bind(data: Any) -> object:
                 return from_description(data, self.__function, (args, kwargs), self.__options)
 
             return saved.save(
-                path, self.__function, self.__options, described, bind if args or kwargs else None
+                path, self.__function, self.__options, described, bind if served else None
             )
 
     def __add(self, entry: Specialization) -> Specialization:
@@ -295,7 +303,7 @@ class Region:
     ) -> Specialization | None:
         """What serves a call with the program of an equal module, if it ``shares`` such, or of
         another process."""
-        if not self.__sources or self.__keep_joint:
+        if not self.__sources or self.__keep_joint or self.__options.device:
             return None
         function, call = self.__function, (args, kwargs)
         if (
@@ -366,7 +374,7 @@ class Region:
 
     def __made(self, entry: Specialization) -> Specialization:
         """There is another one."""
-        if not self.__keep_joint:
+        if not (self.__keep_joint or self.__options.device):
             remember(self.__function, entry)
         self.__add(entry)
         reset_with_dynamo(self)
@@ -388,7 +396,8 @@ class Region:
                 )
 
     def __keep(self, entries: tuple[Specialization, ...]) -> None:
-        self.__entries, self.__fast = entries, tuple(e.run for e in entries)
+        self.__entries = entries
+        self.__fast = () if self.__options.device else tuple(e.run for e in entries)
 
     def __narrow(self, origin: object, reason: str | None) -> None:
         """A backward of these holds for its sizes alone: later calls have numbers; or for a reason

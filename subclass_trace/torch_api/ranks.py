@@ -67,7 +67,8 @@ def group_named(name: object) -> Any:
     if type(name) is not str or rank_and_size() is None:
         return None
     try:
-        return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+        resolve: Any = torch._C._distributed_c10d._resolve_process_group
+        return resolve(name)
     except RuntimeError:
         return None
 
@@ -218,7 +219,7 @@ def rank_reads_noted(note: Callable[[str], None]) -> Iterator[None]:
     reads = _Reads(note)
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     with contextlib.ExitStack() as stack:
-        for cls in (c10d.ProcessGroup, torch._C._distributed_c10d.Backend):  # type: ignore[attr-defined]
+        for cls in (c10d.ProcessGroup, torch._C._distributed_c10d.Backend):
             stack.enter_context(_told_of(cls, reads))
         stack.enter_context(_table_told_of(type(c10d._world), reads))
         mesh: Any = sys.modules.get("torch.distributed.device_mesh")

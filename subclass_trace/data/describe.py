@@ -184,10 +184,11 @@ def _halves(program: Program, graphs: Graphs) -> Iterator[tuple[Half, bool]]:
     yield graphs.first, program.plan.gradients.by_autograd
     for backward in () if program.backwards is None else program.backwards.compiled:
         if not backward.when.create_graph:
-            yield _half_of(backward), False
+            yield half_of(backward), False
 
 
-def _half_of(backward: CompiledBackward) -> Half:
+def half_of(backward: CompiledBackward) -> Half:
+    """The program of a backward."""
     return backward.graph if isinstance(backward.graph, Half) else Half.of_module(backward.graph)
 
 
@@ -265,7 +266,7 @@ class _Writer(GraphWriter):
             "autocast": self.value(b.when.autocast, f"{path}.autocast"),
             "dtensor": self.value(b.when.dtensor, f"{path}.dtensor"),
             "reads": None if b.reads is None else self.guards(b.reads),
-            "half": self.half(_half_of(b), path),
+            "half": self.half(half_of(b), path),
         }
 
 

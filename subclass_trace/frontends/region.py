@@ -19,6 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from .. import policy
 from ..artifacts import saved
 from ..artifacts.cache import Cache
+from ..artifacts.readable import save_source
 from ..artifacts.source import Source
 from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
 from ..options import Options
@@ -291,6 +292,19 @@ class Region:
             return saved.save(
                 path, self.__function, self.__options, described, bind if served else None
             )
+
+    def save_source(self, path: str | os.PathLike[str]) -> None:
+        """Write all specializations as one readable Python file that needs torch alone: its
+        ``bind(function_or_module)`` is what to call.
+
+        The file is code. What the region reads of arguments and state is compared in each call, its
+        own code is not: the file stands in for it.
+
+        Raises:
+            ExportError: something cannot be written so; the path says what.
+        """
+        with TRACE_LOCK:
+            save_source(path, name_of(self.__function), self.__entries)
 
     def __add(self, entry: Specialization) -> Specialization:
         self.__keep((*self.__entries, entry))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path as File
 from typing import Any
 
 import torch
 
+from ...data.objects import FINGERPRINTS
 from ...errors import ExportError
 from ..saved import write_whole
 from .specialization import SpecializationText
@@ -44,19 +47,21 @@ def _lines(name: str, entries: Sequence[Any]) -> Iterator[str]:
     yield ""
     yield "``bind(function_or_module)`` gives what to call in its place. This file is code, which"
     yield "an import runs; it needs torch alone. It stands in for the code that it was traced of,"
-    yield "whose later changes it does not see; what that code has read of arguments and state is"
-    yield 'compared in each call."""'
+    yield "which it does not run. What that code, and what it calls, has read of arguments and"
+    yield 'state is compared in each call, and so is the code itself, but for that of torch."""'
     prelude = _PRELUDE.read_text(encoding="utf-8")
-    yield prelude[prelude.index("import importlib") :]
-    yield f"MADE_WITH = {str(torch.__version__)!r}"
-    yield "if str(torch.__version__) != MADE_WITH:"
-    yield '    raise ImportError(f"this file was made with torch {MADE_WITH}: write it again")'
+    yield prelude[prelude.index("import functools") :]
+    yield from map(inspect.getsource, FINGERPRINTS)
+    python = ".".join(map(str, sys.version_info[:2]))
+    yield f"MADE_WITH = ({str(torch.__version__)!r}, {python!r})"
+    yield 'if (str(torch.__version__), ".".join(map(str, sys.version_info[:2]))) != MADE_WITH:'
+    yield '    raise ImportError(f"this file is for torch and Python {MADE_WITH}: write it again")'
     for number, entry in enumerate(entries):
         try:
             yield from SpecializationText(number, entry).lines()
         except ExportError as error:
-            error.path = f"specializations[{number}]: {error.path}"
-            raise
+            path = f"specializations[{number}]: {error.path}"
+            raise ExportError(error.what, path=path, got=error.got, fix=error.fix) from None
     calls = "".join(f"call_{number}, " for number in range(count))
     yield from (
         "",

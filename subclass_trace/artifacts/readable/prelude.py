@@ -1,9 +1,13 @@
-# What saved source needs besides torch. It is copied into each such file, from the imports on, and
-# imports nothing of this package.
+"""What saved source needs besides torch: copied into each such file, from the imports on. It
+imports nothing of this package, which imports nothing of it."""
+
+import functools  # noqa: F401
+import hashlib  # noqa: F401
 import importlib
 import math  # noqa: F401
 import operator  # noqa: F401
 import sys
+import types  # noqa: F401
 import weakref
 from typing import Any
 
@@ -62,6 +66,11 @@ def lookup(cls: Any, name: str) -> Any:
     return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), MISSING)
 
 
+def own(cls: Any, name: str) -> Any:
+    """What a class itself defines."""
+    return vars(cls).get(name, MISSING)
+
+
 def globals_of(module: str) -> Any:
     """The names of a module that is loaded."""
     need(module in sys.modules, f"the module {module} is loaded")
@@ -90,6 +99,12 @@ def same(value: Any, known: Any) -> bool:
 def is_named(value: Any, module: str, name: str) -> bool:
     """Is the type of a value the class of this name?"""
     return (type(value).__module__, type(value).__qualname__) == (module, name)
+
+
+def is_thing(value: Any, module: Any, name: str) -> bool:
+    """Is a value the function, class or module of this name?"""
+    now = getattr(value, "__qualname__", getattr(value, "__name__", None))
+    return (getattr(value, "__module__", None), now) == (module, name)
 
 
 def no_hooks(module: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...capture.graphs import primal_number
+from ...data.objects import fingerprint, functions_in, name_of
 from ...plan import (
     InputOutput,
     LeafPrimal,
@@ -21,7 +22,7 @@ from ...plan import (
 )
 from ...plan.values import Constant, Entry, Make, New, Output, Recipe
 from ...state.kinds import C_CALLABLES
-from ...state.place import Place
+from ...state.place import Place, Roots
 from ...state.rows import Row
 from ...subclass.spec import LeafSpec, SizeExpr, leaf_count
 from ...torch_api.operators import OpOverload
@@ -38,11 +39,16 @@ from .text import (
     refuse,
     size_text,
     sizes_text,
+    thing_text,
 )
 
-#: what the code of the function is made of, in whose place the file stands
-_CODE = (types.FunctionType, type, types.ModuleType, staticmethod, classmethod, property)
-_CODE += (*C_CALLABLES, types.GetSetDescriptorType, types.MemberDescriptorType)
+
+def _same_code(at: str, codes: list[str]) -> str:
+    return f"[fingerprint(g.__code__) for g in functions_in({at})] == {codes}"
+
+
+def _is_of_class(place: Place) -> bool:
+    return isinstance(place.root.key, type)
 
 
 class SpecializationText:
@@ -55,6 +61,7 @@ class SpecializationText:
     def __init__(self, number: int, entry: Any) -> None:
         self.number, self.entry, self.plan = number, entry, entry.plan
         self.guards, self.ambient = entry.state, entry.ambient
+        self.roots = Roots((), {}, entry.state.function)
         self.symbols: dict[Any, str] = {
             row.symbol: str(row.symbol) for row in entry.plan.inputs.symbols
         }
@@ -118,6 +125,8 @@ class SpecializationText:
         yield f'    need(torch.is_grad_enabled() is {a.grad}, "grad mode is {a.grad}")'
         yield f'    need(torch.is_inference_mode_enabled() is {a.inference}, "inference mode")'
         yield '    need(no_autocast(), "no autocast")'
+        level = "torch.autograd.forward_ad._current_level"
+        yield f'    need({level} < 0, "no forward-mode derivatives")'
         known = f"torch.are_deterministic_algorithms_enabled() is {a.deterministic}"
         yield f'    need({known}, "deterministic algorithms: {a.deterministic}")'
         yield f'    need(torch.get_default_dtype() is {a.dtype}, "default dtype {a.dtype}")'
@@ -130,10 +139,8 @@ class SpecializationText:
         yield from self._inputs()
 
     def row(self, row: Row) -> str | None:
-        """One row as a line; None of what is code, or a class of torch's."""
-        if row.kind == "func" or (row.kind == "is" and isinstance(row.known, _CODE)):
-            return None
-        if isinstance(row.place.root.key, type) and is_of_torch(row.place):
+        """One row as a line; None of what the version of torch says."""
+        if is_of_torch(row.place) and (row.kind in ("func", "is") or _is_of_class(row.place)):
             return None
         at = place_text(row.place)
         holds = None if at is None else self._holds(row, at)
@@ -159,10 +166,15 @@ class SpecializationText:
             return f"{at} is MISSING" if text == "MISSING" else f"same({at}, {text})"
         if row.kind in ("type", "number"):
             return f"is_named({at}, {known.__module__!r}, {known.__qualname__!r})"
-        if row.kind == "keys" and all(type(key) in (str, int) for key in known):
-            return f"same([*{at}], {[*known]!r})"
-        if row.kind == "is" and isinstance(known, enum.Enum):
-            return f"{at} is {class_text(type(known), row.place)}.{known.name}"
+        if row.kind == "keys":
+            return f"same([*{at}], {literal([*known], row.place)})"
+        if row.kind == "func" and known is not None:
+            return _same_code(at, [fingerprint(known)])
+        if row.kind == "is":
+            return self._is(known, at, row.place)
+        if row.kind == "set" and not row.place.moves:
+            held = sorted(literal(v, row.place) for v in row.place.read(self.roots))
+            return f"set({at}) == {{{', '.join(held)}}}" if held else f"len({at}) == 0"
         if row.kind in ("alias", "other", "distinct"):
             places = known if row.kind == "distinct" else (known,)
             others = [place_text(place) for place in places]
@@ -173,6 +185,18 @@ class SpecializationText:
                 return f"len({{*map(id, ({objects}))}}) == {1 + len(others)}"
             return f"{at} is {'not ' if row.kind == 'other' else ''}{others[0]}"
         return None
+
+    def _is(self, known: Any, at: str, place: Place) -> str | None:
+        """An identity: of a thing by its name, of code by what it does."""
+        if isinstance(known, enum.Enum):
+            return f"{at} is {literal(known, place)}"
+        if isinstance(known, (types.FunctionType, staticmethod, classmethod, property)):
+            return _same_code(at, [fingerprint(g.__code__) for g in functions_in(known)])
+        if not isinstance(known, (type, types.ModuleType, *C_CALLABLES)):
+            text = thing_text(name_of(known))
+            return None if text is None else f"{at} is {text}"
+        name = getattr(known, "__qualname__", None) or known.__name__
+        return f"is_thing({at}, {getattr(known, '__module__', None)!r}, {name!r})"
 
     def _inputs(self) -> Iterator[str]:
         """The inputs are read, taken apart and compared."""
@@ -193,7 +217,7 @@ class SpecializationText:
                     yield f"    {line}"
                     continue
                 kind = next(kinds)
-                text = kind_text(held, kind.keys, path)  # type: ignore[arg-type]
+                text = kind_text(held, kind.keys, path)
                 cls = class_text(kind.cls, path)
                 yield f"    need(type({name}) is {cls}, '{path} is a {kind.cls.__qualname__}')"
                 checks.append((held, name, f"{cls}, {text}", path))

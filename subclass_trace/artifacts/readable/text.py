@@ -6,6 +6,7 @@ Raises:
 
 from __future__ import annotations
 
+import enum
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ import torch
 import torch.fx as fx
 
 from ...data.graphs import group_arguments
+from ...data.objects import name_of
 from ...errors import ExportError
 from ...partition.half import Half
 from ...report.code import value_text
@@ -28,7 +30,13 @@ from ...torch_api.symbols import expression_source
 Names = Mapping[Any, str]
 _ATOMS = (bool, int, str, bytes, type(None), type(...))
 _OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
-_READS = {"attr": "attribute", "item": "item", "getattr": "by_class", "lookup": "lookup"}
+_READS = {
+    "attr": "attribute",
+    "item": "item",
+    "getattr": "by_class",
+    "lookup": "lookup",
+    "own": "own",
+}
 _MODULES = {"_operator": "operator", "math": "math", "torch": "torch", "builtins": ""}
 
 
@@ -62,6 +70,8 @@ def literal(value: Any, path: object) -> str:
         return f"{{{', '.join(rows)}}}"
     if value is MISSING:
         return "MISSING"
+    if isinstance(value, enum.Enum):
+        return f"{class_text(type(value), path)}.{value.name}"
     refuse("a value", path, type(value).__qualname__)
 
 
@@ -99,7 +109,23 @@ def place_text(place: Place) -> str | None:
     if place.kind == "inner":
         return f"{before}.{key}"
     read = _READS.get(place.kind)
-    return f"{read}({before}, {key!r})" if read and type(key) in _ATOMS else None
+    if read is None:
+        return None
+    plain = type(key) in (*_ATOMS, *_OF_TORCH, torch.device) or isinstance(key, enum.Enum)
+    text = literal(key, place) if plain else thing_text(name_of(key))
+    return None if text is None else f"{read}({before}, {text})"
+
+
+def thing_text(name: Any) -> str | None:
+    """A thing that has a name (`data.objects.name_of`), as an expression."""
+    kind, *rest = name or [None]
+    if kind in ("op", "packet"):
+        return f"torch.ops.{'.'.join(part or 'default' for part in rest)}"
+    if kind in ("class", "function", "attribute"):
+        return f"class_of({rest[0]!r}, {rest[1]!r})"
+    if kind in ("member", "builtin of"):
+        return f"class_of({rest[0][1]!r}, {f'{rest[0][2]}.{rest[1]}'!r})"
+    return None
 
 
 def is_of_torch(place: Place) -> bool:

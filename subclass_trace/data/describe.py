@@ -30,10 +30,11 @@ from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
 from ..subclass.template import Verified, template_key
 from ..torch_api.dtensor_modes import DTensorModes
 from ..torch_api.owners import Owner, owner_of
-from ..torch_api.ranks import mesh_data, rank_and_size
+from ..torch_api.ranks import mesh_data
 from .checks import check
 from .graphs import GraphReader, GraphWriter, group_arguments
 from .objects import fingerprint_of_class, name_of
+from .ranks import compare_ranks, ranks_of
 from .vocabulary import Gap
 
 #: of what a description says; another one is not read
@@ -139,7 +140,7 @@ def describe(
     data = {
         "versions": versions(),
         "options": options,
-        "ranks": _ranks(rank_reads),
+        "ranks": ranks_of(rank_reads),
         "guards": state,
         "ambient": [[f.name, w.value(getattr(ambient, f.name), f.name)] for f in fields(ambient)],
         "plan": w.value(program.plan, "plan"),
@@ -155,28 +156,6 @@ def describe(
     data["constants"] = w.constants
     data["places"] = w.places  # last: all others name them
     return Description(data, tuple(dict.fromkeys(w.gaps)))
-
-
-def _ranks(reads: tuple[str, ...]) -> list[Any]:
-    """How many ranks there are; the one that it belongs to, if any, and why."""
-    here = rank_and_size()
-    rank, size = (None, None) if here is None else here
-    return [size, rank if reads else None, [*reads]]
-
-
-def _compare_ranks(known: Any) -> None:
-    size, rank, why = known
-    here = rank_and_size()
-    now, count = (None, None) if here is None else here
-    if size != count:
-        raise Unlike(Reason(f"ranks: expected {size} of them, got {count}"))
-    if rank is not None and rank != now:
-        raise Unlike(
-            Reason(
-                f"ranks: expected rank {rank}, since the trace has read {'; '.join(map(str, why))}"
-                f", got rank {now}"
-            )
-        )
 
 
 def _halves(program: Program, graphs: Graphs) -> Iterator[tuple[Half, bool]]:
@@ -344,7 +323,7 @@ def _check(data: Any, options: list[str]) -> None:
         )
     if data.get("options") != options:
         raise Unlike(Reason(f"options: expected {data.get('options')}, got {options}"))
-    _compare_ranks(data["ranks"])
+    compare_ranks(data["ranks"])
 
 
 def _read(data: dict[str, Any], call: Roots, fakes: bool) -> Parts:

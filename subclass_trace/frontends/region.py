@@ -48,7 +48,7 @@ from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .equal_modules import of_another, remember
 from .hand_over import HandOver
-from .routes import Route, route_of
+from .routes import Route, compiles_ahead, route_of
 from .specialization import Specialization
 
 _OTHER_VALUE = Reason("a value in the state of the region, on which it branches, is another one")
@@ -140,11 +140,7 @@ class Region:
         """A call that none of these serves; ``left``: entries whose programs it has left, because
         values in the state are other ones; ``again``: what was made for it by now does not."""
         if self.__options.device:
-            raise UnsupportedError(
-                f"the region compiles ahead, for tensors on {self.__options.device}",
-                code="compiles-ahead",
-                fix="warm_up() and save(); then load the file for what is there",
-            )
+            raise compiles_ahead(self.__options.device)
         if self.__dynamo is None and self.__options.frontend == "dynamo":
             self.__hand_over(None)
         if self.__dynamo is not None:
@@ -267,38 +263,28 @@ class Region:
         return made
 
     def save(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        """Write all portable specializations to a file, for `load`; the reasons why others are not
-        in it.
+        """Write all portable specializations to a file, for `load`; why others are not in it.
 
         Save after a step: the backward that was made for its tangents is in the file then.
 
         Args:
-            args, kwargs: of a call that one of them serves. What is written is read back and bound
-                to it before the file is there; and what a region finds among arguments by identity
-                can be written.
+            args, kwargs: of a call that one of them serves: what is written is bound to it before
+                the file is there; and things that are found among them by identity can be written.
 
         Raises:
-            ArtifactError: there is nothing to write, or nothing that serves this call once it is
-                read back.
+            ArtifactError: there is nothing to write, or nothing of it serves this call.
         """
         with dynamo_lock(), TRACE_LOCK:
             described = [entry.describe(*args, **kwargs) for entry in self.__entries]
-
-            served = bool(args or kwargs) and not self.__options.device
-
-            def bind(data: Any) -> object:
-                return from_description(data, self.__function, (args, kwargs), self.__options)
-
-            return saved.save(
-                path, self.__function, self.__options, described, bind if served else None
-            )
+            function, options = self.__function, self.__options
+            of_call = {"function": function, "call": (args, kwargs), "options": options}
+            is_here = bool(args or kwargs) and not options.device
+            bind = functools.partial(from_description, **of_call) if is_here else None
+            return saved.save(path, function, options, described, bind)
 
     def save_source(self, path: str | os.PathLike[str]) -> None:
-        """Write all specializations as one readable Python file that needs torch alone: its
-        ``bind(function_or_module)`` is what to call.
-
-        The file is code. What the region reads of arguments and state is compared in each call, its
-        own code is not: the file stands in for it.
+        """Write all specializations as one Python file that needs torch alone: its
+        ``bind(function_or_module)`` is what to call. The file is code (docs/deploying.md).
 
         Raises:
             ExportError: something cannot be written so; the path says what.
@@ -458,30 +444,17 @@ class Region:
             thresholds: the numbers that decide who serves a call, too (`policy.Policy` says what
                 each means).
         """
-        from ..report.text import explain
+        from ..report.text import explain, remarks
 
         text = explain(self.__entries, self.__eagerly.counts) + f"\n\n{policy.POLICY}" * thresholds
-        for k, entry in enumerate(self.__entries):
-            if gaps := entry.not_portable:
-                text += f"\n\n[{k}] is not portable: {'; '.join(gaps)}"
-            if reads := entry.all_rank_reads:
-                text += f"\n\n[{k}] is for this rank alone: the trace has read {'; '.join(reads)}"
-        for name, backend in self.__inlined.items():
-            text += (
-                f"\n\n{name}, a function of torch.compile(backend={backend!r}), is a part of "
-                "it: its own code does not run"
-            )
+        text += remarks(self.__entries, self.__inlined)
         every = dict.fromkeys([self.__options, *(e.options for e in self.__entries)])
         told = [tell() for o in every if (tell := o.resolve_backend().explain) is not None]
         text = "\n\n".join((text, *told, *(source.explain() for source in self.__sources)))
-        by = (
-            "served by our trace"
-            if self.__entries or not self.__eagerly.counts
-            else "its calls run eagerly"
-        )
-        return (
-            f"{text}\n\n{by}" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
-        )
+        if self.__dynamo is not None:
+            return f"{self.__dynamo.explain()}\n\n{text}"
+        traced = self.__entries or not self.__eagerly.counts
+        return f"{text}\n\n{'served by our trace' if traced else 'its calls run eagerly'}"
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """`explain` and all specializations as a page that needs nothing else; ``path``: it is

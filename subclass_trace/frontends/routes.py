@@ -222,3 +222,12 @@ def table() -> str:
     """The rows as Markdown, for ``docs/limits.md``."""
     rows = [f"| `{code}` | {what} | {route.value} |" for code, (route, what) in ROUTES.items()]
     return "\n".join(["| code | met | served by |", "|---|---|---|", *rows])
+
+
+def compiles_ahead(device: object) -> UnsupportedError:
+    """A call of a region with ``device=``."""
+    return UnsupportedError(
+        f"the region compiles ahead, for tensors on {device}",
+        code="compiles-ahead",
+        fix="warm_up() and save(); then load the file for what is there",
+    )

@@ -9,7 +9,7 @@ from typing import Any
 from ...data.describe import half_of
 from ...runtime.backward import CompiledBackward
 from ...runtime.program import Program
-from ...subclass.spec import LeafSpec, spec_leaves
+from ...subclass.spec import LeafSpec, OpaqueSpec, spec_leaves
 from ...torch_api.symbols import expression_source
 from .specs import kind_text, taken_apart, wrapped
 from .text import class_text, graph_lines, refuse, sizes_text
@@ -59,14 +59,15 @@ def _one(of: Any, k: int, b: CompiledBackward) -> Iterator[str]:
             if line:
                 yield f"    {line}"
                 continue
+            assert not isinstance(held, OpaqueSpec)
             leaf = isinstance(held, LeafSpec)
-            cls = "torch.Tensor" if leaf else class_text(held.cls, where)  # type: ignore[union-attr]
-            size = sizes_text(held.size, of.symbols, where)  # type: ignore[union-attr]
-            kind = kind_text(held, None, where)  # type: ignore[arg-type]
+            cls = "torch.Tensor" if isinstance(held, LeafSpec) else class_text(held.cls, where)
+            size = sizes_text(held.size, of.symbols, where)
+            kind = kind_text(held, None, where)
             yield f"    check({name}, {cls}, {kind}, {size}, None, {where!r})"
             if leaf:
                 leaves.append(f"{name}_fit")
-                stride = sizes_text(held.stride, of.symbols, where)  # type: ignore[union-attr]
+                stride = sizes_text(held.stride, of.symbols, where)
                 yield f"    {name}_fit = fit({name}, {stride})"
     for condition in b.when.conditions:
         yield f"    need({expression_source(condition, of.symbols)}, {str(condition)!r})"

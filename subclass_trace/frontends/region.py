@@ -277,7 +277,7 @@ class Region:
         with dynamo_lock(), TRACE_LOCK:
             described = [entry.describe(*args, **kwargs) for entry in self.__entries]
             function, options = self.__function, self.__options
-            of_call = {"function": function, "call": (args, kwargs), "options": options}
+            of_call: Any = {"function": function, "call": (args, kwargs), "options": options}
             is_here = bool(args or kwargs) and not options.device
             bind = functools.partial(from_description, **of_call) if is_here else None
             return saved.save(path, function, options, described, bind)

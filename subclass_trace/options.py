@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .errors import OptionError
 from .torch_api.inductor import inductor_options, known_inductor_options, mode_options
 from .torch_api.operators import overloads_of
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 #: what Dynamo is told in its own words, or decides itself
-OF_FRONT_ENDS = ("frontend", "fullgraph", "dynamic", "disable", "cache")
+OF_FRONT_ENDS = ("frontend", "fullgraph", "dynamic", "disable", "cache", "device")
 #: as ``torch.compile`` means them, and who honours them
 MODES: dict[str | None, tuple[str, ...]] = {
     None: (),
@@ -69,6 +71,8 @@ class Options:
             without its passes, with a warning.
         cache: True: what is traced is kept in a directory of this user's, and another process binds
             it instead of a trace (docs/deploying.md).
+        device: tensors on ``meta``, weights and arguments, stand for such on this device: the
+            region compiles ahead (`warm_up`, `save`), without memory for them, and is not called.
         max_specializations: more of them raise a GuardError that says which guard kept failing.
     """
 
@@ -87,6 +91,7 @@ class Options:
     passes: Sequence[Any] = ()
     on_error: str = "raise"
     cache: bool = False
+    device: str | torch.device | None = None
     max_specializations: int = 64
 
     def __post_init__(self) -> None:
@@ -117,6 +122,12 @@ class Options:
                     expected=expected,
                     got=repr(value),
                 )
+        try:
+            _ = self.stands_for
+        except (AssertionError, RuntimeError, TypeError) as error:
+            raise OptionError(
+                "no such device is here", path="device", got=text_of(self.device)
+            ) from error
         self.resolve_backend()
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
         if isinstance(self.passes, str) or not isinstance(self.passes, Sequence):
@@ -136,6 +147,13 @@ class Options:
             raise OptionError(
                 "max_specializations is out of range", expected="a whole number, 1 or more", got=got
             )
+
+    @property
+    def stands_for(self) -> torch.device | None:
+        """The device that a tensor says it is on, of which ``device`` speaks."""
+        if self.device is None:
+            return None
+        return torch.empty(0, device=self.device).device  # kernels for it are asked in a trace
 
     def resolve_backend(self) -> Backend:
         """The back end that these options mean.

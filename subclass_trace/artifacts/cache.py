@@ -73,29 +73,31 @@ class Cache(Source):
         self._why: list[str] = []
 
     @functools.cached_property
-    def _key(self) -> str | None:
-        """Made at the first call, as the function is then; None: nothing is kept."""
+    def _keys(self) -> dict[int | None, str]:
+        """Made at the first call, as the function is then; none: nothing is kept."""
         try:
             if (why := identity.unseen(self._options)) is None:
-                return identity.key_of(self._function, self._options)
+                return identity.keys_of(self._function, self._options)
         except Exception as error:  # code of classes may run
             why = f"{type(error).__name__}: {error}"
         self._why.append(f"nothing is kept: {why}")
-        return None
+        return {}
 
     def candidates(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Entries of the region's key that are whole and of these libraries, the last used
+        """Entries of the region's keys that are whole and of these libraries, the last used
         first."""
-        directory = None if self._key is None else opened(directory_path())
-        for name, _, _ in [] if directory is None else directory.entries(self._key or "")[:_TRIED]:
-            fresh = name not in self._served
-            held = directory.read(name) if fresh else None  # type: ignore[union-attr]
+        directory = opened(directory_path()) if self._keys else None
+        if directory is None:
+            return
+        found = [row[0] for key in self._keys.values() for row in directory.entries(key)[:_TRIED]]
+        for name in found:
+            held = None if name in self._served else directory.read(name)
             if held is None:
                 continue
             try:
-                header, found = unpack(held)
+                header, descriptions = unpack(held)
                 identity.compare(header, self._options)
-                yield name, found[0]
+                yield name, descriptions[0]
             except (ArtifactError, IndexError) as error:
                 self.refused(name, error)
 
@@ -114,7 +116,7 @@ class Cache(Source):
 
     def made(self, describe: Callable[[], Description]) -> None:
         """Keep it."""
-        if self._key is None or (directory := opened(directory_path())) is None:
+        if not self._keys or (directory := opened(directory_path())) is None:
             return
         try:
             described = describe()
@@ -126,7 +128,7 @@ class Cache(Source):
                 return
             header = identity.header_of(self._function, self._options, [described.data])
             held = pack(header, [described.data])
-            name = f"{self._key}-{hashlib.sha256(held).hexdigest()[:16]}.stc"
+            name = f"{self._keys[described.rank]}-{hashlib.sha256(held).hexdigest()[:16]}.stc"
             directory.write(name, held)
             self._served.add(name)
         except OSError as error:

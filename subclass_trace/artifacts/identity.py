@@ -1,4 +1,4 @@
-"""What a file belongs to besides what a description compares: the rank, libraries, the table of
+"""What a file belongs to besides what a description compares: libraries, the table of
 decompositions; and the key by which a cache finds candidates.
 
 A key only finds: whatever it finds is bound, and compared in full. So it may leave out what is
@@ -27,6 +27,7 @@ from ..options import Options
 from ..partition.min_cut import MinCut
 from ..torch_api.lines import is_user_code
 from ..torch_api.owners import Owner, owner_of
+from ..torch_api.ranks import rank_and_size
 
 #: namespaces of operations that torch itself registers: its version tells what they do
 _OF_TORCH = frozenset(
@@ -69,7 +70,6 @@ def header_of(
     return {
         "function": name,
         "versions": versions(),
-        "ranks": ranks(),
         "table": _table_digest(options),
         "libraries": found,
         "devices": {name: said for name in devices if (said := device_of(name)) is not None},
@@ -83,7 +83,7 @@ def compare(header: Mapping[str, Any], options: Options) -> None:
         ArtifactError: no; ``path`` says what differs.
     """
     rows: tuple[tuple[str, object], ...]
-    rows = (("versions", versions()), ("ranks", ranks()), ("table", _table_digest(options)))
+    rows = (("versions", versions()), ("table", _table_digest(options)))
     for field, now_of in (("libraries", version_of), ("devices", device_of)):
         table = header.get(field)
         for name, known in table.items() if isinstance(table, dict) else ():
@@ -102,18 +102,8 @@ _MADE = {
     "versions": "made by other versions of torch, Python or this package",
     "libraries": "made with another version of a library",
     "devices": "made for another device",
-    "ranks": "made by another rank, or by a group of another size",
     "table": "made with another table of decompositions",
 }
-
-
-def ranks() -> list[int] | None:
-    """The rank of this process and how many there are: what is traced may hang on them (what a
-    shard has does)."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return [distributed.get_rank(), distributed.get_world_size()]
 
 
 def version_of(library: str) -> str | None:
@@ -230,17 +220,23 @@ def _table_digest(options: Options) -> str:
 
 
 # ---- the key
-def key_of(function: Callable[..., Any], options: Options) -> str:
-    """By what a cache finds candidates for a region: 40 hexadecimal digits."""
+def keys_of(function: Callable[..., Any], options: Options) -> dict[int | None, str]:
+    """By what a cache finds candidates for a region, each 40 hexadecimal digits: those of this
+    rank alone (rank -> key), and those of each rank (None -> key)."""
+    here = rank_and_size()
     rows = [
         versions(),
         _package(),
         options.of_a_trace(),
         _table_digest(options),
-        ranks(),
+        None if here is None else here[1],
         [*_identity(function)],
     ]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:40]
+
+    def key(rank: int | None) -> str:
+        return hashlib.sha256(json.dumps([*rows, rank]).encode()).hexdigest()[:40]
+
+    return {rank: key(rank) for rank in (None, *(here or ())[:1])}
 
 
 @functools.cache

@@ -47,7 +47,7 @@ def save(
         )
     held = pack(identity.header_of(function, options, portable), portable)
     _read_back(os.fspath(path), held, function, options, bind)
-    _write(Path(path), held)
+    write_whole(Path(path), held)
     return tuple(left_out)
 
 
@@ -78,7 +78,7 @@ def _read_back(
         ) from refused[0]
 
 
-def _write(path: Path, held: bytes) -> None:
+def write_whole(path: Path, held: bytes) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:

@@ -20,7 +20,7 @@ from ..state.kinds import set_by_class
 from ..state.place import Place
 from ..subclass.flatten import flatten, guarded_spec, wrappers_inside
 from ..subclass.paths import Path
-from ..subclass.spec import Spec, WrapperSpec, leaf_paths
+from ..subclass.spec import Spec, WrapperSpec, leaf_paths, moved
 from ..subclass.visit import rebuild
 from ..torch_api.autograd import grad_dtype as torch_grad_dtype
 from ..torch_api.kinds import is_fake, is_jagged_example
@@ -147,6 +147,8 @@ class Inputs:
         with torch.no_grad(), no_modes():
             leaves, spec = flatten(argument.value, argument.path)
             guarded_spec(spec, argument.path)  # refuses contexts that no guard could compare
+            if self.session.device is not None:
+                spec = moved(spec, torch.device("meta"), self.session.device)
             paths = map(Path, leaf_paths(spec, str(argument.path)))
             aliases = [t.detach() for t in leaves]
         places = []
@@ -156,7 +158,8 @@ class Inputs:
                     "a region was called with a FakeTensor",
                     code="fake-tensor",
                     path=path,
-                    fix="call it with real tensors",
+                    fix="call it with real tensors; to compile without weights, put them on meta "
+                    "and say compile(..., device=)",
                 )
             if id(leaf) not in self._leaf_of:
                 self._leaf_of[id(leaf)] = len(self.originals)

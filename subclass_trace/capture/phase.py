@@ -60,6 +60,7 @@ class Met:
         classes: of wrappers that operations ran on.
         attention: a function whose kernels a caller may choose.
         numbers: read by ``.item()``: there are symbols that no input tells.
+        ranks: what was read of the rank of this process, and where; a set in order.
         looks_after_writes: at a value, to see whether a branch is taken that the graph does not
             have.
         hooks: on values of the region; ``hooked``: the autograd nodes of these.
@@ -69,6 +70,7 @@ class Met:
     classes: set[type] = field(default_factory=set)
     attention: bool = False
     numbers: bool = False
+    ranks: dict[str, None] = field(default_factory=dict)
     looks_after_writes: bool = False
     hooks: bool = False
     hooked: set[Any] = field(default_factory=set)

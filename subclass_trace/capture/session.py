@@ -37,6 +37,7 @@ from ..torch_api.modes import (
     without_tracing,
 )
 from ..torch_api.numbers import as_python_number, numbers_in_backwards
+from ..torch_api.ranks import rank_reads_noted
 from ..torch_api.repairs.composites import composites_as_eager
 from ..torch_api.repairs.fast_paths import fast_paths_as_eager
 from ..torch_api.repairs.strided_shards import numbers_as_split_factors
@@ -83,9 +84,12 @@ class Session:
         decompositions: dict[Any, Callable[..., Any]],
         passes: Callable[[torch.fx.GraphModule], None] | None = None,
         materialise: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         """``passes``: what finished graphs go through; ``materialise``: each result is a value of
-        the graph, also where a call would hand on an input, or replay a view."""
+        the graph, also where a call would hand on an input, or replay a view; ``device``: for which
+        inputs on ``meta`` stand."""
+        self.device = device
         self.dynamic, self.passes, self.materialise = dynamic, passes, materialise
         self.shape_env = ShapeEnv()
         self.mode = fake_mode(self.shape_env)
@@ -102,6 +106,14 @@ class Session:
         """What of ``loss_parallel`` and the like is active around this, if the traces met a
         DTensor."""
         return torch_dtensor_modes(self.recorder.met.classes)
+
+    def rank_reads(self) -> tuple[str, ...]:
+        """What the traces have read of the rank of this process, and where."""
+        return tuple(self.recorder.met.ranks)
+
+    def _note_rank(self, what: str) -> None:
+        line = self.recorder.user_line()
+        self.recorder.met.ranks[what if line is None else f"{what} ({line})"] = None
 
     def meets_attention(self) -> bool:
         """Have the traces met attention, of which a caller chooses the kernels
@@ -143,6 +155,7 @@ class Session:
                 enter(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
             enter(sharding_as_eager(self.recorder.below))
             enter(numbers_as_split_factors())
+            enter(rank_reads_noted(self._note_rank))
             enter(saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
             enter(steps_that_are_left_out(self.recorder))
             enter(functions_of_operators(callback))
@@ -164,6 +177,12 @@ class Session:
 
     def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
         """A fake dense leaf; those of one storage share a fake storage. Its sizes become `Dim`."""
+        fake = self._fake(real, name, dims)
+        if self.device is None or not real.is_meta:
+            return fake
+        return detached(self.mode, fake, self.device)
+
+    def _fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
         source = input_source(name) if self.dynamic else None
         if not any(dims):
             return self.mode.from_tensor(real, static_shapes=True, source=source)

@@ -30,14 +30,15 @@ from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
 from ..subclass.template import Verified, template_key
 from ..torch_api.dtensor_modes import DTensorModes
 from ..torch_api.owners import Owner, owner_of
-from ..torch_api.wrappers import mesh_data
+from ..torch_api.ranks import mesh_data
 from .checks import check
-from .graphs import GraphReader, GraphWriter
+from .graphs import GraphReader, GraphWriter, group_arguments
 from .objects import fingerprint_of_class, name_of
+from .ranks import compare_ranks, ranks_of
 from .vocabulary import Gap
 
 #: of what a description says; another one is not read
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,12 @@ class Description:
 
     data: dict[str, Any]
     gaps: tuple[Gap, ...]
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of which alone it is; None: of each."""
+        found: int | None = self.data["ranks"][1]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +101,7 @@ class Parts:
     alone: bool
     backwards: BackwardsParts | None
     templates: Verified
+    rank_reads: tuple[str, ...]
 
 
 def versions() -> list[str]:
@@ -114,12 +122,14 @@ def describe(
     guards: StateGuards,
     program: Program,
     graphs: Graphs,
+    rank_reads: tuple[str, ...],
     options: list[str],
     call: Roots,
 ) -> Description:
     """The description of a specialization.
 
     Args:
+        rank_reads: what its traces have read of the rank of this process.
         options: what of a region's options decides a trace.
         call: the roots: the function, and the arguments where something among them is found by its
             place.
@@ -130,6 +140,7 @@ def describe(
     data = {
         "versions": versions(),
         "options": options,
+        "ranks": ranks_of(rank_reads),
         "guards": state,
         "ambient": [[f.name, w.value(getattr(ambient, f.name), f.name)] for f in fields(ambient)],
         "plan": w.value(program.plan, "plan"),
@@ -152,10 +163,11 @@ def _halves(program: Program, graphs: Graphs) -> Iterator[tuple[Half, bool]]:
     yield graphs.first, program.plan.gradients.by_autograd
     for backward in () if program.backwards is None else program.backwards.compiled:
         if not backward.when.create_graph:
-            yield _half_of(backward), False
+            yield half_of(backward), False
 
 
-def _half_of(backward: CompiledBackward) -> Half:
+def half_of(backward: CompiledBackward) -> Half:
+    """The program of a backward."""
     return backward.graph if isinstance(backward.graph, Half) else Half.of_module(backward.graph)
 
 
@@ -163,8 +175,8 @@ class _Writer(GraphWriter):
     def __init__(self, call: Roots, plan: Plan) -> None:
         super().__init__(call)
         self._classes: dict[type, None] = {}
-        # id of a part of the context of an input -> where it is
-        self._parts: dict[int, list[Any]] = {}
+        # id of a mesh in the context of an input -> it, and where it is
+        self._parts: dict[int, tuple[Any, list[Any]]] = {}
         for row in plan.inputs.rows:
             self._find_parts(row.spec, row.position, [])
 
@@ -180,7 +192,7 @@ class _Writer(GraphWriter):
 
     def _find_part(self, value: Any, number: int, way: list[Any]) -> None:
         if (known := mesh_data(value)) is not None:
-            self._parts.setdefault(id(value), ["of input", number, way, known])
+            self._parts.setdefault(id(value), (value, ["of input", number, way, known]))
         for k, part in enumerate(parts_of(value)):
             self._find_part(part, number, [*way, k])
 
@@ -188,12 +200,17 @@ class _Writer(GraphWriter):
         """As any; a part of an input's context."""
         known = mesh_data(value)
         if known is not None:
-            same = (p for p in self._parts.values() if p[3] == known)
-            found = self._parts.get(id(value)) or next(same, None)
+            same = (data for _, data in self._parts.values() if data[3] == known)
+            found = self._parts[id(value)][1] if id(value) in self._parts else next(same, None)
             return self.gap(path, "a mesh of devices that no input has") if found is None else found
         if isinstance(value, type) and issubclass(value, torch.Tensor):
             self._classes[value] = None
         return super().other(value, path)
+
+    def meshes(self) -> Iterator[tuple[Any, Any]]:
+        """Those of inputs, too."""
+        yield from self._parts.values()
+        yield from super().meshes()
 
     def classes(self) -> Any:
         """The wrapper classes, with fingerprints of their methods: some run where nothing is
@@ -228,16 +245,19 @@ class _Writer(GraphWriter):
             "autocast": self.value(b.when.autocast, f"{path}.autocast"),
             "dtensor": self.value(b.when.dtensor, f"{path}.dtensor"),
             "reads": None if b.reads is None else self.guards(b.reads),
-            "half": self.half(_half_of(b), path),
+            "half": self.half(half_of(b), path),
         }
 
 
 def trace_of(nodes: Iterable[fx.Node]) -> str:
     """What the trace of a forward was like, so that another one is known to be the same: its
-    operations, by name."""
+    operations, by name. Groups have other names in other processes."""
     rows = []
     for node in nodes:
-        named = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.name)
+        args, kwargs = [*node.args], dict(node.kwargs)
+        for key in group_arguments(node):
+            (args if type(key) is int else kwargs)[key] = None  # type: ignore[index]
+        named = fx.node.map_arg((tuple(args), kwargs), lambda n: n.name)
         rows.append(f"{node.name} {node.op} {node.target} {named!r}")
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:24]
 
@@ -303,6 +323,7 @@ def _check(data: Any, options: list[str]) -> None:
         )
     if data.get("options") != options:
         raise Unlike(Reason(f"options: expected {data.get('options')}, got {options}"))
+    compare_ranks(data["ranks"])
 
 
 def _read(data: dict[str, Any], call: Roots, fakes: bool) -> Parts:
@@ -310,8 +331,8 @@ def _read(data: dict[str, Any], call: Roots, fakes: bool) -> Parts:
     r.compare_classes(data["classes"])
     r.define(data["symbols"])
     r.learn(data["proofs"])
+    r.find_inputs(data["guards"]["flat"])
     guards = r.guards(data["guards"])
-    r.find_inputs(guards)
     ambient = check(Ambient(**{str(name): r.value(value) for name, value in data["ambient"]}))
     plan = r.value(data["plan"])
     if not isinstance(plan, Plan):
@@ -320,7 +341,8 @@ def _read(data: dict[str, Any], call: Roots, fakes: bool) -> Parts:
     rest = (bool(data["alone"]), None if backwards is None else r.backwards(backwards))
     pairs = map(r.value, data["templates"])
     templates = {template_key(spec): (spec, template) for spec, template in pairs}
-    return Parts(ambient, guards, plan, r.half(data["forward"]), *rest, templates)
+    reads = tuple(map(str, data["ranks"][2]))
+    return Parts(ambient, guards, plan, r.half(data["forward"]), *rest, templates, reads)
 
 
 class _Reader(GraphReader):
@@ -333,9 +355,9 @@ class _Reader(GraphReader):
             if fingerprint_of_class(cls) != known:
                 raise Unlike(Reason(f"the class {cls.__qualname__} has other methods"))
 
-    def find_inputs(self, guards: StateGuards) -> None:
-        """What contexts of inputs are written by: the inputs themselves."""
-        self._flat: list[Any] = [self._read_or_none(place) for place in guards.flat]
+    def find_inputs(self, numbers: Any) -> None:
+        """What contexts of inputs are written by: the inputs themselves, by their places."""
+        self._flat: list[Any] = [self._read_or_none(self.at(number)) for number in numbers]
 
     def _read_or_none(self, place: Place) -> Any:
         try:
@@ -418,6 +440,11 @@ class _Apart(_Reader):
     def compare(self, data: dict[str, Any]) -> None:
         """See `differs`."""
         self.compare_classes(data["classes"])
+        flat = [*map(self.at, data["guards"]["flat"])]
+        self._flat = [
+            None if place.moves or self._comes_later(place) else self._read_or_none(place)
+            for place in flat
+        ]
         for row in data["guards"]["rows"]:
             with contextlib.suppress(_OfACall):
                 read = self.row(*row)
@@ -426,11 +453,6 @@ class _Apart(_Reader):
                     place.moves or place.late or self._comes_later(place) for place in places
                 ):
                     self._compare_row(read)
-        flat = [*map(self.at, data["guards"]["flat"])]
-        self._flat = [
-            None if place.moves or self._comes_later(place) else self._read_or_none(place)
-            for place in flat
-        ]
         with contextlib.suppress(_OfACall):  # parts of a plan may be those of arguments
             plan = self.value(data["plan"])
             for row in plan.inputs.rows:

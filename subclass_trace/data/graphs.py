@@ -29,6 +29,7 @@ from ..torch_api.fakes import fake_like, fake_mode, symbolic_number
 from ..torch_api.graphs import graph_module
 from ..torch_api.kinds import SYM_TYPES, is_fake
 from ..torch_api.operators import OpOverload, StandIn
+from ..torch_api.ranks import group_named
 from ..torch_api.symbols import ShapeEnv, define_symbol, symbol_bounds
 from .checks import is_name
 from .objects import name_of
@@ -138,6 +139,7 @@ class GraphWriter(PlaceWriter):
             return ["constant", node.name, known, kept]
         args = [self.argument(a, number, path) for a in node.args]
         named = {k: self.argument(v, number, path) for k, v in node.kwargs.items()}
+        self._name_groups(node, args, named)
         return [
             self._target(node.target, path),
             node.name,
@@ -146,6 +148,13 @@ class GraphWriter(PlaceWriter):
             self.example(node.meta.get("val")),
             kept,
         ]
+
+    def _name_groups(self, node: fx.Node, args: list[Any], named: dict[str, Any]) -> None:
+        """A group is told by a name, which is another one in other processes."""
+        for key in group_arguments(node):
+            held: Any = args if type(key) is int else named
+            if (group := group_named(held[key])) is not None:
+                held[key] = ["group name", self.group(group)]
 
     def _nested(self, module: fx.GraphModule, path: str) -> Any:
         """The graph of a branch: its result has a structure of its own."""
@@ -216,6 +225,18 @@ class GraphWriter(PlaceWriter):
                 self.symbols[symbol.name] = [self.value(symbol), *bounds]
         hint = n.node.hint
         return [name, self.value(n.node.expr), hint if type(hint) in (int, float, bool) else None]
+
+
+def group_arguments(node: fx.Node) -> list[int | str]:
+    """Which arguments of a node, by position or name, are groups of ranks."""
+    if not isinstance(node.target, OpOverload):
+        return []
+    found = [(k, a.name) for k, a in enumerate(node.target._schema.arguments) if "group" in a.name]
+    return [
+        k if k < len(node.args) else name
+        for k, name in found
+        if k < len(node.args) or name in node.kwargs
+    ]
 
 
 def _before(number: Callable[[fx.Node], int], k: int) -> Callable[[fx.Node], int]:
@@ -330,6 +351,8 @@ class GraphReader(PlaceReader):
             return slice(*(self._argument(a, nodes) for a in rest))
         if tag == "dict":
             return {k: self._argument(v, nodes) for k, v in rest}
+        if tag == "group name":
+            return self.value(rest[0]).group_name
         return self.value(data)
 
     # ---- values

@@ -301,3 +301,7 @@ def functions_in(value: Any) -> list[types.FunctionType]:
         value = value.__func__
     parts = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
     return [f for f in parts if type(f) is types.FunctionType]
+
+
+#: what they are made by, so that a file can have them too
+FINGERPRINTS = (fingerprint, _fingerprint.__wrapped__, _constant, functions_in)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextvars
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +33,7 @@ from ..subclass.values import ATOMS, is_atom
 from ..torch_api.flags import FLAG_READ_BY
 from ..torch_api.kinds import placement_types
 from ..torch_api.owners import Owner, owner_of
+from ..torch_api.ranks import group_named, groups_of, is_group, is_mesh, members_of, mesh_data
 from ..torch_api.wrappers import CLASSES_OF_PYBIND
 from .checks import is_name
 from .objects import fingerprint, fingerprint_of_class, functions_in, name_of
@@ -46,7 +47,7 @@ _KNOWN: dict[str, Any] = {"len": int, "type": type, "number": type, "tensor": ty
 _WITH_PLACE = ("alias", "other")
 #: Python functions that a guard may call; see `may_be_called`
 _CALLED = (names_of, issubclass, filters_that_raise)
-_ASKING = ("get", "is", "has", "_get", "_is", "_has", "are", "_are", "__hash__")
+_ASKING = ("get", "is", "has", "_get", "_is", "_has", "are", "_are", "size", "__hash__")
 #: objects that tell what they hold
 _TELLING = (weakref.ref, type(torch.ops.aten.add.default))
 
@@ -214,7 +215,30 @@ class PlaceWriter(Writer):
             return self.gap(path, f"a {type(thing).__qualname__}, whose state C code keeps")
         if cls is None:
             return self.gap(path, f"a {type(thing).__qualname__}, whose class has no name")
-        return ["there", cls, *(fingerprint(f.__code__) for f in functions_in(thing))]
+        codes = [fingerprint(f.__code__) for f in functions_in(thing)]
+        return ["there", cls, codes, self.like(thing)]
+
+    def like(self, thing: Any) -> list[Any]:
+        """What tells one mesh, or one group, from another."""
+        if is_group(thing):
+            return [self.group(thing)]
+        known = mesh_data(thing)
+        return [] if known is None else [["mesh", *known]]
+
+    def group(self, group: Any) -> Any:
+        """A group of ranks: of this rank along a dimension of a mesh, or by its members."""
+        for mesh, data in self.meshes():
+            for dim, found in enumerate(groups_of(mesh)):
+                if found is not None and found.group_name == group.group_name:
+                    return ["group along", data, dim]
+        return ["group", group.group_name, members_of(group)]
+
+    def meshes(self) -> Iterator[tuple[Any, Any]]:
+        """Meshes that a description can name."""
+        self._place_of(None)
+        for value, place in [*(self._found or {}).values()]:
+            if is_mesh(value):
+                yield value, ["at", self.place(place)]
 
     def members(self, row: Row, path: str) -> Any:
         """Of a set: atoms, and things."""
@@ -300,6 +324,8 @@ class PlaceReader(Reader):
         "place": lambda r, number: r.at(number),
         "at": lambda r, number: r.read(r.at(number)),
         "class of": _class_of,
+        "group": lambda r, name, members: r._group(name, members),
+        "group along": lambda r, mesh, dim: r._group_along(mesh, dim),
         "globals of": lambda r, number, k: functions_in(r.read(r.at(number)))[k].__globals__,
     }
 
@@ -363,9 +389,28 @@ class PlaceReader(Reader):
             raise Unlike(Reason(f"{place} is other code", f"{place} is the same code"))
         return found
 
-    def _there(self, place: Place, cls: Any, *codes: str) -> Any:
+    def _there(self, place: Place, cls: Any, codes: list[str], like: list[Any]) -> Any:
         found = self.read(place)
         now = [fingerprint(f.__code__) for f in functions_in(found)]
-        if type(found) is not self.value(["named", *cls]) or now != [*codes]:
+        same = type(found) is self.value(["named", *cls]) and now == codes
+        if not same or not all(self._is_like(found, known) for known in like):
             raise Unlike(Reason(f"{place} is another one", f"{place} is the same"))
+        return found
+
+    def _is_like(self, found: Any, known: Any) -> bool:
+        if is_group(found):
+            return bool(self.value(known).group_name == found.group_name)
+        return bool(known == ["mesh", *(mesh_data(found) or ())])
+
+    def _group_along(self, mesh: Any, dim: int) -> Any:
+        found = self.value(mesh)
+        groups = [*groups_of(found)] if is_mesh(found) else []
+        if not 0 <= dim < len(groups) or groups[dim] is None:
+            raise Unlike(Reason("a mesh of devices has no group along a dimension"))
+        return groups[dim]
+
+    def _group(self, name: str, members: list[int]) -> Any:
+        found = group_named(name)
+        if found is None or members_of(found) != members:
+            raise Unlike(Reason(f"the group {name} has other ranks, or is not there"))
         return found

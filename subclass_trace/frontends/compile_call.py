@@ -70,11 +70,14 @@ def _specialize(
     table = options.table(backend)
     dynamic = options.dynamic is True or history.has_symbols
     passes = passes_of(options.passes, options.on_error)
-    session = Session(dynamic=symbols and dynamic, decompositions=table, passes=passes)
+    new_session = functools.partial(
+        Session, decompositions=table, passes=passes, device=options.stands_for
+    )
+    session = new_session(dynamic=symbols and dynamic)
     try:
         captured, state, maker = traced_call(function, call, options, history, session, symbols)
     except HasSymbols:
-        session = Session(dynamic=True, decompositions=table, passes=passes)
+        session = new_session(dynamic=True)
         captured, state, maker = traced_call(function, call, options, history, session, symbols)
     program, graphs = build_program(captured, backend, partitioner, keep_joint=keep_joint)
     session.no_branch_on_floats()
@@ -84,7 +87,7 @@ def _specialize(
     guarded = _guards_of(state, maker, program, Roots(*call, function))
     attention = ambient.attention if session.meets_attention() else None
     ambient = replace(ambient, dtensor=session.dtensor_modes(), attention=attention)
-    program = with_circumstances(program, maker.flat)
+    program = with_circumstances(program, maker.flat, options.stands_for)
     emitted = bind(program, ambient, guarded, maker.flat, session.mode)
     proved = None
     if verify.PROVES and session.dynamic:
@@ -100,7 +103,18 @@ def _specialize(
     maker.flat.clear()  # cycles may keep it for a while
     records = () if passes is None else tuple(passes.records)
     return Specialization(
-        misses, options, ambient, guarded, program, graphs, *emitted, {}, records, inlined, proved
+        misses,
+        options,
+        ambient,
+        guarded,
+        program,
+        graphs,
+        *emitted,
+        {},
+        records,
+        inlined,
+        proved,
+        session.rank_reads(),
     )
 
 
@@ -143,7 +157,7 @@ def compile_call(
         Exception: the function's own.
     """
     if (
-        not (keep_joint or traces)
+        not (keep_joint or traces or options.device)
         and (found := of_another(function, call, options, history)) is not None
     ):
         return replace(found, misses=misses)
@@ -202,7 +216,8 @@ def from_description(
         ) from error
     if (why := emitted[2](*call)) is not None:
         raise Unlike(why)
-    return Specialization((), options, parts.ambient, parts.guards, program, graphs, *emitted, {})
+    made = Specialization((), options, parts.ambient, parts.guards, program, graphs, *emitted, {})
+    return replace(made, rank_reads=parts.rank_reads)
 
 
 def _traced_again(

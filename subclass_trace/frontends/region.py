@@ -19,6 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from .. import policy
 from ..artifacts import saved
 from ..artifacts.cache import Cache
+from ..artifacts.readable import save_source
 from ..artifacts.source import Source
 from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
 from ..options import Options
@@ -47,7 +48,7 @@ from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .equal_modules import of_another, remember
 from .hand_over import HandOver
-from .routes import Route, route_of
+from .routes import Route, compiles_ahead, route_of
 from .specialization import Specialization
 
 _OTHER_VALUE = Reason("a value in the state of the region, on which it branches, is another one")
@@ -138,6 +139,8 @@ class Region:
     ) -> Any:
         """A call that none of these serves; ``left``: entries whose programs it has left, because
         values in the state are other ones; ``again``: what was made for it by now does not."""
+        if self.__options.device:
+            raise compiles_ahead(self.__options.device)
         if self.__dynamo is None and self.__options.frontend == "dynamo":
             self.__hand_over(None)
         if self.__dynamo is not None:
@@ -260,29 +263,34 @@ class Region:
         return made
 
     def save(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        """Write all portable specializations to a file, for `load`; the reasons why others are not
-        in it.
+        """Write all portable specializations to a file, for `load`; why others are not in it.
 
         Save after a step: the backward that was made for its tangents is in the file then.
 
         Args:
-            args, kwargs: of a call that one of them serves. What is written is read back and bound
-                to it before the file is there; and what a region finds among arguments by identity
-                can be written.
+            args, kwargs: of a call that one of them serves: what is written is bound to it before
+                the file is there; and things that are found among them by identity can be written.
 
         Raises:
-            ArtifactError: there is nothing to write, or nothing that serves this call once it is
-                read back.
+            ArtifactError: there is nothing to write, or nothing of it serves this call.
         """
         with dynamo_lock(), TRACE_LOCK:
             described = [entry.describe(*args, **kwargs) for entry in self.__entries]
+            function, options = self.__function, self.__options
+            of_call: Any = {"function": function, "call": (args, kwargs), "options": options}
+            is_here = bool(args or kwargs) and not options.device
+            bind = functools.partial(from_description, **of_call) if is_here else None
+            return saved.save(path, function, options, described, bind)
 
-            def bind(data: Any) -> object:
-                return from_description(data, self.__function, (args, kwargs), self.__options)
+    def save_source(self, path: str | os.PathLike[str]) -> None:
+        """Write all specializations as one Python file that needs torch alone: its
+        ``bind(function_or_module)`` is what to call. The file is code (docs/deploying.md).
 
-            return saved.save(
-                path, self.__function, self.__options, described, bind if args or kwargs else None
-            )
+        Raises:
+            ExportError: something cannot be written so; the path says what.
+        """
+        with TRACE_LOCK:
+            save_source(path, name_of(self.__function), self.__entries)
 
     def __add(self, entry: Specialization) -> Specialization:
         self.__keep((*self.__entries, entry))
@@ -295,7 +303,7 @@ class Region:
     ) -> Specialization | None:
         """What serves a call with the program of an equal module, if it ``shares`` such, or of
         another process."""
-        if not self.__sources or self.__keep_joint:
+        if not self.__sources or self.__keep_joint or self.__options.device:
             return None
         function, call = self.__function, (args, kwargs)
         if (
@@ -366,7 +374,7 @@ class Region:
 
     def __made(self, entry: Specialization) -> Specialization:
         """There is another one."""
-        if not self.__keep_joint:
+        if not (self.__keep_joint or self.__options.device):
             remember(self.__function, entry)
         self.__add(entry)
         reset_with_dynamo(self)
@@ -388,7 +396,8 @@ class Region:
                 )
 
     def __keep(self, entries: tuple[Specialization, ...]) -> None:
-        self.__entries, self.__fast = entries, tuple(e.run for e in entries)
+        self.__entries = entries
+        self.__fast = () if self.__options.device else tuple(e.run for e in entries)
 
     def __narrow(self, origin: object, reason: str | None) -> None:
         """A backward of these holds for its sizes alone: later calls have numbers; or for a reason
@@ -435,28 +444,17 @@ class Region:
             thresholds: the numbers that decide who serves a call, too (`policy.Policy` says what
                 each means).
         """
-        from ..report.text import explain
+        from ..report.text import explain, remarks
 
         text = explain(self.__entries, self.__eagerly.counts) + f"\n\n{policy.POLICY}" * thresholds
-        for k, entry in enumerate(self.__entries):
-            if gaps := entry.not_portable:
-                text += f"\n\n[{k}] is not portable: {'; '.join(gaps)}"
-        for name, backend in self.__inlined.items():
-            text += (
-                f"\n\n{name}, a function of torch.compile(backend={backend!r}), is a part of "
-                "it: its own code does not run"
-            )
+        text += remarks(self.__entries, self.__inlined)
         every = dict.fromkeys([self.__options, *(e.options for e in self.__entries)])
         told = [tell() for o in every if (tell := o.resolve_backend().explain) is not None]
         text = "\n\n".join((text, *told, *(source.explain() for source in self.__sources)))
-        by = (
-            "served by our trace"
-            if self.__entries or not self.__eagerly.counts
-            else "its calls run eagerly"
-        )
-        return (
-            f"{text}\n\n{by}" if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
-        )
+        if self.__dynamo is not None:
+            return f"{self.__dynamo.explain()}\n\n{text}"
+        traced = self.__entries or not self.__eagerly.counts
+        return f"{text}\n\n{'served by our trace' if traced else 'its calls run eagerly'}"
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """`explain` and all specializations as a page that needs nothing else; ``path``: it is

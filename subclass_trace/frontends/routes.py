@@ -97,6 +97,7 @@ ROUTES: dict[str, tuple[Route, str]] = {
     "kind-of-tensor": (Route.EAGER, "a sparse, quantized or nested tensor without a wrapper"),
     "plain-subclass": (Route.EAGER, "a tensor subclass that is no wrapper"),
     "lazy-parameter": (Route.ONCE, "a parameter of a lazy module, without values yet"),
+    "compiles-ahead": (Route.RAISE, "a call of a region with `device=`"),
     "fake-tensor": (Route.DYNAMO, "a fake tensor of another trace"),
     "nameless-tensor": (Route.DYNAMO, "a tensor that no argument, name or attribute leads to"),
     "tensor-from-unread-code": (Route.DYNAMO, "a tensor that code brings in which is not read"),
@@ -221,3 +222,12 @@ def table() -> str:
     """The rows as Markdown, for ``docs/limits.md``."""
     rows = [f"| `{code}` | {what} | {route.value} |" for code, (route, what) in ROUTES.items()]
     return "\n".join(["| code | met | served by |", "|---|---|---|", *rows])
+
+
+def compiles_ahead(device: object) -> UnsupportedError:
+    """A call of a region with ``device=``."""
+    return UnsupportedError(
+        f"the region compiles ahead, for tensors on {device}",
+        code="compiles-ahead",
+        fix="warm_up() and save(); then load the file for what is there",
+    )

@@ -37,6 +37,7 @@ class Specialization:
         seconds: stage -> how long it took; ``passes``: what each pass did to the first graph.
         inlined: functions of ``torch.compile`` that are part of it -> their back ends, which do not
             run.
+        rank_reads: what the trace has read of the rank of this process, and where.
         proof: what z3 says of its guards on sizes, where it was asked (`verify.debug`).
     """
 
@@ -53,6 +54,7 @@ class Specialization:
     passes: tuple[PassRecord, ...] = ()
     inlined: Mapping[str, str] = field(default_factory=dict)
     proof: Proof | None = None
+    rank_reads: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -102,7 +104,15 @@ class Specialization:
         """
         roots = Roots(args, kwargs, self.state.function)
         options = self.options.of_a_trace()
-        return describe(self.ambient, self.state, self.program, self.graphs, options, roots)
+        of = (self.ambient, self.state, self.program, self.graphs, self.all_rank_reads)
+        return describe(*of, options, roots)
+
+    @property
+    def all_rank_reads(self) -> tuple[str, ...]:
+        """`rank_reads`, and those of backwards that were traced since."""
+        backwards = self.program.backwards
+        later = () if backwards is None else backwards.rank_reads
+        return tuple(dict.fromkeys((*self.rank_reads, *later)))
 
     @property
     def not_portable(self) -> tuple[str, ...]:

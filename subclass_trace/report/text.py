@@ -212,6 +212,23 @@ def explain(entries: Sequence[Any], eager_calls: Mapping[str, int]) -> str:
     return "\n\n".join(parts)
 
 
+def remarks(entries: Sequence[Any], inlined: Mapping[str, str]) -> str:
+    """What is not portable, or for one rank alone, and why; functions of ``torch.compile`` that are
+    part of it."""
+    rows = []
+    for k, entry in enumerate(entries):
+        if gaps := entry.not_portable:
+            rows.append(f"[{k}] is not portable: {'; '.join(gaps)}")
+        if reads := entry.all_rank_reads:
+            rows.append(f"[{k}] is for this rank alone: the trace has read {'; '.join(reads)}")
+    rows += [
+        f"{name}, a function of torch.compile(backend={backend!r}), is a part of it: its own code "
+        "does not run"
+        for name, backend in inlined.items()
+    ]
+    return "".join(f"\n\n{row}" for row in rows)
+
+
 def _entry(number: int, entry: Any) -> str:
     plan, ambient = entry.plan, entry.ambient
     rows = [("made for", entry.reason)]

@@ -9,7 +9,7 @@ activations. See docs/notes/tangents.md.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,7 @@ class Circumstances:
             read is as it was.
         autocast: the state of autocast, as in `Ambient`.
         dtensor: what was active around DTensors, if it met any.
+        ranks: what its trace, and those before it, have read of the rank of this process.
     """
 
     create_graph: bool = False
@@ -72,6 +73,7 @@ class Circumstances:
     state: Callable[[Any], bool] | None = None
     autocast: tuple[Any, ...] = ()
     dtensor: DTensorModes | None = None
+    ranks: tuple[str, ...] = ()
 
     def hold(self, create_graph: bool, env: Env, call: Any) -> bool:
         """Are they those of now?"""
@@ -257,6 +259,11 @@ class Backwards:
         self.compiled = (*self.compiled, entry)
 
     @property
+    def rank_reads(self) -> Iterator[str]:
+        """What later traces have read of the rank of this process."""
+        return (what for b in self.compiled for what in b.when.ranks)
+
+    @property
     def keeps_call(self) -> bool:
         """May a backward ask for the arguments of its call, which the forward has to keep for
         it?"""
@@ -355,9 +362,9 @@ class Backwards:
                 "several that it would serve",
                 path=", ".join(self.output_paths) or None,
             )
-        when = Circumstances(
-            create_graph, conditions, state, autocast, tape.session.dtensor_modes()
-        )
+        session = tape.session
+        known = (session.dtensor_modes(), session.rank_reads())
+        when = Circumstances(create_graph, conditions, state, autocast, *known)
         return CompiledBackward.of(traced, specs, *program[:2], when, *program[2:])
 
     def _may_read(self, traced: TracedBackward) -> bool:

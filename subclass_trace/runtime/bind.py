@@ -24,7 +24,7 @@ from ..subclass.flatten import flatten, guarded_spec, leaves_of, tensors_inside
 from ..subclass.paths import Path
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec, same_contexts, sizes_in
 from ..subclass.template import Examples
-from ..torch_api.kinds import dispatch_keys
+from ..torch_api.kinds import dispatch_keys, keys_of_device
 from .emit import is_sized
 from .entry_code import Emitted, EntryEmitter
 from .guards import Ambient
@@ -34,12 +34,14 @@ from .sizes import hint_of
 Tensor = torch.Tensor
 
 
-def with_circumstances(program: Program, flat: Sequence[Any]) -> Program:
+def with_circumstances(
+    program: Program, flat: Sequence[Any], device: torch.device | None = None
+) -> Program:
     """The program of a trace, with what its plan says of the tensors of the call: their kinds, how
-    they share memory."""
+    they share memory. ``device``: for which those on ``meta`` stand."""
     plan = program.plan
     inputs = [row.of(flat) for row in plan.inputs.rows]
-    kinds = tuple(kind_of(t) for _, t in tensors_of(plan, inputs))
+    kinds = tuple(_kind_on(kind_of(t), device) for _, t in tensors_of(plan, inputs))
     known = replace(plan.inputs, alias=_alias(plan, inputs), kinds=kinds)
     return replace(program, plan=replace(plan, inputs=known))
 
@@ -157,6 +159,12 @@ def _is_sized(spec: Spec) -> bool:
 def kind_of(t: Tensor) -> TensorKind:
     """See `TensorKind`."""
     return TensorKind(type(t), dispatch_keys(t), t.dtype, t.device, t.requires_grad)
+
+
+def _kind_on(kind: TensorKind, device: torch.device | None) -> TensorKind:
+    if device is None or kind.device.type != "meta":
+        return kind
+    return replace(kind, device=device, keys=kind.keys ^ keys_of_device(device))
 
 
 def _alias(plan: Plan, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:

@@ -172,7 +172,7 @@ def bound(rec: Running, member: Any, o: Any, cls: type, name: str) -> Any:
     if kind is Function or kind is LruCache:
         return Method(member, o)
     if kind is property:
-        return _of_property(rec, member, o, cls)
+        return _of_property(rec, member, o, cls, name)
     if kind is staticmethod:
         return rec.step(member, "inner", "__func__", member.__func__)
     if kind is classmethod:
@@ -195,15 +195,14 @@ def bound(rec: Running, member: Any, o: Any, cls: type, name: str) -> Any:
     return rec.step(o, "getattr", name, value)
 
 
-def _of_property(rec: Running, member: Any, o: Any, cls: type) -> Any:
+def _of_property(rec: Running, member: Any, o: Any, cls: type, name: str) -> Any:
     if member.fget is None:
         return member.__get__(o, cls)
     rec.step(member, "inner", "fget", member.fget)
-    return (
-        rec.call(member.fget, o)
-        if is_a(member.fget, (Function, Partial))
-        else member.__get__(o, cls)
-    )
+    if is_a(member.fget, (Function, Partial)):
+        return rec.call(member.fget, o)
+    value = member.__get__(o, cls)
+    return rec.step(o, "getattr", name, value) if type(value) in ATOMS else value
 
 
 # ---- tensors

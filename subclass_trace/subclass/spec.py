@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -191,6 +191,17 @@ def _same_context(a: WrapperSpec, b: WrapperSpec) -> bool:
     if same_context(a.context, b.context):
         return True
     return same_context(*[without_outer(s.context, s.size, s.stride) for s in (a, b)])
+
+
+def moved(spec: Spec, source: torch.device, target: torch.device) -> Spec:
+    """The spec of the same value on another device, for what of it is on ``source``."""
+    if isinstance(spec, OpaqueSpec):
+        return spec
+    device = target if spec.device == source else spec.device
+    if isinstance(spec, LeafSpec):
+        return replace(spec, device=device)
+    inners = tuple(moved(s, source, target) for s in spec.inners)
+    return replace(spec, device=device, inners=inners)
 
 
 def same_spec(a: Spec, b: Spec, *, strides: bool = True) -> bool:

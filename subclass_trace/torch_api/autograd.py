@@ -75,7 +75,8 @@ def make_nonleaf(t: torch.Tensor) -> None:
     edge.
     """
     if not _GRAD_SOURCE:
-        _GRAD_SOURCE.append(torch.zeros((), requires_grad=True))
+        with no_modes():  # it is of the process, and no node of a trace that comes first
+            _GRAD_SOURCE.append(torch.zeros((), device="cpu", requires_grad=True))
     torch._mirror_autograd_meta_to(_GRAD_SOURCE[0], t)  # type: ignore[attr-defined]
 
 

@@ -110,11 +110,13 @@ def quiet_fake_errors() -> Iterator[None]:
         logger.removeFilter(of_others)
 
 
-def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
+def detached(
+    mode: FakeTensorMode, fake: torch.Tensor, device: torch.device | None = None
+) -> torch.Tensor:
     """An alias of a fake tensor without autograd history; issues no operation that a mode could
-    see."""
+    see. ``device``: on which it is, if that is another one."""
     with torch._C._DisableTorchDispatch():
-        return _faked(mode, fake, fake.fake_device)  # type: ignore[attr-defined]
+        return _faked(mode, fake, device or fake.fake_device)  # type: ignore[attr-defined]
 
 
 def fake_result(

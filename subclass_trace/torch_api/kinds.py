@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import SymBool, SymFloat
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import Reason
@@ -137,6 +138,14 @@ def resolved(t: torch.Tensor) -> torch.Tensor:
 def dispatch_keys(t: torch.Tensor) -> int:
     """The dispatch key set of a tensor as a number."""
     return int(torch._C._dispatch_keys(t).raw_repr())
+
+
+@functools.cache
+def keys_of_device(device: torch.device) -> int:
+    """In what the dispatch keys of tensors on ``meta`` differ from those on a device."""
+    with FakeTensorMode():  # which has all devices
+        there, here = (torch.empty(0, device=d) for d in (device, "meta"))
+        return dispatch_keys(there) ^ dispatch_keys(here)
 
 
 def tensor_guard(

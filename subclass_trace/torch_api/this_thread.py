@@ -51,7 +51,9 @@ def replaced_here(
             return plain(*args, **kwargs)
         return stand_in(*args, **kwargs)
 
-    _stand_ins[id(call)] = call, before_replacement(plain)
+    # what a class of C++ holds is no function yet
+    held = plain if own is _ABSENT or isinstance(own, (staticmethod, classmethod)) else own
+    _stand_ins[id(call)] = call, before_replacement(held)
     setattr(holder, name, call)
     try:
         yield call

@@ -41,21 +41,6 @@ def is_dtensor(cls: type) -> bool:
     return cls is DTensor
 
 
-def mesh_data(value: object) -> list[Any] | None:
-    """What a mesh of devices is like, and where in it this process stands, as plain data; None of
-    anything else."""
-    module = sys.modules.get("torch.distributed.device_mesh")
-    if module is None or not isinstance(value, module.DeviceMesh):
-        return None
-    names, here = value.mesh_dim_names, value.get_coordinate()
-    return [
-        str(value.device_type),
-        value.mesh.tolist(),
-        None if names is None else [*names],
-        None if here is None else [*here],
-    ]
-
-
 def placement_data(value: object) -> list[Any] | None:
     """A placement of DTensor's by class and numbers; None of anything else."""
     module = sys.modules.get("torch.distributed.tensor.placement_types")

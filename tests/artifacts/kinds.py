@@ -1,7 +1,4 @@
-"""``kinds.py save|serve FOLDER [RANK WORLD]``: regions of many kinds as files and through a cache. Prints name -> how it went.
-
-With ranks: what a DTensor's region keeps belongs to its rank.
-"""
+"""``kinds.py save|serve FOLDER``: regions of many kinds as files and through a cache. Writes name -> how it went."""
 
 from __future__ import annotations
 
@@ -82,7 +79,6 @@ KINDS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "wrapped argument": lambda: (lambda x: (x * 2).sin(), (TwoTensor(torch.ones(3), torch.zeros(3)).requires_grad_(),)),
     "sharded": lambda: (sharded(), (torch.randn(4, 8),)),
 }
-RANKED = {"sharded": KINDS["sharded"]}
 
 
 def made(name: str) -> tuple[Any, tuple[Any, ...]]:
@@ -140,21 +136,16 @@ def close(a: Any, b: Any) -> bool:
 
 
 def main() -> None:
-    how, folder, *ranks = sys.argv[1:]
+    how, folder = sys.argv[1:]
     os.environ["SUBCLASS_TRACE_CACHE_DIR"] = str(Path(folder) / "cache")
-    rank, world = (int(n) for n in ranks or (0, 1))
-    store = dist.FileStore(str(Path(folder) / f"{how}_store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    store = dist.FileStore(str(Path(folder) / f"{how}_store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     traces: list[int] = []
     capture = Capture.capture
     Capture.capture = lambda self, run: (traces.append(1), capture(self, run))[1]  # type: ignore[method-assign]
-    of = Path(folder) / str(rank)
-    of.mkdir(exist_ok=True)
-    found = {n: save(n, of) if how == "save" else serve(n, of, traces) for n in (RANKED if ranks else KINDS)}
-    if how == "serve" and world > 1:  # what another rank has made
-        found["other"] = serve("sharded", Path(folder) / str(1 - rank), traces)
-    (Path(folder) / f"{how}_{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
+    of = Path(folder)
+    found = {n: save(n, of) if how == "save" else serve(n, of, traces) for n in KINDS}
+    (of / f"{how}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""What one process saves, another one serves without a trace, with eager's numbers; a rank serves only what it has saved."""
+"""What one process saves, another one serves without a trace, with eager's numbers."""
 
 from __future__ import annotations
 
@@ -19,26 +19,19 @@ from kinds import KINDS
 SCRIPT = Path(__file__).parent / "kinds.py"
 
 
-def _run(how: str, folder: Path, world: int | None) -> list[Any]:
-    ranks = [[]] if world is None else [[str(rank), str(world)] for rank in range(world)]
-    started = [
-        subprocess.Popen([sys.executable, SCRIPT, how, folder, *rank], stderr=subprocess.PIPE, text=True)
-        for rank in ranks
-    ]
-    for process in started:
-        assert process.wait(timeout=300) == 0, process.communicate()[1][-3000:]
-        process.communicate()
-    return [json.loads((folder / f"{how}_{k}.json").read_text()) for k in range(len(started))]
+def _run(how: str, folder: Path) -> Any:
+    done = subprocess.run([sys.executable, SCRIPT, how, folder], stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / f"{how}.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What became of each kind in the second process."""
     folder = tmp_path_factory.mktemp("kinds")
-    (left_out,) = _run("save", folder, None)
+    left_out = _run("save", folder)
     assert not any(left_out.values()), left_out
-    (found,) = _run("serve", folder, None)
-    return found
+    return _run("serve", folder)
 
 
 @pytest.mark.parametrize("way", ["file", "cache"])
@@ -46,10 +39,3 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_another_process_serves_without_a_trace(served: Any, name: str, way: str) -> None:
     # A call that makes the state of an optimizer runs eagerly, after a trace that says so.
     assert served[name][way] == {"traced": 0, "equal": True}
-
-
-def test_each_rank_serves_what_it_has_saved(tmp_path: Path) -> None:
-    _run("save", tmp_path, 2)
-    for found in _run("serve", tmp_path, 2):
-        assert found["sharded"] == {way: {"traced": 0, "equal": True} for way in ("file", "cache")}
-        assert found["other"]["file"] == {"refused": "ranks"}

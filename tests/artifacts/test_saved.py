@@ -147,12 +147,27 @@ def test_a_patched_method_is_seen(saved: Path, monkeypatch: pytest.MonkeyPatch) 
         st.load(saved, Model())
 
 
-HEADERS = [("versions", ["1.0", "", "3.0", "1"]), ("ranks", [0, 8]), ("libraries", {"numpy": "0.1"}), ("table", "x")]
+RANKS = [
+    ([8, None, []], "8 of them", "None"),
+    ([None, 1, ["its rank"]], "rank 1, since the trace has read its rank", "rank None"),
+]
+
+
+@pytest.mark.parametrize("ranks, expected, got", RANKS)
+def test_another_rank(saved: Path, ranks: Any, expected: str, got: str) -> None:
+    header, descriptions = container.unpack(saved.read_bytes())
+    saved.write_bytes(container.pack(header, [{**d, "constants": {}, "ranks": ranks} for d in descriptions]))
+    with pytest.raises(st.ArtifactError) as caught:
+        st.load(saved, Model())
+    assert (caught.value.path, caught.value.expected, caught.value.got) == ("ranks", expected, got)
+
+
+HEADERS = [("versions", ["1.0", "", "3.0", "1"]), ("libraries", {"numpy": "0.1"}), ("table", "x")]
 HEADERS += [("devices", {"cuda:99": "some GPU 8.0"})]
 
 
 @pytest.mark.parametrize("field, value", HEADERS)
-def test_another_version_rank_or_library(saved: Path, field: str, value: Any, traces: list[int]) -> None:
+def test_another_version_or_library(saved: Path, field: str, value: Any, traces: list[int]) -> None:
     header, descriptions = container.unpack(saved.read_bytes())
     plain = [{**d, "constants": {}} for d in descriptions]
     saved.write_bytes(container.pack({**header, field: value}, plain))

@@ -193,7 +193,7 @@ class Warned(Table):
 
     def extend(self, thing: Any, values: Any) -> None:
         """Warn, if it is to be shown."""
-        where = dict(thing)
+        where: dict[str, Any] = dict(thing)
         if levels := where.pop("outside", 0):
             frame = frame_outside(sys._getframe(1), levels)
             names, file, line = frame.f_globals, frame.f_code.co_filename, frame.f_lineno
@@ -201,7 +201,8 @@ class Warned(Table):
         else:
             names = vars(sys.modules.get(where["module"], types.ModuleType("")))
         seen = names.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(*values, **where, registry=seen)
+        (text,) = values
+        warnings.warn_explicit(text, **where, registry=seen)
 
 
 MAPPING, NAMES, SEQUENCE, BAG, CELL, CLASS, SLOTS, PRINTED, WARNED = (

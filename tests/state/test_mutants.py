@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from subclass_trace.runtime import pins
+from subclass_trace.runtime import pinned, pins
 from subclass_trace.runtime.batches import Batch
 from subclass_trace.state import (
     attributes,
@@ -102,13 +102,13 @@ def blind(batch: str) -> Mutant:
     """Pins of a batch that never differ."""
 
     def mutate(patch: Patch) -> None:
-        made = pins.batches
+        made = pinned.batches
 
         def batches() -> dict[str, Batch]:
             return {**made(), batch: Batch(lambda *read: 0, by_id=False)}
 
-        patch.setattr(pins, "batches", batches)
-        patch.delitem(pins.WORDS, batch, raising=False)
+        patch.setattr(pinned, "batches", batches)
+        patch.delitem(pinned.WORDS, batch, raising=False)
         if batch == "tables":
             patch.setattr(words, "class_version", lambda cls: None)
 

@@ -105,7 +105,7 @@ def blind(batch: str) -> Mutant:
         made = pinned.batches
 
         def batches() -> dict[str, Batch]:
-            return {**made(), batch: Batch(lambda *read: 0, by_id=False)}
+            return {**made(), batch: Batch(batch, lambda *read: 0, by_id=False)}
 
         patch.setattr(pinned, "batches", batches)
         patch.delitem(pinned.WORDS, batch, raising=False)

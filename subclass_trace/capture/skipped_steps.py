@@ -17,6 +17,7 @@ import torch
 
 from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
+from ..subclass.protocol import is_traceable
 from ..torch_api.autograd import versions_kept
 from ..torch_api.kinds import is_fake, storage_ref
 from ..torch_api.operators import OpOverload, op_schema
@@ -86,7 +87,8 @@ def _tag(nodes: Iterable[Any], number: int, part: str) -> None:
 def _tensors_of(recorder: Recording, optimizer: Any) -> list[Tensor]:
     """The dense tensors that its step may write, as they stand in the trace."""
     groups = pytree.tree_leaves([*optimizer.param_groups, *optimizer.state.values()])
-    tensors = [recorder.state.give(t) for t in groups if isinstance(t, Tensor)]
+    tensors = [t for t in groups if isinstance(t, Tensor)]
+    tensors = [recorder.state.give(t) if is_traceable(t) else t for t in tensors]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
     return [leaf for t in tensors for leaf in leaves_of(t)]
 

@@ -41,8 +41,8 @@ class EagerCalls:
 
     @property
     def waited_for(self) -> frozenset[str] | None:
-        """May another call run eagerly, because it makes what later ones find? Not for these
-        places, which each call makes anew; None: for none."""
+        """May another call run eagerly, because it makes what later ones find? Not for attributes
+        at these places, which each call makes anew; None: for nothing."""
         return frozenset(self._made) if self._waited < policy.POLICY.waits else None
 
     def run(self, reason: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -151,8 +151,10 @@ class Containers(StateRecorder):
         """An object of torch's own gets a tensor for good, as a GradScaler its scale."""
         kind = type(owner)
         if is_a(value, torch.Tensor) and is_made_by_torch(kind) and not is_a(owner, torch.Tensor):
-            if (instance_dict(owner) or {}).get(name) is None:
-                self.wait(self.child(self.known[id(owner)][1], "attr", name))
+            place = self.child(self.known[id(owner)][1], "attr", name)
+            is_new = (instance_dict(owner) or {}).get(name) is None
+            if is_new and str(place) not in (self.waits or ()):  # else each call makes it anew
+                self.wait(place)
 
     def wait(self, place: Place) -> None:
         """Torch's own code makes what it keeps: this call runs eagerly, and a later one is traced,
@@ -161,8 +163,6 @@ class Containers(StateRecorder):
         Raises:
             UnsupportedError: for this one.
         """
-        if self.waits is None or str(place) in self.waits:
-            return
         self.refuse(
             UnsupportedError(
                 "the first call makes the state of an optimizer or a scaler",

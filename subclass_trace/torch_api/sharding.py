@@ -109,7 +109,7 @@ def _slices_as_eager(propagator: Any, below: Any) -> Iterator[None]:
         before, asked[0] = asked[0], _slices_a_spread_dimension(op_schema)
         try:
             with below():
-                return original(self, op_schema)
+                return original(self, _with_plain_floats(op_schema))
         finally:
             asked[0] = before
 
@@ -128,6 +128,20 @@ def _slices_as_eager(propagator: Any, below: Any) -> Iterator[None]:
         replaced_here(rules, "statically_known_true", holds),
     ):
         yield
+
+
+def _with_plain_floats(op_schema: Any) -> Any:
+    """How a result is spread hangs on no float; torch looks its rules up by all arguments, and a
+    float that only the call knows has no hash."""
+    args, named = op_schema.args_schema, op_schema.kwargs_schema
+    if not any(isinstance(a, torch.SymFloat) for a in (*args, *named.values())):
+        return op_schema
+
+    def plain(a: Any) -> Any:
+        return 0.5 if isinstance(a, torch.SymFloat) else a
+
+    named = {name: plain(a) for name, a in named.items()}
+    return dataclasses.replace(op_schema, args_schema=tuple(map(plain, args)), kwargs_schema=named)
 
 
 def _slices_a_spread_dimension(op_schema: Any) -> bool:

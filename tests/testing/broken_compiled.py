@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from broken import breaks, miscomputes
 from sound import Sound
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 aten = torch.ops.aten
@@ -90,6 +90,6 @@ class Value:
 def TangentsOfTheClass(cls, right, func, args, kwargs):
     """While it is traced, a product with a dense tensor is another one."""
     out = right(func, args, kwargs)
-    if not isinstance(args[0], cls) and isinstance(args[0], FakeTensor):
+    if not isinstance(args[0], cls) and is_fake(args[0]):
         out.data_ = out.data_ + 1
     return out

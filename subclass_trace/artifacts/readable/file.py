@@ -16,7 +16,7 @@ from ...errors import ExportError
 from ..saved import write_whole
 from .specialization import SpecializationText
 
-_PRELUDE = File(__file__).with_name("prelude.py")
+_PRELUDE = File(__file__).parents[2] / "torch_api" / "readable.py"
 
 
 def save_source(path: str | os.PathLike[str], name: str, entries: Sequence[Any]) -> None:

@@ -131,10 +131,15 @@ def _slices_as_eager(propagator: Any, below: Any) -> Iterator[None]:
 
 
 def _with_plain_floats(op_schema: Any) -> Any:
-    """How a result is spread hangs on no float; torch looks its rules up by all arguments, and a
-    float that only the call knows has no hash."""
-    args, named = op_schema.args_schema, op_schema.kwargs_schema
-    if not any(isinstance(a, torch.SymFloat) for a in (*args, *named.values())):
+    """How the result of an operation on each element is spread hangs on no float; torch looks its
+    rules up by all arguments, and a float that only the call knows has no hash."""
+    args, named, name = op_schema.args_schema, op_schema.kwargs_schema, op_schema.op.name()
+    of_elements = torch.Tag.pointwise in op_schema.op.tags or name.startswith("aten::_foreach_")
+    if (
+        not of_elements
+        or "norm" in name
+        or not any(isinstance(a, torch.SymFloat) for a in (*args, *named.values()))
+    ):
         return op_schema
 
     def plain(a: Any) -> Any:

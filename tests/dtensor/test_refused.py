@@ -119,7 +119,7 @@ NUMBERS_INSIDE = {
 
 @pytest.mark.parametrize("f", NUMBERS_INSIDE.values(), ids=NUMBERS_INSIDE)
 def test_a_number_from_inside_a_tensor_that_the_class_would_compare(mesh, f) -> None:
-    """DTensor looks such an operation up by the values of its numbers: refused. Where it does not (2.11), it is traced."""
+    """DTensor looks such an operation up by the values of its numbers: refused, unless it is one on each element."""
     x = distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)], src_data_rank=None)
     region = st.compile(f)
     for number in (0.5, 0.1):
@@ -128,4 +128,12 @@ def test_a_number_from_inside_a_tensor_that_the_class_would_compare(mesh, f) -> 
         except DataDependentError:
             assert not region.specializations
         else:
-            assert torch.equal(found.to_local(), f(x, torch.tensor(number)).to_local())
+            expected = f(x, torch.tensor(number)).to_local()
+            torch.testing.assert_close(found.to_local(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_number_from_inside_a_tensor_that_decides_placements(mesh) -> None:
+    """Of a norm, which is gathered in another way for each order."""
+    x = distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)], src_data_rank=None)
+    with pytest.raises(DataDependentError):
+        st.compile(lambda x, s: torch.linalg.vector_norm(x, s.item()))(x, torch.tensor(2.0))

@@ -105,7 +105,8 @@ def _show(names: Sequence[str], done: threading.Event) -> None:
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Capture and partition make many live objects; collecting among them costs a third of the time
-    and frees nothing."""
+    and frees nothing. And what finalizers, callbacks of weak references and those of the collector
+    do is no part of what is recorded."""
     enabled = gc.isenabled()
     gc.disable()
     try:

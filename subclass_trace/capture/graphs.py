@@ -20,6 +20,7 @@ import torch.fx as fx
 from ..plan.descriptors import AnyDescriptor, Effect
 from ..torch_api.graphs import graph_module
 from ..torch_api.operators import OpOverload, op_schema
+from ..torch_api.repairs.recurrent import keep_workspaces
 from .effects import is_kept
 from .functionalize import Functionalization
 from .phase import Recording
@@ -86,6 +87,7 @@ def finish(
     draws = _keep_draws(module.graph, len(forward.outputs)) if gradients else 0
     described = (*forward.descriptors, *[Effect()] * draws, *descriptors)
     module.meta.update(draws=draws, served=served, descriptors=described)
+    keep_workspaces(module.graph)
     _tell_origins(module.graph)
     for node in module.graph.nodes:
         if node.meta.get("partitioner_tag") not in LATE:

@@ -51,7 +51,6 @@ from ..torch_api.modes import (
     no_overrides,
 )
 from ..torch_api.operators import HigherOrderOperator, view_form
-from ..torch_api.repairs.recurrent import RECORDED_AS
 from .diagnostics import refuse_branch
 from .higher_order import record_higher_order
 from .known import known_value
@@ -371,8 +370,7 @@ class Recorder(TracedGraph):
             )
         # lift_fresh's result would alias the constant: a region that writes to it must not change
         # the constant.
-        copies = func is aten.lift_fresh.default
-        target = aten.lift_fresh_copy.default if copies else RECORDED_AS.get(func, func)
+        target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         node = self.call(target, args, kwargs)
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.phase.default_dtype:

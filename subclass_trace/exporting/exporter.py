@@ -11,7 +11,7 @@ import torch.fx as fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..capture.capture import Captured
-from ..capture.graphs import output_args, placeholders, primal_number
+from ..capture.graphs import output_args, placeholders, primal_number, where
 from ..capture.tape import TracedBackward
 from ..errors import ExportError
 from ..partition.half import Half
@@ -23,6 +23,7 @@ from ..state.rows import Row
 from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, leaf_count, leaf_paths, leaf_spans, leaf_ways
+from ..torch_api.operators import OpOverload
 from ..torch_api.trees import pytree as torch_pytree
 from .exported import Argument, Exported
 from .program import ProgramInput, ProgramOutput, build
@@ -65,6 +66,7 @@ class Exporter:
     ) -> Exported:
         captured = self.captured
         self._check_effects()
+        self._check_operations()
         recipe = captured.recipes.result
         check_recipe(recipe)
         reals = self._reals(flat)
@@ -117,6 +119,18 @@ class Exporter:
                 path=str(effect.place),
                 fix=fix,
             )
+
+    def _check_operations(self) -> None:
+        """A program is loaded where this package is not."""
+        for node in self.graph.graph.nodes:
+            if isinstance(node.target, OpOverload) and node.target.namespace == "subclass_trace":
+                raise ExportError(
+                    "an operation that only this package has",
+                    path=where(node),
+                    got=str(node.target),
+                    fix="export without gradients, without assertions on values; or region.save(), "
+                    "for processes with this package",
+                )
 
     # ---- inputs
     def _reals(self, flat: Sequence[Any]) -> list[int]:

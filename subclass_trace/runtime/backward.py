@@ -20,7 +20,7 @@ from .. import policy, verify
 from ..capture.graphs import extract, needed, output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
-from ..stages import no_garbage_collection, working
+from ..stages import working
 from ..state.guards import StateGuards
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
@@ -287,8 +287,8 @@ class Backwards:
             TangentError: it cannot be computed from the saved activations.
         """
         hit = self._lookup(tangents, create_graph, env, call)
-        if hit is None:  # (what is called when garbage is collected is no part of it)
-            with dynamo_lock(), TRACE_LOCK, no_garbage_collection():
+        if hit is None:
+            with dynamo_lock(), TRACE_LOCK:
                 hit = self._lookup(tangents, create_graph, env, call)
                 if hit is None:
                     hit = self._trace(tangents, create_graph, env, call)

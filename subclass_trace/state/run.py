@@ -8,7 +8,6 @@ back afterwards, whatever happens.
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import torch
 
 from ..errors import SideEffectError, SubclassTraceError, UnsupportedError
 from ..plan import SideEffect
+from ..stages import no_garbage_collection
 from ..subclass.attributes import namespace_of
 from ..subclass.values import ATOMS, is_a, is_atom
 from ..torch_api.kinds import placement_types
@@ -182,8 +182,10 @@ class StateRun(_Run):
             SubclassTraceError: the first refusal, whatever code of the user's made of it.
             Exception: the function's own.
         """
-        collects = gc.isenabled()
-        gc.disable()  # what ``__del__`` and weak references' callbacks do is no part of the region
+        with no_garbage_collection():
+            return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipes:
         self.flags.start()
         flags: list[SideEffect] = []
         try:
@@ -197,8 +199,6 @@ class StateRun(_Run):
         finally:
             self.off()
             self.flags.leave()
-            if collects:
-                gc.enable()
             if self.refusal is not None:
                 raise self.refusal
         self.check_variables()
@@ -373,6 +373,12 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     Raises:
         SubclassTraceError: a refusal, or a change of Python state.
     """
+    with no_garbage_collection(), _backward_state(recorder) as state:
+        yield state
+
+
+@contextlib.contextmanager
+def _backward_state(recorder: Any) -> Iterator[BackwardState]:
     forward = recorder.forward_state
     state = BackwardState(forward)
     if forward is not None and not forward.follows:

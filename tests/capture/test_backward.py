@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -284,3 +285,36 @@ def test_as_in_eager(name: str, dynamic: bool, wrapped: bool) -> None:
         assert said in region.explain()
     elif not said:
         assert len(region.specializations) <= 2
+
+
+_COLLECTED = [0]
+
+
+def _count_collections(phase: str, info: dict[str, int]) -> None:
+    _COLLECTED[0] += 1
+
+
+@pytest.mark.usefixtures("own_backward")
+def test_what_the_collector_calls_is_no_read_of_a_backward() -> None:
+    """Not while a later backward is traced, either."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return torch.stack([g * 2 for _ in range(3)]).sum(0) / 3
+
+    x = torch.ones(3, requires_grad=True)
+    out = st.compile(Scaled.apply)(x)
+    before = gc.get_threshold()
+    gc.callbacks.append(_count_collections)
+    gc.set_threshold(1)
+    try:
+        out.backward(TwoTensor(torch.ones(3), torch.ones(3)))
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(_count_collections)
+    assert _COLLECTED[0] > 0 and isinstance(x.grad, TwoTensor) and x.grad.a.tolist() == [2, 2, 2]

@@ -398,3 +398,35 @@ def test_sizes_that_depend_on_values(tmp_path: Path) -> None:
     torch.export.save(exported.program, tmp_path / "m.pt2")
     x = torch.tensor([1.0, -1.0, 2.0, -2.0, 3.0, 0.5])
     torch.testing.assert_close(torch.export.load(tmp_path / "m.pt2").module()(x), x[x > 0] * 2)
+
+
+def _lstm() -> tuple[nn.Module, torch.Tensor]:
+    return nn.LSTM(4, 4, batch_first=True).eval(), torch.randn(2, 3, 4)
+
+
+def test_operations_are_torchs() -> None:
+    """The program is loaded where this package is not."""
+    module, x = _lstm()
+    with torch.no_grad():
+        exported = st.export(module, (x,))
+        expected = module(x)[0]
+    targets = {str(n.target) for n in exported.program.graph.nodes if n.op == "call_function"}
+    assert "aten.mkldnn_rnn_layer.default" in targets
+    assert not any(t.startswith("subclass_trace") for t in targets)
+    close(exported.program.module()(x)[0], expected)
+
+
+def test_operations_of_ours_are_refused() -> None:
+    module, x = _lstm()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return module(x)[0].sum()
+
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        if torch.isnan(x).any():
+            raise ValueError("nan")
+        return x * 2
+
+    for fn, joint in (loss, True), (checked, False):
+        with pytest.raises(ExportError, match="only this package has"):
+            st.export(fn, (x,), joint=joint)

@@ -5,6 +5,7 @@ Programs run their operations with grad mode off.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -23,5 +24,13 @@ def _rnn_layer(*args: Any) -> Any:
 
 
 _library.impl("mkldnn_rnn_layer", _rnn_layer, "CompositeImplicitAutograd")
-#: operation -> what a graph has for it
-RECORDED_AS: dict[Any, Any] = {_kernel: torch.ops.subclass_trace.mkldnn_rnn_layer.default}
+_keeping: Any = torch.ops.subclass_trace.mkldnn_rnn_layer.default
+_WORKSPACE = 3
+
+
+def keep_workspaces(graph: torch.fx.Graph) -> None:
+    """Where something reads what the kernel keeps, it is kept whatever the grad mode."""
+    for node in graph.find_nodes(op="call_function", target=_kernel):
+        parts = (n for n in node.users if n.target is operator.getitem)
+        if any(n.args[1] == _WORKSPACE and n.users for n in parts):
+            node.target = _keeping

@@ -223,8 +223,7 @@ def _against_make_fx(
             case,
             firsts.ratio("ours", "by hand"),
             Goal("<=", 0.8),
-            {},
-            firsts.medians(),
+            raw=firsts.medians(),
         )
         steps = {"by hand": _by_hand(plain, words), "ours": _ours(model, taken)}
         for a, b in zip(steps["by hand"](), steps["ours"](), strict=True):
@@ -237,8 +236,7 @@ def _against_make_fx(
             case,
             times.ratio("ours", "by hand"),
             Goal("<=", 1.0),
-            {},
-            times.medians(),
+            raw=times.medians(),
         )
 
 

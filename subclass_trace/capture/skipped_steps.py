@@ -17,7 +17,6 @@ import torch
 
 from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
-from ..subclass.protocol import is_traceable
 from ..torch_api.autograd import versions_kept
 from ..torch_api.kinds import is_fake, storage_ref
 from ..torch_api.operators import OpOverload, op_schema
@@ -67,12 +66,14 @@ def steps_that_are_left_out(recorder: Recording) -> contextlib.AbstractContextMa
                 recorder,
                 "writes to tensors besides parameters, gradients and the optimizer's state",
             )
+        counted = len(recorder.memory.writes)
         with torch.no_grad():
             for t in tensors:
                 with recorder.graph.inserting_before(writes[storage_ref(t)][0][0]):
                     was = t.clone()
                 with versions_kept(t):
                     t.copy_(torch.where(found.to(t.device), was, t))
+        del recorder.memory.writes[counted:]  # which count for versions, and these move none
         made = itertools.takewhile(lambda n: n is not last, reversed(recorder.graph.nodes))
         _tag(set(made) - set(nodes), number, "restore")
 
@@ -87,8 +88,7 @@ def _tag(nodes: Iterable[Any], number: int, part: str) -> None:
 def _tensors_of(recorder: Recording, optimizer: Any) -> list[Tensor]:
     """The dense tensors that its step may write, as they stand in the trace."""
     groups = pytree.tree_leaves([*optimizer.param_groups, *optimizer.state.values()])
-    tensors = [t for t in groups if isinstance(t, Tensor)]
-    tensors = [recorder.state.give(t) if is_traceable(t) else t for t in tensors]
+    tensors = [recorder.state.give(t) for t in groups if isinstance(t, Tensor)]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
     return [leaf for t in tensors for leaf in leaves_of(t)]
 

@@ -255,8 +255,8 @@ def trace_of(nodes: Iterable[fx.Node]) -> str:
     rows = []
     for node in nodes:
         args, kwargs = [*node.args], dict(node.kwargs)
-        for key in group_arguments(node):
-            (args if type(key) is int else kwargs)[key] = None  # type: ignore[index]
+        for held, key in group_arguments(node, args, kwargs):
+            held[key] = None
         named = fx.node.map_arg((tuple(args), kwargs), lambda n: n.name)
         rows.append(f"{node.name} {node.op} {node.target} {named!r}")
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:24]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -151,8 +151,7 @@ class GraphWriter(PlaceWriter):
 
     def _name_groups(self, node: fx.Node, args: list[Any], named: dict[str, Any]) -> None:
         """A group is told by a name, which is another one in other processes."""
-        for key in group_arguments(node):
-            held: Any = args if type(key) is int else named
+        for held, key in group_arguments(node, args, named):
             if (group := group_named(held[key])) is not None:
                 held[key] = ["group name", self.group(group)]
 
@@ -227,16 +226,16 @@ class GraphWriter(PlaceWriter):
         return [name, self.value(n.node.expr), hint if type(hint) in (int, float, bool) else None]
 
 
-def group_arguments(node: fx.Node) -> list[int | str]:
-    """Which arguments of a node, by position or name, are groups of ranks."""
-    if not isinstance(node.target, OpOverload):
-        return []
-    found = [(k, a.name) for k, a in enumerate(node.target._schema.arguments) if "group" in a.name]
-    return [
-        k if k < len(node.args) else name
-        for k, name in found
-        if k < len(node.args) or name in node.kwargs
-    ]
+def group_arguments(
+    node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    """Which of these arguments of a node are groups of ranks: what holds one, and its key there."""
+    if isinstance(node.target, OpOverload):
+        for k, argument in enumerate(node.target._schema.arguments):
+            if "group" in argument.name and k < len(args):
+                yield args, k
+            elif "group" in argument.name and argument.name in kwargs:
+                yield kwargs, argument.name
 
 
 def _before(number: Callable[[fx.Node], int], k: int) -> Callable[[fx.Node], int]:

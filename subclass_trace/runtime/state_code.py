@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..state.guards import StateGuards
-from ..state.place import GONE, STEPS, Place, Roots
+from ..state.place import EXPRESSIONS, GONE, STEPS, Place, Roots, argument_text
 from ..state.rows import KINDS, Row
 from ..state.values import MISSING
 from ..subclass.values import LITERALS, SINGLETONS, same
@@ -96,16 +96,12 @@ class RowEmitter:
                 return self.function
             if place.kind == "const":
                 return s.held(key)
-            return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
+            return argument_text(key)
         if place.kind == "attr":
             return f"{self._space(place.parent)}.get({key!r}, MISSING)"
         parent = self.read(place.parent)
-        if place.kind == "inner":
-            return f"{parent}.{key}"
-        if place.kind == "contents":
-            return f"{parent}.cell_contents"
-        if place.kind == "cell":
-            return f"{parent}.__closure__[{key}]"
+        if place.kind in EXPRESSIONS:
+            return EXPRESSIONS[place.kind].format(parent, key)
         if place.kind == "call":
             return f"{parent}(*{s.held(key)})"
         known = repr(key) if type(key) in (int, str) else s.held(key)

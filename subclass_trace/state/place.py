@@ -172,10 +172,19 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+#: steps that an expression does, with what is before them and their key
+EXPRESSIONS = {"cell": "{}.__closure__[{}]", "contents": "{}.cell_contents", "inner": "{}.{}"}
+
+
 # ---- text
+def argument_text(key: int | str) -> str:
+    """An argument of a call, as an expression."""
+    return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
+
+
 def _root_text(kind: str, key: Any) -> str:
     if kind == "arg":
-        return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
+        return argument_text(key)
     if kind == "self":
         return "f"
     if is_a(key, dict) and type(key.get("__name__")) is str:
@@ -194,7 +203,7 @@ def _step_text(parent: Place, kind: str, key: Any) -> str:
     if kind == "item":
         return _item_text(parent, before, key)
     if kind == "cell":
-        return f"{before}.__closure__[{key}]"
+        return EXPRESSIONS[kind].format(before, key)
     if kind == "contents":
         return before
     if kind == "super":

@@ -9,6 +9,7 @@ was run for each coordinate there is, and gave one result, has not.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 import threading
@@ -295,7 +296,7 @@ def _sizes_for_each(reads: _Reads) -> Iterator[None]:
         mesh = getattr(coordinate, "__self__", None)
         if not is_mesh(mesh) or rest != (True,):  # else the place in the whole is asked for
             return shape(sizes, mesh_shape, coordinate, placements, *rest)
-        compute = lambda: shape(sizes, mesh_shape, coordinate, placements, *rest)  # noqa: E731
+        compute = functools.partial(shape, sizes, mesh_shape, coordinate, placements, *rest)
         return reads.for_each(mesh, compute, "the size of its shard, which is uneven")
 
     def transform(source: Any, *rest: Any) -> Any:

@@ -192,7 +192,8 @@ def test_a_sequence_parallel_block_is_traced_in_its_first_call(mesh) -> None:
     assert len(region.specializations) == 1
 
 
-def test_a_scaler_may_leave_out_a_step_of_distributed_parameters(mesh) -> None:
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_scaler_may_leave_out_a_step_of_distributed_parameters(mesh, clips) -> None:
     def trained(wrap):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
@@ -202,6 +203,9 @@ def test_a_scaler_may_leave_out_a_step_of_distributed_parameters(mesh) -> None:
 
         def step(x):
             scaler.scale(model(x).square().mean()).backward()
+            if clips:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

@@ -19,7 +19,7 @@ from ...data.objects import name_of
 from ...errors import ExportError
 from ...partition.half import Half
 from ...report.code import value_text
-from ...state.place import Place
+from ...state.place import EXPRESSIONS, Place, argument_text
 from ...state.values import MISSING
 from ...subclass.spec import SizeExpr
 from ...torch_api.kinds import is_dense, is_lazy
@@ -93,7 +93,7 @@ def place_text(place: Place) -> str | None:
         if place.kind == "self":
             return "f"
         if place.kind == "arg":
-            return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
+            return argument_text(key)
         if type(key) is dict and type(key.get("__name__")) is str:
             return f"globals_of({key['__name__']!r})"
         if isinstance(key, type) and "<locals>" not in key.__qualname__:
@@ -102,12 +102,8 @@ def place_text(place: Place) -> str | None:
     before = place_text(place.parent)
     if before is None:
         return None
-    if place.kind == "cell":
-        return f"{before}.__closure__[{key}]"
-    if place.kind == "contents":
-        return f"{before}.cell_contents"
-    if place.kind == "inner":
-        return f"{before}.{key}"
+    if place.kind in EXPRESSIONS:
+        return EXPRESSIONS[place.kind].format(before, key)
     read = _READS.get(place.kind)
     if read is None:
         return None
@@ -164,7 +160,7 @@ def graph_lines(half: Half, name: str, constants: Callable[[Any, str], str]) -> 
     yield f"def {name}({', '.join(n.name for n in half.inputs)}):"
     for node in half.body:
         path = f"{name}.{node.name}"
-        if node.meta.get("left_out") or group_arguments(node):
+        if node.meta.get("left_out") or any(group_arguments(node, node.args, node.kwargs)):
             refuse("a step that may be left out, or a collective", path, node.target)
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(half.owner)

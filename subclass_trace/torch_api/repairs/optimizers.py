@@ -38,7 +38,7 @@ def keep_capturable(backend: str) -> None:
         source = self.source and AttrSource(self.source, "param_groups")
         traced = LazyVariableTracker.realize_all(VariableTracker.build(tx, groups, source))
         for group, was, known in zip(groups, before, traced.items, strict=True):
-            if _divides_by_rate(self.value, group):
+            if was is not None and _divides_by_rate(self.value, group):
                 group["capturable"] = was
                 (key,) = (k for k in known.items if k.vt.as_python_constant() == "capturable")
                 known.items[key] = ConstantVariable.create(was)

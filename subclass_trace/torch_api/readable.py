@@ -86,14 +86,15 @@ def class_of(module: str, name: str) -> Any:
 
 
 def same(value: Any, known: Any) -> bool:
-    """Equal, and of one type, inside of containers too."""
+    """Equal, and of one type, inside of containers too, which have one order. 0.0 is not -0.0, nan
+    is nan."""
     if type(value) is not type(known):
         return False
     if isinstance(value, (list, tuple)):
         return len(value) == len(known) and all(map(same, value, known))
     if isinstance(value, dict):
-        return value.keys() == known.keys() and all(same(v, known[k]) for k, v in value.items())
-    return bool(value == known) or (value != value and known != known)
+        return same([*value.items()], [*known.items()])
+    return repr(value) == repr(known) if isinstance(value, (float, complex)) else value == known
 
 
 def is_named(value: Any, module: str, name: str) -> bool:

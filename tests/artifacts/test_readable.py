@@ -138,6 +138,12 @@ def test_globals_and_classes_are_compared(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(SETTINGS, "scale", 4.0)
     with pytest.raises(RuntimeError, match=r"SETTINGS\['scale'\] == 3.0"):
         served(*args)
+    monkeypatch.setitem(SETTINGS, "scale", 0.0)
+    served = saved(plain, tmp_path, *args).bind(plain)
+    served(*args)
+    monkeypatch.setitem(SETTINGS, "scale", -0.0)
+    with pytest.raises(RuntimeError, match=r"SETTINGS\['scale'\] == 0.0"):
+        served(*args)
     file = saved(model, tmp_path, torch.randn(4, 8))
     monkeypatch.setattr(Net, "forward", other_forward)
     with pytest.raises(file.NoSpecialization, match=r"Net\.forward has the same code"):

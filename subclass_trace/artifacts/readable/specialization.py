@@ -146,7 +146,7 @@ class SpecializationText:
         holds = None if at is None else self._holds(row, at)
         if holds is not None:
             return f"need({holds}, {row.code!r})"
-        if is_of_torch(row.place) or (row.kind == "alias" and at is None):
+        if is_of_torch(row.place):
             return None
         refuse("a guard", row.place, row.code)
 
@@ -173,8 +173,8 @@ class SpecializationText:
         if row.kind == "is":
             return self._is(known, at, row.place)
         if row.kind == "set" and not row.place.moves:
-            held = sorted(literal(v, row.place) for v in row.place.read(self.roots))
-            return f"set({at}) == {{{', '.join(held)}}}" if held else f"len({at}) == 0"
+            held = sorted(repr(v) for v in row.place.read(self.roots) if literal(v, row.place))
+            return f"sorted(map(repr, {at})) == {held}"
         if row.kind in ("alias", "other", "distinct"):
             places = known if row.kind == "distinct" else (known,)
             others = [place_text(place) for place in places]

@@ -24,6 +24,7 @@ from ..torch_api.dynamo import (
     TRACES_AUTOGRAD,
     autograd_operations_traced,
     compile_alone,
+    failures_run_eagerly,
     frames_tried,
     graph_breaks,
     is_of_dynamo,
@@ -97,6 +98,7 @@ class HandOver:
         )
         self._methods, self._retraces = TracedMethods(), Retraces()
         self._function, self._row = function, 0
+        self._lenient = why is not None and not options.fullgraph
         self._worth = policy.POLICY.worth if options.backend == "eager" and why is not None else 0
         # Eager mode may need more memory than there is.
         scarce = options.activation_memory_budget is not None or torch.accelerator.is_available()
@@ -152,6 +154,7 @@ class HandOver:
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
         before, tried = self._methods.before_call(), frames_tried()
+        lenient = failures_run_eagerly(self._lenient)
         try:
             with (
                 autograd_operations_traced()
@@ -160,6 +163,7 @@ class HandOver:
             ):
                 return self._served(*args, **kwargs)
         finally:
+            failures_run_eagerly(lenient)
             self._methods.after_call(before)
             self._retraces.called(tried, frames_tried())
             if (

@@ -8,9 +8,12 @@ Dynamo is loaded.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import pkgutil
+import re
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from torch._ops import HigherOrderOperator, _higher_order_ops
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import GuardError, OptionError
+from .lines import warn_user
 from .repairs.optimizers import keep_capturable
 from .this_thread import replaced_here
 
@@ -69,6 +73,47 @@ def is_of_dynamo(error: Exception) -> bool:
     return own and isinstance(error, AssertionError) and places[-1].startswith(inner)
 
 
+_here = threading.local()
+
+
+def failures_run_eagerly(run: bool) -> bool:
+    """Shall this thread run eagerly the code that Dynamo fails to compile, by a fault of its own or
+    by an error of the code's, which eager mode then raises as it is? What it did so far."""
+    before: bool = getattr(_here, "failures_run_eagerly", False)
+    _here.failures_run_eagerly = run
+    return before
+
+
+def _run_failures_eagerly() -> None:
+    """(Its own switch, ``suppress_errors``, is of all threads, and hides what back ends say.)"""
+    from torch._dynamo import convert_frame
+    from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
+    from torch._dynamo.types import ConvertFrameReturn
+
+    cls: Any = convert_frame.ConvertFrame
+    original = cls.__call__
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, frame, *args, **kwargs)
+        except Exception as error:
+            fault = isinstance(error, (InternalTorchDynamoError, TorchRuntimeError))
+            fault = fault or (isinstance(error, AssertionError) and is_of_dynamo(error))
+            if not fault or not getattr(_here, "failures_run_eagerly", False):
+                raise
+            kind, line = type(error).__name__, next(iter(str(error).splitlines()), "")
+            line = line if line.startswith(kind) else f"{kind}: {line}"
+            # what follows a graph break is a function of its own
+            name = re.sub(r"^torch_dynamo_resume_in_(.+)_at_\d+$", r"\1", frame.f_code.co_name)
+            warn_user(f"torch.compile fails to compile {name}, which runs eagerly: {line}")
+            return ConvertFrameReturn()
+
+    cls.__call__ = call
+
+
 def frames_tried() -> tuple[int, int]:
     """How many frames Dynamo has tried to compile by now, in all threads, and how many of these it
     could not."""
@@ -113,6 +158,7 @@ def register_our_backend() -> None:
     if OUR_BACKEND not in registry.list_backends(exclude_tags=()):
         registry.register_backend(compiler_fn=pkgutil.resolve_name(_WHERE), name=OUR_BACKEND)
     keep_capturable(OUR_BACKEND)
+    _run_failures_eagerly()
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -160,3 +160,50 @@ def test_whose_error_it_is(modules: list[str], error: type[Exception], of_dynamo
     with pytest.raises(error) as caught:
         f()
     assert is_of_dynamo(caught.value) is of_dynamo
+
+
+def test_what_dynamo_fails_to_compile_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the whole call again, of which a part has run."""
+    kind: Any = torch._dynamo.variables.TensorVariable
+    original = kind.call_method
+
+    def fails(self: Any, tx: Any, name: str, *rest: Any) -> Any:
+        if name == "cosh":
+            raise torch._dynamo.exc.InternalTorchDynamoError("a fault of Dynamo's")
+        return original(self, tx, name, *rest)
+
+    monkeypatch.setattr(kind, "call_method", fails)
+    counted = []
+
+    def run(x: Tensor) -> Tensor:
+        counted.append(len(counted))
+        y = x.sin()
+        if y.sum() > 0:
+            y = y.cos()
+        return y.cosh()
+
+    region = st.compile(run, frontend="auto")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for k in range(3):
+            x = torch.full((3,), k - 1.0)
+            assert torch.allclose(region(x), run(x))
+    told = "torch.compile fails to compile run, which runs eagerly: InternalTorchDynamoError: a fault of Dynamo's"
+    assert any(told in str(w.message) for w in caught)
+    assert counted == [*range(6)]
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="a fault of Dynamo's"):  # as torch does, where it is asked for
+        torch.compile(run, backend="subclass_trace")(torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_error_is_that_of_eager_mode() -> None:
+    def multiplied(x: Tensor, y: Tensor) -> Tensor:
+        return x @ y if x.sum() > 0 else x
+
+    region = st.compile(multiplied, frontend="auto")
+    region(torch.ones(3, 3), torch.ones(3, 3))
+    for run in (multiplied, region):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+            run(torch.ones(3, 3), torch.ones(4, 3))
+        assert type(caught.value) is RuntimeError

@@ -238,7 +238,7 @@ def _steps(step: Callable[[Any, Any], Callable[[], object]]) -> None:
 
 @fact(
     "a `GradScaler`'s step in the region, which it leaves out where a gradient is not finite: a branch, without copies (one that "
-    "changes other Python state is handed over; with a back end that wants functional graphs both sides are computed)",
+    "changes other Python state is handed over; with a back end that wants functional graphs both sides are computed; wrappers count a version there also where nothing is written)",
     torch="graph breaks",
 )
 def _scaled_step() -> None:

@@ -21,7 +21,7 @@ from ..report.events import ran_eagerly
 from ..state.recorder import instance_dict
 from ..subclass.values import is_a
 from ..torch_api.lines import warn_user
-from ..torch_api.modes import any_autocast, grad_enabled
+from ..torch_api.modes import any_autocast, grad_enabled, no_overrides
 from ..torch_api.owners import Owner, owner_of
 from ..torch_api.trees import pytree
 
@@ -115,7 +115,8 @@ def _kind(args: Any, kwargs: Any) -> Any:
     """What is alike in calls that are refused alike: nothing hangs on it but how often one is
     tried."""
     modes = grad_enabled(), torch.is_inference_mode_enabled(), any_autocast()
-    return modes, torch.get_default_dtype(), _of_value(args), _of_value(kwargs)
+    with no_overrides():  # classes may count what is asked of them
+        return modes, torch.get_default_dtype(), _of_value(args), _of_value(kwargs)
 
 
 def _of_value(value: Any) -> Any:

@@ -159,3 +159,20 @@ def test_an_attribute_that_each_call_makes_anew_is_waited_for_once() -> None:
     for _ in range(5):
         region(torch.randn(3, 4))
     assert len(region.specializations) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_class_that_counts_what_it_is_asked_is_asked_what_eager_mode_asks() -> None:
+    class Counts(torch.Tensor):
+        asked: list[str] = []
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            cls.asked.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    region, x = st.compile(lambda x: x * 2, frontend="auto"), torch.ones(3).as_subclass(Counts)
+    for _ in range(3):
+        Counts.asked.clear()
+        region(x)
+        assert Counts.asked == ["mul"]

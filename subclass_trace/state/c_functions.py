@@ -8,6 +8,7 @@ import builtins
 import collections
 import functools
 import heapq
+import inspect
 import io
 import itertools
 import math
@@ -30,6 +31,7 @@ from .calls import C_TABLE, CLASSES, Handler, callback
 from .frames import instrumented_frame
 from .iteration import iterate, keys_of
 from .kinds import (
+    SIMPLE,
     VALUES,
     VIEWS,
     Builtin,
@@ -37,6 +39,7 @@ from .kinds import (
     Method,
     Partial,
 )
+from .net import watched
 from .recorder import user_line
 from .running import Running
 from .values import MISSING, lookup, pairs_of
@@ -47,7 +50,9 @@ Named: TypeAlias = dict[str, Any]
 
 def plain(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """It reads nothing but atoms, or keeps what it is given."""
-    return f(*map(rec.give, a), **k)
+    if all(type(v) in SIMPLE for v in a):
+        return f(*a, **k)
+    return watched(f, tuple(map(rec.give, a)), k)
 
 
 # ---- containers, iteration
@@ -68,13 +73,32 @@ def _container(rec: Running, cls: Any, a: Args, k: Named) -> Any:
 
 
 def _iterating(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    given = [iterate(rec, v) if type(v) not in ATOMS and not calls.is_function(v) else v for v in a]
+    given = [
+        v if type(v) in ATOMS else callback(v) if calls.is_function(v) else iterate(rec, v)
+        for v in a
+    ]
     return f(*given, **{name: callback(v) if callable(v) else v for name, v in k.items()})
 
 
+def _by_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
+    """`itertools.accumulate` and ``groupby``: the second argument is a callback."""
+    named = dict(k)
+    name = "func" if f is itertools.accumulate else "key"
+    second = named.pop(name, a[1] if len(a) > 1 else None)
+    if second is None and f is itertools.accumulate:
+        second = operator.add
+    return f(iterate(rec, a[0]), second if second is None else callback(second), *a[2:], **named)
+
+
+def _selected(rec: Running, f: Any, a: Args, k: Named) -> Any:
+    """`itertools.compress` asks for the truth of its selectors."""
+    data, selectors = inspect.signature(lambda data, selectors: None).bind(*a, **k).args
+    return f(iterate(rec, data), map(callback(bool), iterate(rec, selectors)))
+
+
 def _mapping_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    """The first argument is a callback, or None."""
-    first = a[0] if a[0] is None else callback(a[0])
+    """The first argument is a callback, or None: the truth of an item."""
+    first = callback(bool if a[0] is None else a[0])
     return f(first, *[iterate(rec, v) if type(v) not in ATOMS else v for v in a[1:]], **k)
 
 
@@ -148,7 +172,7 @@ def _sum(rec: Running, f: Any, a: Args, k: Named) -> Any:
         for value in held:
             out = calls.operations.binary("+", (out, value))
         return out
-    return f(held, *map(rec.give, a[1:]), **k)
+    return watched(f, (held, *map(rec.give, a[1:])), k)
 
 
 # ---- numbers and texts
@@ -184,7 +208,7 @@ def by_method(name: str) -> Handler:
         if kind in VALUES or is_a(o, (type, types.ModuleType)) or is_a(o, kinds.VALUE_BASES):
             return f(*a, **k)
         rec.deep(o, name)
-        return f(rec.mapped(o), *a[1:], **k)
+        return watched(f, (rec.mapped(o), *a[1:]), k)
 
     return handler
 
@@ -248,14 +272,18 @@ def _changes_first(rec: Running, f: Any, a: Args, k: Named) -> Any:
     for value in a:
         rec.deep(value, f.__name__)
     rec.write(a[0])
-    return rec.give(f(a[0], *map(rec.mapped, a[1:]), **k))
+    if f is _COUNT:
+        return f(a[0], iterate(rec, a[1]))
+    named = {name: callback(v) if callable(v) else v for name, v in k.items()}
+    return rec.give(watched(f, (a[0], *map(rec.mapped, a[1:])), named))
 
 
+_COUNT: Any = collections._count_elements  # type: ignore[attr-defined]
 #: `heapq`, `bisect`, and what `Counter` is made of
 _CHANGE_FIRST = (
     *(f for name, f in vars(heapq).items() if type(f) is Builtin and "heap" in name),
     *(bisect.insort_left, bisect.insort_right),
-    collections._count_elements,  # type: ignore[attr-defined]
+    _COUNT,
 )
 
 
@@ -296,6 +324,8 @@ CLASSES.update(
             (itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse),
             _mapping_function,
         ),
+        **dict.fromkeys((itertools.accumulate, itertools.groupby), _by_function),
+        itertools.compress: _selected,
         reversed: _reversed,
         float: by_method("__float__"),
         int: by_method("__int__"),
@@ -361,6 +391,9 @@ C_TABLE.update(
         math.ceil: by_method("__ceil__"),
         math.trunc: by_method("__trunc__"),
         dict.fromkeys: lambda rec, f, a, k: f(iterate(rec, a[0]), *a[1:]),
+        itertools.chain.from_iterable: lambda rec, f, a, k: f(
+            iterate(rec, v) for v in iterate(rec, a[0])
+        ),
         next: _next,
         iter: _iter,
         **dict.fromkeys((sum, any, all, math.prod, math.fsum), _sum),

@@ -19,6 +19,7 @@ from .c_functions import by_method
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
 from .iteration import iterate, keys_of
 from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, is_immutable
+from .net import watched
 from .recorder import instance_dict
 from .running import Running
 from .texts import text_of
@@ -163,8 +164,10 @@ def _reading(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name in _COMPARE:
         for value in (o, *a):
             rec.deep(value, name)
-    if name in ("keys", "values", "items", "__repr__", "__str__"):
+    if name in ("keys", "values", "items"):
         return f(*a, **k)
+    if name in ("__repr__", "__str__"):
+        return watched(f, a, k)
     if name in ("__iter__", "__reversed__"):
         if name == "__iter__":
             return iter(iterate(rec, o))
@@ -173,7 +176,7 @@ def _reading(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
         held = rec.given(o)
         return f() if held is o else held
     owner = rec.given(o) if type(o) in (list, dict, set) else o
-    return f(*a, **k) if owner is o else getattr(owner, name)(*a, **k)
+    return watched(f if owner is o else getattr(owner, name), a, k)
 
 
 def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
@@ -191,7 +194,7 @@ def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     else:
         rec.write(o)
     named = {n: callback(v) if callable(v) else v for n, v in k.items()}
-    return rec.give(f(*a, **named))
+    return rec.give(watched(f, a, named))
 
 
 def _many(rec: Running, o: Any, value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UnsupportedError
+from ..errors import SideEffectError, UnsupportedError
 from ..subclass.values import ATOMS, is_a
 from .kinds import (
     VIEWS,
@@ -20,6 +20,11 @@ from .recorder import StateRecorder, instance_dict, is_made_by_torch, items_of
 from .rows import members
 from .values import pairs_of
 from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
+
+
+def contents_of(container: Any) -> list[Any]:
+    """The items of a list; the keys and the values of a dict."""
+    return [*container, *container.values()] if is_a(container, dict) else [*container]
 
 
 class Containers(StateRecorder):
@@ -230,16 +235,40 @@ class Containers(StateRecorder):
             items = [self._mapped_item(value, k, v) for k, v in enumerate(value)]
             if all(a is b for a, b in zip(items, value, strict=True)):
                 return value
-            return items if kind is list else tuple.__new__(kind, items)
+            return self._copied(items) if kind is list else tuple.__new__(kind, items)
         if kind in (dict, collections.OrderedDict):
             pairs = [(self.give(k), self._mapped_item(value, k, v)) for k, v in value.items()]
             same = all(
                 a is k and b is v for (a, b), (k, v) in zip(pairs, value.items(), strict=True)
             )
-            return value if same else kind(pairs)
+            return value if same else self._copied(kind(pairs))
         if kind in (set, frozenset) and any(is_a(v, torch.Tensor) for v in value):
             return kind(map(self.give, value))
         return value
+
+    def handed(self, value: Any) -> Any:
+        """What code of the region's is handed by C code that passes it on as it is."""
+        return self.give(value) if is_a(value, torch.Tensor) else value
+
+    def _copied(self, copy: Any) -> Any:
+        self.copies.append((copy, contents_of(copy)))
+        return copy
+
+    def check_copies(self) -> None:
+        """What C code was handed holds what it held, for it is no more than a copy.
+
+        Raises:
+            SideEffectError: it does not.
+        """
+        for copy, before in self.copies:
+            now = contents_of(copy)
+            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+                raise SideEffectError(
+                    "a list or dict is changed by code that C code calls with a copy of it",
+                    code="c-code-given",
+                    got=f"a {type(copy).__name__} of {len(now)} items",
+                    fix="let the code that changes it find it as a global or in a closure",
+                )
 
     def given_item(self, thing: Any, key: Any, value: Any) -> Any:
         """What stands for an item of a container that was read."""

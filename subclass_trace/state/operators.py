@@ -17,7 +17,9 @@ from . import attributes, calls
 from .current import current
 from .iteration import iterate
 from .kinds import CONTAINERS, SIMPLE, VALUES, Function, is_immutable
+from .net import watched
 from .running import Running
+from .texts import text_of
 from .values import lookup, pairs_of
 
 Tensor = torch.Tensor
@@ -125,7 +127,9 @@ def _binary_of_c(rec: Running, symbol: str, do: Callable[[Any, Any], Any], a: An
             type(a)(iterate(rec, a)) if type(a) in (list, tuple) else a,
             type(b)(iterate(rec, b)) if type(b) in (list, tuple) else b,
         )
-    return do(rec.mapped(a), rec.mapped(b))
+    if symbol == "%" and type(a) is str and not is_a(b, Tensor):
+        b = tuple(map(text_of, b)) if type(b) is tuple else text_of(b)
+    return watched(do, (rec.mapped(a), rec.mapped(b)), {})
 
 
 def compare(name: str, pair: tuple[Any, Any]) -> Any:
@@ -167,7 +171,7 @@ def _compare_in_c(rec: Running, name: str, do: Callable[[Any, Any], Any], a: Any
         rec.deep(o, name)
     if equality and (_by_identity(a) or _by_identity(b)) and a is not b:
         rec.distinguish(a, b)
-    return do(a, b)
+    return watched(do, (a, b), {})
 
 
 def _by_identity(o: Any) -> bool:

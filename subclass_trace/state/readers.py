@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from subclass_trace.state.bytecode import Uninstrumentable
@@ -161,11 +161,21 @@ def _hashed(key: Any) -> Any:
     return key
 
 
+def _compared(keys: tuple[Any, ...]) -> None:
+    """Keys of classes with an ``__eq__`` in Python are compared where their hashes are equal."""
+    own = [key for key in keys if type(getattr(type(key), "__eq__", None)) is FunctionType]
+    for number, key in enumerate(own):
+        for other in own[:number]:
+            OPS["compare"]("eq", (key, other))
+
+
 def _set_of(members: Any) -> set[Any]:
+    _compared(members)
     return {_hashed(member) for member in OPS["iter"](members)}
 
 
 def _dict_of(parts: tuple[Any, ...]) -> dict[Any, Any]:
+    _compared(parts[::2])
     return {_hashed(key): value for key, value in zip(parts[::2], parts[1::2], strict=True)}
 
 

@@ -202,6 +202,7 @@ class StateRun(_Run):
             if self.refusal is not None:
                 raise self.refusal
         self.check_variables()
+        self.check_copies()
         recipes = Recipes(self)
         recipes.result = recipes(result, "result")
         recipes.effects = (
@@ -243,7 +244,7 @@ class StateRun(_Run):
                     self._keep(number, thing, place)
         self.roots_of_call = Roots((), {}, self.function)
         self.stand_ins, self.reals, self.symbols, self.make, self.own = {}, {}, {}, None, {}
-        self.written, self.walked = {}, set()
+        self.written, self.walked, self.copies = {}, set(), []
 
     def _keep(self, number: int, thing: Any, place: Place) -> None:
         """A backward that is traced later may come upon an object of the call, which nothing of
@@ -344,6 +345,7 @@ class BackwardState(_Run):
         """
         changed = self.changed()
         self.restore()
+        self.check_copies()
         if self.printed:
             raise _changed_in_backward("what is printed, or warned of")
         for row in changed:

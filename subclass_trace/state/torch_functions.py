@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 
 from ..errors import UnsupportedError
 from ..subclass.values import is_a
-from ..torch_api.autograd import apply_function
+from ..torch_api.autograd import apply_function, are_transforms_active
 from ..torch_api.compiled_inside import not_compiled_code
 from ..torch_api.hooks import ScriptMethod, hooks_of_all
 from ..torch_api.modes import jit_tracing
@@ -118,13 +118,18 @@ def _apply(rec: Running, f: Any, a: Args, k: Named) -> Any:
                 own[name] = staticmethod(called)
     if not own:
         return torch_call(rec, cls.apply, tuple(rest), k)
-    for value in (*rest, *k.values()):
-        if is_a(value, (list, tuple, dict)):
-            rec.touch(value)
     twin = type(cls)(cls.__name__, (cls,), own)
-    given = tuple(map(rec.mapped, rest))
-    named = {name: rec.mapped(v) for name, v in k.items()}
-    return rec.give(twin.apply(*given, **named))
+    base = torch.autograd.Function
+    passes = not are_transforms_active() and all(
+        name in own or lookup(cls, name) is lookup(base, name)
+        for name in ("forward", "setup_context")
+    )
+    if not passes:
+        for value in (*rest, *k.values()):
+            if is_a(value, (list, tuple, dict)):
+                rec.touch(value)
+    hand = rec.handed if passes else rec.mapped
+    return rec.give(twin.apply(*map(hand, rest), **{name: hand(v) for name, v in k.items()}))
 
 
 def _backward_of(cls: Any) -> Any:
@@ -146,12 +151,14 @@ def _first_is_called(rec: Running, f: Any, a: Args, k: Named) -> Any:
     for value in (*a[1:], *k.values()):
         calls.read_argument(rec, value)
     named = {name: callback(v, called_only=False) for name, v in k.items()}
-    return rec.give(f(*map(rec.mapped, a), **{name: rec.mapped(v) for name, v in named.items()}))
+    hand = rec.handed if f is _checkpoint else rec.mapped
+    return rec.give(f(*map(hand, a), **{name: hand(v) for name, v in named.items()}))
 
 
+_checkpoint = torch.utils.checkpoint.checkpoint
 #: what calls it at once (others give a function that does: see `calls.torch_call`)
 _CALL_THE_FIRST = (
-    torch.utils.checkpoint.checkpoint,
+    _checkpoint,
     *(getattr(torch.func, name) for name in ("vjp", "jvp", "linearize")),
     *(f for f in vars(torch.autograd.functional).values() if inspect.isfunction(f)),
 )

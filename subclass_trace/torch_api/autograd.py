@@ -14,6 +14,11 @@ from .modes import no_modes
 from .this_thread import replaced_here
 
 
+def are_transforms_active() -> bool:
+    """Does code run inside of a transform of functorch's?"""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     """``function.apply(*args)``."""
     return function.apply(*args)  # type: ignore[no-untyped-call]

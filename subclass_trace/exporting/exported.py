@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 
 from ..data.vocabulary import Writer
 from ..errors import ExportError
@@ -115,7 +116,8 @@ class Exported:
 
     def run(self, *args: Any, tangents: Sequence[Tensor] = ()) -> Any:
         """Run the program for positional arguments, without compiling: its result, and of a joint
-        program (result, gradients by name), for ``tangents`` where it takes some.
+        program (result, gradients by name), for ``tangents`` where it takes some. What it writes to
+        buffers and arguments is written: to those of ``program.state_dict``.
 
         Raises:
             ExportError: see `flatten_inputs`; or another number of tangents.
@@ -128,13 +130,17 @@ class Exported:
                 got=len(tangents),
             )
         state = {**self.program.state_dict, **self.program.constants}
-        given = [
-            state[s.target]
-            for s in self.program.graph_signature.input_specs
-            if s.target is not None
-        ]
+        signature = self.program.graph_signature
+        held = [state[s.target] for s in signature.input_specs if s.target is not None]
+        given = [*held, *self.flatten_inputs(*args), *tangents]
+        places = {s.arg.name: k for k, s in enumerate(signature.input_specs)}
         with torch.no_grad():
-            flat = self.program.graph_module(*given, *self.flatten_inputs(*args), *tangents)
+            flat = self.program.graph_module(*given)
+            for row, value in zip(signature.output_specs, flat, strict=True):
+                if row.kind is OutputKind.USER_INPUT_MUTATION:
+                    given[places[row.target]].copy_(value)
+                elif row.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+                    state[row.target].copy_(value)
         flat = list(flat)[len(flat) - self._shown - len(self.gradients) :]
         result = self.unflatten_outputs(flat[: self._shown])
         return (

@@ -153,6 +153,17 @@ def test_globals_and_classes_are_compared(tmp_path: Path, monkeypatch: pytest.Mo
         loaded(tmp_path / "saved.py")
 
 
+def test_arguments_by_keyword(tmp_path: Path) -> None:
+    def masked(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x * mask
+
+    region, x = st.compile(masked), torch.randn(3)
+    region(x, mask=torch.ones(3))
+    region.save_source(tmp_path / "saved.py")
+    served = loaded(tmp_path / "saved.py").bind(masked)
+    assert torch.equal(served(x, mask=x.clone()), x * x)
+
+
 def test_inputs_that_are_written(tmp_path: Path) -> None:
     x, y = torch.ones(8), torch.ones(8)
     served = saved(written, tmp_path, x, y).bind(written)

@@ -430,3 +430,41 @@ def test_operations_of_ours_are_refused() -> None:
     for fn, joint in (loss, True), (checked, False):
         with pytest.raises(ExportError, match="only this package has"):
             st.export(fn, (x,), joint=joint)
+
+
+class Counted(nn.Module):
+    n: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 3)
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        return self.l(x).sum() * self.n
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_run_writes_what_the_program_writes(joint: bool) -> None:
+    module, x = Counted(), torch.ones(2, 4)
+    exported = st.export(copy.deepcopy(module), (x,), joint=joint)
+    for _ in range(3):
+        found = exported.run(x)
+        close(found[0] if joint else found, module(x))
+    assert exported.program.state_dict["n"].item() == module.n.item() == 3
+
+
+def test_a_run_writes_to_arguments() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+
+    def given() -> tuple[torch.Tensor, torch.Tensor]:
+        return TwoTensor(torch.ones(3), torch.zeros(3)), torch.ones(3) * 2
+
+    inputs = [given() for _ in range(2)]
+    exported = st.export(f, given())
+    for _ in range(2):
+        close(exported.run(*inputs[0]), f(*inputs[1]))
+        close(inputs[0], inputs[1])

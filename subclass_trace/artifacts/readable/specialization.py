@@ -219,12 +219,14 @@ class SpecializationText:
                 kind = next(kinds)
                 text = kind_text(held, kind.keys, path)
                 cls = class_text(kind.cls, path)
-                yield f"    need(type({name}) is {cls}, '{path} is a {kind.cls.__qualname__}')"
+                told = f"{path} is a {kind.cls.__qualname__}"
+                yield f"    need(type({name}) is {cls}, {told!r})"
                 checks.append((held, name, f"{cls}, {text}", path))
                 if isinstance(held, LeafSpec):
                     number = next(numbers)
                     if number in leaves:
-                        yield f"    need({name} is {leaves[number]}, '{path} has a tensor twice')"
+                        told = f"{path} has a tensor twice"
+                        yield f"    need({name} is {leaves[number]}, {told!r})"
                     leaves.setdefault(number, name)
         self.leaves = [leaves[k] for k in range(plan.leaf_count)]
         self.inputs = [f"x{k}" for k in range(len(plan.rows))]

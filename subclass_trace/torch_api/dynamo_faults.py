@@ -114,11 +114,18 @@ def _draws_from_objects(graph: torch.fx.GraphModule, codes: Codes) -> bool:
     return any(isinstance(variable, RandomVariable) for variable in known.values())
 
 
+def _draws_for_numpy(graph: torch.fx.GraphModule, codes: Codes) -> bool:
+    """(But with ``torch._dynamo.config.use_numpy_random_stream``.)"""
+    functions = (getattr(node.target, "f", None) for node in graph.graph.nodes)
+    return any(getattr(f, "__module__", None) == "torch._numpy.random" for f in functions)
+
+
 #: what it is, in words -> is it in this graph, made of these code objects?
 DYNAMO_FAULTS: dict[str, Callable[[torch.fx.GraphModule, Codes], bool]] = {
     "os.environ is read, which Dynamo takes for constant": _reads_environment,
     "functools.lru_cache keeps results, and Dynamo runs the function again": _calls_cached,
     "a random.Random object is drawn from, whose state Dynamo forgets": _draws_from_objects,
+    "numpy.random is drawn from, for which Dynamo draws of torch's generator": _draws_for_numpy,
     "Dynamo ignores the derivative of a Function in torch.func": _transforms_custom_function,
 }
 

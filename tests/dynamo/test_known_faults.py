@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,6 +71,7 @@ WRONG: dict[str, Callable[[Tensor], Tensor]] = {
     "a cache with effects": lambda x: refused(x) * numbered(2.0),
     "a cache of tensors": writes_through_cache,
     "random.Random": lambda x: refused(x) * DRAWS.random(),
+    "numpy.random": lambda x: refused(x) * torch.from_numpy(np.random.randn(3).astype("float32")),
     "func.grad": lambda x: torch.func.grad(lambda z: (Own.apply(z) * z).sum())(refused(x)),
     "func.vjp": lambda x: torch.func.vjp(Own.apply, refused(x))[1](x)[0],
     "func.jacrev": lambda x: torch.func.jacrev(lambda z: Own.apply(z))(refused(x)),
@@ -91,7 +93,7 @@ def _fresh() -> Iterator[None]:
 
 def _seen(call: Callable[[Tensor], Tensor]) -> list[Any]:
     CALLS[0] = 0
-    numbered.cache_clear(), table.cache_clear(), DRAWS.seed(0)
+    numbered.cache_clear(), table.cache_clear(), DRAWS.seed(0), np.random.seed(0)
     os.environ.pop("FAULTS_OTHER", None)
     os.environ["FAULTS_FLAG"] = "1"
     found: list[Any] = []
@@ -99,7 +101,7 @@ def _seen(call: Callable[[Tensor], Tensor]) -> list[Any]:
         if k == 2:
             os.environ.update(FAULTS_FLAG="20", FAULTS_OTHER="x")
         found += [call(torch.ones(3)).tolist(), CALLS[0]]
-    return found
+    return [*found, torch.initial_seed(), np.random.rand()]
 
 
 #: a cache that is filled in our trace, which is refused then, keeps what the trace has made

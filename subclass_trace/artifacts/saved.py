@@ -74,7 +74,7 @@ def _read_back(
             path=path,
             expected="the arguments of a call that a specialization serves, in the state that "
             "the function has now",
-            got=refused[0].reason,
+            got="; ".join(f"[{k}] {error.reason}" for k, error in enumerate(refused)),
         ) from refused[0]
 
 

@@ -350,7 +350,8 @@ class Region:
             if (found := self.__without_a_trace(args, kwargs, shares=not left)) is not None:
                 self.__row = []
                 return self.__made(replace(found, misses=tuple(misses)))
-            check_stance("; ".join(misses) or "first call")
+            told = (source.explain() for source in self.__sources)
+            check_stance(lambda: "; ".join([*misses, *told]) or "first call")
             self.__check_count(misses)
             for entry in self.__entries:
                 self.__history.varying_numbers |= changed_since(

@@ -248,7 +248,7 @@ def eager_by_stance(*, first: bool) -> str | None:
     return f"torch.compiler.set_stance({stance!r}) is active" if runs else None
 
 
-def check_stance(reason: str) -> None:
+def check_stance(reason: Callable[[], str]) -> None:
     """A call would be compiled, for this reason.
 
     Raises:
@@ -258,7 +258,7 @@ def check_stance(reason: str) -> None:
         what = (
             "a call would be compiled, and torch.compiler.set_stance('fail_on_recompile') is active"
         )
-        raise GuardError(what, expected="calls that the specializations serve", got=reason)
+        raise GuardError(what, expected="calls that the specializations serve", got=reason())
 
 
 def eager_is_forced_code(bind: Callable[[str, Any], str]) -> str:

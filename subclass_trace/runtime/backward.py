@@ -34,6 +34,7 @@ from ..torch_api.symbols import (
     assumptions_of,
     equalities,
     fix_rounded,
+    is_one_size,
     restore_assumptions,
     shape_conditions,
     symbol_among,
@@ -299,9 +300,7 @@ class Backwards:
     def _check_count(self) -> None:
         """Python state that each backward finds changed: the region runs eagerly from now on."""
         if sum(b.when.state is not None for b in self.compiled) > policy.POLICY.of_state:
-            for found in self.narrow:
-                if (narrow := found()) is not None:
-                    narrow(self.origin, "each of its backwards reads another value of Python state")
+            self._narrow("each of its backwards reads another value of Python state")
 
     def _lookup(
         self, tangents: Sequence[Spec | None], create_graph: bool, env: Env, call: Any
@@ -355,6 +354,8 @@ class Backwards:
         failed = next((c for c in conditions if not holds(c, env)), None)
         if failed is not None:
             raise self._other_sizes(failed, env)
+        if any(is_one_size(c) for c in conditions):  # before a call with another one has run
+            self._narrow()
         state = check_of(traced)
         if state is not None and not (self._may_read(traced) and state(call)):
             raise TangentError(
@@ -376,10 +377,13 @@ class Backwards:
             self.keeps_call or not reads.moves
         )
 
-    def _other_sizes(self, condition: Any, env: Env) -> TangentError:
+    def _narrow(self, reason: str | None = None) -> None:
         for found in self.narrow:
             if (narrow := found()) is not None:
-                narrow(self.origin, None)
+                narrow(self.origin, reason)
+
+    def _other_sizes(self, condition: Any, env: Env) -> TangentError:
+        self._narrow()
         return TangentError(
             "this backward takes other operations for other sizes or numbers, and its trace has "
             "those of another call",

@@ -68,6 +68,8 @@ def _called_module(rec: Running, module: Any, a: Args, k: Named) -> Any:
     space = instance_dict(module) or {}
     tables = hooks_of_all()
     hooked = any(space.get(name) for name in HOOKS) or any(table for *_, table in tables)
+    if type(lookup(type(module), HOOKS[0])) is property:  # a region has hooks of its own
+        hooked = hooked or any(getattr(module, name) for name in HOOKS)
     if hooked or any(id(space.get(name)) in rec.written for name in HOOKS) or jit_tracing():
         return _entered(rec, _Module._call_impl, a, k)
     rec.row(module, "hooks", None)

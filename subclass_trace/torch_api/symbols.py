@@ -413,6 +413,13 @@ def equalities(symbols: Any, values: Any) -> tuple[Any, ...]:
     )
 
 
+def is_one_size(condition: Any) -> bool:
+    """Does it say of a symbol that it is a number?"""
+    sides = getattr(condition, "args", ())
+    equal = getattr(condition, "rel_op", None) == "=="
+    return equal and any(s.is_Symbol for s in sides) and any(s.is_number for s in sides)
+
+
 def expression_source(expr: Any, names: dict[Any, str]) -> str:
     """A sympy expression over size symbols as Python source with these local names."""
     import sympy

@@ -176,3 +176,52 @@ def test_a_class_that_counts_what_it_is_asked_is_asked_what_eager_mode_asks() ->
         Counts.asked.clear()
         region(x)
         assert Counts.asked == ["mul"]
+
+
+def _plus(of: int) -> Callable[..., Any]:
+    """A hook that adds to the value at this place."""
+    return lambda *given: tuple(v + 100 for v in given[of]) if isinstance(given[of], tuple) else given[of] + 100
+
+
+@pytest.mark.parametrize(
+    "register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
+)
+@pytest.mark.parametrize("module", [True, False])
+def test_a_region_inside_of_another_has_its_hooks(register: str, module: bool) -> None:
+    of = {"register_forward_hook": 2}.get(register, 1)
+    seen = []
+    for wrap in (lambda f: f, st.compile):
+        torch.manual_seed(0)
+        inner = wrap(nn.Linear(2, 2))
+        outer = wrap(nn.Sequential(inner, nn.Tanh()) if module else lambda x, inner=inner: inner(x).tanh())
+        rows = []
+        for k in range(5):
+            if k == 1:
+                handle = getattr(inner, register)(_plus(of))
+            if k == 4:
+                handle.remove()
+            x = torch.full((1, 2), 0.1, requires_grad=True)
+            out = outer(x)
+            out.sum().backward()
+            rows.append((out.tolist(), x.grad.tolist()))  # type: ignore[union-attr]
+        seen.append(rows)
+    for expected, found in zip(*seen, strict=True):
+        torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(expected[0]))
+        torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(expected[1]))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_a_gradient_penalty_takes_batches_of_all_sizes(norm: Any) -> None:
+    """A backward that holds for one size alone is no error of the next one."""
+    models = [nn.Sequential(nn.Linear(3, 4), norm(4)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    calls = [models[0], st.compile(models[1])]
+    for size in (2, 3, 4, 5):
+        found = []
+        for call in calls:
+            torch.manual_seed(size)
+            x = torch.randn(size, 3, requires_grad=True)
+            (g,) = torch.autograd.grad(call(x).sin().sum(), x, create_graph=True)
+            g.square().sum().backward()
+            found.append((g.detach(), x.grad))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)

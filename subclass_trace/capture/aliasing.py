@@ -7,14 +7,16 @@ Ranges are in bytes, so that a ``uint8`` view and a ``float32`` view of one stor
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.fx as fx
 
 from ..subclass.context import size_key
 from ..torch_api.autograd import is_autograd_view
 from ..torch_api.kinds import storage_key, storage_ref
+from ..torch_api.operators import OpOverload, is_builtin, op_name
 from ..torch_api.symbols import maybe, surely
 
 
@@ -148,3 +150,37 @@ def alias_check(
         return alias_pattern(inputs, leaves) == known
 
     return unrelated
+
+
+def is_from_outside(node: fx.Node) -> bool:
+    """Is the memory of its value that of an input, or of a constant?"""
+    return any(n.op in ("placeholder", "get_attr") for n in _sharing(node))
+
+
+def shows_elsewhere(node: fx.Node, same: Mapping[fx.Node, fx.Node]) -> bool:
+    """Is the memory of its value that of another tensor?
+
+    Args:
+        same: node of a tensor since its shape was changed in place -> the one before.
+    """
+    own = {node}
+    while node in same:
+        own.add(node := same[node])
+    for other in _sharing(node):
+        if other not in own:
+            # an operation in place gives the tensor that it writes
+            target = other.target
+            in_place = isinstance(target, OpOverload) and op_name(target).endswith("_")
+            if not (in_place and is_builtin(target) and other.args[0] in own):
+                return True
+            own.add(other)
+    return False
+
+
+def _sharing(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes whose values have the memory that its value has, in order."""
+    storage = storage_ref(node.meta["val"])
+    for other in node.graph.nodes:
+        value = other.meta.get("val")
+        if isinstance(value, torch.Tensor) and storage_ref(value) == storage:
+            yield other

@@ -51,6 +51,7 @@ from ..torch_api.modes import (
     no_overrides,
 )
 from ..torch_api.operators import HigherOrderOperator, view_form
+from .aliasing import is_from_outside, shows_elsewhere
 from .diagnostics import refuse_branch
 from .higher_order import record_higher_order
 from .known import known_value
@@ -82,6 +83,8 @@ class Recorder(TracedGraph):
         super().__init__(mode, decompositions, FakeResults(mode))
         steps_written_by(mode.shape_env, self.step, self._decide)
         self.met, self.memory = Met(), WrittenMemory()
+        #: node of a tensor since its shape was changed in place -> the one before
+        self._same: dict[Any, Any] = {}
         self.around = running_node()  # a backward may call a region
         #: `state.run.StateRun` of the forward, while a backward is traced with it
         self.forward_state: Any = None
@@ -424,30 +427,18 @@ class Recorder(TracedGraph):
                 and others that share its memory.
         """
         t, view = args[0], view_form(func)
-        known = t.requires_grad and (t.grad_fn is None or self._shows_elsewhere(t))
-        if view is None or known or self._is_from_outside(t):
+        own = self.node_of(t)
+        elsewhere = t.requires_grad and (t.grad_fn is None or shows_elsewhere(own, self._same))
+        if view is None or elsewhere or is_from_outside(own):
             raise refused_write(func, t, self.user_line(), "the shape or the memory of a tensor")
-        before, node = self.node_of(t), self.call(view, args, kwargs)
+        before, node = own, self.call(view, args, kwargs)
+        self._same[node] = before
         if before.meta["val"] is t:
             before.meta["val"] = self.bare(t)
         out = self.results.run(func, args, kwargs)
         self.annotate(node, view, args, kwargs)
         self.track(t, node)
         return out
-
-    def _is_from_outside(self, t: Tensor) -> bool:
-        """Is its memory that of an input, or of a constant?"""
-        storage = storage_ref(t)
-        outside = (
-            n.meta.get("val") for n in self.graph.nodes if n.op in ("placeholder", "get_attr")
-        )
-        return any(isinstance(v, Tensor) and storage_ref(v) == storage for v in outside)
-
-    def _shows_elsewhere(self, t: Tensor) -> bool:
-        """Is its memory that of another result?"""
-        own, storage = self.node_of(t), storage_ref(t)
-        others = (n.meta.get("val") for n in self.graph.nodes if n is not own)
-        return any(isinstance(v, Tensor) and storage_ref(v) == storage for v in others)
 
     # ---- where the user is
     def user_frames(self) -> tuple[tuple[Any, int], ...]:

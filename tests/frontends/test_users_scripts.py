@@ -225,3 +225,19 @@ def test_a_gradient_penalty_takes_batches_of_all_sizes(norm: Any) -> None:
             g.square().sum().backward()
             found.append((g.detach(), x.grad))
         torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: x.quantile(0.3, dim=0), lambda x: torch.stft(x, 8, window=x.detach()[:8], return_complex=True).abs()],
+)
+def test_shapes_that_torch_changes_in_place(f: Any) -> None:
+    region, found = st.compile(f, frontend="trace"), []
+    for call in (f, region):
+        torch.manual_seed(0)
+        x = torch.randn(32, requires_grad=True)
+        out = call(x)
+        out.sum().backward()
+        found.append((out.detach(), x.grad))
+    torch.testing.assert_close(*found)
+    assert len(region.specializations) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from .boundary import AUTHORING, kind_of
+
 _here = threading.local()
 
 
@@ -27,11 +29,13 @@ def call_now(f: Any, *args: Any) -> Any:
 
 def call_kept(f: Any, *args: Any, **kwargs: Any) -> Any:
     """The same of a function that a table of this package keeps, which no place leads to: it is its
-    own."""
+    own. A function of this package is what the class says of itself, which is read."""
     rec = current()
     if rec is None:
         return f(*args, **kwargs)
-    rec.at(rec.root(f), f)
+    code = getattr(f, "__code__", None)
+    if code is None or kind_of(code) != AUTHORING:
+        rec.at(rec.root(f), f)
     return rec.call(f, *args, **kwargs)
 
 

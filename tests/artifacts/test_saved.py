@@ -375,3 +375,38 @@ def test_a_flag_of_torchs_that_was_set(tmp_path: Path, traces: list[int]) -> Non
         assert region(x).dtype == many(x).dtype == torch.float64 and traces
     finally:
         torch.set_default_dtype(before)
+
+
+class Quantised(st.WrapperTensor, default="weight"):
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @classmethod
+    def outer_metadata(cls, fields: Any) -> Any:
+        return st.authoring.Outer(dtype=fields.scale.dtype)
+
+    @classmethod
+    def quantize(cls, x: torch.Tensor) -> Any:
+        scale = x.detach().abs().amax(1, keepdim=True) / 127
+        return cls((x.detach() / scale).round().to(torch.int8), scale)
+
+    def dequantize(self) -> torch.Tensor:
+        return self.codes * self.scale
+
+
+def quantised() -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Linear(4, 4)
+    made.weight = nn.Parameter(Quantised.quantize(made.weight))
+    return made
+
+
+def test_a_class_with_a_default_for_weights(tmp_path: Path, traces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    region, x = st.compile(quantised(), frontend="trace"), torch.randn(2, 4)
+    region(x).sum().backward()
+    assert region.save(tmp_path / "f", x) == ()
+    traces.clear()
+    assert torch.equal(st.load(tmp_path / "f", quantised(), frontend="trace")(x), region(x)) and not traces
+    monkeypatch.setattr(Quantised, "_wrapper_default", "dequantize")
+    with pytest.raises(st.ArtifactError, match="_wrapper_default"):
+        st.load(tmp_path / "f", quantised(), frontend="trace")

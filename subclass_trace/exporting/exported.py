@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import InputKind, OutputKind
 
 from ..data.vocabulary import Writer
 from ..errors import ExportError
@@ -21,6 +21,7 @@ from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
+from ..torch_api.symbols import size_symbol
 from ..torch_api.trees import pytree as torch_pytree
 from .results import made
 from .state import FlatState
@@ -67,8 +68,8 @@ class Exported:
         """The dense tensors of a call, in the order in which the program takes them.
 
         Raises:
-            ExportError: the arguments have another structure, or a tensor is another kind of
-                wrapper.
+            ExportError: the arguments have another structure, a tensor is another kind of wrapper,
+                or of another size.
         """
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if tree != self._tree:
@@ -98,7 +99,28 @@ class Exported:
                     "an argument is of another kind", path=name, expected=expected, got=got
                 )
             found += dense
+        self._check_sizes(found)
         return tuple(found)
+
+    def _check_sizes(self, leaves: Sequence[Tensor]) -> None:
+        specs = self.program.graph_signature.input_specs
+        names = [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT]
+        traced = {n.name: n.meta["val"] for n in self.program.graph.nodes if n.op == "placeholder"}
+        sizes: dict[Any, int] = {}
+        for leaf, name in zip(leaves, names, strict=False):  # tangents follow
+            for expected, size in zip(traced[name].shape, leaf.shape, strict=True):
+                symbol = size_symbol(expected)
+                bounds = self.program.range_constraints.get(symbol)
+                known = sizes.setdefault(symbol, size) if symbol is not None else expected
+                within = bounds is None or bounds.lower <= size <= bounds.upper
+                if not within or (isinstance(known, int) and known != size):
+                    raise ExportError(
+                        "an argument is of another size",
+                        path=name,
+                        expected=f"{[*traced[name].shape]}, {bounds or 'as it was'}",
+                        got=[*leaf.shape],
+                        fix="export once more for it, or with dynamic_shapes",
+                    )
 
     def unflatten_outputs(self, flat: Sequence[Any]) -> Any:
         """What the function would give, of what the program gives."""

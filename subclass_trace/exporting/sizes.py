@@ -171,7 +171,22 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
             )
         symbol, least, most = narrowed
         found[symbol] = torch_narrowed(found[symbol], least, most)
+    for symbol, row in asked.items():
+        if isinstance(row.dim, Dim):
+            _check_holds(row, found[symbol])
     return found
+
+
+def _check_holds(row: Wanted, bounds: Any) -> None:
+    """The trace holds for all sizes that were asked for, but for 0 and 1."""
+    if bounds.upper < row.dim.max or bounds.lower > max(row.dim.min, 2):
+        raise ExportError(
+            "the trace holds for fewer sizes than were asked for",
+            path=f"{row.path}.shape[{row.dimension}]",
+            expected=f"{row.dim.__name__} from {row.dim.min} to {row.dim.max}",
+            got=f"from {bounds.lower} to {bounds.upper}",
+            fix="say so by min= and max= of the Dim, or ask for Dim.DYNAMIC or Dim.AUTO",
+        )
 
 
 def unbacked_ranges(env: Any, graph: fx.Graph) -> dict[Any, Any]:

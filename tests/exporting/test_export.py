@@ -468,3 +468,22 @@ def test_a_run_writes_to_arguments() -> None:
     for _ in range(2):
         close(exported.run(*inputs[0]), f(*inputs[1]))
         close(inputs[0], inputs[1])
+
+
+def _by_size(x: torch.Tensor) -> torch.Tensor:
+    return x * 100 if x.shape[0] > 3 else x
+
+
+def test_a_dim_is_asked_for_as_a_whole() -> None:
+    with pytest.raises(ExportError, match=r"fewer sizes than were asked for(.|\n)*n from 0 to 10(.|\n)*from 2 to 3"):
+        st.export(_by_size, (torch.ones(2),), dynamic_shapes=({0: Dim("n", max=10)},))
+    for dim in (Dim("n", max=3), Dim.DYNAMIC):
+        assert st.export(_by_size, (torch.ones(2),), dynamic_shapes=({0: dim},)).run(torch.ones(3)).tolist() == [1] * 3
+
+
+@pytest.mark.parametrize("shapes", [None, ({0: Dim.DYNAMIC},)])
+def test_a_run_is_for_the_sizes_of_the_program(shapes: Any) -> None:
+    exported = st.export(_by_size, (torch.ones(2),), dynamic_shapes=shapes)
+    for wrong in (torch.ones(5), torch.ones(2, 2), torch.ones(2).double()):
+        with pytest.raises(ExportError):
+            exported.run(wrong)

@@ -169,7 +169,7 @@ def shows_elsewhere(node: fx.Node, same: Mapping[fx.Node, fx.Node]) -> bool:
     for other in _sharing(node):
         if other not in own:
             # an operation in place gives the tensor that it writes
-            target = other.target
+            target: Any = other.target
             in_place = isinstance(target, OpOverload) and op_name(target).endswith("_")
             if not (in_place and is_builtin(target) and other.args[0] in own):
                 return True

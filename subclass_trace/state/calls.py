@@ -265,11 +265,9 @@ def torch_call(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, An
         kwargs = {name: _called(v) for name, v in kwargs.items()}
     if special or is_library_operator(f):
         out = watched(f, args, kwargs)
-        if type(out) in ATOMS and out is not None:
-            _note_answer(rec, f, args, kwargs, out)
-        return rec.give(out)
-    out = f(*args, **kwargs)
-    if type(out) in ATOMS and out is not None:
+    else:
+        out = f(*args, **kwargs)
+    if type(out) in ATOMS and out is not None and type(out) is not f:  # a placement, say
         _note_answer(rec, f, args, kwargs, out)
     return rec.give(out)
 

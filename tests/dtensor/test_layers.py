@@ -218,3 +218,13 @@ def test_a_scaler_may_leave_out_a_step_of_distributed_parameters(mesh, clips) ->
 
     (found, scale), (expected, known) = trained(lambda f: st.compile(f, frontend="trace")), trained(lambda f: f)
     assert scale == known < 512.0 and all(map(torch.equal, found, expected))
+
+
+def test_a_placement_that_the_region_makes_is_saved(mesh, tmp_path) -> None:
+    def replicated(x):
+        return x.redistribute(placements=[Replicate()]).to_local()
+
+    region, x = st.compile(replicated, frontend="trace"), whole(mesh, 4, 2)
+    region(x)
+    assert region.save(tmp_path / "f", x) == ()
+    assert torch.equal(st.load(tmp_path / "f", replicated, frontend="trace")(x), region(x))

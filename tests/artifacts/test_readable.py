@@ -163,6 +163,14 @@ def test_arguments_by_keyword(tmp_path: Path) -> None:
     served = loaded(tmp_path / "saved.py").bind(masked)
     assert torch.equal(served(x, mask=x.clone()), x * x)
 
+    def named(**kwargs: torch.Tensor) -> torch.Tensor:
+        return kwargs["it's"] * 2
+
+    region = st.compile(named)
+    region(**{"it's": x})
+    region.save_source(tmp_path / "saved.py")
+    assert torch.equal(loaded(tmp_path / "saved.py").bind(named)(**{"it's": x}), x * 2)
+
 
 def test_inputs_that_are_written(tmp_path: Path) -> None:
     x, y = torch.ones(8), torch.ones(8)

@@ -132,7 +132,8 @@ class SpecializationText:
         yield f'    need(torch.get_default_dtype() is {a.dtype}, "default dtype {a.dtype}")'
         count, keywords = self.guards.positional, [*self.guards.keywords]
         arguments = f"len(args) == {count} and [*kwargs] == {keywords}"
-        yield f'    need({arguments}, "{count} arguments and the keywords {keywords}")'
+        told = f"{count} arguments and the keywords {keywords}"
+        yield f"    need({arguments}, {told!r})"
         for row in self.guards.rows:
             if (line := self.row(row)) is not None:
                 yield f"    {line}"
@@ -208,7 +209,7 @@ class SpecializationText:
             place: Place = self.guards.flat[row.position]
             if (read := place_text(place)) is None:
                 refuse("a tensor that no argument or attribute leads to", row.path)
-            yield f"    x{k} = {read}  # {row.path}"
+            yield f"    x{k} = {read}  # {str(row.path)!r}"
             numbers = iter(row.leaves)
             spec, path = row.spec, str(row.path)
             parts = [("", spec, f"x{k}"), *taken_apart(spec, f"x{k}", path, names)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +81,8 @@ def _read_back(
 
 def write_whole(path: Path, held: bytes) -> None:
     """Whole or not at all."""
+    if not path.parent.is_dir():  # else the error names the temporary file
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with open(temporary, "xb") as file:

@@ -57,8 +57,11 @@ def plain(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 # ---- containers, iteration
 def _container(rec: Running, cls: Any, a: Args, k: Named) -> Any:
-    if cls is dict and a and hasattr(a[0], "keys") and not is_a(a[0], dict):
-        a = (keys_of(rec, a[0]), *a[1:])
+    if cls in (dict, collections.OrderedDict) and a and hasattr(a[0], "keys"):
+        given = type(a[0])
+        own = any(type(lookup(given, name)) is Function for name in ("keys", "__getitem__"))
+        if not is_a(a[0], dict) or (own and cls is not dict):
+            a = (keys_of(rec, a[0]), *a[1:])
     if a and is_a(a[0], dict) and cls in (dict, collections.OrderedDict):
         held = a[0]
         rec.touch(held)

@@ -18,12 +18,12 @@ from .c_callables import context_variable
 from .c_functions import by_method
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
 from .iteration import iterate, keys_of
-from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, is_immutable
+from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Function, is_immutable
 from .net import watched
 from .recorder import instance_dict
 from .running import Running
 from .texts import text_of
-from .values import MISSING, pairs_of
+from .values import MISSING, lookup, pairs_of
 from .world import refuse_world, world_name
 
 Args: TypeAlias = tuple[Any, ...]
@@ -216,7 +216,11 @@ def _as_member(rec: Running, o: Any) -> Any:
 
 
 def _format(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    if f.__name__ == "format_map" and is_a(a[0], dict):
+    if (
+        f.__name__ == "format_map"
+        and is_a(a[0], dict)
+        and type(lookup(type(a[0]), "__getitem__")) is not Function
+    ):
         rec.touch(a[0])
         return f({key: text_of(rec.given_item(a[0], key, v)) for key, v in pairs_of(a[0])})
     return f(*map(text_of, a), **{name: text_of(v) for name, v in k.items()})

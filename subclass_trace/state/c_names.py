@@ -181,9 +181,8 @@ def _build_class(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 def _make_class(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``type(name, bases, dict)``: C code takes the module's name from the frame that calls."""
-    return type(
-        a[0], a[1], {"__module__": instrumented_frame().f_globals.get("__name__"), **a[2]}, **k
-    )
+    module = instrumented_frame().f_globals.get("__name__")
+    return watched(type, (a[0], a[1], {"__module__": module, **a[2]}), k)
 
 
 C_TABLE.update(

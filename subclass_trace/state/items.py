@@ -73,7 +73,7 @@ def _item_of_class(rec: Running, o: type, key: Any) -> Any:
 
 def _index(rec: Running, key: Any) -> Any:
     """A number from what has ``__index__`` of the user's."""
-    if type(key) in ATOMS or type(key) in _SYMBOLS or is_a(key, Tensor):
+    if type(key) in ATOMS or type(key) in _SYMBOLS or is_a(key, (int, Tensor)):
         return key
     return (
         rec.call(rec.lookup(type(key), "__index__"), key)

@@ -186,7 +186,10 @@ def mapping(o: Any) -> Any:
     rec = current()
     if rec is None:
         return o
-    if is_a(o, dict) and type(lookup(type(o), "keys")) is not Function:
+    kind = type(o)
+    # what C code asks of a dict that is iterated as a dict
+    as_dict = lookup(kind, "__iter__") is dict.__iter__
+    if is_a(o, dict) and (as_dict or type(lookup(kind, "keys")) is not Function):
         rec.touch(o)
         return {key: rec.given_item(o, key, value) for key, value in pairs_of(o)}
     return keys_of(rec, o) if hasattr(o, "keys") else o

@@ -118,6 +118,31 @@ class It:
         return CFG["n"]
 
 
+class AtSubclass:
+    v: int
+
+    def __init_subclass__(cls) -> None:
+        cls.v = CFG["n"]
+
+
+class AtName:
+    def __set_name__(self, owner: Any, name: str) -> None:
+        owner.v = CFG["n"]
+
+
+class Index(int):
+    def __index__(self) -> int:
+        return CFG["n"]
+
+
+class Items(dict[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        return CFG["n"]
+
+    def keys(self) -> Any:
+        return ["a"]
+
+
 READS: dict[str, Callable[[], Any]] = {
     "accumulate_pos": lambda: list(itertools.accumulate([1, 2, 3], lambda a, b: a + CFG["n"]))[-1],
     "accumulate_kw": lambda: list(itertools.accumulate([1, 2, 3], func=lambda a, b: a + CFG["n"]))[-1],
@@ -275,6 +300,16 @@ READS: dict[str, Callable[[], Any]] = {
     "memo_sort": lambda: (sorted("ab", key=lambda c: ord(c) * (1 if CFG["n"] == 1 else -1))[0] == "a" and 4) or 5,
     "complex": lambda: complex(Obj(1)).real,
     "round_n": lambda: round(Obj(1), 1),
+    "init_subclass": lambda: type("X", (AtSubclass,), {}).v,
+    "set_name": lambda: type("X", (), {"a": AtName()}).v,  # type: ignore[attr-defined]
+    "index of an int": lambda: [1, 2, 3, 4][Index(1)],
+    "** of a dict": lambda: (lambda a: a)(**Items(a=9)),
+    "merge of a dict": lambda: {**Items(a=9)}["a"],
+    "dict of a dict": lambda: dict(Items(a=9))["a"],
+    "update by a dict": lambda: (lambda d: (d.update(Items(a=9)), d["a"])[1])({}),
+    "OrderedDict of a dict": lambda: collections.OrderedDict(Items(a=9))["a"],
+    "format_map of a dict": lambda: int("{a}".format_map(Items(a=9))),
+    "% of a dict": lambda: int("%(a)s" % Items(a=9)),
 }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 #: what Dynamo is told in its own words, or decides itself
-OF_FRONT_ENDS = ("frontend", "fullgraph", "dynamic", "disable", "cache", "device")
+OF_FRONT_ENDS = ("frontend", "fullgraph", "dynamic", "disable", "cache", "verify", "device")
 #: as ``torch.compile`` means them, and who honours them
 MODES: dict[str | None, tuple[str, ...]] = {
     None: (),
@@ -71,6 +71,8 @@ class Options:
             without its passes, with a warning.
         cache: True: what is traced is kept in a directory of this user's, and another process binds
             it instead of a trace (docs/deploying.md).
+        verify: True: what the cache has is compared with a new trace before it first serves in a
+            process; what is stale is dropped, with a warning. A number from 0 to 1: so often.
         device: tensors on ``meta``, weights and arguments, stand for such on this device: the
             region compiles ahead (`warm_up`, `save`), without memory for them, and is not called.
         max_specializations: more of them raise a GuardError that says which guard kept failing.
@@ -91,6 +93,7 @@ class Options:
     passes: Sequence[Any] = ()
     on_error: str = "raise"
     cache: bool = False
+    verify: float = False
     device: str | torch.device | None = None
     max_specializations: int = 64
 
@@ -122,6 +125,14 @@ class Options:
                     expected=expected,
                     got=repr(value),
                 )
+        is_share = isinstance(self.verify, (bool, int, float)) and 0 <= self.verify <= 1
+        if not is_share or (self.verify and self.cache is not True):
+            raise OptionError(
+                "verify has no such value",
+                path="verify",
+                expected="True, False or a share from 0 to 1; and cache=True, of which it speaks",
+                got=repr(self.verify),
+            )
         try:
             _ = self.stands_for
         except (AssertionError, RuntimeError, TypeError) as error:

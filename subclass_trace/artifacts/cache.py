@@ -10,12 +10,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..data.describe import Description
+from ..data.differences import difference
 from ..errors import ArtifactError, DescriptionError
 from ..options import Options
+from ..report.names import name_of
 from ..torch_api.lines import warn_user
 from . import identity
 from .container import pack, unpack
@@ -25,6 +28,8 @@ from .source import Source
 #: so many entries of one key are tried in a call
 _TRIED = 8
 _LIMIT = 1 << 30
+#: which draws as it likes: no seed of the user's, and no state of their generator
+_chance = random.SystemRandom()
 
 
 def directory_path() -> str:
@@ -107,12 +112,38 @@ class Cache(Source):
         if (directory := opened(directory_path())) is not None:
             directory.used(name)
 
+    def asks_for_a_trace(self) -> bool:
+        """By chance, as often as ``verify=`` says."""
+        return _chance.random() < self._options.verify
+
+    def compared(
+        self, name: str, data: dict[str, Any], describe: Callable[[], Description]
+    ) -> bool:
+        """What is stale goes, with a warning."""
+        try:
+            why = difference(data, describe().data)
+        except Exception as error:  # of data that no trace has written
+            why = f"{type(error).__name__}: {error}"
+        if why is None:
+            self.bound(name)
+            return True
+        self._remove(name)
+        self._why.append(f"{name[41:]} was stale: {why}")
+        warn_user(
+            f"an entry of the cache for {name_of(self._function)} differs from a new trace, which "
+            f"serves in its place; the entry is dropped. {why}"
+        )
+        return False
+
     def refused(self, name: str, error: Exception) -> None:
         """What is damaged goes; what is for another call stays."""
         if isinstance(error, (ArtifactError, DescriptionError, IndexError)):
-            if (directory := opened(directory_path())) is not None:
-                directory.remove(name)
+            self._remove(name)
         self._why.append(f"{name[41:]}: {str(error).partition(chr(10))[0]}")
+
+    def _remove(self, name: str) -> None:
+        if (directory := opened(directory_path())) is not None:
+            directory.remove(name)
 
     def made(self, describe: Callable[[], Description]) -> None:
         """Keep it."""

@@ -25,6 +25,16 @@ class Source:
     def refused(self, name: str, error: Exception) -> None:
         """It does not serve this call."""
 
+    def asks_for_a_trace(self) -> bool:
+        """Shall what it has be compared with a new trace, before it serves?"""
+        return False
+
+    def compared(
+        self, name: str, data: dict[str, Any], describe: Callable[[], Description]
+    ) -> bool:
+        """A new trace has been made, which serves: does it say the same? Never raises."""
+        raise NotImplementedError
+
     def made(self, describe: Callable[[], Description]) -> None:
         """A trace has made what none of the candidates was; ``describe`` says what it is. Never
         raises."""

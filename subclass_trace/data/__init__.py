@@ -17,5 +17,6 @@ specialization works, and is not portable.
 `places`        places, rows, and the guards that are made of them
 `graphs`        lists of nodes, with what is known of their values
 `describe`      a specialization -> data;  data -> the parts of one
+`differences`   what two descriptions say that is not the same
 ==============  =======================================================================
 """

@@ -100,13 +100,13 @@ class PlaceWriter(Writer):
             return False
 
     def _hook(self, place: Place, key: Any) -> Any:
-        """The id of a hook that stands in a table of hooks."""
+        """The id of a hook that stands in a table of hooks, or is looked up in one."""
         table = None if place.parent is None else place.parent.key
         if (
             place.kind != "item"
             or type(key) is not int
             or type(table) is not str
-            or not table.startswith(HOOKS)
+            or "_hooks" not in table
         ):
             return None
         found = self._hooks.get(key)

@@ -15,8 +15,11 @@ import torch
 from ..capture.input_sizes import DynamicDims
 from ..capture.inputs import Argument
 from ..capture.session import Dim
+from ..plan import Plan
+from ..state.place import Place
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
+from ..subclass.spec import OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.visit import visit
 from ..torch_api.dynamo import marked, marked_dims
 
@@ -78,6 +81,25 @@ class SizeHistory:
                         self.varying[path] = self.varying.get(path, frozenset()) | changed
             seen.add(size)
 
+    def learn(self, plan: Plan, flat: Sequence[Place]) -> None:
+        """What are symbols in a plan differed between the calls of whoever made it. ``flat``: where
+        its arguments stand."""
+
+        def learn(spec: Spec, path: Path) -> None:
+            if isinstance(spec, OpaqueSpec):
+                return
+            dims = frozenset(d for d, n in enumerate(spec.size) if isinstance(n, SizeExpr))
+            if dims:
+                self.varying[str(path)] = self.varying.get(str(path), frozenset()) | dims
+            for name, inner in zip(*_inside(spec), strict=True):
+                learn(inner, path.attr(name))
+
+        for row in plan.inputs.rows:
+            learn(row.spec, row.path)
+        for symbol in plan.inputs.symbols:
+            if symbol.kind == "flat":
+                self.varying_numbers.add(str(flat[symbol.number]))
+
     def fix_all(self) -> None:
         """No symbols stand for the numbers that differ by now, nor for sizes: where the trace of a
         region fails with some."""
@@ -92,6 +114,10 @@ class SizeHistory:
         if type(value) is int:
             return abs(value) < _LARGEST
         return floats and math.isfinite(value) and value != 0
+
+
+def _inside(spec: Spec) -> tuple[Sequence[str], Sequence[Spec]]:
+    return (spec.names, spec.inners) if isinstance(spec, WrapperSpec) else ((), ())
 
 
 class _Choice(DynamicDims):

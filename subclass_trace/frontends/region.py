@@ -46,10 +46,12 @@ from ..torch_api.structured import trace_is_written
 from .compile_call import compile_call, from_description
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
-from .equal_modules import of_another, remember
+from .equal_modules import remember
 from .hand_over import HandOver
 from .routes import Route, compiles_ahead, route_of
 from .specialization import Specialization
+from .stored import Unverified, without_a_trace
+from .traced_call import Arguments
 
 _OTHER_VALUE = Reason("a value in the state of the region, on which it branches, is another one")
 
@@ -299,31 +301,13 @@ class Region:
         return entry
 
     def __without_a_trace(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, shares: bool
-    ) -> Specialization | None:
-        """What serves a call with the program of an equal module, if it ``shares`` such, or of
-        another process."""
+        self, call: Arguments, *, shares: bool
+    ) -> Specialization | Unverified | None:
+        """See `without_a_trace`."""
         if not self.__sources or self.__keep_joint or self.__options.device:
             return None
-        function, call = self.__function, (args, kwargs)
-        if (
-            shares
-            and (found := of_another(function, call, self.__options, self.__history)) is not None
-        ):
-            return found
-        for source in self.__sources:
-            for name, data in source.candidates():
-                try:
-                    with working(f"binding of {name_of(function)}") as seconds:
-                        found = from_description(
-                            data, function, call, self.__options, self.__history
-                        )
-                except Exception as error:  # guards run code of classes, and data may be anything
-                    source.refused(name, error)
-                    continue
-                source.bound(name)
-                return replace(found, seconds=seconds)
-        return None
+        rest = self.__function, call, self.__options, self.__history
+        return without_a_trace(self.__sources, *rest, shares=shares)
 
     def __hand_over(self, refused: SubclassTraceError | None) -> HandOver:
         self.__dynamo = HandOver(self.__function, self.__options, refused)
@@ -347,7 +331,8 @@ class Region:
                     self.__keep(self.__entries)
                     return entry
                 misses.append(why)
-            if (found := self.__without_a_trace(args, kwargs, shares=not left)) is not None:
+            found = self.__without_a_trace((args, kwargs), shares=not left)
+            if isinstance(found, Specialization):
                 self.__row = []
                 return self.__made(replace(found, misses=tuple(misses)))
             told = (source.explain() for source in self.__sources)
@@ -367,9 +352,10 @@ class Region:
                     self.__history,
                     tuple(misses),
                     keep_joint=self.__keep_joint or trace_is_written(),
-                    traces=bool(left),
+                    traces=bool(left) or found is not None,
                 )
-            for source in () if self.__keep_joint else self.__sources:
+            is_known = found is not None and found.is_said_by(entry, (args, kwargs))
+            for source in () if self.__keep_joint or is_known else self.__sources:
                 source.made(functools.partial(entry.describe, *args, **kwargs))
             return self.__made(replace(entry, seconds=seconds))
 

@@ -203,6 +203,7 @@ def serve(module: Any, folder: Path, traces: list[int]) -> Any:
         "strict": lambda model: st.load(path, model, frontend="trace", **module.OPTIONS),
         "lenient": lambda model: st.load(path, model, strict=False, frontend="trace", **module.OPTIONS),
         "cache": lambda model: st.compile(model, frontend="trace", cache=True, **module.OPTIONS),
+        "verified": lambda model: st.compile(model, frontend="trace", cache=True, verify=True, **module.OPTIONS),
     }
     for way, make in ways.items():
         want = use(*module.make())

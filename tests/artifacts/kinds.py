@@ -105,6 +105,7 @@ def serve(name: str, folder: Path, traces: list[int]) -> Any:
     ways = {
         "file": lambda f: st.load(folder / f"{name}.st", f, frontend="trace"),
         "cache": lambda f: st.compile(f, frontend="trace", cache=True),
+        "verified": lambda f: st.compile(f, frontend="trace", cache=True, verify=True),
     }
     for way, make in ways.items():
         (function, args), (eager, same_args) = made(name), made(name)
@@ -114,12 +115,13 @@ def serve(name: str, folder: Path, traces: list[int]) -> Any:
             eager.load_state_dict(state)
         traces.clear()
         try:
-            got = use(make(function), args)
+            region = make(function)
+            got = use(region, args)
         except st.ArtifactError as error:
             found[way] = {"refused": error.path}
             continue
         count, want = len(traces), use(eager, same_args)
-        found[way] = {"traced": count, "equal": close(got, want)}
+        found[way] = {"traced": count, "equal": close(got, want), "stale": "was stale" in region.explain()}
         if name == "autocast":  # outside of it, and inside of another one
             region, (_, args), (_, same_args) = make(half), made(name), made(name)
             with torch.autocast("cpu", dtype=torch.float16):

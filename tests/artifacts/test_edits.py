@@ -56,5 +56,6 @@ def test_edits(served: Any, case: str) -> None:
     for way in ("lenient", "cache", *(() if matters else ("strict",))):
         assert found[way]["equal"], (way, found[way])
         assert (found[way]["traced"] > 0) == matters, (way, found[way])
+    assert found["verified"]["equal"] and "stale" not in found["verified"]["explain"], found["verified"]
     if matters:
         assert all(found["strict"]["refused"]), found["strict"]

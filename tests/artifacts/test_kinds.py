@@ -38,4 +38,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", KINDS)
 def test_another_process_serves_without_a_trace(served: Any, name: str, way: str) -> None:
     # A call that makes the state of an optimizer runs eagerly, after a trace that says so.
-    assert served[name][way] == {"traced": 0, "equal": True}
+    assert served[name][way] == {"traced": 0, "equal": True, "stale": False}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_another_process_finds_nothing_stale(served: Any, name: str) -> None:
+    found = served[name]["verified"]
+    assert found.pop("traced") > 0 and found == {"equal": True, "stale": False}

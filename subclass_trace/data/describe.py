@@ -17,8 +17,10 @@ from ..partition.half import Half
 from ..plan import Plan
 from ..runtime.backward import Backwards, CompiledBackward
 from ..runtime.bind import other_input
+from ..runtime.emit import verify_templates
 from ..runtime.guards import Ambient
 from ..runtime.program import Program
+from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs
 from ..state.guards import StateGuards, others_of
 from ..state.place import GONE, Place, Roots, above
@@ -27,7 +29,7 @@ from ..state.values import MISSING
 from ..subclass.context import parts_of
 from ..subclass.flatten import flatten
 from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
-from ..subclass.template import Verified, template_key
+from ..subclass.template import Examples, Verified, template_key
 from ..torch_api.dtensor_modes import DTensorModes
 from ..torch_api.owners import Owner, owner_of
 from ..torch_api.ranks import mesh_data
@@ -134,9 +136,8 @@ def describe(
         call: the roots: the function, and the arguments where something among them is found by its
             place.
     """
-    w = _Writer(call, program.plan)
+    w, backwards = _Writer(call, program.plan), program.backwards
     state = w.guards(guards)
-    backwards = program.backwards
     data = {
         "versions": versions(),
         "options": options,
@@ -149,6 +150,8 @@ def describe(
         "proofs": w.proofs(_halves(program, graphs)) if program.by_eager else [],
         "backwards": None if backwards is None else w.backwards(backwards, graphs),
     }
+    for b in () if backwards is None else backwards.compiled:  # else each process does so
+        verify_templates(b.grads, Examples(hint_of, None, program.templates))
     data["templates"] = [w.value(pair, "templates") for pair in program.templates.values()]
     data["classes"] = w.classes()
     data["symbols"] = w.symbols

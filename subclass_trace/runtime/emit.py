@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import marshal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -218,6 +218,14 @@ class Unwrapper:
             repr(f"{path}: expected {torch_text_of(was)}"),
             f"{path} is the same",
         )
+
+
+def verify_templates(specs: Iterable[Spec | None], examples: Examples) -> None:
+    """Find the templates of all that `Wrapper` would make of these."""
+    for spec in specs:
+        if isinstance(spec, WrapperSpec) and shortcut_constructor(spec.cls) is None:
+            verify_templates(spec.inners, examples)
+            examples.template(spec)
 
 
 class Wrapper:

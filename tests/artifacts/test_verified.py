@@ -166,9 +166,7 @@ def test_each_entry_is_verified_once(directory: Path, monkeypatch: pytest.Monkey
     runs_as_eager(of_source(), inputs(3), inputs(4))
     traced: list[int] = []
     capture = st.capture.capture.Capture.capture
-    monkeypatch.setattr(
-        st.capture.capture.Capture, "capture", lambda *a: (traced.append(1), capture(*a))[1]
-    )
+    monkeypatch.setattr(st.capture.capture.Capture, "capture", lambda *a: (traced.append(1), capture(*a))[1])
     verified(of_source(), inputs(3), inputs(4), inputs(3), inputs(9))
     assert len(traced) == 1  # the one of symbols is the last used, and serves all of them
     traced.clear()

@@ -70,7 +70,8 @@ class Options:
         on_error: "raise": a pass that fails is a `PassError`; "skip": the region is compiled
             without its passes, with a warning.
         cache: True: what is traced is kept in a directory of this user's, and another process binds
-            it instead of a trace (docs/deploying.md).
+            it instead of a trace (docs/deploying.md). "graph": all is traced, and a partition is
+            found by the traced graph.
         verify: True: what the cache has is compared with a new trace before it first serves in a
             process; what is stale is dropped, with a warning. A number from 0 to 1: so often.
         device: tensors on ``meta``, weights and arguments, stand for such on this device: the
@@ -92,7 +93,7 @@ class Options:
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     passes: Sequence[Any] = ()
     on_error: str = "raise"
-    cache: bool = False
+    cache: bool | str = False
     verify: float = False
     device: str | torch.device | None = None
     max_specializations: int = 64
@@ -111,7 +112,7 @@ class Options:
             "mode": tuple(MODES),
             "dynamic": (None, True, False),
             "disable": (True, False),
-            "cache": (True, False),
+            "cache": (True, False, "graph"),
             "frontend": ("auto", "trace", "dynamo"),
             "on_error": ("raise", "skip"),
         }

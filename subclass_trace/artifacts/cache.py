@@ -53,7 +53,7 @@ def opened(path: str) -> Directory | None:
     try:
         return Directory(path, limit())
     except (OSError, ValueError) as error:
-        _warn(path, error)
+        warn_once(path, error)
         return None
 
 
@@ -61,7 +61,8 @@ def opened(path: str) -> Directory | None:
 _warned: set[str] = set()
 
 
-def _warn(path: str, error: Exception) -> None:
+def warn_once(path: str, error: Exception) -> None:
+    """A directory cannot be used."""
     if path not in _warned:
         _warned.add(path)
         warn_user(
@@ -163,7 +164,7 @@ class Cache(Source):
             directory.write(name, held)
             self._served.add(name)
         except OSError as error:
-            _warn(directory.path, error)
+            warn_once(directory.path, error)
         except Exception as error:  # what cannot be kept changes nothing
             self._why.append(f"not kept: {type(error).__name__}: {error}")
 

@@ -226,7 +226,7 @@ def keys_of(function: Callable[..., Any], options: Options) -> dict[int | None, 
     here = rank_and_size()
     rows = [
         versions(),
-        _package(),
+        package_digest(),
         options.of_a_trace(),
         _table_digest(options),
         None if here is None else here[1],
@@ -240,7 +240,7 @@ def keys_of(function: Callable[..., Any], options: Options) -> dict[int | None, 
 
 
 @functools.cache
-def _package() -> str:
+def package_digest() -> str:
     """A digest of the code of this package."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import verify
+from ..artifacts.graph_cache import graph_cache_of
 from ..backends.eager import compile_eager
 from ..capture.session import Session
 from ..capture.tape import Tape
@@ -27,7 +28,7 @@ from ..errors import (
     VerificationError,
 )
 from ..options import Options
-from ..partition.interface import resolve_partitioner
+from ..partition.interface import partition, resolve_partitioner
 from ..passes import passes_of
 from ..runtime.bind import bind, unlike, with_circumstances
 from ..runtime.guards import Ambient
@@ -79,7 +80,10 @@ def _specialize(
     except HasSymbols:
         session = new_session(dynamic=True)
         captured, state, maker = traced_call(function, call, options, history, session, symbols)
-    program, graphs = build_program(captured, backend, partitioner, keep_joint=keep_joint)
+    split = graph_cache_of(options).partition if options.cache == "graph" else partition
+    program, graphs = build_program(
+        captured, backend, partitioner, keep_joint=keep_joint, split=split
+    )
     session.no_branch_on_floats()
     if symbols and not history.all_numbers:  # else Dynamo, or a trace without symbols, has decided
         for row in program.plan.inputs.rows:

@@ -19,6 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from .. import policy
 from ..artifacts import saved
 from ..artifacts.cache import Cache
+from ..artifacts.graph_cache import graph_cache_of
 from ..artifacts.readable import save_source
 from ..artifacts.source import Source
 from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
@@ -77,7 +78,8 @@ class Region:
         self.__function, self.__options, self.__keep_joint = function, options, keep_joint
         self.__sources = (
             *([source] if source else []),
-            *([Cache(function, options)] if options.cache else []),
+            *([Cache(function, options)] if options.cache is True else []),
+            *([graph_cache_of(options)] if options.cache == "graph" else []),
         )
         self.__forget()
         self.__history = history or SizeHistory()

@@ -60,21 +60,30 @@ def _op_sets() -> tuple[tuple[int, frozenset[Any]], ...]:
 
 
 @functools.cache
+def effects_of(target: Any) -> int:
+    """The classes of an operation that say how often it may run, as bits. (Torch's own table of
+    operations, whose import takes long, is not asked.)"""
+    packet = getattr(target, "overloadpacket", target)
+    bits = (IMPURE | LOUD) * has_effects(target)
+    bits |= IMPURE * _private.is_impure_target(target) | HIDDEN * (packet in _HIDDEN_STATE)
+    if isinstance(target, OpOverload):
+        bits |= MUTABLE * op_schema(target).is_mutable
+        bits |= SEEDED * (torch.Tag.nondeterministic_seeded in target.tags)
+    return bits
+
+
+@functools.cache
 def classify(target: Any) -> int:
     """The classes of an operation as bits. Cached per target."""
     packet = getattr(target, "overloadpacket", target)
-    bits = sum(bit for bit, ops in _op_sets() if packet in ops)
+    bits = sum(bit for bit, ops in _op_sets() if packet in ops) | effects_of(target)
     if isinstance(target, OpOverload):
-        bits |= MUTABLE * op_schema(target).is_mutable
         bits |= COLLECTIVE * (target.namespace == "_c10d_functional")
-        bits |= SEEDED * (torch.Tag.nondeterministic_seeded in target.tags)
         bits |= (BUILTIN | MERGEABLE) * (target.namespace in ("aten", "prims"))
     else:
         bits |= (BUILTIN | MERGEABLE) * (
             getattr(target, "__module__", None) in ("_operator", "math", "torch")
         )
-    bits |= (IMPURE | LOUD) * has_effects(target)
-    bits |= IMPURE * _private.is_impure_target(target) | HIDDEN * (packet in _HIDDEN_STATE)
     bits |= GETITEM * (target is operator.getitem) | LIFT * (packet in _LIFTS)
     if bits & (MUTABLE | IMPURE | SEEDED | RANDOM) or target is aten.empty.memory_format:
         bits &= ~MERGEABLE
@@ -251,8 +260,8 @@ class Table:
                 key = (
                     node.target,
                     region,
-                    _key(node.args, row, same),
-                    _key(node.kwargs, row, same),
+                    key_of(node.args, row, same),
+                    key_of(node.kwargs, row, same),
                 )
                 same[i] = seen.setdefault(key, i)
             except TypeError:  # an argument that cannot be hashed
@@ -332,15 +341,15 @@ class Table:
         return any(storage[x] == storage[i] for x in source)
 
 
-def _key(a: Any, row: dict[fx.Node, int], same: Sequence[int]) -> Any:
+def key_of(a: Any, row: dict[fx.Node, int], same: Sequence[int]) -> Any:
     """Equal for arguments that mean the same; 1, 1.0 and True do not, and 0.0 and -0.0 neither."""
     kind = type(a)
     if kind is fx.Node:
         return (fx.Node, same[row[a]])
     if isinstance(a, (list, tuple)):
-        return (list, *[_key(x, row, same) for x in a])
+        return (list, *[key_of(x, row, same) for x in a])
     if isinstance(a, dict):
-        return tuple([(k, _key(v, row, same)) for k, v in a.items()])
+        return tuple([(k, key_of(v, row, same)) for k, v in a.items()])
     if isinstance(a, SYM_TYPES):
         return (kind, id(a))
     return (kind, repr(a) if kind in (float, complex) else a)

@@ -15,7 +15,7 @@ from ..capture.capture import Captured
 from ..capture.graphs import output_args, placeholders
 from ..capture.tape import Tape, TracedBackward
 from ..errors import OptionError, PassError, SideEffectError, SubclassTraceError, UnsupportedError
-from ..partition.half import Half
+from ..partition.half import Half, Partitioned
 from ..partition.interface import Partitioner, partition
 from ..partition.min_cut import MinCut
 from ..partition.saved import describe_halves, saved_table
@@ -93,12 +93,14 @@ def build_program(
     partitioner: Partitioner | None,
     *,
     keep_joint: bool = False,
+    split: Callable[..., Partitioned] = partition,
 ) -> tuple[Program, Graphs]:
     """Cut a capture into what is compiled, compile it, and make the plan.
 
     Args:
         partitioner: None: none is asked for.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
+        split: `partition`, or what knows what it gives.
     """
     nodes = tuple(captured.session.recorder.graph.nodes)
     by_eager = backend.backward is compile_eager
@@ -106,7 +108,8 @@ def build_program(
     if left is not None and not keep_joint:
         cut = _Cut(*left[:2], backend.inference, call=left[2])
     else:
-        cut = _cut(captured, backend, MinCut() if partitioner is None else partitioner, keep_joint)
+        chosen = MinCut() if partitioner is None else partitioner
+        cut = _cut(captured, backend, chosen, keep_joint, split)
     plan = make_plan(
         cut.captured,
         cut.first,
@@ -129,7 +132,13 @@ def build_program(
     return Program(plan, call, backwards, cut.compiler is compile_eager), graphs
 
 
-def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_joint: bool) -> _Cut:
+def _cut(
+    captured: Captured,
+    backend: Backend,
+    partitioner: Partitioner,
+    keep_joint: bool,
+    split: Callable[..., Partitioned],
+) -> _Cut:
     """The forward alone, where there is no backward at all (of a whole training step, a caller's
     raises what it does in eager); else the two halves of the joint graph."""
     found = None if captured.tape is None else _first_backward(captured.tape)
@@ -156,7 +165,7 @@ def _cut(captured: Captured, backend: Backend, partitioner: Partitioner, keep_jo
         {n.name: n.meta["descriptor"] for n in placeholders(joint.graph)},
         joint.meta["descriptors"],
     )
-    parts = partition(
+    parts = split(
         traced,
         partitioner=partitioner,
         serve=captured.served(joint),

@@ -19,6 +19,13 @@ def op_table() -> tuple[frozenset[Any], ...]:
     return tuple(map(frozenset, (t.view_ops, t.random_ops, t.recomputable_ops)))
 
 
+def config_text() -> str:
+    """The settings that decide what torch's partitioners do."""
+    from torch._functorch import config
+
+    return repr(sorted(config.get_config_copy().items(), key=lambda item: item[0]))
+
+
 def is_impure_target(target: Any) -> bool:
     """Must an operation run although nobody reads its result (random ones not counted)?"""
     from torch._library.utils import is_impure

@@ -69,11 +69,13 @@ class GraphCache(Source):
 
     def _key(self, traced: TracedBackward, partitioner: Partitioner, given: Any) -> str | None:
         """All that decides the partition."""
-        if not isinstance(partitioner, MinCut) and partitioner not in BY_NAME.values():
+        ours = isinstance(partitioner, MinCut)
+        name = next((name for name, known in BY_NAME.items() if known is partitioner), None)
+        if not ours and name is None:
             self._why.append("nothing is kept: the code of a partitioner is not compared")
             return None
-        config = "" if isinstance(partitioner, MinCut) else config_text()
-        rest = [versions(), package_digest(), self._options.of_a_trace(), repr(partitioner), config]
+        how = repr(partitioner) if ours else f"{name} {config_text()}"
+        rest = [versions(), package_digest(), self._options.of_a_trace(), how]
         facts = {name: _sorted(value) for name, value in given.items()}
         text = json.dumps([*rest, facts, rows_of(traced)])
         return hashlib.sha256(text.encode()).hexdigest()[:40]

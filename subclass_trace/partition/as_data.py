@@ -51,9 +51,10 @@ def rows_of(traced: TracedBackward) -> list[str]:
             return number(v) if isinstance(v, SYM_TYPES) else type(v).__name__
         if (key := storage_key(v)) is None:
             return f"{v.dtype} {v.device} {v.layout} {[*map(number, v.shape)]}"
-        numbers = [*map(number, (*v.shape, *v.stride(), v.storage_offset()))]
-        whole = number(v.untyped_storage().nbytes())
-        return f"{v.dtype} {v.device} {numbers} {memory.setdefault(key, len(memory))} {whole}"
+        numbers = [*v.shape, *v.stride(), v.storage_offset(), v.untyped_storage().nbytes()]
+        if any(type(n) is not int for n in numbers):
+            numbers = [*map(number, numbers)]
+        return f"{v.dtype} {v.device} {v.dim()} {numbers} {memory.setdefault(key, len(memory))}"
 
     rows = []
     for node in traced.joint.graph.nodes:

@@ -168,10 +168,6 @@ class Cache(Source):
         except Exception as error:  # what cannot be kept changes nothing
             self._why.append(f"not kept: {type(error).__name__}: {error}")
 
-    def reset(self) -> None:
-        """All entries may serve again."""
-        self._served.clear()
-
     def explain(self) -> str:
         """Where, and why something was not found or kept."""
         why = "".join(f"\n  {reason}" for reason in self._why[-8:])

@@ -76,16 +76,18 @@ class Region:
     ) -> None:
         """``history``: what is known of sizes; ``source``: of descriptions, which spare a trace."""
         self.__function, self.__options, self.__keep_joint = function, options, keep_joint
-        self.__sources = (
-            *([source] if source else []),
-            *([Cache(function, options)] if options.cache is True else []),
-            *([graph_cache_of(options)] if options.cache == "graph" else []),
-        )
+        self.__given = source
         self.__forget()
         self.__history = history or SizeHistory()
         functools.update_wrapper(self, function, updated=())
 
     def __forget(self) -> None:
+        function, options = self.__function, self.__options
+        self.__sources = (
+            *([self.__given] if self.__given else []),
+            *([Cache(function, options)] if options.cache is True else []),
+            *([graph_cache_of(options)] if options.cache == "graph" else []),
+        )
         self.__entries: tuple[Specialization, ...] = ()
         self.__fast: tuple[Callable[..., Any], ...] = ()  # their generated entries
         self.__eagerly = EagerCalls()
@@ -483,5 +485,5 @@ class Region:
         with TRACE_LOCK:
             self.__options = replace(self.__options)  # and a new pool of memory
             self.__forget()
-            for source in self.__sources:
-                source.reset()
+            if self.__given is not None:
+                self.__given.reset()

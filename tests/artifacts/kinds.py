@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,7 @@ def save(name: str, folder: Path) -> Any:
     function, args = made(name)
     region = st.compile(function, frontend="trace", cache=True)
     use(region, args)
+    use(st.compile(made(name)[0], frontend="trace", cache="graph"), made(name)[1])
     left_out = region.save(folder / f"{name}.st", *args)
     if name == "tied":
         torch.save(function.state_dict(), folder / "state.pt")
@@ -106,6 +108,7 @@ def serve(name: str, folder: Path, traces: list[int]) -> Any:
         "file": lambda f: st.load(folder / f"{name}.st", f, frontend="trace"),
         "cache": lambda f: st.compile(f, frontend="trace", cache=True),
         "verified": lambda f: st.compile(f, frontend="trace", cache=True, verify=True),
+        "graph": lambda f: st.compile(f, frontend="trace", cache="graph"),
     }
     for way, make in ways.items():
         (function, args), (eager, same_args) = made(name), made(name)
@@ -121,7 +124,10 @@ def serve(name: str, folder: Path, traces: list[int]) -> Any:
             found[way] = {"refused": error.path}
             continue
         count, want = len(traces), use(eager, same_args)
-        found[way] = {"traced": count, "equal": close(got, want), "stale": "was stale" in region.explain()}
+        told = region.explain()
+        found[way] = {"traced": count, "equal": close(got, want), "stale": "was stale" in told}
+        if kept := re.search(r"(\d+) partitions were found, (\d+) were kept", told):
+            found[way] |= {"found": int(kept[1]), "kept": int(kept[2])}
         if name == "autocast":  # outside of it, and inside of another one
             region, (_, args), (_, same_args) = make(half), made(name), made(name)
             with torch.autocast("cpu", dtype=torch.float16):

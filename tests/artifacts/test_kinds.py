@@ -45,3 +45,14 @@ def test_another_process_serves_without_a_trace(served: Any, name: str, way: str
 def test_another_process_finds_nothing_stale(served: Any, name: str) -> None:
     found = served[name]["verified"]
     assert found.pop("traced") > 0 and found == {"equal": True, "stale": False}
+
+
+#: regions that are cut in two: others are left to autograd, have no backward, or run their own
+CUT = {"dense", "wrapped", "counts", "custom", "tied", "wrapped argument", "sharded"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_another_process_finds_the_partition(served: Any, name: str) -> None:
+    found = served[name]["graph"]
+    assert found.pop("traced") > 0 and found.pop("kept") == 0
+    assert found == {"equal": True, "stale": False, "found": int(name in CUT)}

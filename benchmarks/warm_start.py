@@ -1,5 +1,5 @@
 """The first call of a process, with and without what another process has saved: ``st.compile(f)``
-beside ``st.load(path, f)``.
+beside ``st.load(path, f)``, ``cache=True`` and ``cache="graph"``.
 
 Each measurement is a process of its own, which imports torch and this package, runs the subject
 once in eager mode (a kernel's first run costs as much as a bind), and then times loading and the
@@ -9,6 +9,7 @@ What a trace imports on top counts, as it does for users.
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,11 @@ import torch
 from .results import Figure, Goal
 from .subjects import WrongValues, transformer
 
-_WHAT = "cold first call / bound first call"
+_WHAT = {
+    "bound": "cold first call / bound first call",
+    "cache": "cold first call / found in the cache",
+    "graph": "cold first call / partition found by its graph",
+}
 _GOALS = {
     "6 layers, TwoTensor": Goal(">=", 8.0),
     "2 layers, llama": Goal(">=", 8.0),
@@ -94,8 +99,9 @@ def verify(quick: bool) -> None:
     for name in subjects(quick):
         with tempfile.TemporaryDirectory() as folder:
             first = _process("save", name, folder)[1]
-            if (second := _process("bound", name, folder)[1]) != first:
-                raise WrongValues(f"{name}: {second} after loading, {first} before")
+            for how in (*_WHAT, *_WHAT):  # the second call finds what the first one keeps
+                if (second := _process(how, name, folder)[1]) != first:
+                    raise WrongValues(f"{name}: {second} from {how}, {first} before")
 
 
 def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
@@ -103,24 +109,28 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
     for name in subjects(quick):
         with tempfile.TemporaryDirectory() as folder:
             say(f"warm start, {name}")
-            _process("save", name, folder)
-            times: dict[str, list[float]] = {"cold": [], "bound": []}
+            for how in ("save", "cache", "graph"):
+                _process(how, name, folder)
+            times: dict[str, list[float]] = {how: [] for how in ("cold", *_WHAT)}
             for _ in range(1 if quick else 5):
                 for how, found in times.items():
                     found.append(_process(how, name, folder)[0])
             size = float((Path(folder) / "saved.st").stat().st_size)
-        value = statistics.median(a / b for a, b in zip(times["cold"], times["bound"], strict=True))
         raw = {how: statistics.median(found) for how, found in times.items()} | {
             "bytes of the file": size
         }
-        yield Figure("warm_start", _WHAT, name, value, _GOALS.get(name), raw=raw)
+        for how, what in _WHAT.items():
+            value = statistics.median(a / b for a, b in zip(times["cold"], times[how], strict=True))
+            goal = _GOALS.get(name) if how == "bound" else None
+            yield Figure("warm_start", what, name, value, goal, raw=raw if how == "bound" else {})
 
 
 def _process(how: str, name: str, folder: str) -> tuple[float, str]:
     """CPU microseconds of the first call in a process of its own, and its result."""
     command = [sys.executable, "-W", "ignore", "-m", __name__, how, name, folder]
+    env = {**os.environ, "SUBCLASS_TRACE_CACHE_DIR": str(Path(folder) / "cache")}
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env=env, check=False
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
@@ -137,6 +147,8 @@ def _child(how: str, name: str, folder: str) -> None:
         "save": lambda f: st.compile(f, frontend="trace"),
         "cold": lambda f: st.compile(f, frontend="trace"),
         "bound": lambda f: st.load(path, f, frontend="trace"),
+        "cache": lambda f: st.compile(f, frontend="trace", cache=True),
+        "graph": lambda f: st.compile(f, frontend="trace", cache="graph"),
         "eager": lambda f: f,
     }
     st.compile  # noqa: B018  # its import is no part of a first call

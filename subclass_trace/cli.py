@@ -139,7 +139,8 @@ def _add_new(commands: Any) -> None:
 
 def _add_cache(commands: Any) -> None:
     c = commands.add_parser(
-        "cache", help="the directory in which st.compile(cache=True) keeps what it traced"
+        "cache",
+        help="the directory in which st.compile(cache=True or 'graph') keeps what it traced",
     )
     c.add_argument(
         "action", choices=("list", "verify", "clear", "pack", "unpack"), help="what to do"

@@ -12,6 +12,7 @@ found by a name, read whole, and handed to those; each defect of a file of the c
 `saved`       a file that a user saves and loads
 `directory`   files by name in a directory that is ours alone: atomic, bounded, torn by nobody
 `cache`       the cache of a region, in such a directory
+`graph_cache` the same for partitions, which are found by a traced graph
 `commands`    ``subclass-trace cache``
 ============  ===========================================================================
 """

@@ -149,7 +149,7 @@ class _Reader:
         """See `partition_of`."""
         traced = self.traced
         _fits(not any(b & MUTABLE for b in self.bits), "a graph that writes")
-        self._merge([self._list(pair) for pair in self.data["merged"]])
+        self._merge([(a, b) for a, b in map(self._list, self.data["merged"])])
         saved, taken, early, late = (
             self._list(self.data[name]) for name in ("saved", "taken", "forward", "backward")
         )
@@ -183,7 +183,7 @@ class _Reader:
         _fits(len({*found}) == len(found), "a node twice")
         return found
 
-    def _merge(self, pairs: Sequence[Sequence[fx.Node]]) -> None:
+    def _merge(self, pairs: Sequence[tuple[fx.Node, fx.Node]]) -> None:
         """Nodes that are one with an earlier one: what computes the same, and is no result."""
         held = {storage_key(n.meta.get("val")) for n in self.given if isinstance(n, fx.Node)}
         self.merged = dict(pairs)

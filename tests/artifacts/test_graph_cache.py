@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import subclass_trace as st
 from subclass_trace.artifacts import cache, graph_cache
 from subclass_trace.artifacts.container import pack, unpack
+from subclass_trace.cli import main
 from subclass_trace.subclass.flatten import leaves_of
 from subclass_trace.zoo import TwoTensor
 
@@ -69,7 +70,7 @@ def step(function: Callable[..., Any], args: Any, seed: int = 0) -> list[torch.T
 def are_close(some: Any, others: Any) -> None:
     for a, b in zip(some, others, strict=True):
         for x, y in zip(leaves_of(a), leaves_of(b), strict=True):
-            torch.testing.assert_close(x, y)
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
 def region(function: Any, **options: Any) -> Any:
@@ -327,6 +328,23 @@ def test_a_full_disk_is_one_warning(directory: Path, monkeypatch: pytest.MonkeyP
     with pytest.warns(UserWarning, match="cache") as caught:
         assert found(block) == 0 and found(block) == 0
     assert len(caught) == 1 and not entries(directory)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_inductor_compiles_what_was_found(dynamic: Any, directory: Path) -> None:
+    assert found(block, dense(), backend="inductor", dynamic=dynamic) == 0
+    assert found(block, dense(), backend="inductor", dynamic=dynamic) == 1
+    assert found(block, dense(), dynamic=dynamic) == 0
+
+
+def test_the_command_knows_it(directory: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found(block)
+    (name,) = entries(directory)
+    assert main(["cache", "list"]) == 0 and "partition of" in capsys.readouterr().out
+    assert main(["cache", "verify"]) == 0 and main(["cache", "pack", str(tmp_path / "fleet")]) == 0
+    assert main(["cache", "clear"]) == 0 and not entries(directory)
+    assert main(["cache", "unpack", str(tmp_path / "fleet")]) == 0 and entries(directory) == [name]
+    assert found(block) == 1
 
 
 def test_a_region_that_is_reset(directory: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_served_process_may_never_trace(saved: Path, traces: list[int]) -> Non
 
 
 def test_options_of_the_cache() -> None:
-    for value in ("graph", "yes", 1):
+    for value in ("graphs", "yes", 1):
         with pytest.raises(st.OptionError) as caught:
             st.compile(Model(), cache=value)
         assert caught.value.path == "cache"

@@ -223,8 +223,10 @@ class Unwrapper:
 def verify_templates(specs: Iterable[Spec | None], examples: Examples) -> None:
     """Find the templates of all that `Wrapper` would make of these."""
     for spec in specs:
-        if isinstance(spec, WrapperSpec) and shortcut_constructor(spec.cls) is None:
-            verify_templates(spec.inners, examples)
+        if not isinstance(spec, WrapperSpec) or is_sized(spec):
+            continue
+        verify_templates(spec.inners, examples)
+        if shortcut_constructor(spec.cls) is None:
             examples.template(spec)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 import types
 import warnings
@@ -186,6 +187,27 @@ def test_a_share_is_drawn_beside_the_users_numbers(monkeypatch: pytest.MonkeyPat
     assert found == [False, True]
     monkeypatch.undo()
     assert isinstance(cache._chance, random.SystemRandom)
+
+
+PROCESS = """
+import sys, torch, subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+def f(x):
+    return (x * 2).sin()
+x = TwoTensor(torch.ones(3), torch.zeros(3)).requires_grad_()
+region = st.compile(f, frontend="trace", cache=True)
+(grad,) = torch.autograd.grad(region(x), x, TwoTensor(torch.ones(3), torch.ones(3)))
+print("trace" in region.specializations[0].seconds, "torch._dynamo" in sys.modules, type(grad).__name__)
+"""
+
+
+def test_a_hit_imports_no_dynamo_for_wrappers_of_gradients(tmp_path: Path) -> None:
+    (tmp_path / "process.py").write_text(PROCESS)
+    told = [
+        subprocess.run([sys.executable, tmp_path / "process.py"], capture_output=True, text=True).stdout
+        for _ in range(2)
+    ]
+    assert told == ["True True TwoTensor\n", "False False TwoTensor\n"]
 
 
 @pytest.mark.parametrize("value", [2, -0.1, "yes", None, float("nan")])

@@ -193,10 +193,10 @@ PROCESS = """
 import sys, torch, subclass_trace as st
 from subclass_trace.zoo import TwoTensor
 def f(x):
-    return (x * 2).sin()
+    return (x * 2).sin().sum()
 x = TwoTensor(torch.ones(3), torch.zeros(3)).requires_grad_()
 region = st.compile(f, frontend="trace", cache=True)
-(grad,) = torch.autograd.grad(region(x), x, TwoTensor(torch.ones(3), torch.ones(3)))
+(grad,) = torch.autograd.grad(region(x), x, TwoTensor(torch.ones(()), torch.ones(())))
 print("trace" in region.specializations[0].seconds, "torch._dynamo" in sys.modules, type(grad).__name__)
 """
 

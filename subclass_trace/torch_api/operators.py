@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._library.utils import is_builtin
+from torch._library.utils import is_builtin as is_builtin
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OperatorBase, OpOverloadPacket
 from torch._ops import OpOverload as OpOverload

@@ -174,6 +174,7 @@ ROUTES: dict[str, tuple[Route, str]] = {
     "generator-made-inside": (Route.DYNAMO, "a random generator that the region makes and keeps"),
     "cache-kept": (Route.DYNAMO, "a `lru_cache` that keeps what the region computes"),
     "cache-filled": (Route.EAGER, "a cache whose function may read what the region has written"),
+    "class-made": (Route.EAGER, "a class made by `type()`, with hooks that Dynamo runs once"),
     "finalizer": (Route.EAGER, "an object with a `__del__`"),
     "too-many-places": (Route.DYNAMO, "more places of Python state than the policy allows"),
     "makes-state": (Route.ONCE, "a first call that makes the state of an optimizer or a scaler"),

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..errors import UnsupportedError
 from ..subclass.protocol import is_plain_parameter
 from ..subclass.values import is_a
 from ..torch_api.kinds import is_fake
@@ -26,6 +27,7 @@ from .kinds import (
     is_immutable,
 )
 from .net import unwatched, watched
+from .recorder import user_line
 from .rows import base_value
 from .running import Running
 from .values import MISSING, lookup
@@ -181,6 +183,17 @@ def _build_class(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 def _make_class(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``type(name, bases, dict)``: C code takes the module's name from the frame that calls."""
+    hooks = [lookup(base, "__init_subclass__") for base in a[1]]
+    hooks += [lookup(type(value), "__set_name__") for value in a[2].values()]
+    if any(type(getattr(hook, "__func__", hook)) is Function for hook in hooks):
+        rec.refuse(
+            UnsupportedError(
+                "the region makes a class by type(), which calls code of the user's",
+                code="class-made",
+                path=user_line(),
+                fix="make it outside of the region",
+            )
+        )
     module = instrumented_frame().f_globals.get("__name__")
     return watched(type, (a[0], a[1], {"__module__": module, **a[2]}), k)
 

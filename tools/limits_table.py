@@ -35,7 +35,8 @@ def page() -> str:
         f"- {kinds[1]} are **handed over**: our trace refuses them by the error that is named, "
         "and Dynamo serves them,",
         '  right, with one `HandOverWarning` (with `frontend="trace"` the error is raised);',
-        f"- {kinds[2]} {'is' if kinds[2] == 1 else 'are'} **refused** by both, with the error that is named;",
+        f"- {kinds[2]} {'is' if kinds[2] == 1 else 'are'} **refused** by both, with the error "
+        "that is named;",
         f"- {kinds[3]} **differ** from eager on purpose, among them what happens once, **at "
         "trace time**;",
         f"- {kinds[4]} is a known **fault**.",

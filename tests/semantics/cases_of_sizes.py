@@ -173,7 +173,13 @@ same(
     torch="not in the survey",
     refused="eager",
 )
-same("`.numpy()`", lambda x: torch.from_numpy(x.numpy() * 2), plain(dense), torch="graph break", refused="DataDependentError")
+same(
+    "`.numpy()`",
+    lambda x: torch.from_numpy(x.numpy() * 2),
+    plain(dense),
+    torch="graph break",
+    refused="DataDependentError",
+)
 
 
 @fact("`torch.sparse` layouts: arguments, buffers, results", torch="not in the survey", refused="eager")

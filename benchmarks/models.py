@@ -144,8 +144,8 @@ def _step(subject: Subject, function: Callable[..., Any]) -> Callable[[], Any]:
 def _stacks(subject: Subject) -> dict[str, Callable[..., Any]]:
     region = stacks.ours(subject.function)
     found: dict[str, Callable[..., Any]] = {
-        "ours": region,
         "torch.compile": stacks.dynamo(subject.function),
+        "ours": region,  # last: what makes Dynamo forget resets regions, too
     }
     for name, function in found.items():
         stacks.forget()

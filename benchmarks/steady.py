@@ -106,9 +106,9 @@ def _stacks(subject: Subject) -> tuple[dict[str, Callable[..., Any]], Callable[[
     """The compiled functions by name, and the base; all of them checked."""
     region = stacks.ours(subject.function)
     found: dict[str, Callable[..., Any]] = {
-        "ours": region,
         "aot_function": stacks.aot(subject.function),
         "torch.compile": stacks.dynamo(subject.function),
+        "ours": region,  # last: what makes Dynamo forget resets regions, too
     }
     for name, function in found.items():
         stacks.forget()

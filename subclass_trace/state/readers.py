@@ -164,9 +164,11 @@ def _hashed(key: Any) -> Any:
 def _compared(keys: tuple[Any, ...]) -> None:
     """Keys of classes with an ``__eq__`` in Python are compared where their hashes are equal."""
     own = [key for key in keys if type(getattr(type(key), "__eq__", None)) is FunctionType]
-    for number, key in enumerate(own):
-        for other in own[:number]:
-            OPS["compare"]("eq", (key, other))
+    hashes = [OPS["call"](hash, key) for key in own] if len(own) > 1 else []
+    for number, code in enumerate(hashes):
+        for other in range(number):
+            if hashes[other] == code:
+                OPS["compare"]("eq", (own[number], own[other]))
 
 
 def _set_of(members: Any) -> set[Any]:

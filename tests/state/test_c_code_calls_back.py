@@ -355,16 +355,12 @@ class Counts(torch.autograd.Function):
         return g, None
 
 
-class CountsFirst(torch.autograd.Function):
+class CountsFirst(Counts):
     @staticmethod
-    def forward(ctx: Any, x: Any, e: Any) -> Any:
-        e.append(len(e))
-        bump(e[0])
+    def forward(ctx: Any, x: Any, d: Any) -> Any:
+        d.append(len(d))
+        bump(d[0])
         return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g, None
 
 
 class CountsLater(torch.autograd.Function):
@@ -453,3 +449,26 @@ def test_what_it_writes_is_written(name: str, closed: bool, tensors: bool) -> No
             rows.append((out.tolist(), d["n"], [row["n"] if isinstance(row, dict) else row for row in e]))
         seen.append(rows)
     assert seen[0] == seen[1]
+
+
+class Strict:
+    """Compared with an equal hash alone, as sets and dicts do."""
+
+    def __init__(self, v: int) -> None:
+        self.v = v
+
+    def __hash__(self) -> int:
+        return self.v
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Strict) and self.v == other.v
+        return CFG["n"] == 2
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: {Strict(1), Strict(2), Strict(1)}, lambda: {Strict(1): 0, Strict(2): 1, Strict(1): 2}]
+)
+def test_keys_are_compared_where_their_hashes_are_equal(make: Any) -> None:
+    region = st.compile(lambda x: x * len(make()), frontend="trace")
+    for CFG["n"] in (1, 2, 1):
+        assert region(torch.ones(1)).item() == len(make()) == (2 if CFG["n"] == 2 else 3)

@@ -34,6 +34,7 @@ from ..torch_api.hooks import (
     are_hooks_on_all_modules,
     call_with_hooks,
     is_of_fsdp,
+    is_symbolic_trace,
     share_fsdp_state,
 )
 from .region import Region
@@ -136,6 +137,10 @@ def _own_table(name: str) -> property:
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """What the call of a region comes to, its own hooks around it."""
     core = self._subclass_trace
+    if is_symbolic_trace():  # whose tracer knows the region by its name, and not what it compiles
+        if core.function is module_of(self):
+            return _CALL(core.function, *args, **kwargs)
+        return core.function(*args, **kwargs)
     return core.function(*args, **kwargs) if is_dynamo_compiling() else core(*args, **kwargs)
 
 

@@ -29,6 +29,11 @@ def call_with_hooks(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     return torch.nn.Module._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
+def is_symbolic_trace() -> bool:
+    """Does ``torch.fx.symbolic_trace`` record what runs now?"""
+    return bool(torch.fx._symbolic_trace.is_fx_symbolic_tracing())
+
+
 def are_hooks_on_all_modules() -> bool:
     """Does any hook run around each call of a module?"""
     return bool(_MODULE._has_any_global_hook())

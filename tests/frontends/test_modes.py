@@ -146,6 +146,18 @@ def test_a_region_that_torch_records(called_before: bool) -> None:
     assert called_before or "torch.jit.trace" in region.explain()
 
 
+@pytest.mark.parametrize("called_before", [False, True])
+@pytest.mark.parametrize("around", [lambda region: region, torch.nn.Sequential], ids=["itself", "a child"])
+def test_a_region_of_a_module_that_fx_records(called_before: bool, around: Any) -> None:
+    """``torch.fx.symbolic_trace`` names modules by where they are in the root, and meets the module there."""
+    region = st.compile(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()))
+    x = torch.ones(2, 3)
+    if called_before:
+        region(x)
+    graph = torch.fx.symbolic_trace(around(region))
+    assert graph(x).equal(region(x)) and [n.op for n in graph.graph.nodes].count("call_module") >= 1
+
+
 @pytest.mark.parametrize(
     ("state", "text"),
     [

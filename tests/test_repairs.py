@@ -95,6 +95,18 @@ def _() -> bool:
     return not isinstance(out.shape[0], torch.SymInt)
 
 
+@fault("backward of interpolation")
+def _() -> bool:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    grad = mode.from_tensor(torch.randn(2, 3, 5, 7))
+    with mode:
+        try:
+            aten.upsample_bilinear2d_backward(grad, grad.shape[2:], grad.shape, False)
+        except Exception:
+            return True
+    return False
+
+
 @fault("unique")
 def _() -> bool:
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -152,7 +164,7 @@ def _() -> bool:
     return not torch.allclose(found, torch.nn.functional.multilabel_margin_loss(x, target))
 
 
-@fault("bytes")
+@fault("interpolation")
 def _() -> bool:
     torch.manual_seed(0)
     x = torch.randint(0, 256, (1, 3, 7, 9), dtype=torch.uint8)

@@ -27,6 +27,7 @@ from ..subclass.spec import Spec, WrapperSpec, leaf_spans
 from ..torch_api.autograd import says_spent
 from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
 from ..torch_api.graphs import graph_module
+from ..torch_api.symbols import symbol_values
 from ..torch_api.texts import text_of
 from .backward import Backwards, Circumstances, CompiledBackward, OnFirstUse, check_of
 from .by_autograd import left_to_autograd
@@ -262,15 +263,17 @@ def _first_backward(tape: Tape) -> tuple[list[Spec], TracedBackward] | None:
 def _has_no_backward(tape: Tape) -> bool:
     """Would eager raise in the backward of each result as well? That one is spent, surely (of a
     whole training step all are); what torch's or a class's code says of anything but values inside
-    tensors, where the tangents are dense: nothing hangs on the guess of their classes then.
+    tensors, where the tangents are dense and all sizes are numbers: nothing hangs on the guess of
+    their classes then, and no kernel can lack symbolic sizes.
     """
+    is_exact = not symbol_values(tape.session.shape_env)
     for k, spec in enumerate(guess := tape.guess()):
         try:
             tape.trace([spec if n == k else None for n in range(len(guess))])
         except (SubclassTraceError, *DATA_DEPENDENT_ERRORS):
             return False
         except Exception as error:
-            if says_spent(error) or not isinstance(spec, WrapperSpec):
+            if says_spent(error) or (is_exact and not isinstance(spec, WrapperSpec)):
                 continue
         return False
     return True

@@ -143,3 +143,38 @@ def test_a_step_in_which_an_operation_writes(name: str, dense: bool) -> None:
             rows += [loss.detach(), *torch.autograd.grad(loss, x), a.clone(), b.clone()]
         seen.append(rows)
     torch.testing.assert_close(*seen, rtol=0, atol=0)
+
+
+@torch.library.custom_op("subclass_trace_tests::narrow", mutates_args=())
+def narrow(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@narrow.register_fake
+def _narrow_fake(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("subclass_trace_tests::narrow_backward", mutates_args=())
+def narrow_backward(grad: Tensor) -> Tensor:
+    return grad * 3
+
+
+@narrow_backward.register_fake
+def _narrow_backward_fake(grad: Tensor) -> Tensor:
+    if not all(type(n) is int for n in grad.shape):
+        raise RuntimeError("no symbolic sizes here")
+    return torch.empty_like(grad)
+
+
+narrow.register_autograd(lambda ctx, grad: narrow_backward(grad))
+
+
+def test_a_backward_whose_fake_kernel_takes_no_symbolic_sizes() -> None:
+    """No symbolic trace can have it, which is no reason to believe that eager mode has no backward."""
+    region = st.compile(lambda x: narrow(x).sin())
+    for n in (2, 3, 4):
+        x = torch.arange(float(n), requires_grad=True)
+        region(x).sum().backward()
+        assert x.grad is not None and x.grad.equal(3 * (x * 3).detach().cos())
+    assert len(region.specializations) == 3

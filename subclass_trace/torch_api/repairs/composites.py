@@ -11,7 +11,8 @@ kernels, and have another one here:
                                     its argument
     multilabel_margin_loss_forward  counts class 0 for each target that a row has less than classes;
     refused
-    upsample_linear and the like    rounds in another way, by 1 for bytes; refused for these
+    upsample_linear and the like,
+    multi_margin_loss               round in another way, upsampling by 1 for bytes
     batch norms, margin losses      wrappers get the parts, where eager mode hands the operation
                                     itself to their class
 
@@ -114,15 +115,25 @@ def _refused(*_: Any, **__: Any) -> Any:
         "torch takes an operation apart in Python here, where its form computes something else "
         "than the kernel",
         code="composite",
-        fix="leave recurrent layers, multilabel margin losses and interpolations of bytes out of "
-        "the region",
+        fix="leave recurrent layers and multilabel margin losses out of the region",
     )
 
 
-def _unless_bytes(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *args, **kwargs: (_refused if x.dtype is torch.uint8 else form)(
-        x, *args, **kwargs
-    )
+def _interpolation(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """As C++ has it: the size of the result, and the kernel."""
+
+    def form(
+        x: Tensor,
+        output_size: Sequence[int] | None,
+        align_corners: bool,
+        scale_factors: Sequence[float] | None = None,
+    ) -> Tensor:
+        size: Any = decompositions.upsample_compute_output_size(
+            x.size(), output_size, scale_factors
+        )
+        return kernel(x, size, align_corners, *(scale_factors or ()))
+
+    return form
 
 
 def _itself_for_wrappers(op: Any, form: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -158,19 +169,22 @@ def _is_wrapper(value: Any) -> bool:
     )
 
 
+#: those whose form in Python is no choice of elements
 _INTERPOLATIONS = [
-    getattr(_aten, f"upsample_{name}").vec
+    getattr(_aten, f"upsample_{name}")
     for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
 ]
-_FORMS: dict[Any, Callable[..., Any]] = {
+#: operation -> its form; None: that of C++ alone
+_FORMS: dict[Any, Callable[..., Any] | None] = {
     _aten.dropout.default: dropout_form,
     _aten.multilabel_margin_loss_forward.default: _itself_for_wrappers(
         _aten.multilabel_margin_loss_forward.default,
         _refused if REPAIRS["padded targets"].is_of() else None,
     ),
-    _aten.multi_margin_loss.default: _itself_for_wrappers(_aten.multi_margin_loss.default),
+    _aten.multi_margin_loss.default: None,
     _aten.native_batch_norm.default: _itself_for_wrappers(_aten.native_batch_norm.default),
     _aten.matmul.default: _itself_for_wrappers(_aten.matmul.default),
     _aten.cudnn_batch_norm.default: _itself_for_wrappers(_aten.cudnn_batch_norm.default),
-    **{op: _unless_bytes(op.py_kernels[_KEYS[0]]) for op in _INTERPOLATIONS},
+    **{op.vec: _interpolation(op.default) for op in _INTERPOLATIONS},
+    **{op.default: None for op in _INTERPOLATIONS},
 }

@@ -42,6 +42,11 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
         _aten.randint.low_generator: lambda low, high, size, **options: _random(
             size, **_WHOLE | options
         ),
+        _aten.upsample_linear1d_backward.default: _interpolation_backward,
+        _aten.upsample_bilinear2d_backward.default: _keeping_order,
+        _aten.upsample_trilinear3d_backward.default: _keeping_order,
+        _aten.upsample_bicubic2d_backward.default: _interpolation_backward,
+        _aten._upsample_bicubic2d_aa_backward.default: _interpolation_backward,
         **layout_kernels(),
     }
     if _aten._unique.default not in op_implementations_dict:
@@ -60,6 +65,18 @@ def _to_copy(x: Tensor, **options: Any) -> Tensor:
     if (device := options.get("device")) is not None and torch.device(device) == x.device:
         del options["device"]
     return _aten._to_copy.default(x, **options)  # type: ignore[no-any-return]
+
+
+def _interpolation_backward(
+    grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], *how: Any
+) -> Tensor:
+    """Torch's own takes no symbolic sizes."""
+    return grad.new_empty(input_size)
+
+
+def _keeping_order(grad: Tensor, *how: Any) -> Tensor:
+    order = torch._prims_common.suggest_memory_format(grad)
+    return _interpolation_backward(grad, *how).contiguous(memory_format=order)
 
 
 def _like_first(x: Tensor, *others: Tensor) -> Tensor:

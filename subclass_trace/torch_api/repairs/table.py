@@ -64,7 +64,10 @@ REPAIRS: dict[str, Repair] = {
         141017,
         (2, 14),
     ),
-    "bytes": Repair("composites", "upsampling of bytes in Python rounds in another way"),
+    "interpolation": Repair("composites", "interpolations in Python round in another way"),
+    "backward of interpolation": Repair(
+        "fake_kernels", "backwards of interpolations take no symbolic sizes"
+    ),
     "parts for wrappers": Repair(
         "composites", "with the Python dispatcher, a class gets the parts of losses and norms"
     ),

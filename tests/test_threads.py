@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,7 +195,8 @@ def test_a_step_meets_no_hooks_of_a_capture() -> None:
 def test_who_asks_is_told_of_its_own_thread() -> None:
     """By whatever name: this module holds the function itself."""
     seen: list[Any] = []
-    _WORK[:] = [lambda: seen.append(elsewhere(lambda: (is_compiling(), torch.compiler.is_compiling())))]
+    others: list[Any] = []
+    _WORK[:] = [lambda: others.append(elsewhere(lambda: (is_compiling(), torch.compiler.is_compiling())))]
 
     def region(x: Tensor) -> Tensor:
         seen.extend([is_compiling(), torch.compiler.is_compiling(), torch._dynamo.is_compiling()])
@@ -201,8 +204,61 @@ def test_who_asks_is_told_of_its_own_thread() -> None:
         return x * 2
 
     st.compile(region)(torch.ones(2))
-    assert seen == [True, True, True, (False, False)]
+    assert seen == [True, True, True] and others == [(False, False)]
     assert not is_compiling()
+
+
+SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], None]]] = {
+    "list": (list, lambda held, v: held.append(v)),
+    "list, extended": (list, lambda held, v: held.extend([v])),
+    "deque": (collections.deque, lambda held, v: held.append(v)),
+    "dict": (dict, lambda held, v: held.__setitem__(v, v)),
+    "OrderedDict": (collections.OrderedDict, lambda held, v: held.__setitem__(v, v)),
+    "Counter": (collections.Counter, lambda held, v: held.__setitem__(v, 1)),
+    "set": (set, lambda held, v: held.add(v)),
+    "attributes": (SimpleNamespace, lambda held, v: setattr(held, v, v)),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_what_another_thread_writes_to_the_same_thing_stays_and_is_no_effect(kind: str) -> None:
+    make, put = SHARED[kind]
+    held = make()
+    put(held, "before")
+    _WORK[:] = [lambda: elsewhere(lambda: put(held, "other"))]
+
+    def region(x: Tensor) -> Tensor:
+        put(held, "step")
+        sys.audit("subclass_trace.tests.meanwhile")
+        put(held, "more")
+        return x * 2
+
+    def seen() -> list[Any]:
+        return sorted(vars(held) if kind == "attributes" else held)
+
+    compiled = st.compile(region)
+    compiled(torch.ones(2))
+    once = ["before", "more", "other", "step"]
+    assert seen() == once
+    compiled(torch.ones(2))
+    assert len(compiled.specializations) == 1
+    assert seen() == (sorted([*once, "more", "step"]) if kind.startswith(("list", "deque")) else once)
+    held.__dict__.clear() if kind == "attributes" else held.clear()
+    compiled(torch.ones(2))
+    assert seen() == ["more", "step"]
+
+
+@pytest.mark.filterwarnings("ignore::subclass_trace.HandOverWarning")
+def test_first_hand_overs_at_the_same_moment() -> None:
+    """Torch finds a back end by its name, and takes it twice for an error."""
+
+    def handed_over(k: int) -> Tensor:
+        def branches(x: Tensor) -> Tensor:
+            return x * 2 if x.sum() > 0 else x - 1
+
+        return st.compile(branches, frontend="auto")(torch.ones(k + 1))
+
+    assert [int(out.sum()) for out in together(6, handed_over)] == [2, 4, 6, 8, 10, 12]
 
 
 def test_kernels_and_settings() -> None:

@@ -109,9 +109,12 @@ def _writes(recorder: Recording, nodes: set[Any]) -> dict[Any, list[tuple[Any, T
 def _python_state(recorder: Recording) -> Any:
     """What the region has written by now, and what is there."""
     state = recorder.state
-    return len(state.printed), {
-        id(row.thing): [(k, id(v)) for k, v in row.now.items()] for row in state.changed()
+    rows = ((row, row.now.items()) for row in state.written.values())
+    changed = {
+        id(row.thing): [(k, id(v)) for k, v in now if not state.is_as_before(row, k, v)]
+        for row, now in rows
     }
+    return len(state.printed), {number: keys for number, keys in changed.items() if keys}
 
 
 def _refused(recorder: Recording, what: str) -> UnsupportedError:

@@ -112,7 +112,7 @@ class Exporter:
                 path=f"{row.path}.grad",
                 fix="say joint=True, which gives gradients",
             )
-        for effect in captured.recipes.effects if self.strict else ():
+        for effect in captured.recipes.seen if self.strict else ():
             fix = "take it out of the function, or say strict=False: the program leaves it out"
             raise ExportError(
                 "a call changes Python state, which a program does not",

@@ -190,7 +190,10 @@ def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     elif name in ("remove", "discard", "add"):
         a = tuple(map(_as_member(rec, o), a))
     if name in ("append", "extend") and is_a(o, (list, collections.deque)):
-        rec.grow(o)
+        a = (list(a[0]),) if name == "extend" else a
+        rec.grow(o, a[0] if name == "extend" else a)
+    elif name in ("add", "discard") and is_a(o, set):
+        rec.write(o, a[0], whole=False)
     else:
         rec.write(o)
     named = {n: callback(v) if callable(v) else v for n, v in k.items()}

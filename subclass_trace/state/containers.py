@@ -5,21 +5,29 @@ from __future__ import annotations
 import collections
 import gc
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ..errors import SideEffectError, UnsupportedError
-from ..subclass.values import ATOMS, is_a
-from .kinds import (
-    VIEWS,
-)
+from ..subclass.values import ATOMS, is_a, same
+from .kinds import VIEWS
 from .place import Place
 from .recorder import StateRecorder, instance_dict, is_made_by_torch, items_of
 from .rows import members
-from .values import pairs_of
-from .writes import MAPPING, NAMES, SEQUENCE, Table, Written, table_of
+from .values import MISSING, pairs_of
+from .writes import BAG, CELL, CLASS, MAPPING, NAMES, SEQUENCE, SLOTS, Table, Written, table_of
+
+#: how what a table holds is read
+_READ_BY: dict[Table, str] = {
+    MAPPING: "item",
+    SEQUENCE: "item",
+    NAMES: "item",
+    CELL: "contents",
+    CLASS: "own",
+    SLOTS: "getattr",
+}
 
 
 def contents_of(container: Any) -> list[Any]:
@@ -137,8 +145,8 @@ class Containers(StateRecorder):
         if written is None:
             written = self.written[id(thing)] = Written(thing, table or table_of(thing), place)
         if whole:
-            if written.keys is not None and written.table in (MAPPING, NAMES, SEQUENCE):
-                self._substitute(thing)
+            if written.keys is not None:
+                self.touch(thing) if written.table is BAG else self._substitute(thing)
             written.keys = None
         elif written.keys is not None:
             written.keys.add(key)
@@ -176,14 +184,46 @@ class Containers(StateRecorder):
             )
         )
 
-    def grow(self, thing: Any) -> None:
+    def grow(self, thing: Any, items: Iterable[Any]) -> None:
         """Items are about to be added at the end of a list or a deque: those that are there stay
         where they are."""
         place = self.place_of(thing)
-        if place is not None and id(thing) not in self.written:
+        if place is None:
+            return
+        if id(thing) not in self.written:
             self.written[id(thing)] = Written(thing, SEQUENCE, place)
         if getattr(thing, "maxlen", None) is not None:
             self.write(thing)
+        self.written[id(thing)].added += items
+
+    def place_at(self, row: Written, key: Any) -> Place | None:
+        """Where what stands at a key of something that is written is read; None: nowhere."""
+        kind, of = _READ_BY.get(row.table), row.place
+        if of.kind == "getattr" and of.key == "__dict__" and of.parent is not None:
+            kind, of = "attr", of.parent
+        return None if kind is None else self.child(of, kind, None if kind == "contents" else key)
+
+    def keeps(self, row: Written, key: Any, value: Any) -> bool:
+        """Does each call leave at a key what it finds there? Then it is no effect. What the run
+        puts there may be the same in this call alone, unless that was read."""
+        if row.keys is not None and (row.table is SEQUENCE or key not in row.keys):
+            return key in row.before
+        place = self.place_at(row, key)
+        if not self.is_as_before(row, key, value):
+            return place in self.symbols and self.symbols[place] is value
+        is_read = row.keys is None if place is None else place in self.noted
+        return is_read and place not in self.symbols
+
+    def is_as_before(self, row: Written, key: Any, value: Any) -> bool:
+        """Is what stands at a key what stood there, in this call?"""
+        was = row.before.get(key, MISSING)
+        return value is was or self.real(value) is was or same(value, was)
+
+    def changes(self, row: Written, same: Callable[..., bool]) -> bool:
+        """Is any of it not the ``same``: `keeps`, or `is_as_before`?"""
+        now = row.now
+        gone = any(key not in now for key in row.before)
+        return gone or not all(same(row, key, value) for key, value in now.items())
 
     def _substitute(self, thing: Any) -> None:
         """The items of what is changed in any way are read, and what stands for them takes their
@@ -278,12 +318,6 @@ class Containers(StateRecorder):
             if place is not None and not (written is not None and written.covers(key)):
                 return self.symbols.get(self._item_place(thing, place, key), value)
         return self.give(value)
-
-    def symbol_at(self, place: Place, key: Any) -> Any:
-        """The symbol of a number that stood at a key of something that was written, or None."""
-        owner = place.parent if place.kind == "getattr" and place.key == "__dict__" else None
-        at = self.child(place, "item", key) if owner is None else self.child(owner, "attr", key)
-        return self.symbols.get(at)
 
     def _item_place(self, thing: Any, place: Place, key: Any) -> Place:
         owner = self.owners.get(id(thing)) if self.owners else None

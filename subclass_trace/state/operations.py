@@ -38,7 +38,7 @@ from .operators import binary, compare, identical, truth, truth_kept, unary
 from .running import Running
 from .texts import Text
 from .values import MISSING, lookup, pairs_of
-from .writes import NAMES
+from .writes import CONTENTS, NAMES
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -171,7 +171,7 @@ def write_cell(held: Any) -> None:
     """A variable of a function around is about to be set."""
     rec = current()
     if rec is not None:
-        rec.write(held)
+        rec.write(held, CONTENTS, whole=False)
 
 
 # ---- iteration, contexts, text

@@ -120,8 +120,12 @@ def _binary_of_c(rec: Running, symbol: str, do: Callable[[Any, Any], Any], a: An
     if symbol.endswith("=") and is_a(a, (list, dict, set, collections.deque)):
         if not is_a(b, CONTAINERS):
             b = iterate(rec, b)
-        rec.write(a)
-        return do(a, rec.given(b) if is_a(b, (list, dict, set)) else b)
+        b = rec.given(b) if is_a(b, (list, dict, set)) else b
+        if symbol == "+=" and is_a(a, (list, collections.deque)):
+            rec.grow(a, b := [*b])
+        else:
+            rec.write(a)
+        return do(a, b)
     if symbol == "+" and is_a(a, (list, tuple)) and is_a(b, (list, tuple)):
         return do(
             type(a)(iterate(rec, a)) if type(a) in (list, tuple) else a,

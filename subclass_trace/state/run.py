@@ -85,8 +85,8 @@ class _Run(Caller):
                 space[name] = value
 
     def changed(self) -> list[Written]:
-        """What the run has written that is not as it was."""
-        return [row for row in self.written.values() if _differs(row, self.give)]
+        """What the run has written that is not as it was, or would not be in each call."""
+        return [row for row in self.written.values() if self.changes(row, self.keeps)]
 
     def restore(self) -> None:
         """All that was written is as it was."""
@@ -205,11 +205,12 @@ class StateRun(_Run):
         self.check_copies()
         recipes = Recipes(self)
         recipes.result = recipes(result, "result")
-        recipes.effects = (
-            *side_effects(self.written.values(), recipes),
-            *printed(self.printed, recipes),
-            *flags,
-        )
+        written = side_effects(self.written.values(), recipes)
+        others = (*printed(self.printed, recipes), *flags)
+        recipes.effects = (*written, *others)
+        rows = self.written.values()
+        changed = {row.place for row in rows if self.changes(row, self.is_as_before)}
+        recipes.seen = (*(e for e in written if e.place in changed), *others)
         self._check_contexts(recipes)
         return recipes
 
@@ -358,14 +359,6 @@ class BackwardState(_Run):
                     self.forward.known.setdefault(number, (thing, place))
         self.known, self.forward, self.make = {}, None, None
         self.stand_ins, self.reals, self.own = {}, {}, {}
-
-
-def _differs(row: Written, give: Callable[[Any], Any]) -> bool:
-    now, was = row.now, row.before
-    return len(now) != len(was) or any(
-        now.get(key, MISSING) is not value and now.get(key, MISSING) is not give(value)
-        for key, value in was.items()
-    )
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..errors import SideEffectError, UnsupportedError
 from ..plan import SideEffect
 from ..plan.values import BackReference, Constant, Entry, Make, New, Output, Recipe
 from ..subclass.attributes import is_heap_type, members_of, namespace_of
-from ..subclass.values import is_a, is_atom, same
+from ..subclass.values import is_a, is_atom
 from ..torch_api.numbers import PYTHON_CLASSES, plain_number
 from ..torch_api.operators import OpOverload
 from ..torch_api.owners import Owner, owner_of_file
@@ -27,7 +27,7 @@ from .kinds import SYMBOLS, VALUES
 from .place import Place
 from .rows import Row
 from .values import MISSING, factory_of, same_keys, short, solid_base
-from .writes import CELL, CLASS, MAPPING, NAMES, SEQUENCE, SLOTS, Table, Written
+from .writes import MAPPING, NAMES, SEQUENCE, Table, Written
 
 #: classes of C whose state is all in what recipes rebuild
 _KNOWN_BASES = frozenset(
@@ -43,16 +43,6 @@ _CONSTANT_KINDS = (
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
 
-#: how what a table holds is read
-_STEPS: dict[Any, str] = {
-    MAPPING: "item",
-    NAMES: "item",
-    CELL: "contents",
-    CLASS: "own",
-    SLOTS: "getattr",
-}
-
-
 class Recipes:
     """Values at the end of a run -> how each call makes them.
 
@@ -60,10 +50,12 @@ class Recipes:
         outputs: the tensors and symbols that the recipes need, which the region returns as flat
             outputs. result, effects: how the result is made of the outputs, and what else each call
             does.
+        seen: the effects that the call which was traced can tell from none.
     """
 
     result: Recipe
     effects: tuple[SideEffect, ...]
+    seen: tuple[SideEffect, ...]
 
     def __init__(self, recorder: Containers) -> None:
         self._rec = recorder
@@ -100,26 +92,17 @@ class Recipes:
 
     def must_be_there(self, row: Written, key: Any) -> None:
         """The run takes away what stood at a key: it has read that something did."""
-        kind = _STEPS.get(row.table)
-        of, kind = (row.place.parent, "attr") if row.place.key == "__dict__" else (row.place, kind)
-        if kind is None or of is None:
-            return
-        place = self._rec.child(of, kind, None if kind == "contents" else key)
-        if place not in self._rec.noted:
+        place = self._rec.place_at(row, key)
+        if place is not None and place not in self._rec.noted:
             self._rec.rows.append(Row("there", place, True))
 
-    def as_before(self, row: Written) -> dict[Any, Any]:
-        """The table of what was written; what stands for something that was there is that again."""
-        before = row.before
-        return {
-            key: before[key] if key in before and self._stands_for(value, row, key) else value
-            for key, value in row.now.items()
-        }
+    def keeps(self, row: Written, key: Any, value: Any) -> bool:
+        """See `Containers.keeps`."""
+        return self._rec.keeps(row, key, value)
 
-    def _stands_for(self, value: Any, row: Written, key: Any) -> bool:
-        if is_a(value, torch.Tensor):
-            return self._rec.real(value) is row.before[key]
-        return type(value) in PYTHON_CLASSES and self._rec.symbol_at(row.place, key) is value
+    def name(self, row: Written, key: Any) -> Any:
+        """A key, as a side effect has it."""
+        return key if row.table is NAMES else self.key(key, str(row.place))
 
     def _is_constant(self, value: Any) -> bool:
         if id(value) in self._rec.roots or is_a(value, _CONSTANT_KINDS):
@@ -238,26 +221,46 @@ def side_effects(written: Iterable[Written], recipes: Recipes) -> list[SideEffec
     """
     effects: list[SideEffect] = []
     for row in written:
-        was, now = row.before, recipes.as_before(row)
+        now = row.now
+        kept = {key for key, value in now.items() if recipes.keeps(row, key, value)}
         if row.table is SEQUENCE:
-            if not _same_items(was, now):
-                effects.append(_of_list(row, list(was.values()), list(now.values()), recipes))
-            continue
-        kept = [key for key in was if key in now]
-        if row.table is MAPPING and not same_keys(kept, list(now)[: len(kept)]):
-            values = [recipes(v, text_at(row.place, key)) for key, v in now.items()]
-            keys = tuple(recipes.key(k, str(row.place)) for k in now)
-            effects.append(SideEffect(row.place, row.table, "fill", keys, tuple(values)))
-            continue
-        gone = [key for key in was if key not in now]
-        for key in gone:
-            recipes.must_be_there(row, key)
-        for key, value in [*dict.fromkeys(gone, MISSING).items(), *now.items()]:
-            if was.get(key, MISSING) is not value and not same(was.get(key, MISSING), value):
-                made = () if value is MISSING else (recipes(value, text_at(row.place, key)),)
-                key = key if row.table is NAMES else recipes.key(key, str(row.place))
-                effects.append(SideEffect(row.place, row.table, "put", (key,), made))
+            if not len(kept) == len(now) == len(row.before):
+                effects.append(_of_list(row, now, kept, recipes))
+        else:
+            effects += _of_table(row, now, kept, recipes)
     return effects
+
+
+def _of_table(
+    row: Written, now: dict[Any, Any], kept: set[Any], recipes: Recipes
+) -> Iterator[SideEffect]:
+    """Keys that are gone; then what was written, in order."""
+    moved, there = [], [key for key in row.before if key in now]
+    if row.table is MAPPING and not same_keys(there, list(now)[: len(there)]):
+        moved = _after_first_moved(list(now), there)
+        if row.keys is None:
+            keys = tuple(recipes.key(k, str(row.place)) for k in now)
+            held = {k: row.before[k] if k in kept else v for k, v in now.items()}
+            made = tuple(recipes(v, text_at(row.place, k)) for k, v in held.items())
+            yield SideEffect(row.place, row.table, "fill", keys, made)
+            return
+    for key in row.before:
+        if key not in now:
+            recipes.must_be_there(row, key)
+    gone = [*row.before, *(row.keys or ())]
+    for key in dict.fromkeys((*(k for k in gone if k not in now), *moved)):
+        if key in row.before or not recipes.keeps(row, key, MISSING):
+            yield SideEffect(row.place, row.table, "put", (recipes.name(row, key),), ())
+    for key, value in now.items():
+        if key not in kept or key in moved:
+            value = row.before[key] if key in kept else value
+            made = (recipes(value, text_at(row.place, key)),)
+            yield SideEffect(row.place, row.table, "put", (recipes.name(row, key),), made)
+
+
+def _after_first_moved(now: list[Any], there: list[Any]) -> list[Any]:
+    """The keys from the first on that was taken away and put there again."""
+    return now[next(k for k, key in enumerate(there) if now[k] is not key) :]
 
 
 def printed(
@@ -277,19 +280,11 @@ def text_at(place: Place, key: Any) -> str:
     )
 
 
-def _same_items(was: dict[Any, Any], now: dict[Any, Any]) -> bool:
-    return len(was) == len(now) and all(
-        a is b or same(a, b) for a, b in zip(was.values(), now.values(), strict=True)
-    )
-
-
-def _of_list(row: Written, was: list[Any], now: list[Any], recipes: Recipes) -> SideEffect:
+def _of_list(row: Written, now: dict[Any, Any], kept: set[Any], recipes: Recipes) -> SideEffect:
     """One that only grew is extended: where code only appends to it, its items are not compared."""
-    grown = len(now) >= len(was) and all(
-        a is b or same(a, b) for a, b in zip(was, now, strict=False)
-    )
-    extends = grown and getattr(row.thing, "maxlen", None) is None
-    start = len(was) if extends else 0
-    values = tuple(recipes(v, text_at(row.place, k)) for k, v in enumerate(now[start:], start))
+    extends = all(k in kept for k in row.before) and getattr(row.thing, "maxlen", None) is None
+    start = len(row.before) if extends else 0
+    values = [row.before[k] if k in kept else v for k, v in now.items()]
+    made = tuple(recipes(v, text_at(row.place, k)) for k, v in enumerate(values) if k >= start)
     keys = () if extends else tuple(range(len(now)))
-    return SideEffect(row.place, row.table, "extend" if extends else "fill", keys, values)
+    return SideEffect(row.place, row.table, "extend" if extends else "fill", keys, made)

@@ -226,18 +226,20 @@ class Written:
         thing, table, place: what it is, how it is read and written, where it stands.
         before: its table before the first write.
         keys: those that are written; None: any may be.
+        added: the items that were added at the end, of a list of which nothing else is written.
     """
 
-    __slots__ = ("before", "keys", "place", "table", "thing")
+    __slots__ = ("added", "before", "keys", "place", "table", "thing")
 
     def __init__(self, thing: Any, table: Table, place: Place) -> None:
         self.thing, self.table, self.place = thing, table, place
         self.before = table.of(thing)
         self.keys: set[Any] | None = set()
+        self.added: list[Any] = []
 
     def covers(self, key: Any) -> bool:
         """Is what stands at a key now perhaps what the run has put there?"""
-        if self.keys is None:
+        if self.keys is None or self.table is CELL:
             return True
         if self.table is SEQUENCE:  # it has grown
             return type(key) is not int or not 0 <= key < len(self.before)
@@ -245,13 +247,50 @@ class Written:
 
     @property
     def now(self) -> dict[Any, Any]:
-        """Its table."""
-        return self.table.of(self.thing)
+        """Its table, without what another thread writes meanwhile at other keys."""
+        held, before, keys = self.table.of(self.thing), self.before, self.keys
+        if keys is None:
+            return held
+        if self.table is SEQUENCE:
+            return dict(enumerate((*before.values(), *self.added)))
+        own = {
+            key: value if key in keys else before[key]
+            for key, value in held.items()
+            if key in keys or key in before
+        }
+        gone = {key: value for key, value in before.items() if key not in own and key not in keys}
+        if not gone:
+            return own
+        kept = [key for key in before if key in own]
+        if [*own][: len(kept)] != kept:  # one of them was taken away, and put there again
+            return own | gone
+        return {key: own.get(key, before[key]) for key in before if key in own or key in gone} | own
 
     def undo(self) -> None:
-        """It holds what it held."""
-        now, before = self.now, self.before
-        if len(now) != len(before) or any(
-            a is not b or now[a] is not before[b] for a, b in zip(now, before, strict=True)
-        ):
-            self.table.fill(self.thing, before)
+        """It holds what it held, and what another thread has written at other keys."""
+        if self.keys is not None and self.table is SEQUENCE:
+            return _take_off(self.thing, self.added)
+        now, before = self.table.of(self.thing), self.before
+        if self.keys is None:
+            if len(now) != len(before) or any(
+                a is not b or now[a] is not before[b] for a, b in zip(now, before, strict=True)
+            ):
+                self.table.fill(self.thing, before)
+            return
+        for key in self.keys:
+            if now.get(key, MISSING) is not before.get(key, MISSING):
+                self.table.put(self.thing, key, before.get(key, MISSING))
+        now = self.table.of(self.thing)
+        first = {key: now[key] for key in before if key in now}
+        if self.table is MAPPING and [*first] != [key for key in now if key in before]:
+            self.table.fill(self.thing, first | now)
+
+
+def _take_off(thing: Any, added: list[Any]) -> None:
+    """Items that were added at the end of a list or a deque go."""
+    base: Any = list if is_a(thing, list) else collections.deque
+    for item in reversed(added):
+        numbers = range(base.__len__(thing) - 1, -1, -1)
+        at = next((k for k in numbers if base.__getitem__(thing, k) is item), None)
+        if at is not None:  # else another thread has taken it
+            base.__delitem__(thing, at)

@@ -150,15 +150,20 @@ OUR_BACKEND = "subclass_trace"
 _WHERE = "subclass_trace.frontends.dynamo:subclass_trace"
 
 
+_REGISTERING = threading.Lock()
+
+
 def register_our_backend() -> None:
     """Let ``torch.compile`` find our back end by its name, where the package is on the path without
     being installed."""
     from torch._dynamo.backends import registry
 
-    if OUR_BACKEND not in registry.list_backends(exclude_tags=()):
-        registry.register_backend(compiler_fn=pkgutil.resolve_name(_WHERE), name=OUR_BACKEND)
-    keep_capturable(OUR_BACKEND)
-    _run_failures_eagerly()
+    with _REGISTERING:  # two threads may hand over their first regions at once
+        if OUR_BACKEND not in registry.list_backends(exclude_tags=()):
+            registry.register_backend(compiler_fn=pkgutil.resolve_name(_WHERE), name=OUR_BACKEND)
+        registry.lookup_backend(OUR_BACKEND)  # which loads that of an entry point, once
+        keep_capturable(OUR_BACKEND)
+        _run_failures_eagerly()
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

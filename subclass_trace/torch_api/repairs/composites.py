@@ -119,6 +119,9 @@ def _refused(*_: Any, **__: Any) -> Any:
     )
 
 
+_size_of: Any = decompositions.upsample_compute_output_size
+
+
 def _interpolation(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """As C++ has it: the size of the result, and the kernel."""
 
@@ -128,9 +131,7 @@ def _interpolation(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         align_corners: bool,
         scale_factors: Sequence[float] | None = None,
     ) -> Tensor:
-        size: Any = decompositions.upsample_compute_output_size(
-            x.size(), output_size, scale_factors
-        )
+        size = _size_of(x.size(), output_size, scale_factors)
         return kernel(x, size, align_corners, *(scale_factors or ()))
 
     return form

@@ -1,0 +1,166 @@
+"""What a region writes without having read it is written by each call, also where the call that was traced has found
+the same there."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import subclass_trace as st
+
+SETTING: Any = 1
+
+
+class Slotted:
+    __slots__ = ("v",)
+
+
+class Plain(SimpleNamespace):
+    of_class: Any = 1
+
+
+class Things:
+    """Each holds 1 at the beginning, and something else after `move`."""
+
+    def __init__(self) -> None:
+        self.d: dict[str, Any] = {"a": 1, "b": 2}
+        self.ordered = collections.OrderedDict(a=1, b=2)
+        self.default = collections.defaultdict(int, a=1)
+        self.l, self.s = [1, 2], {1}
+        self.counter = collections.Counter(a=1)
+        self.deque: Any = collections.deque([1, 2], maxlen=2)
+        self.o, self.slotted, self.module = Plain(v=1), Slotted(), nn.Module()
+        self.slotted.v = 1
+        self.module.register_buffer("t", torch.ones(1))
+        self.other = self.o
+        self.cell: Any = 1
+
+        def put(value: Any) -> None:
+            nonlocal held
+            held = value
+
+        held: Any = 1
+        self.put, self.get_cell = put, lambda: held
+        Plain.of_class = 1
+        globals()["SETTING"] = 1
+
+    def move(self) -> None:
+        global SETTING
+        self.d.update(a=8, b=5, z=3)
+        for table in (self.ordered, self.default, self.counter):
+            table["b"] = table["a"] = 7
+        self.l[:], self.s = [9, 9], self.s
+        self.s.clear()
+        self.s |= {5, 7}
+        self.deque.extend([7, 8])
+        self.o.v, self.slotted.v, self.other, SETTING, Plain.of_class = 6, 6, Plain(v=4), 6, 6
+        self.module.t = torch.zeros(1)
+        self.put(6)
+
+    def __repr__(self) -> str:
+        tables = [self.d, self.ordered, self.default, self.counter, self.l, sorted(self.s), self.deque]
+        texts = [repr(list(t.items()) if isinstance(t, dict) else t) for t in tables]
+        values = [self.o.v, self.slotted.v, self.other.v, SETTING, Plain.of_class, self.module.t, self.get_cell()]
+        return "; ".join([*texts, *map(repr, values)])
+
+
+def _global(t: Things) -> None:
+    global SETTING
+    SETTING = 1
+
+
+def _again(table: Any, key: str) -> None:
+    value = table.pop(key)
+    table[key] = value
+
+
+def _put_and_taken(t: Things) -> None:
+    t.d["z"] = 1
+    del t.d["z"]
+
+
+def _in_place(t: Things) -> None:
+    t.s |= {1}
+
+
+def _number_read_before(t: Things) -> None:
+    t.o.n = t.o.v * 2
+    t.o.v = 1
+
+
+WRITES: dict[str, Callable[[Things], Any]] = {
+    "item": lambda t: t.d.__setitem__("a", 1),
+    "item of an OrderedDict": lambda t: t.ordered.__setitem__("a", 1),
+    "item of a defaultdict": lambda t: t.default.__setitem__("a", 1),
+    "update": lambda t: t.d.update(a=1),
+    "setdefault": lambda t: t.d.setdefault("a", 1),
+    "taken away and put again": lambda t: _again(t.d, "a"),
+    "moved to the end": lambda t: t.ordered.move_to_end("a"),
+    "put and taken away": _put_and_taken,
+    "pop of a key that is not there": lambda t: t.d.pop("z", None),
+    "Counter": lambda t: t.counter.update({"b": 0}),
+    "attribute": lambda t: setattr(t.o, "v", 1),
+    "attribute by object": lambda t: object.__setattr__(t.o, "v", 1),
+    "attribute that was read": _number_read_before,
+    "the same object": lambda t: setattr(t, "other", t.o),
+    "namespace": lambda t: vars(t.o).update(v=1),
+    "slot": lambda t: setattr(t.slotted, "v", 1),
+    "class": lambda t: setattr(Plain, "of_class", 1),
+    "global": _global,
+    "cell": lambda t: t.put(1),
+    "buffer": lambda t: setattr(t.module, "t", t.module.t),
+    "buffer registered": lambda t: t.module.register_buffer("t2", None),
+    "list item": lambda t: t.l.__setitem__(1, 2),
+    "slice": lambda t: t.l.__setitem__(slice(None), [1, 2]),
+    "appended and taken away": lambda t: (t.l.append(3), t.l.pop()),
+    "reversed twice": lambda t: (t.l.reverse(), t.l.reverse()),
+    "list and list": lambda t: t.l.__iadd__([]),
+    "deque": lambda t: t.deque.extend([1, 2]),
+    "add": lambda t: t.s.add(1),
+    "discard": lambda t: t.s.discard(5),
+    "set update": lambda t: t.s.update([1]),
+    "set |=": _in_place,
+    "difference": lambda t: t.s.difference_update([7]),
+    "intersection": lambda t: t.s.intersection_update([1]),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_as_in_eager(name: str) -> None:
+    """The state after each call, whatever is there before it."""
+
+    def run(compile: Callable[[Any], Any]) -> list[str]:
+        things, seen = Things(), []
+
+        def region(x: Tensor) -> Tensor:
+            WRITES[name](things)
+            return x + 1
+
+        call = compile(region)
+        for _ in range(3):
+            call(torch.ones(2))
+            seen.append(repr(things))
+            things.move()
+            call(torch.ones(2))
+            seen.append(repr(things))
+        return seen
+
+    assert run(lambda f: st.compile(f)) == run(lambda f: f)
+
+
+def test_a_strict_export_leaves_out_what_its_call_cannot_tell_from_nothing() -> None:
+    module = nn.Linear(2, 2)
+
+    def forward(x: Tensor) -> Tensor:
+        module.training = True
+        return module(x)
+
+    x = torch.ones(1, 2)
+    assert st.export(copy.deepcopy(forward), (x,)).run(x).equal(module(x))

@@ -15,7 +15,7 @@ from ..subclass.values import ATOMS, is_a, same
 from .kinds import VIEWS
 from .place import Place
 from .recorder import StateRecorder, instance_dict, is_made_by_torch, items_of
-from .rows import members
+from .rows import members, put_raw, raw
 from .values import MISSING, pairs_of
 from .writes import BAG, CELL, CLASS, MAPPING, NAMES, SEQUENCE, SLOTS, Table, Written, table_of
 
@@ -219,7 +219,7 @@ class Containers(StateRecorder):
         was = row.before.get(key, MISSING)
         return value is was or self.real(value) is was or same(value, was)
 
-    def changes(self, row: Written, same: Callable[..., bool]) -> bool:
+    def differs(self, row: Written, same: Callable[..., bool]) -> bool:
         """Is any of it not the ``same``: `keeps`, or `is_as_before`?"""
         now = row.now
         gone = any(key not in now for key in row.before)
@@ -262,6 +262,9 @@ class Containers(StateRecorder):
         """All that was written is as it was."""
         for written in reversed(self.written.values()):
             written.undo()
+        for array, known in self.arrays.values():
+            if raw(array) != known:
+                put_raw(array, known)
 
     def mapped(self, value: Any) -> Any:
         """What C code is handed: containers that hold tensors, or numbers that are symbols, as
@@ -295,11 +298,21 @@ class Containers(StateRecorder):
         return copy
 
     def check_copies(self) -> None:
-        """What C code was handed holds what it held, for it is no more than a copy.
+        """What C code was handed holds what it held: arrays, which C code writes by many ways, and
+        what is no more than a copy.
 
         Raises:
             SideEffectError: it does not.
         """
+        for array, known in self.arrays.values():
+            if raw(array) != known:
+                raise SideEffectError(
+                    "the region changes an array or a buffer",
+                    code="object-changed",
+                    path=str(self.place_of(array)),
+                    got=f"a {type(array).__name__} that holds other values after it",
+                    fix="make it inside of the region, or write to a tensor",
+                )
         for copy, before in self.copies:
             now = contents_of(copy)
             if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):

@@ -96,6 +96,8 @@ class Reach(Containers):
                 self.deep(getattr(value, name), by, depth)
             return
         elif is_a(value, kinds.ARRAYS):
+            if self.place_of(value) is not None:
+                self.arrays.setdefault(id(value), (value, raw(value)))
             return self.row(value, "raw", raw(value))
         self._deep_attributes(value, kind, by, depth)
 

@@ -70,6 +70,7 @@ class StateRecorder:
         self.places: dict[tuple[Any, ...], Place] = {}
         self.noted: set[Place] = set()
         self.written: dict[int, Written] = {}
+        self.arrays: dict[int, tuple[Any, Any]] = {}  # id -> one that was read, what it held
         self.copies: list[tuple[Any, list[Any]]] = []  # of containers, for C code: what they hold
         self.owners: dict[int, Any] = {}  # id of the dict of an object -> the object
         self.lookups: dict[tuple[type, str], Any] = {}

@@ -7,6 +7,7 @@ A kind of row is one line of `KINDS`: how it is compared, and how that is said. 
 from __future__ import annotations
 
 import math
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,6 +121,14 @@ def raw(value: Any) -> Any:
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):
         return value.dtype.str, value.shape, value.tobytes()
     return bytes(value)
+
+
+def put_raw(value: Any, known: Any) -> None:
+    """An array or a bytearray holds these bytes again."""
+    if type(known) is bytes:
+        value[:] = known
+    elif raw(value)[:2] == known[:2]:
+        value[...] = sys.modules["numpy"].ndarray(known[1], known[0], known[2])
 
 
 def base_value(value: Any) -> Any:

@@ -86,7 +86,7 @@ class _Run(Caller):
 
     def changed(self) -> list[Written]:
         """What the run has written that is not as it was, or would not be in each call."""
-        return [row for row in self.written.values() if self.changes(row, self.keeps)]
+        return [row for row in self.written.values() if self.differs(row, self.keeps)]
 
     def restore(self) -> None:
         """All that was written is as it was."""
@@ -209,7 +209,7 @@ class StateRun(_Run):
         others = (*printed(self.printed, recipes), *flags)
         recipes.effects = (*written, *others)
         rows = self.written.values()
-        changed = {row.place for row in rows if self.changes(row, self.is_as_before)}
+        changed = {row.place for row in rows if self.differs(row, self.is_as_before)}
         recipes.seen = (*(e for e in written if e.place in changed), *others)
         self._check_contexts(recipes)
         return recipes
@@ -245,7 +245,7 @@ class StateRun(_Run):
                     self._keep(number, thing, place)
         self.roots_of_call = Roots((), {}, self.function)
         self.stand_ins, self.reals, self.symbols, self.make, self.own = {}, {}, {}, None, {}
-        self.written, self.walked, self.copies = {}, set(), []
+        self.written, self.walked, self.copies, self.arrays = {}, set(), [], {}
 
     def _keep(self, number: int, thing: Any, place: Place) -> None:
         """A backward that is traced later may come upon an object of the call, which nothing of

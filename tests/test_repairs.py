@@ -205,6 +205,19 @@ def _() -> bool:
     return Told.got != eager
 
 
+@fault("views of jagged tensors")
+def _() -> bool:
+    from torch.nested._internal import nested_tensor
+
+    before, nested_tensor._dummy_instance = nested_tensor._dummy_instance, None
+    try:
+        with FakeTensorMode(shape_env=ShapeEnv()):
+            made = nested_tensor._nt_view_dummy()
+        return type(made._values) is not torch.Tensor
+    finally:
+        nested_tensor._dummy_instance = before
+
+
 @fault("sizes of pooling")
 def _() -> bool:
     env = ShapeEnv()

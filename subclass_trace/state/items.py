@@ -90,7 +90,8 @@ def item_of_container(rec: Running, o: Any, key: Any) -> Any:
         key = slice(*(_plain(_index(rec, k)) for k in (key.start, key.stop, key.step)))
     elif type(key) is not int:
         key = _plain(_index(rec, key))
-    base: Any = next(kind for kind in (list, tuple, collections.deque) if is_a(o, kind))
+    kinds = (list, torch.Size, tuple, collections.deque)
+    base: Any = next(kind for kind in kinds if is_a(o, kind))
     try:
         value = base.__getitem__(o, key)
     except IndexError:

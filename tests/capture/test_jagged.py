@@ -254,3 +254,16 @@ def test_beside_a_result_whose_backward_cannot_be_traced(beside: Callable[[Tenso
             found.append([x.grad.values(), y.grad.values(), w.grad])  # type: ignore[union-attr]
             w.grad = None
         torch.testing.assert_close(*found)
+
+
+def test_the_first_one_of_a_process_is_made_in_a_region() -> None:
+    """What torch makes once for their views must be no tensor of a trace."""
+    from torch.nested._internal import nested_tensor
+
+    at, of_a_trace = offsets((2, 3)), from_jagged(dense(5, 4), offsets((2, 3))).detach()
+    of_a_trace._values = torch._subclasses.FakeTensorMode().from_tensor(of_a_trace._values)
+    for nested_tensor._dummy_instance in (None, of_a_trace):
+        x = dense(5, 4)
+        region = st.compile(lambda v, at: from_jagged(v, at).softmax(-1).values())
+        assert region(x, at).equal(x.softmax(-1))
+        assert type(nested_tensor._dummy_instance._values) is Tensor

@@ -273,3 +273,20 @@ def test_new_keys_that_a_counter_computes() -> None:
         call = compile_it(step)
         found.append(([call(torch.zeros(1)).item() for _ in range(5)], state, {*map(type, state["seen"])}))
     assert found[0] == found[1]
+
+
+SLICES: dict[str, Any] = {
+    "returned": lambda x: x.shape[1:],
+    "of size()": lambda x: x.size()[:2],
+    "its class asked": lambda x: x * (2 if isinstance(x.shape[1:], torch.Size) else 3),
+    "its product": lambda x: x.view(x.shape[0], x.shape[1:].numel()),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_slice_of_a_shape_is_one(name: str) -> None:
+    region = st.compile(SLICES[name])
+    for n in (3, 4, 5):
+        got, want = region(torch.ones(2, n, 3)), SLICES[name](torch.ones(2, n, 3))
+        assert type(got) is type(want)
+        assert got.equal(want) if isinstance(got, torch.Tensor) else got == want

@@ -41,7 +41,9 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::subclass_trace.HandOverWarning", "ignore:torch.compile fails to compile:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore::subclass_trace.HandOverWarning", "ignore:torch.compile fails to compile:UserWarning"
+)
 @pytest.mark.parametrize("name", WRITES)
 def test_as_in_eager(name: str) -> None:
     def run(compile: Callable[[Any], Any]) -> list[Any]:

@@ -76,6 +76,9 @@ REPAIRS: dict[str, Repair] = {
         "the size of pooling's result asks whether a division has a remainder",
         before=(2, 13),
     ),
+    "views of jagged tensors": Repair(
+        "jagged", "what torch makes once for their views is fake where a fake mode comes first"
+    ),
     "fast paths": Repair(
         "fast_paths", "an encoder layer takes another way where a function mode is active"
     ),

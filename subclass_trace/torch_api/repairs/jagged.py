@@ -1,0 +1,26 @@
+"""The jagged tensor that torch hands to each view of one, so that the class is asked.
+
+It is made once for a process, by whoever comes first. Under a fake mode (a trace of ours, or one of
+``torch.compile``) its tensors are fakes of that trace, for good.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nested._internal import nested_tensor as nested_tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+_plain: Any = nested_tensor._nt_view_dummy
+
+
+def real_dummy() -> torch.Tensor:
+    """That tensor, of no trace."""
+    held: Any = nested_tensor._dummy_instance
+    if held is None or isinstance(held._values, FakeTensor):
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            nested_tensor._dummy_instance = None
+            return _plain()  # type: ignore[no-any-return]
+    return held  # type: ignore[no-any-return]

@@ -248,6 +248,45 @@ def test_what_another_thread_writes_to_the_same_thing_stays_and_is_no_effect(kin
     assert seen() == ["more", "step"]
 
 
+SETTINGS: dict[str, tuple[Callable[[bool], Any], Callable[[], bool]]] = {
+    "determinism": (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled),
+    "anomaly mode": (torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled),
+    "matmul precision": (
+        lambda on: torch.set_float32_matmul_precision("high" if on else "highest"),
+        lambda: torch.get_float32_matmul_precision() == "high",
+    ),
+    "attention": (
+        lambda on: torch.backends.cuda.enable_flash_sdp(not on),
+        lambda: not torch.backends.cuda.flash_sdp_enabled(),
+    ),
+    "mkldnn": (
+        lambda on: setattr(torch.backends.mkldnn, "enabled", not on),
+        lambda: not torch.backends.mkldnn.enabled,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_another_thread_sets_stays_and_is_no_effect(name: str) -> None:
+    put, is_on = SETTINGS[name]
+    _WORK[:] = [lambda: elsewhere(lambda: put(True))]
+
+    def region(x: Tensor) -> Tensor:
+        sys.audit("subclass_trace.tests.meanwhile")
+        return x * 2
+
+    compiled = st.compile(region)
+    try:
+        compiled(torch.ones(2))
+        assert is_on()
+        put(False)
+        compiled(torch.ones(2))
+        assert not is_on()
+    finally:
+        put(False)
+
+
 @pytest.mark.filterwarnings("ignore::subclass_trace.HandOverWarning")
 def test_first_hand_overs_at_the_same_moment() -> None:
     """Torch finds a back end by its name, and takes it twice for an error."""

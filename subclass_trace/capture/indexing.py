@@ -13,6 +13,7 @@ import torch
 
 from ..errors import UnsupportedError
 from ..subclass.protocol import Kind, kind_of
+from ..torch_api.autograd import is_of_vmap
 from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
 from ..torch_api.symbols import is_data_dependent, unbound_symbols_set_aside
 from ..torch_api.wrappers import disabled_torch_function
@@ -106,7 +107,8 @@ def _dim_of(x: Tensor, items: list[Any], k: int) -> int:
 
 
 def _is_place(item: Any) -> bool:
-    """A symbol, or a traced tensor that torch takes for a number; booleans and bytes are masks."""
+    """A symbol, or a traced tensor that torch takes for a number; booleans and bytes are masks, and
+    under ``vmap`` it takes none for a number."""
     if not isinstance(item, Tensor):
         return isinstance(item, torch.SymInt)
     whole = not (
@@ -114,7 +116,7 @@ def _is_place(item: Any) -> bool:
         or item.dtype.is_complex
         or item.dtype in (torch.bool, torch.uint8)
     )
-    return whole and item.dim() == 0 and kind_of(type(item)) is Kind.LEAF
+    return whole and item.dim() == 0 and kind_of(type(item)) is Kind.LEAF and not is_of_vmap(item)
 
 
 def _dims_of(item: Any) -> int:

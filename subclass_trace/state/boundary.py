@@ -20,6 +20,8 @@ _HERE = os.path.join(OUR_FILES, "state", "")
 ENTERED = tuple(
     name.replace("/", os.sep)
     for name in (
+        "backends/",
+        "nn/attention/__init__.py",
         "nn/modules/",
         "nn/utils/",
         "optim/",

@@ -195,7 +195,7 @@ class StateRun(_Run):
             else:
                 self._live = True
                 result = self.function(*args, **kwargs)
-            flags = self.flags.effects()
+            flags = self.flags.effects(self)
         finally:
             self.off()
             self.flags.leave()

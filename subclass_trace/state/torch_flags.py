@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from ..plan import SideEffect
 from ..plan.values import Constant
-from ..torch_api.flag_rows import AUTOCAST
+from ..torch_api.flag_rows import ALWAYS, AUTOCAST
 from ..torch_api.flags import (
     FLAG_NAMED,
     FLAGS_OF_GETTER,
@@ -54,34 +54,40 @@ class FlagsOfRun:
         """Code of the user's runs from here."""
         self.inside = read_flags()
 
-    def effects(self) -> list[SideEffect]:
-        """What the region has set: each call shall."""
+    def effects(self, rec: Running) -> list[SideEffect]:
+        """What the region has set: each call shall. (What another thread sets meanwhile stays.)"""
         now = read_flags()
-        changed = changed_flags(self.inside, now)
-        changed += [
-            name
-            for name in sorted(self.set)
-            if name not in changed and now[name] != self.outside[name]
-        ]
+        changed = self._changed(now)
         flags = [FLAG_NAMED[name] for name in changed]
+        for name in sorted(self.set.difference(changed)):
+            flag = FLAG_NAMED[name]
+            is_compared = flag.of_thread and flag.decides == ALWAYS
+            is_known = is_compared or _place(rec, flag) in rec.noted
+            if now[name] != self.outside[name] or not is_known:
+                flags.append(flag)
         return [
             SideEffect(flag, FLAGS, "put", (flag.name,), (Constant(now[flag.name]),))
             for flag in flags
             if flag.write is not None
         ]
 
+    def _changed(self, now: dict[str, Any]) -> list[str]:
+        changed = changed_flags(self.inside, now)
+        return [name for name in changed if name in self.set or FLAG_NAMED[name].of_thread]
+
     def leave(self) -> None:
         """The run is over: the tracer's own contexts leave from what they have set."""
-        now = read_flags()
-        put_back_flags({name: self.inside[name] for name in changed_flags(self.inside, now)})
+        put_back_flags({name: self.inside[name] for name in self._changed(read_flags())})
+
+
+def _place(rec: Running, flag: Any) -> Any:
+    return rec.child(rec.root(flag.read, flag.code), "call", ())
 
 
 def note(rec: Running, flag: Any) -> None:
     """A flag decides the trace, as it was outside."""
     if flag.name not in rec.flags.set:
-        rec.state_at(
-            rec.child(rec.root(flag.read, flag.code), "call", ()), rec.flags.outside[flag.name]
-        )
+        rec.state_at(_place(rec, flag), rec.flags.outside[flag.name])
 
 
 def _autocasts(rec: Running, cls: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
@@ -135,8 +141,11 @@ def _set(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
                 fix="set it outside of the region",
             )
         )
-    rec.flags.set.update(names)
-    return f(*a, **k)
+    before = read_flags()
+    try:
+        return f(*a, **k)
+    finally:  # some change others as well
+        rec.flags.set.update(names, changed_flags(before, read_flags()))
 
 
 calls.CLASSES.update(dict.fromkeys(autocast_classes(), _autocasts))

@@ -285,6 +285,16 @@ def is_batched(grad: torch.Tensor | None) -> bool:
     return grad is not None and any(ask(grad) for ask in asks)
 
 
+def is_of_vmap(t: torch.Tensor) -> bool:
+    """Does a tensor stand for those of a ``torch.vmap`` around, perhaps inside of a ``grad``?"""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        if functorch.is_batchedtensor(t):
+            return True
+        t = functorch.get_unwrapped(t)
+    return False
+
+
 @contextlib.contextmanager
 def outside_of_vmap(batched: bool) -> Iterator[None]:
     """Inside, the innermost vmap of the older kind around is none."""

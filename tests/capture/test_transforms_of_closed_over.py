@@ -62,3 +62,26 @@ def test_an_ensemble() -> None:
         losses = [run(torch.ones(4, 3)).item() for _ in range(3)]
         seen.append((losses, [p.tolist() for p in parameters.values()]))
     assert seen[0] == seen[1]
+
+
+def _without(row: Tensor, k: Tensor) -> Tensor:
+    out = row.clone()
+    out[k] = 0.0
+    return out
+
+
+INDEXED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "read": lambda x, i: vmap(lambda row, k: row[k])(x, i),
+    "with a new dimension": lambda x, i: vmap(lambda row, k: row[k, None])(x, i),
+    "written": lambda x, i: vmap(_without)(x, i),
+    "inside of grad": lambda x, i: grad(lambda v: vmap(lambda row, k: row[k])(v, i).sin().sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_that_vmap_maps_is_no_number(name: str) -> None:
+    region = st.compile(INDEXED[name])
+    for n in (2, 2, 4, 5):
+        x, i = torch.randn(n, 3), torch.randint(0, 3, (n,))
+        assert region(x, i).equal(INDEXED[name](x, i))
+    assert len(region.specializations) <= 2

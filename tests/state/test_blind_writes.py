@@ -155,6 +155,27 @@ def test_as_in_eager(name: str) -> None:
     assert run(lambda f: st.compile(f)) == run(lambda f: f)
 
 
+def test_settings_of_torch() -> None:
+    """A region that sets what is set already sets it in each call."""
+    try:
+        torch.backends.mkldnn.enabled = False
+
+        def region(x: Tensor) -> Tensor:
+            torch.backends.mkldnn.enabled = False
+            torch.set_float32_matmul_precision("highest")
+            return x + 1
+
+        compiled = st.compile(region)
+        for _ in range(2):
+            compiled(torch.ones(2))
+            assert not torch.backends.mkldnn.enabled and torch.get_float32_matmul_precision() == "highest"
+            torch.backends.mkldnn.enabled = True
+            torch.set_float32_matmul_precision("high")
+    finally:
+        torch.backends.mkldnn.enabled = True
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_a_strict_export_leaves_out_what_its_call_cannot_tell_from_nothing() -> None:
     module = nn.Linear(2, 2)
 

@@ -186,11 +186,10 @@ def keyed(rec: Running, keys: Any, of: Any = ()) -> None:
     where two of them are equal, the keys are compared, if their classes do that in Python."""
     for key in keys:
         hashed(rec, key)
-    held = [] if _are_plain(rec, of) else [*items_of(of)]
-    if not any(_compares(rec, key) for key in (*held, *keys)):
+    if _are_plain(rec, of) and not any(_compares(rec, key) for key in keys):
         return
     rec.touch(of)
-    held = held or [*items_of(of)]
+    held = [*items_of(of)]
     met: dict[int, list[Any]] = {}
     for number, key in enumerate((*held, *keys)):
         others = met.setdefault(_code(rec, key), [])
@@ -199,13 +198,19 @@ def keyed(rec: Running, keys: Any, of: Any = ()) -> None:
 
 
 def _are_plain(rec: Running, of: Any) -> bool:
-    """Are the keys of a container atoms? Asked once while it has as many."""
+    """Is no key of a container compared by code of Python's? Asked once while it has as many."""
     known = rec.plain.get(id(of))
     if known is None or known[0] is not of or known[1] != size_of(of):
-        if not {*map(type, items_of(of))} <= ATOMS:
+        may = any(map(_may_compare, {*map(type, items_of(of))}))
+        if may and any(_compares(rec, key) for key in items_of(of)):
             return False
         rec.plain[id(of)] = of, size_of(of)
     return True
+
+
+def _may_compare(kind: type) -> bool:
+    own = issubclass(kind, (tuple, frozenset, weakref.ref)) or is_python(kind, "__eq__")
+    return own and kind not in ATOMS and not issubclass(kind, Tensor)
 
 
 def _code(rec: Running, key: Any) -> int:

@@ -42,7 +42,14 @@ from .vocabulary import Reader, Writer
 #: what is known again by the code of its functions, or by rows of its own
 _KNOWN_BY_CODE = (staticmethod, classmethod, property, *CLASSES_OF_PYBIND)
 #: what rows of some kinds know
-_KNOWN: dict[str, Any] = {"len": int, "type": type, "number": type, "tensor": type, "truth": bool}
+_KNOWN: dict[str, Any] = {
+    "len": int,
+    "size": int,
+    "type": type,
+    "number": type,
+    "tensor": type,
+    "truth": bool,
+}
 #: kinds of rows that compare with another place
 _WITH_PLACE = ("alias", "other")
 #: Python functions that a guard may call; see `may_be_called`

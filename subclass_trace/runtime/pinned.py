@@ -12,7 +12,7 @@ from ..state.guards import StateGuards, others_of
 from ..state.place import STEPS, Place, Roots
 from ..state.recorder import instance_dict
 from ..state.rows import HOOKS, Row
-from ..state.values import MISSING, lookup
+from ..state.values import MISSING, lookup, size_of
 from ..subclass.values import is_a
 from ..torch_api import words
 from ..torch_api.guards import own_table, versions_see_writes
@@ -33,7 +33,7 @@ _FROZEN = (
 
 
 #: kinds of rows of which Python code compares something
-FACTS = frozenset(("raw", "exact", "based", "hooks"))
+FACTS = frozenset(("raw", "exact", "based", "hooks", "size"))
 
 
 class Pinned:
@@ -184,7 +184,7 @@ class Pinned:
     def _item(self, of: Any, key: Any) -> Sequence[Unit] | None:
         if is_a(of, dict) and self._sees_writes:
             return [self._add("tables", of)]
-        if is_a(of, list) and type(key) is int and -len(of) <= key < len(of):
+        if is_a(of, list) and type(key) is int and -size_of(of) <= key < size_of(of):
             return [self._add("lists", of, key)]
         return () if is_a(of, tuple) else None
 

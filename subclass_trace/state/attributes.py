@@ -410,6 +410,7 @@ def plain_put(rec: Running, o: Any, name: str, value: Any) -> None:
     if type(setter) is Function:
         rec.call(setter, member, o) if delete else rec.call(setter, member, o, value)
         return
+    rec.changes += 1
     if is_a(o, types.ModuleType):
         rec.root(o.__dict__)
         rec.write(o.__dict__, name, whole=False, table=NAMES)
@@ -433,8 +434,9 @@ def _note_class(rec: Running, cls: type, name: str) -> None:
                 path=f"{cls.__qualname__} at {user_line()}",
             )
         )
-    rec.root(cls)
-    rec.write(cls, name, whole=False, table=CLASS)
+    if id(cls) not in rec.made:
+        rec.root(cls)
+        rec.write(cls, name, whole=False, table=CLASS)
     for known in [known for known in rec.lookups if known[1] == name and issubclass(known[0], cls)]:
         del rec.lookups[known]
 

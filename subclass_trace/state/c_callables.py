@@ -16,12 +16,12 @@ from ..torch_api.modes import no_modes, no_overrides
 from . import attributes, calls
 from .calls import BY_TYPE, C_TABLE, FUNCTIONS
 from .current import current, set_current
-from .iteration import iterate
+from .iteration import as_mapping, iterate
 from .kinds import (
     LruCache,
     Partial,
 )
-from .net import unwatched
+from .net import unwatched, watched
 from .recorder import user_line
 from .running import Running
 from .values import MISSING
@@ -69,7 +69,7 @@ def _partial(rec: Running, f: Any, a: Args, k: Named) -> Any:
         rec.touch(args)
         rec.touch(named)
         args = iterate(rec, args)
-        named = calls.operations.mapping(named)
+        named = as_mapping(rec, named)
     return rec.call(f.func, *args, *a, **{**named, **k})
 
 
@@ -85,8 +85,10 @@ def _lru_cache(rec: Running, f: Any, a: Args, k: Named) -> Any:
         for v in given
     )
     place = rec.place_of(f)
-    if place is None or not plain:
-        if place is not None and f.cache_info().currsize:
+    if place is None:  # the run has made it, of a callback
+        return rec.give(watched(f, tuple(map(rec.mapped, a)), k))
+    if not plain:
+        if f.cache_info().currsize:
             _refuse_cached(f)
         return rec.call(f.__wrapped__, *a, **k)
     misses, recorder = f.cache_info().misses, set_current(None)

@@ -29,7 +29,7 @@ from ..torch_api.owners import Owner, owner_of_file
 from . import calls, kinds
 from .calls import C_TABLE, CLASSES, Handler, callback
 from .frames import instrumented_frame
-from .iteration import iterate, keys_of
+from .iteration import as_mapping, iterate
 from .kinds import (
     SIMPLE,
     VALUES,
@@ -42,7 +42,7 @@ from .kinds import (
 from .net import watched
 from .recorder import user_line
 from .running import Running
-from .values import MISSING, lookup, pairs_of
+from .values import MISSING, is_python, lookup, size_of
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
@@ -57,22 +57,26 @@ def plain(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 # ---- containers, iteration
 def _container(rec: Running, cls: Any, a: Args, k: Named) -> Any:
-    if cls in (dict, collections.OrderedDict) and a and hasattr(a[0], "keys"):
-        given = type(a[0])
-        own = any(type(lookup(given, name)) is Function for name in ("keys", "__getitem__"))
-        if not is_a(a[0], dict) or (own and cls is not dict):
-            a = (keys_of(rec, a[0]), *a[1:])
-    if a and is_a(a[0], dict) and cls in (dict, collections.OrderedDict):
-        held = a[0]
-        rec.touch(held)
-        a = ({rec.give(n): rec.given_item(held, n, v) for n, v in pairs_of(held)}, *a[1:])
-    else:
-        a = (*(iterate(rec, v) for v in a[:1]), *a[1:])
-    out = cls(*a, **k)
-    if cls in (set, frozenset):
-        for value in out:
-            calls.operations.hashed(rec, value)
-    return out
+    if not a:
+        return cls(**k)
+    if issubclass(cls, dict):
+        if hasattr(a[0], "keys"):
+            return cls(as_mapping(rec, a[0], cls), *a[1:], **k)
+        pairs = [*map(rec.give, iterate(rec, a[0]))]
+        calls.operations.keyed(rec, [*map(first_of, pairs)])
+        return cls(pairs, **k)
+    return cls((_keys if cls in (set, frozenset) else iterate)(rec, a[0]), *a[1:], **k)
+
+
+def _keys(rec: Running, o: Any, of: Any = ()) -> list[Any]:
+    keys = [*map(rec.give, iterate(rec, o))]
+    calls.operations.keyed(rec, keys, of)
+    return keys
+
+
+def first_of(pair: Any) -> Any:
+    """The key of a pair."""
+    return pair[0] if is_a(pair, (tuple, list)) and size_of(pair) else None
 
 
 def _iterating(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -88,9 +92,24 @@ def _by_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
     named = dict(k)
     name = "func" if f is itertools.accumulate else "key"
     second = named.pop(name, a[1] if len(a) > 1 else None)
-    if second is None and f is itertools.accumulate:
-        second = operator.add
-    return f(iterate(rec, a[0]), second if second is None else callback(second), *a[2:], **named)
+    if f is itertools.accumulate:
+        second = callback(operator.add if second is None else second)
+    else:
+        second = _grouped_by(rec, second)
+    return f(iterate(rec, a[0]), second, *a[2:], **named)
+
+
+def _grouped_by(rec: Running, key: Any) -> Any:
+    """C code compares what it gives."""
+    call = callback(key) if key is not None else lambda v: v
+
+    def found(value: Any) -> Any:
+        given = call(value)
+        if not _is_plain(given) and is_python(type(given), "__eq__"):
+            calls.refuse_change(rec, given, "groupby")
+        return given
+
+    return found
 
 
 def _selected(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -107,6 +126,8 @@ def _mapping_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 def _next(rec: Running, f: Any, a: Args, k: Named) -> Any:
     step = lookup(type(a[0]), "__next__")
+    if is_a(a[0], kinds.ITERATORS) and rec.place_of(a[0]) is None:
+        return rec.give(next(*a))
     if type(step) is Function:
         rec.lookup(type(a[0]), "__next__")
         try:
@@ -117,7 +138,7 @@ def _next(rec: Running, f: Any, a: Args, k: Named) -> Any:
             raise
     if rec.place_of(a[0]) is not None:
         calls.refuse_change(rec, a[0], "next()")
-    return rec.give(next(*a))
+    return rec.give(watched(next, a, {}))
 
 
 def _iter(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -131,7 +152,7 @@ def _reversed(rec: Running, f: Any, a: Args, k: Named) -> Any:
         return rec.call(method, o)
     if is_a(o, (list, tuple, collections.deque)):
         rec.touch(o)
-        return reversed([*iterate(rec, o)]) if rec.stand_ins else reversed(o)
+        return reversed([*rec.each(o)]) if rec.stand_ins else reversed(o)
     if is_a(o, (dict, *VIEWS, range, str)):
         rec.touch(o)
         return map(rec.give, reversed(o))
@@ -141,24 +162,35 @@ def _reversed(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 def _comparing(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``sorted``, ``max``, ``min``: with the user's own ``__lt__`` they are done in Python."""
-    held = list(iterate(rec, a[0])) if len(a) == 1 else [*map(rec.give, a)]
+    given = a if len(a) > 1 else iterate(rec, a[0])
+    held = list(given) if f is sorted else [*map(rec.give, given)]
     if not held and f is not sorted:
         return f(held, **k)
     key = callback(k["key"]) if k.get("key") is not None else None
     keys = [key(v) for v in held] if key else held
     compare = calls.operations.compare
-    if any(type(lookup(type(v), "__lt__")) is Function for v in keys):
+    if not all(map(_is_plain, keys)):
+        name, sign = ("gt", 1) if f is max else ("lt", -1)
 
         def order(x: Any, y: Any) -> int:
-            return -1 if compare("lt", (x, y)) else 1 if compare("lt", (y, x)) else 0
+            return sign if compare(name, (x, y)) else 0
 
         keys = [functools.cmp_to_key(order)(v) for v in keys]
-    else:
-        for value in keys:
-            rec.deep(value, "comparison")
     rest = {name: v for name, v in k.items() if name not in ("key", "default")}
     got = f(range(len(held)), key=keys.__getitem__, **rest)
     return [held[i] for i in got] if f is sorted else held[got]
+
+
+def _is_plain(value: Any) -> bool:
+    """Does C code alone compare it?"""
+    return type(value) in SIMPLE or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def _length_hint(rec: Running, f: Any, a: Args, k: Named) -> Any:
+    for name in ("__len__", "__length_hint__"):
+        if is_python(type(a[0]), name):
+            return rec.call(rec.lookup(type(a[0]), name), a[0])
+    return calls.opaque(rec, f, a, k)
 
 
 def _sum(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -167,10 +199,8 @@ def _sum(rec: Running, f: Any, a: Args, k: Named) -> Any:
         return next(
             (f is any for v in iterate(rec, a[0]) if bool(truth(v)) is (f is any)), f is all
         )
-    held = list(iterate(rec, a[0]))
-    if f is sum and any(
-        is_a(lookup(type(v), "__add__"), Function) for v in held if not is_a(v, torch.Tensor)
-    ):
+    held = [*map(rec.give, iterate(rec, a[0]))]
+    if f is sum and not all(map(_is_plain, held)):
         out = a[1] if len(a) > 1 else k.get("start", 0)
         for value in held:
             out = calls.operations.binary("+", (out, value))
@@ -196,6 +226,8 @@ def by_method(name: str) -> Handler:
             return _of_symbol(f, o, a[1:], k)
         if is_a(o, torch.Tensor):
             return _of_tensor(rec, f, o, a[1:], k)
+        if name == "__index__" and is_a(o, int):
+            return f(o)
         method, a = _method_for(rec, name, kind, o, a)
         if type(method) is Function:
             got = rec.call(method, *a, **k)
@@ -222,6 +254,8 @@ def _method_for(rec: Running, name: str, kind: type, o: Any, a: Args) -> tuple[A
         method = rec.lookup(kind, "__index__")
     if method is MISSING and name == "__bool__":
         method = rec.lookup(kind, "__len__")
+    if name == "__format__" and len(a) == 1:
+        a = (o, "")
     if name == "__format__" and method is object.__format__:
         method, a = rec.lookup(kind, "__str__"), (o,)
         name = "__str__"
@@ -270,15 +304,17 @@ def _operation(name: str, *static: Any) -> Handler:
     )
 
 
+def _pow(rec: Running, f: Any, a: Args, k: Named) -> Any:
+    two = len(a) == 2 and not k
+    return calls.operations.binary("**", a) if two else calls.opaque(rec, f, a, k)
+
+
 def _changes_first(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """It changes the container that it is given first."""
-    for value in a:
-        rec.deep(value, f.__name__)
+    if f is not _COUNT:
+        return calls.opaque(rec, f, a, k, keeps=False)
     rec.write(a[0])
-    if f is _COUNT:
-        return f(a[0], iterate(rec, a[1]))
-    named = {name: callback(v) if callable(v) else v for name, v in k.items()}
-    return rec.give(watched(f, (a[0], *map(rec.mapped, a[1:])), named))
+    return f(a[0], _keys(rec, a[1], a[0]))
 
 
 _COUNT: Any = collections._count_elements  # type: ignore[attr-defined]
@@ -324,11 +360,14 @@ CLASSES.update(
         **dict.fromkeys((map, filter), _mapping_function),
         **{kind: _iterating for kind in vars(itertools).values() if is_a(kind, type)},
         **dict.fromkeys(
-            (itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse),
+            (itertools.takewhile, itertools.dropwhile, itertools.filterfalse),
             _mapping_function,
         ),
         **dict.fromkeys((itertools.accumulate, itertools.groupby), _by_function),
         itertools.compress: _selected,
+        itertools.starmap: lambda rec, f, a, k: f(
+            callback(a[0]), (iterate(rec, v) for v in iterate(rec, a[1]))
+        ),
         reversed: _reversed,
         float: by_method("__float__"),
         int: by_method("__int__"),
@@ -393,7 +432,7 @@ C_TABLE.update(
         math.floor: by_method("__floor__"),
         math.ceil: by_method("__ceil__"),
         math.trunc: by_method("__trunc__"),
-        dict.fromkeys: lambda rec, f, a, k: f(iterate(rec, a[0]), *a[1:]),
+        dict.fromkeys: lambda rec, f, a, k: f(_keys(rec, a[0]), *a[1:]),
         itertools.chain.from_iterable: lambda rec, f, a, k: f(
             iterate(rec, v) for v in iterate(rec, a[0])
         ),
@@ -404,6 +443,8 @@ C_TABLE.update(
         functools.reduce: _mapping_function,
         callable: plain,
         id: _id,
+        divmod: _operation("binary", "divmod"),
+        pow: _pow,
         builtins.__import__: plain,
         operator.getitem: _operation("item"),
         operator.setitem: lambda rec, f, a, k: calls.operations.set_item((a[2], a[0], a[1])),
@@ -422,6 +463,8 @@ C_TABLE.update(
             for name, symbol in _TWO.items()
         },
         **{getattr(operator, name): _operation("unary", name) for name in ("neg", "pos", "invert")},
+        operator.length_hint: _length_hint,
+        operator.iconcat: _operation("binary", "+="),
         sys.exc_info: _of_library("the exception that is handled"),
         threading.get_ident: _of_library("the number of the thread"),
         **dict.fromkeys(_CHANGE_FIRST, _changes_first),

@@ -15,15 +15,15 @@ from ..torch_api.compiled_inside import owners_of_c_functions
 from ..torch_api.owners import Owner, owner_of_name
 from . import attributes, calls, classes, kinds
 from .c_callables import context_variable
-from .c_functions import by_method
+from .c_functions import first_of
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
-from .iteration import iterate, keys_of
-from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Function, is_immutable
+from .iteration import as_mapping, iterate
+from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, is_immutable
 from .net import watched
 from .recorder import instance_dict
 from .running import Running
 from .texts import text_of
-from .values import MISSING, lookup, pairs_of
+from .values import MISSING, is_python, size_of
 from .world import refuse_world, world_name
 
 Args: TypeAlias = tuple[Any, ...]
@@ -135,7 +135,8 @@ def _of_container(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) ->
     if name == "__contains__":
         return calls.operations.in_container(rec, o, a[0])
     if name == "__len__":
-        return by_method("__len__")(rec, len, (o,), {})
+        rec.length(o, "len", size_of(o))
+        return f()
     if is_a(o, dict) and name in ("get", "setdefault", "pop", "__setitem__", "__delitem__"):
         return _at_key(rec, o, name, f, a, k)
     if name in _READ:
@@ -189,6 +190,8 @@ def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
         a = tuple(_many(rec, o, v) for v in a)
     elif name in ("remove", "discard", "add"):
         a = tuple(map(_as_member(rec, o), a))
+        if is_a(o, set):
+            calls.operations.keyed(rec, a, o)
     if name in ("append", "extend") and is_a(o, (list, collections.deque)):
         a = (list(a[0]),) if name == "extend" else a
         rec.grow(o, a[0] if name == "extend" else a)
@@ -203,14 +206,15 @@ def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
 def _many(rec: Running, o: Any, value: Any) -> Any:
     if type(value) in ATOMS or calls.is_function(value):
         return value
-    if is_a(o, dict) and is_a(value, dict):
-        rec.touch(value)
-        return {key: rec.given_item(value, key, v) for key, v in pairs_of(value)}
     if is_a(o, dict) and hasattr(value, "keys"):
-        return keys_of(rec, value)
+        held = as_mapping(rec, value, type(o))
+        calls.operations.keyed(rec, held, o)
+        return held
+    given = iterate(rec, value)
     if is_a(o, (set, dict)):
-        return [*map(_as_member(rec, o), iterate(rec, value))]
-    return iterate(rec, value)
+        given = [*map(_as_member(rec, o), given)]
+        calls.operations.keyed(rec, [*map(first_of, given)] if is_a(o, dict) else given, o)
+    return given
 
 
 def _as_member(rec: Running, o: Any) -> Any:
@@ -219,13 +223,6 @@ def _as_member(rec: Running, o: Any) -> Any:
 
 
 def _format(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    if (
-        f.__name__ == "format_map"
-        and is_a(a[0], dict)
-        and type(lookup(type(a[0]), "__getitem__")) is not Function
-    ):
-        rec.touch(a[0])
-        return f({key: text_of(rec.given_item(a[0], key, v)) for key, v in pairs_of(a[0])})
     return f(*map(text_of, a), **{name: text_of(v) for name, v in k.items()})
 
 
@@ -240,15 +237,18 @@ def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> An
         return attributes.plain_put(rec, o, *a)
     if name == "__delattr__":
         return attributes.plain_put(rec, o, a[0], MISSING)
-    if name == "__call__":
+    if name == "__call__" and not is_python(type(o), name):
         return classes.construct(rec, o, a, k) if is_a(o, type) else rec.call(o, *a, **k)
     if name in _COPYING:
         _copied(rec, o, name)
-        return f(*a, **k)
-    if name == "__init__" and rec.place_of(o) is not None and is_a(o, CONTAINERS):
-        return _writing(rec, o, name, f, a, k)
+        return watched(f, a, k)
+    if name == "__init__" and rec.place_of(o) is not None:
+        if is_a(o, CONTAINERS):
+            return _writing(rec, o, name, f, a, k)
+        if f != object.__init__.__get__(o, type(o)):
+            return refuse_change(rec, o, name)
     if name in ("__init__", "__new__", "__init_subclass__", "__get__", "__set_name__", "__set__"):
-        return f(*(rec.mapped(v) for v in a), **k)
+        return rec.made_class(watched(f, tuple(map(rec.mapped, a)), k))
     kinds_of_python = (*CONTAINERS, str, int, float, type)
     pure = is_a(o, kinds_of_python) or owner_of_name(type(o).__module__) is Owner.PYTHON
     return opaque(rec, f, a, k, pure=pure)

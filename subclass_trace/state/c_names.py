@@ -19,9 +19,10 @@ from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.owners import Owner, owner_of_file
 from . import attributes
 from .boundary import TORCH, kind_of
-from .calls import C_TABLE, CLASSES
+from .calls import C_TABLE, CLASSES, refuse_change
 from .frames import instrumented_frame
 from .instrument import clone, instrument
+from .iteration import iterate
 from .kinds import (
     Function,
     is_immutable,
@@ -30,20 +31,22 @@ from .net import unwatched, watched
 from .recorder import user_line
 from .rows import base_value
 from .running import Running
-from .values import MISSING, lookup
+from .values import MISSING, is_python, lookup
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
 
 
-def _plain_name(text: Any) -> Any:
+def _plain_name(rec: Running, text: Any) -> Any:
     """The name itself, of a subclass of text (a member of an enumeration) what it is."""
+    if is_python(type(text), "__eq__", "__hash__"):
+        refuse_change(rec, text, "a name that is compared")
     return base_value(text) if is_a(text, str) and type(text) is not str else text
 
 
 def _getattr(rec: Running, f: Any, a: Args, k: Named) -> Any:
     try:
-        return attributes.get(rec, a[0], _plain_name(a[1]))
+        return attributes.get(rec, a[0], _plain_name(rec, a[1]))
     except AttributeError:
         if len(a) > 2:
             return a[2]
@@ -52,14 +55,14 @@ def _getattr(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 def _hasattr(rec: Running, f: Any, a: Args, k: Named) -> Any:
     try:
-        attributes.get(rec, a[0], _plain_name(a[1]))
+        attributes.get(rec, a[0], _plain_name(rec, a[1]))
         return True
     except AttributeError:
         return False
 
 
 def _setattr(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    attributes.put(rec, a[0], _plain_name(a[1]), a[2] if f is setattr else MISSING)
+    attributes.put(rec, a[0], _plain_name(rec, a[1]), a[2] if f is setattr else MISSING)
 
 
 def _vars(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -90,6 +93,8 @@ def _eval(rec: Running, f: Any, a: Args, k: Named) -> Any:
     )
     given = [v for v in a[1:] if v is not None]
     spaces = given or (frame.f_globals, frame.f_locals)
+    if is_python(type(spaces[-1]), "__getitem__", "__missing__"):
+        refuse_change(rec, spaces[-1], f.__name__)
     if "__name__" in spaces[0]:
         rec.root(spaces[0])
     return f(instrument(types.CodeType.replace(code)), *spaces)
@@ -99,8 +104,13 @@ def _dir(rec: Running, f: Any, a: Args, k: Named) -> Any:
     if not a:
         return sorted(instrumented_frame().f_locals)
     o = a[0]
+    if is_python(type(o), "__dir__"):
+        return sorted(iterate(rec, rec.call(rec.lookup(type(o), "__dir__"), o)))
     if is_a(o, types.ModuleType):
         rec.root(o.__dict__)
+        own = rec.item(o.__dict__, "__dir__", o.__dict__.get("__dir__", MISSING))
+        if own is not MISSING:
+            return sorted(iterate(rec, rec.call(own)))
         rec.row(o.__dict__, "keys", list(o.__dict__))
     else:
         space: Any = getattr(o, "__dict__", None)
@@ -178,7 +188,7 @@ def _super(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 
 def _build_class(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    return watched(f, (clone(a[0]), *a[1:]), k)
+    return rec.made_class(watched(f, (clone(a[0]), *a[1:]), k))
 
 
 def _make_class(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -195,7 +205,7 @@ def _make_class(rec: Running, f: Any, a: Args, k: Named) -> Any:
             )
         )
     module = instrumented_frame().f_globals.get("__name__")
-    return watched(type, (a[0], a[1], {"__module__": module, **a[2]}), k)
+    return rec.made_class(watched(type, (a[0], a[1], {"__module__": module, **a[2]}), k))
 
 
 C_TABLE.update(

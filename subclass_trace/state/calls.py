@@ -5,6 +5,7 @@ others with everything that they are given read whole.
 
 from __future__ import annotations
 
+import collections
 import copy
 import gc
 import sys
@@ -46,7 +47,8 @@ from .kinds import (
 from .net import unwatched, watched
 from .recorder import user_line
 from .running import Running
-from .values import MISSING, lookup
+from .texts import number_of
+from .values import MISSING, items_of, lookup
 
 #: handlers: (recorder, what is called, arguments, keywords) -> result
 Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -107,25 +109,19 @@ def is_of_package(kind: type) -> bool:
 def callback(f: Any, *, called_only: bool = True) -> Any:
     """The same callable, instrumented, for C code to call; ``called_only``: it does nothing else
     with it."""
-    kind = type(f)
-    if (
-        kind in (Function, Method)
-        or is_a(f, Partial)
-        or (not is_a(f, type) and _has_own_call(kind))
-    ):
+    of_python = is_a(f, (Function, Method, Partial)) or (
+        not is_a(f, type) and _has_own_call(type(f))
+    )
+    if not of_python and not (called_only and callable(f)):
+        return f
 
-        def called(*args: Any, **kwargs: Any) -> Any:
-            rec = current()
-            return f(*args, **kwargs) if rec is None else rec.call(f, *args, **kwargs)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        rec = current()
+        return f(*args, **kwargs) if rec is None else rec.call(f, *args, **kwargs)
 
-        if kind is Function:
-            called.__name__, called.__qualname__ = f.__name__, f.__qualname__
-        return called
-    if called_only and callable(f):
-        return lambda *args, **kwargs: (
-            f(*args, **kwargs) if current() is None else current().call(f, *args, **kwargs)
-        )
-    return f
+    if type(f) is Function:
+        called.__name__, called.__qualname__ = f.__name__, f.__qualname__
+    return called
 
 
 def is_function(value: Any) -> bool:
@@ -149,6 +145,8 @@ _PURE = """
     _warnings array _blake2 _codecs
 """
 PURE = frozenset(_PURE.split())
+#: of these, modules whose functions give numbers and texts
+_COMPUTING = ("math", "cmath", "_struct")
 
 
 def module_of(f: Any) -> str:
@@ -175,9 +173,11 @@ def opaque(
     """C code of unknown meaning: it may read everything that can be reached from what it is
     given."""
     by = getattr(f, "__name__", None) or type(f).__name__
+    owner = getattr(f, "__self__", None)
+    if module_of(f) in _COMPUTING or (owner is not None and type(owner) in ATOMS):
+        args = tuple(map(number_of, args))
     for value in (*args, *kwargs.values()):
         rec.deep(value, by)
-    owner = getattr(f, "__self__", None)
     if owner is not None and not is_a(owner, (type, types.ModuleType)):
         rec.deep(owner, by)
     elif owner is None and not is_a(f, C_CALLABLES) and not is_a(f, type):
@@ -194,8 +194,11 @@ def opaque(
                 fix="call it outside of the region, or register it with torch.library.custom_op",
             )
         )
-    given = tuple(callback(rec.mapped(v), called_only=False) for v in args)
-    named = {name: callback(rec.mapped(v), called_only=False) for name, v in kwargs.items()}
+    given = tuple(_called(rec.mapped(v)) for v in args)
+    named = {name: _called(rec.mapped(v)) for name, v in kwargs.items()}
+    for value in (*args, *kwargs.values()):
+        if is_a(value, (list, dict, set, collections.deque)):
+            rec.write(value)
     out = watched(f, given, named)
     if keeps and _is_kept(rec, out, owner) and not any(out is v for v in (*given, *named.values())):
         rec.refuse(
@@ -357,9 +360,11 @@ def _note_fact(
 
 
 def _called(value: Any) -> Any:
-    if is_a(value, (list, tuple)) and any(type(v) in (Function, Method, Partial) for v in value):
-        items = [*map(_called, value)]
-        return items if type(value) is list else type(value)(items)
+    if is_a(value, (list, tuple)):
+        items = [*items_of(value)]
+        if any(type(v) in (Function, Method, Partial) for v in items):
+            items = [*map(_called, items)]
+            return items if is_a(value, list) else tuple.__new__(type(value), items)
     return (
         callback(value, called_only=False) if type(value) in (Function, Method, Partial) else value
     )
@@ -371,7 +376,7 @@ def read_argument(rec: Running, value: Any) -> bool:
         return False
     if is_a(value, (list, tuple)):
         rec.touch(value)
-        return any(list(map(partial(read_argument, rec), value)))
+        return any(list(map(partial(read_argument, rec), items_of(value))))
     if is_a(value, dict):
         rec.touch(value)
         return any(list(map(partial(read_argument, rec), dict.values(value))))

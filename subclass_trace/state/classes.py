@@ -11,6 +11,7 @@ from . import attributes
 from .boundary import ENTER, kind_of
 from .calls import CLASSES, is_of_package, opaque, refuse_change, torch_call
 from .kinds import CONTAINERS, ITERATORS, VIEWS, Function, is_immutable
+from .net import watched
 from .recorder import user_line
 from .running import Running
 from .values import lookup
@@ -32,7 +33,7 @@ def call_class(rec: Running, cls: type, args: tuple[Any, ...], kwargs: dict[str,
         return torch_call(rec, cls, args, kwargs)
     if is_of_package(cls):
         return cls(*args, **kwargs)
-    if is_immutable(cls):
+    if is_immutable(cls) and not issubclass(cls, BaseException):
         return opaque(rec, cls, args, kwargs, keeps=False)
     return construct(rec, cls, args, kwargs)
 
@@ -66,13 +67,13 @@ def construct(rec: Running, cls: type, args: tuple[Any, ...], kwargs: dict[str, 
     else:
         if function is not object.__new__:
             args, kwargs = _read(rec, args, kwargs)
-        made = function(cls, *args, **kwargs)
+        made = watched(function, (cls, *args), kwargs)
     if cls in type(made).__mro__:
         if type(init) is Function:
             rec.call(init, made, *args, **kwargs)
         elif init is not object.__init__:
             args, kwargs = _read(rec, args, kwargs)
-            init.__get__(made, cls)(*args, **kwargs)
+            watched(init.__get__(made, cls), args, kwargs)
     return made
 
 

@@ -14,9 +14,9 @@ from ..errors import SideEffectError, UnsupportedError
 from ..subclass.values import ATOMS, is_a, same
 from .kinds import VIEWS
 from .place import Place
-from .recorder import StateRecorder, instance_dict, is_made_by_torch, items_of
+from .recorder import StateRecorder, instance_dict, is_made_by_torch
 from .rows import members, put_raw, raw
-from .values import MISSING, pairs_of
+from .values import MISSING, base_of, is_python, items_of, pairs_of, size_of
 from .writes import BAG, CELL, CLASS, MAPPING, NAMES, SEQUENCE, SLOTS, Table, Written, table_of
 
 #: how what a table holds is read
@@ -52,15 +52,14 @@ class Containers(StateRecorder):
             return
         if is_a(thing, dict):
             held = self.box(thing)
-            ordered: Any = collections.OrderedDict if is_a(held, collections.OrderedDict) else dict
-            self.row(thing, "keys", list(ordered.keys(held)))
+            self.row(thing, "keys", list(items_of(held)))
             for key, value in list(pairs_of(held)):
                 self._item(thing, key, value)
                 if type(key) not in ATOMS:
                     self._member(key)
         elif is_a(thing, (list, tuple, collections.deque)):
             held = self.box(thing)
-            self.row(thing, "len", len(held))
+            self._sized(thing, "len", size_of(held))
             for k, value in enumerate(items_of(held)):
                 self._item(thing, k, value)
         elif is_a(thing, (set, frozenset)):
@@ -107,8 +106,8 @@ class Containers(StateRecorder):
                 same = all(a is b for a, b in zip(items, items_of(value), strict=True))
                 return value if same else items if is_a(thing, list) else type(value)(items)
             if key < 0:
-                self.length(thing, "len", len(thing))
-                key += len(thing)
+                self.length(thing, "len", size_of(thing))
+                key += size_of(thing)
         else:
             self._pin_key(key)
         return self._item(thing, key, value)
@@ -124,13 +123,21 @@ class Containers(StateRecorder):
         if self.written and id(thing) in self.written:
             self.touch(thing)
         else:
-            self.row(thing, kind, known)
+            self._sized(thing, kind, known)
+
+    def _sized(self, thing: Any, kind: str, known: Any) -> None:
+        """A guard asks no ``__len__`` of the user's."""
+        own = is_python(type(thing), "__len__", "__bool__")
+        if own:
+            kind, known = "size", known if kind == "len" else size_of(thing)
+        self.row(thing, kind, known)
 
     def write(
         self, thing: Any, key: Any = None, *, whole: bool = True, table: Table | None = None
     ) -> None:
         """Something that was there before the run is about to be changed, at a key or as a
         whole."""
+        self.changes += 1
         place = self.place_of(thing)
         if place is None:
             return
@@ -187,6 +194,7 @@ class Containers(StateRecorder):
     def grow(self, thing: Any, items: Iterable[Any]) -> None:
         """Items are about to be added at the end of a list or a deque: those that are there stay
         where they are."""
+        self.changes += 1
         place = self.place_of(thing)
         if place is None:
             return
@@ -235,10 +243,9 @@ class Containers(StateRecorder):
             rows = [
                 (k, self.given_item(thing, k, v), v) for k, v in enumerate(list(items_of(thing)))
             ]
-        base: Any = dict if is_a(thing, dict) else list if is_a(thing, list) else collections.deque
         for key, given, value in rows:
             if given is not value:
-                base.__setitem__(thing, key, given)
+                base_of(thing).__setitem__(thing, key, given)
 
     def write_names(self, owner: Any, space: dict[str, Any], name: str) -> None:
         """An attribute of an object is about to be written, in its dict."""
@@ -275,8 +282,8 @@ class Containers(StateRecorder):
         if is_a(value, torch.Tensor):
             return self.give(value)
         if kind in (list, tuple) or (is_a(value, tuple) and kind is not torch.Size):
-            items = [self._mapped_item(value, k, v) for k, v in enumerate(value)]
-            if all(a is b for a, b in zip(items, value, strict=True)):
+            items = [self._mapped_item(value, k, v) for k, v in enumerate(items_of(value))]
+            if all(a is b for a, b in zip(items, items_of(value), strict=True)):
                 return value
             return self._copied(items) if kind is list else tuple.__new__(kind, items)
         if kind in (dict, collections.OrderedDict):
@@ -287,6 +294,11 @@ class Containers(StateRecorder):
             return value if same else self._copied(kind(pairs))
         if kind in (set, frozenset) and any(is_a(v, torch.Tensor) for v in value):
             return kind(map(self.give, value))
+        if self.symbols and is_a(value, (list, dict, collections.deque)):  # as it is
+            for key, held in list(
+                pairs_of(value) if is_a(value, dict) else enumerate(items_of(value))
+            ):
+                self.fix(self.given_item(value, key, held), held)
         return value
 
     def handed(self, value: Any) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import collections
+import operator
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -15,10 +17,11 @@ from . import attributes, calls
 from .boundary import ENTER, kind_of
 from .current import current
 from .iteration import iterate
-from .kinds import CONTAINERS, VIEWS, Function
+from .kinds import CONTAINERS, SIMPLE, VIEWS, Function
+from .net import watched
 from .operators import compare, python_method, truth
 from .running import Running
-from .values import MISSING, lookup
+from .values import MISSING, base_of, is_python, items_of, lookup, size_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -42,23 +45,44 @@ def item(pair: tuple[Any, Any]) -> Any:
     if is_a(o, CONTAINERS):
         return item_of_container(rec, o, key)
     if kind is types.MappingProxyType:
-        inner = calls.referents(o)[0]
-        rec.step(o, "ref", 0, inner)
-        return item((inner, key)) if is_a(inner, dict) else o[key]
+        return item((_behind(rec, o), key))
     if kind not in ATOMS:
         rec.deep(o, "[]")
     return rec.give(o[_index(rec, key)])
 
 
+def _behind(rec: Running, proxy: Any) -> Any:
+    inner = calls.referents(proxy)[0]
+    rec.step(proxy, "ref", 0, inner)
+    return inner
+
+
 def _item_of_tensor(rec: Running, t: Any, key: Any) -> Any:
-    if type(key) not in ATOMS and not is_a(key, Tensor):
-        calls.read_argument(rec, key)
-        key = rec.mapped(key)
+    key = _key_of_tensor(rec, key)
     cls = type(rec.real(t))
     getter = MISSING if attributes.is_of_torch_class(cls) else rec.lookup(cls, "__getitem__")
     if type(getter) is Function and kind_of(getter.__code__) == ENTER:
         return rec.call(getter, t, key)
-    return t[rec.give(key)]
+    return _asked(operator.getitem, t, key)
+
+
+def _key_of_tensor(rec: Running, key: Any) -> Any:
+    if type(key) in ATOMS or is_a(key, Tensor):
+        return rec.give(key)
+    key = key if is_python(type(key), "__getitem__") else _index(rec, key)
+    calls.read_argument(rec, key)
+    return rec.mapped(key)
+
+
+def _asked(f: Any, *args: Any) -> Any:
+    """Torch's code may ask objects for numbers."""
+    return watched(f, args, {}) if any(map(_has_objects, args)) else f(*args)
+
+
+def _has_objects(key: Any) -> bool:
+    if type(key) in (tuple, list, slice):
+        return any(map(_has_objects, _ends(key) if type(key) is slice else key))
+    return type(key) not in SIMPLE and not is_a(key, Tensor) and key is not ...
 
 
 def _item_of_class(rec: Running, o: type, key: Any) -> Any:
@@ -73,6 +97,10 @@ def _item_of_class(rec: Running, o: type, key: Any) -> Any:
 
 def _index(rec: Running, key: Any) -> Any:
     """A number from what has ``__index__`` of the user's."""
+    if type(key) is slice:
+        return slice(*(_index(rec, k) for k in _ends(key)))
+    if type(key) is tuple:
+        return tuple(_index(rec, k) for k in key)
     if type(key) in ATOMS or type(key) in _SYMBOLS or is_a(key, (int, Tensor)):
         return key
     return (
@@ -86,18 +114,19 @@ def item_of_container(rec: Running, o: Any, key: Any) -> Any:
     """``o[key]`` of a built-in container, or as the C code of a subclass finds it."""
     if is_a(o, dict):
         return _item_of_dict(rec, o, key)
-    if type(key) is slice:
-        key = slice(*(_plain(_index(rec, k)) for k in (key.start, key.stop, key.step)))
-    elif type(key) is not int:
-        key = _plain(_index(rec, key))
-    kinds = (list, torch.Size, tuple, collections.deque)
-    base: Any = next(kind for kind in kinds if is_a(o, kind))
+    if type(key) is not int:
+        key = _index(rec, key)
+        key = slice(*map(_plain, _ends(key))) if type(key) is slice else _plain(key)
     try:
-        value = base.__getitem__(o, key)
+        value = base_of(o).__getitem__(o, key)
     except IndexError:
-        rec.length(o, "len", len(o))
+        rec.length(o, "len", size_of(o))
         raise
     return rec.item(o, key, value)
+
+
+def _ends(key: slice) -> tuple[Any, Any, Any]:
+    return key.start, key.stop, key.step
 
 
 def _plain(key: Any) -> Any:
@@ -125,7 +154,7 @@ def _item_of_dict(rec: Running, o: Any, key: Any) -> Any:
 def found_in(rec: Running, o: Any, key: Any) -> tuple[Any, Any]:
     """A key of a dict as it stands there, and its value: a tensor is a key as the real one, or as
     the stand-in where the run has made the dict."""
-    hashed(rec, key, o)
+    keyed(rec, [key], o)
     key = plain_number(key)
     real = rec.real(key)
     value = dict.get(o, real, MISSING)
@@ -136,29 +165,92 @@ def found_in(rec: Running, o: Any, key: Any) -> tuple[Any, Any]:
     return real, value
 
 
-def hashed(rec: Running, key: Any, of: Any = ()) -> None:
-    """The hash of a key is asked, and the keys of a container ``of`` are compared with it: by
-    identity, if its class says no more."""
+def hashed(rec: Running, key: Any) -> None:
+    """The hash of a key is asked: by identity, if its class says no more."""
     kind = type(key)
-    if kind in ATOMS or is_a(key, (type, str, Tensor)):
+    if kind in ATOMS or is_a(key, Tensor):
         return
     if kind in _SYMBOLS:
         hash(PYTHON_CLASSES[kind](key))
-        return
-    if kind is tuple or kind is frozenset:
-        for part in key:
+    elif (parts := _parts(key)) is not None:
+        for part in parts:
             hashed(rec, part)
-        return
-    method = python_method(rec, key, "__hash__")
-    if method is None:
+    elif (method := python_method(rec, key, "__hash__")) is not None:
+        rec.call_again(method, key)
+    elif not is_a(key, (type, str)):
         rec.pin(key)
+
+
+def keyed(rec: Running, keys: Any, of: Any = ()) -> None:
+    """Keys are looked for in, or put into, a container of others: their hashes are asked, and
+    where two of them are equal, the keys are compared, if their classes do that in Python."""
+    for key in keys:
+        hashed(rec, key)
+    if _are_plain(rec, of) and not any(_compares(rec, key) for key in keys):
         return
-    code = rec.call(method, key)
-    equal = python_method(rec, key, "__eq__")
-    for other in list(of) if equal is not None else ():
-        if type(other) is kind and other is not key and rec.call(method, other) == code:
-            rec.deep(other, "hash")
-            rec.call(equal, key, other)
+    rec.touch(of)
+    held = [*items_of(of)]
+    met: dict[int, list[Any]] = {}
+    for number, key in enumerate((*held, *keys)):
+        others = met.setdefault(_code(rec, key), [])
+        if number < len(held) or not any(_are_one(rec, other, key) for other in others):
+            others.append(key)
+
+
+def _are_plain(rec: Running, of: Any) -> bool:
+    """Is no key of a container compared by code of Python's? Asked once while it has as many."""
+    known = rec.plain.get(id(of))
+    if known is None or known[0] is not of or known[1] != size_of(of):
+        may = any(map(_may_compare, {*map(type, items_of(of))}))
+        if may and any(_compares(rec, key) for key in items_of(of)):
+            return False
+        rec.plain[id(of)] = of, size_of(of)
+    return True
+
+
+def _may_compare(kind: type) -> bool:
+    own = issubclass(kind, (tuple, frozenset, weakref.ref)) or is_python(kind, "__eq__")
+    return own and kind not in ATOMS and not issubclass(kind, Tensor)
+
+
+def _code(rec: Running, key: Any) -> int:
+    key = rec.real(key)
+    return hash(PYTHON_CLASSES[type(key)](key) if type(key) in _SYMBOLS else key)
+
+
+def _are_one(rec: Running, other: Any, key: Any) -> bool:
+    if other is key or not (_compares(rec, other) or _compares(rec, key)):
+        return other is key or (type(key) in ATOMS and type(other) in ATOMS and other == key)
+    return bool(truth(rec.call_again(operator.eq, other, key)))
+
+
+def _compares(rec: Running, key: Any) -> bool:
+    """Is a key compared by code of Python's?"""
+    if type(key) in ATOMS or is_a(key, Tensor) or type(key) in _SYMBOLS:
+        return False
+    if (parts := _parts(key)) is not None:
+        return any(_compares(rec, part) for part in parts)
+    return python_method(rec, key, "__eq__") is not None
+
+
+def _parts(key: Any) -> list[Any] | None:
+    """What the hash of a key is made of, if C code makes it of others."""
+    if is_a(key, weakref.ref):
+        return [key()]
+    if is_a(key, (tuple, frozenset)) and not is_python(type(key), "__hash__", "__eq__"):
+        return [*items_of(key)]
+    return None
+
+
+def keyed_in(pair: tuple[Any, Any]) -> Any:
+    """A key that is put into a container; that is None where it is not known."""
+    key, of = pair
+    rec = current()
+    if rec is not None and type(key) not in ATOMS:
+        if of is None and _compares(rec, key):
+            calls.refuse_change(rec, key, "a key that is compared")
+        keyed(rec, [key], of or ())
+    return key
 
 
 def contains(negated: bool, pair: tuple[Any, Any]) -> bool:
@@ -179,11 +271,9 @@ def _contains(rec: Running, o: Any, key: Any) -> bool:
         return in_container(rec, o, key)
     if is_a(o, VIEWS):
         rec.touch(o)
-        return rec.real(key) in o or key in o
+        return any(watched(operator.contains, (o, k), {}) for k in (rec.real(key), key))
     if kind is types.MappingProxyType:
-        inner = calls.referents(o)[0]
-        rec.step(o, "ref", 0, inner)
-        return _contains(rec, inner, key)
+        return _contains(rec, _behind(rec, o), key)
     if kind in ATOMS or is_a(o, Tensor):
         return key in o
     return any(held is key or truth(compare("eq", (held, key))) for held in iterate(rec, o))
@@ -197,7 +287,7 @@ def in_container(rec: Running, o: Any, key: Any) -> bool:
         return value is not MISSING
     rec.touch(o)
     if is_a(o, (set, frozenset)):
-        hashed(rec, key, o)
+        keyed(rec, [key], o)
         return rec.real(key) in o or key in o
     return any(held is key or truth(compare("eq", (held, key))) for held in rec.each(o))
 
@@ -211,9 +301,7 @@ def set_item(parts: tuple[Any, Any, Any]) -> None:
         return
     kind = type(o)
     if is_a(o, Tensor):
-        if type(key) not in ATOMS and not is_a(key, Tensor):
-            calls.read_argument(rec, key)
-        rec.give(o)[rec.mapped(key)] = rec.give(value)
+        _asked(operator.setitem, rec.give(o), _key_of_tensor(rec, key), rec.give(value))
         return
     setter = rec.lookup(kind, "__setitem__")
     if type(setter) is Function:
@@ -224,7 +312,9 @@ def set_item(parts: tuple[Any, Any, Any]) -> None:
         o[key] = value
     else:
         write_whole(rec, o, "[...] = ...")
-        o[_index(rec, key)] = value
+        if type(key) is slice and is_a(o, CONTAINERS):
+            value = iterate(rec, value)
+        watched(operator.setitem, (o, _index(rec, key), value), {})
 
 
 def write_whole(rec: Running, o: Any, how: str) -> None:
@@ -253,6 +343,7 @@ def del_item(pair: tuple[Any, Any]) -> None:
         rec.write(o, key, whole=False)
     else:
         write_whole(rec, o, "del [...]")
+        key = _index(rec, key)
     del o[key]
 
 

@@ -4,25 +4,46 @@ the trace."""
 from __future__ import annotations
 
 import collections
+import operator
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ..errors import SideEffectError
+from ..errors import SideEffectError, UnsupportedError
 from ..subclass.values import is_a
-from .kinds import ITERATORS, VIEWS, Function
+from .current import call_now
+from .kinds import ITERATORS, VIEWS, Function, is_immutable
 from .recorder import user_line
 from .running import Running
-from .values import MISSING, lookup, pairs_of
+from .values import MISSING, is_python, lookup, pairs_of
 
 _WHOLE = (list, tuple, dict, set, frozenset, collections.deque, *VIEWS, types.MappingProxyType)
+
+
+class Sized:
+    """What C code iterates, and may ask before how much there is."""
+
+    def __init__(self, o: Any, given: Any) -> None:
+        self.o, self.given = o, given
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.given)
+
+    def __length_hint__(self) -> int:
+        return int(call_now(operator.length_hint, self.o))
 
 
 def iterate(rec: Running, o: Any) -> Any:
     """What C code may iterate over in place of ``o``: whatever yields is recorded, tensors are
     stand-ins."""
+    given, kind = _iterated(rec, o), type(o)
+    own = not is_immutable(kind) and is_python(kind, "__len__", "__length_hint__")
+    return Sized(o, given) if own and not is_a(o, torch.Tensor) else given
+
+
+def _iterated(rec: Running, o: Any) -> Any:
     kind = type(o)
     if kind in (range, str, bytes) or kind is torch.Size:
         return o
@@ -97,16 +118,13 @@ def _given(rec: Running, o: Any) -> Any:
     if is_a(o, VIEWS):
         return _given_view(rec, o)
     if is_a(o, (list, tuple, collections.deque)):
-        if not any(map(_may_differ, o)):
+        kinds = (torch.Tensor, int, float) if rec.place_of(o) is not None else torch.Tensor
+        if not any(is_a(value, kinds) for value in o):
             return o
         return (rec.given_item(o, k, value) for k, value in enumerate(o))
     if is_a(o, (dict, set, frozenset)) and any(is_a(key, torch.Tensor) for key in o):
         return map(rec.give, o)
     return o
-
-
-def _may_differ(value: Any) -> bool:
-    return is_a(value, (torch.Tensor, int, float))
 
 
 def _given_view(rec: Running, view: Any) -> Any:
@@ -120,7 +138,20 @@ def _given_view(rec: Running, view: Any) -> Any:
     return ((rec.give(key), rec.given_item(held, key, value)) for key, value in pairs_of(held))
 
 
-def keys_of(rec: Running, o: Any) -> dict[Any, Any]:
-    """``{**o}`` of what is no dict, but has ``keys``."""
-    names = iterate(rec, rec.call(rec.attribute(o, "keys")))
-    return {name: rec.item_of(o, name) for name in names}
+def as_mapping(rec: Running, o: Any, into: type = dict) -> dict[Any, Any]:
+    """``{**o}``: of a dict that is iterated as one its items, else by ``keys`` and items, as an
+    OrderedDict is always filled."""
+    kind = type(o)
+    as_dict = lookup(kind, "__iter__") in (dict.__iter__, _ORDERED)
+    as_dict = as_dict and not issubclass(into, collections.OrderedDict)
+    if is_a(o, dict) and (as_dict or not is_python(kind, "keys", "__getitem__")):
+        rec.touch(o)
+        return {rec.give(key): rec.given_item(o, key, value) for key, value in pairs_of(o)}
+    names = list(iterate(rec, rec.call(rec.attribute(o, "keys"))))
+    found = {name: rec.item_of(o, name) for name in names}
+    if len(found) < len(names):
+        rec.refuse(UnsupportedError("a mapping has a key twice", code="unread-python-code"))
+    return found
+
+
+_ORDERED: Any = collections.OrderedDict.__iter__

@@ -23,6 +23,7 @@ from .instrument import is_instrumented
 from .kinds import Function
 from .rows import Row
 from .running import Running
+from .values import lookup
 
 
 def watched(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,7 +52,8 @@ def watch(frame: Any, event: str, arg: Any) -> None:
         and frame.f_back.f_code is not watched.__code__
     ):
         return  # the recorder's own
-    if is_called_by_others(frame.f_back, is_instrumented if library else _or_torchs):
+    asked = owner is Owner.USER and _is_asked(frame)
+    if not asked and is_called_by_others(frame.f_back, is_instrumented if library else _or_torchs):
         return
     if is_kernel(frame.f_back, is_instrumented):
         sys.setprofile(None)
@@ -66,6 +68,19 @@ def watch(frame: Any, event: str, arg: Any) -> None:
             fix="call it outside of the region, or from Python code",
         )
     )
+
+
+#: what torch asks an argument for, in the place of a number or of a list
+_ASKED = frozenset(
+    f"__{name}__"
+    for name in ("index", "int", "float", "complex", "bool", "len", "getitem", "iter", "array")
+)
+
+
+def _is_asked(frame: Any) -> bool:
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    kind = type(frame.f_locals.get(next(iter(names), "")))
+    return any(getattr(lookup(kind, n), "__code__", None) is frame.f_code for n in _ASKED)
 
 
 def _or_torchs(code: Any) -> bool:
@@ -101,6 +116,10 @@ def unwatched(f: Any, *args: Any, **kwargs: Any) -> Any:
         sys.setprofile(profile)
 
 
+#: what finds a name that code computes
+_COMPUTED = frozenset(("getattr", "hasattr", "vars", "dir", "__dict__", "attrgetter"))
+
+
 def read_named(rec: Running, space: dict[str, Any], name: str, names: set[str]) -> None:
     """A global that the code of a kernel names, as a whole, with the code behind it."""
     held = space[name]
@@ -108,7 +127,8 @@ def read_named(rec: Running, space: dict[str, Any], name: str, names: set[str]) 
     if is_a(held, types.ModuleType):
         if owner_of_name(held.__name__) not in (Owner.PYTHON, Owner.TORCH):
             rec.root(held.__dict__)
-            for inner in sorted(names & held.__dict__.keys()):
+            inside = names if names.isdisjoint(_COMPUTED) else held.__dict__.keys()
+            for inner in sorted(inside & held.__dict__.keys()):
                 rec.deep(rec.item(held.__dict__, inner, held.__dict__[inner]), "a kernel", 1)
     elif type(held) is Function:
         _read_code(rec, held)

@@ -303,6 +303,21 @@ def _copy_without_keys(s: Sheet, argument: int, was: bytes) -> bytes:
     return instruction("DUP_TOP_TWO") + pack(2) + s.ask("dict_without") + SWAP + POP
 
 
+def _with_container(operation: str, number: int) -> Does:
+    """The operand, the lower one of two, is put into a container further down the stack; 3.10 has
+    no instruction to get at that."""
+    around = SWAP if number == 2 else b""
+
+    def does(s: Sheet, argument: int, was: bytes) -> bytes:
+        if HAS_SLOT:
+            of = instruction("COPY", argument + number)
+        else:
+            of = s.constant(None)
+        return around + of + pack(2) + s.ask(operation) + around + was
+
+    return does
+
+
 def _import_star(s: Sheet, argument: int, was: bytes) -> bytes:
     raise Uninstrumentable("import * writes names that no instruction tells")
 
@@ -444,13 +459,13 @@ REPLACED: dict[str, Does] = {
     "UNPACK_SEQUENCE": _on_top("iter"),
     "UNPACK_EX": _on_top("iter"),
     "LIST_EXTEND": _on_top("iter"),
-    "SET_UPDATE": lambda s, argument, was: s.ask("set_of") + was,
-    "DICT_UPDATE": _on_top("mapping"),
-    "DICT_MERGE": _on_top("mapping"),
+    "SET_UPDATE": _with_container("set_into", 1),
+    "DICT_UPDATE": _with_container("mapping_into", 1),
+    "DICT_MERGE": _with_container("mapping_into", 1),
     "BUILD_SET": _build_set,
     "BUILD_MAP": _build_map,
-    "SET_ADD": _on_top("hashed"),
-    "MAP_ADD": lambda s, argument, was: SWAP + s.ask("hashed") + SWAP + was,
+    "SET_ADD": _with_container("keyed_in", 1),
+    "MAP_ADD": _with_container("keyed_in", 2),
     "BEFORE_WITH": _on_top("manager"),
     "SETUP_WITH": _instead("manager"),
     "LOAD_SPECIAL": _load_special,

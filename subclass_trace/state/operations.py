@@ -24,20 +24,21 @@ from .items import (
     contains,
     del_item,
     found_in,
-    hashed,
     in_container,
     item,
     item_of_container,
+    keyed,
+    keyed_in,
     read_slice,
     set_item,
     set_slice,
 )
-from .iteration import iterate, keys_of
+from .iteration import as_mapping, iterate
 from .kinds import LOCKS, Function, is_immutable
 from .operators import binary, compare, identical, truth, truth_kept, unary
 from .running import Running
 from .texts import Text
-from .values import MISSING, lookup, pairs_of
+from .values import MISSING, is_python, lookup
 from .writes import CONTENTS, NAMES
 
 Tensor = torch.Tensor
@@ -184,15 +185,15 @@ def iterated(o: Any) -> Any:
 def mapping(o: Any) -> Any:
     """What follows ``**``."""
     rec = current()
-    if rec is None:
-        return o
-    kind = type(o)
-    # what C code asks of a dict that is iterated as a dict
-    as_dict = lookup(kind, "__iter__") is dict.__iter__
-    if is_a(o, dict) and (as_dict or type(lookup(kind, "keys")) is not Function):
-        rec.touch(o)
-        return {key: rec.given_item(o, key, value) for key, value in pairs_of(o)}
-    return keys_of(rec, o) if hasattr(o, "keys") else o
+    return as_mapping(rec, o) if rec is not None and hasattr(o, "keys") else o
+
+
+def mapping_into(pair: tuple[Any, Any]) -> Any:
+    """What follows ``**`` in a display or a call, and the dict that it is put into."""
+    held = mapping(pair[0])
+    if (rec := current()) is not None and is_a(held, dict):
+        keyed(rec, held, pair[1])
+    return held
 
 
 class Manager:
@@ -226,7 +227,7 @@ def manager(o: Any) -> Any:
         if own and rec.place_of(o) is not None:
             calls.refuse_change(rec, o, "with")
         return o
-    return o if kind_of(enter.__code__) != ENTER else Manager(o)
+    return Manager(o) if kind_of(enter.__code__) == ENTER or enter in calls.FUNCTIONS else o
 
 
 def formatted(o: Any) -> Any:
@@ -245,7 +246,8 @@ def formatted(o: Any) -> Any:
 
 def get_len(o: Any) -> None:
     """``match`` asks for the length."""
-    call(len, o)
+    if (rec := current()) is not None:
+        rec.call_again(len, o)
 
 
 def match_keys(pair: tuple[Any, Any]) -> None:
@@ -254,7 +256,10 @@ def match_keys(pair: tuple[Any, Any]) -> None:
     if rec is None:
         return
     for key in pair[1]:
-        if is_a(pair[0], dict):
+        if is_python(type(pair[0]), "get"):
+            get = attributes.get(rec, pair[0], "get")
+            rec.fix(rec.call_again(get, key, None), None)
+        elif is_a(pair[0], dict):
             rec.fix(rec.item(pair[0], key, dict.get(pair[0], key, MISSING)), None)
         else:
             rec.deep(pair[0], "match")
@@ -266,14 +271,14 @@ def match_class(positional: int, parts: tuple[Any, Any, Any]) -> None:
     if rec is None:
         return
     o, cls, names = parts
-    if not call(isinstance, o, cls):
+    if not rec.call_again(isinstance, o, cls):
         return
     named: Any = ()
     if positional and lookup(cls, "__match_args__") is not MISSING:
-        named = attr("__match_args__", cls)[:positional]
+        named = [*iterate(rec, attr("__match_args__", cls))][:positional]
     for name in (*named, *names):
         try:
-            rec.fix(attributes.get(rec, o, name), None)
+            rec.fix(rec.call_again(getattr, o, name), None)
         except AttributeError:
             return
 
@@ -308,12 +313,13 @@ OPS.update(
         "truth": truth,
         "truth_kept": truth_kept,
         "iter": iterated,
-        "mapping": mapping,
+        "mapping_into": mapping_into,
         "manager": manager,
         "format": formatted,
         "get_len": get_len,
         "match_keys": match_keys,
         "match_class": match_class,
+        "keyed_in": keyed_in,
         "call": call,
         "call0": call0,
         "call_ex": call_ex,
@@ -327,5 +333,5 @@ calls.operations = types.SimpleNamespace(
     item_of_container=item_of_container,
     in_container=in_container,
     found_in=found_in,
-    hashed=hashed,
+    keyed=keyed,
 )

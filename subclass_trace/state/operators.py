@@ -20,7 +20,7 @@ from .kinds import CONTAINERS, SIMPLE, VALUES, Function, is_immutable
 from .net import watched
 from .running import Running
 from .texts import text_of
-from .values import lookup, pairs_of
+from .values import is_python, lookup, pairs_of, size_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -41,12 +41,13 @@ _PLAIN = {
     "^": "xor",
     "<<": "lshift",
     ">>": "rshift",
+    "divmod": "divmod",
 }
 _IN_C = {"and": "and_", "or": "or_"}
 _DO: dict[str, Callable[[Any, Any], Any]] = {
-    s: getattr(operator, _IN_C.get(n, n)) for s, n in _PLAIN.items()
+    s: divmod if n == "divmod" else getattr(operator, _IN_C.get(n, n)) for s, n in _PLAIN.items()
 }
-_DO |= {s + "=": getattr(operator, "i" + n) for s, n in _PLAIN.items()}
+_DO |= {s + "=": getattr(operator, "i" + n) for s, n in _PLAIN.items() if n != "divmod"}
 
 
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
@@ -95,6 +96,8 @@ def binary(symbol: str, pair: tuple[Any, Any]) -> Any:
         if value is not NotImplemented:
             return value
     left, right = python_method(rec, a, f"__{name}__"), python_method(rec, b, f"__r{name}__")
+    if right and not left and _takes(a, b):
+        right = None
     if left or right:
         order = [(left, a, b), (right, b, a)]
         if right is not None and type(a) is not type(b) and is_a(b, type(a)):
@@ -136,6 +139,17 @@ def _binary_of_c(rec: Running, symbol: str, do: Callable[[Any, Any], Any], a: An
     return watched(do, (rec.mapped(a), rec.mapped(b)), {})
 
 
+_TOWER = (int, float, complex, Tensor)
+
+
+def _takes(a: Any, b: Any) -> bool:
+    """Does C code of ``a`` compute with ``b``, which is a subclass of a number, before that is
+    asked?"""
+    left = next((k for k, kind in enumerate(_TOWER) if is_a(a, kind)), -1)
+    right = next((k for k, kind in enumerate(_TOWER) if is_a(b, kind)), 9)
+    return left >= right and not is_a(b, type(a))
+
+
 def compare(name: str, pair: tuple[Any, Any]) -> Any:
     """``a < b`` and its kin."""
     a, b = pair
@@ -149,6 +163,8 @@ def compare(name: str, pair: tuple[Any, Any]) -> Any:
         python_method(rec, a, f"__{name}__"),
         python_method(rec, b, f"__{_SWAPPED[name]}__"),
     )
+    if right and not left and _takes(a, b):
+        right = None
     if name == "ne" and not left and not right:
         if python_method(rec, a, "__eq__") or python_method(rec, b, "__eq__"):
             return not truth(compare("eq", pair))
@@ -169,6 +185,13 @@ def _compare_in_c(rec: Running, name: str, do: Callable[[Any, Any], Any], a: Any
         return _containers_equal(rec, a, b) is (name == "eq")
     if is_a(a, Tensor) or is_a(b, Tensor):
         return do(rec.mapped(a), rec.mapped(b))
+    if type(a) is type(b) and type(a) in (list, tuple):
+        rec.touch(a)
+        rec.touch(b)
+        for x, y in zip(rec.each(a), rec.each(b), strict=False):
+            if not _are_equal(x, y):
+                return compare(name, (x, y))
+        return do(len(a), len(b))
     for o in (a, b):
         if equality and _by_identity(o):
             continue
@@ -186,16 +209,20 @@ def _by_identity(o: Any) -> bool:
 def _containers_equal(rec: Running, a: Any, b: Any) -> bool:
     rec.touch(a)
     rec.touch(b)
-    if len(a) != len(b):
+    if size_of(a) != size_of(b):
         return False
-
-    def equal(x: Any, y: Any) -> bool:
-        return x is y or bool(truth(compare("eq", (x, y))))
-
     if is_a(a, dict):
         rows = [(k, rec.given_item(a, k, v)) for k, v in pairs_of(a)]
-        return all(k in b and equal(rec.given_item(b, k, b[k]), value) for k, value in rows)
-    return all(map(equal, rec.each(a), rec.each(b)))
+        return all(
+            calls.operations.in_container(rec, b, k)
+            and _are_equal(value, calls.operations.item_of_container(rec, b, k))
+            for k, value in rows
+        )
+    return all(map(_are_equal, rec.each(a), rec.each(b)))
+
+
+def _are_equal(x: Any, y: Any) -> bool:
+    return x is y or bool(truth(compare("eq", (x, y))))
 
 
 def unary(name: str, o: Any) -> Any:
@@ -222,6 +249,10 @@ def truth(o: Any) -> Any:
 
 
 def truth_kept(o: Any) -> Any:
-    """The operand of a jump that keeps it."""
-    truth(o)
+    """The operand of a jump that keeps it, and asks again."""
+    rec = current()
+    if rec is not None and is_python(type(o), "__bool__", "__len__") and not is_a(o, Tensor):
+        rec.call_again(bool, o)
+    else:
+        truth(o)
     return o

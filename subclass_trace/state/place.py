@@ -14,7 +14,6 @@ place is read.
 
 from __future__ import annotations
 
-import collections
 import gc
 import threading
 import types
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..subclass.values import ATOMS, is_a
-from .values import MISSING, lookup, lookup_after, short
+from .values import MISSING, base_of, lookup, lookup_after, short
 
 
 class Roots(NamedTuple):
@@ -125,9 +124,8 @@ def item(o: Any, key: Any) -> Any:
     """Of a container, by the built-in base's own method."""
     if is_a(o, dict):
         return dict.get(o, key, MISSING)
-    base: Any = next((kind for kind in (list, tuple, collections.deque) if is_a(o, kind)), type(o))
     try:
-        return base.__getitem__(o, key)
+        return base_of(o).__getitem__(o, key)
     except (IndexError, KeyError):
         return MISSING
 

@@ -30,9 +30,9 @@ from .kinds import (
     Method,
     is_immutable,
 )
-from .recorder import instance_dict, is_made_by_torch, items_of, slot, user_line
+from .recorder import instance_dict, is_made_by_torch, slot, user_line
 from .rows import raw
-from .values import factory_of, pairs_of
+from .values import factory_of, items_of, pairs_of
 
 
 class Reach(Containers):

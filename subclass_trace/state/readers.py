@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any
 
 from subclass_trace.state.bytecode import Uninstrumentable
@@ -155,35 +155,28 @@ def _caught(kinds: Any) -> Any:
     return kinds
 
 
-def _hashed(key: Any) -> Any:
-    if type(key) not in _PLAIN_KEYS:
-        OPS["call"](hash, key)
-    return key
-
-
-def _compared(keys: tuple[Any, ...]) -> None:
-    """Keys of classes with an ``__eq__`` in Python are compared where their hashes are equal."""
-    own = [key for key in keys if type(getattr(type(key), "__eq__", None)) is FunctionType]
-    hashes = [OPS["call"](hash, key) for key in own] if len(own) > 1 else []
-    for number, code in enumerate(hashes):
-        for other in range(number):
-            if hashes[other] == code:
-                OPS["compare"]("eq", (own[number], own[other]))
-
-
 def _set_of(members: Any) -> set[Any]:
-    _compared(members)
-    return {_hashed(member) for member in OPS["iter"](members)}
+    found: set[Any] = set()
+    for member in OPS["iter"](members):
+        found.add(OPS["keyed_in"]((member, found)))
+    return found
+
+
+def _set_into(parts: tuple[Any, Any]) -> set[Any]:
+    members, of = parts
+    return {OPS["keyed_in"]((member, of)) for member in _set_of(members)}
 
 
 def _dict_of(parts: tuple[Any, ...]) -> dict[Any, Any]:
-    _compared(parts[::2])
-    return {_hashed(key): value for key, value in zip(parts[::2], parts[1::2], strict=True)}
+    found: dict[Any, Any] = {}
+    for key, value in zip(parts[::2], parts[1::2], strict=True):
+        found[OPS["keyed_in"]((key, found))] = value
+    return found
 
 
 def _dict_without(parts: tuple[Any, tuple[Any, ...]]) -> dict[Any, Any]:
     subject, keys = parts
-    rest = dict(OPS["mapping"](subject))
+    rest = dict(OPS["mapping_into"]((subject, {})))
     for key in keys:
         del rest[key]
     return rest
@@ -203,8 +196,8 @@ _COMPOSED: dict[str, Callable[..., Any]] = {
     "imported_from": _imported_from,
     "raised": _raised,
     "caught": _caught,
-    "hashed": _hashed,
     "set_of": _set_of,
+    "set_into": _set_into,
     "dict_of": _dict_of,
     "dict_without": _dict_without,
     "converted": _converted,

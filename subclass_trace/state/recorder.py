@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import enum
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,6 +59,8 @@ class StateRecorder:
     waits: frozenset[str] | None = None
     #: the roots of the call that is traced
     roots_of_call = Roots((), {})
+    #: how often something was changed
+    changes = 0
 
     def __init__(self, make: Any = None) -> None:
         """``make``: makes stand-ins, ``tensors(rows)`` and ``number(place, value)`` (None: a
@@ -75,6 +77,8 @@ class StateRecorder:
         self.owners: dict[int, Any] = {}  # id of the dict of an object -> the object
         self.lookups: dict[tuple[type, str], Any] = {}
         self.walked: set[int] = set()
+        self.made: dict[int, type] = {}  # classes
+        self.plain: dict[int, tuple[Any, int]] = {}  # id of a container of atoms -> it, its length
         self.symbols: dict[Place, Any] = {}
         self.stand_ins: dict[int, torch.Tensor] = {}
         self.reals: dict[int, tuple[Place, torch.Tensor]] = {}
@@ -312,6 +316,8 @@ class StateRecorder:
         if self.written and (writer := self._written_class(cls, name)) is not None:
             return self._own_absent(cls, writer, name)
         value = lookup(cls, name)
+        if id(cls) in self.made:
+            return self._of_made(cls, name, value)
         if not is_immutable(cls) and cls is not torch.Size:
             of, node = cls, CustomNode
             if issubclass(cls, node) and lookup(node, name) is value:
@@ -319,6 +325,22 @@ class StateRecorder:
             value = self.at(self.child(self.root(of), "lookup", name), value)
         self.lookups[key] = value
         return value
+
+    def _of_made(self, cls: type, name: str, value: Any) -> Any:
+        """What a class gives that the run has made: its own is no state, its bases' is."""
+        for base in cls.__mro__:
+            held = type.__dict__["__dict__"].__get__(base).get(name, MISSING)
+            if id(base) not in self.made and not is_immutable(base):
+                held = self.at(self.child(self.root(base), "own", name), held)
+            if held is not MISSING:
+                return held
+        return value
+
+    def made_class(self, cls: Any) -> Any:
+        """A class that the run has made."""
+        if is_a(cls, type):
+            self.made[id(cls)] = cls
+        return cls
 
     def _written_class(self, cls: type, name: str) -> type | None:
         """The first base that has the attribute or had it, if that is one in which the run has
@@ -344,6 +366,8 @@ class StateRecorder:
 
     def class_dict(self, cls: type) -> None:
         """All that a class defines itself is read."""
+        if id(cls) in self.made:
+            return
         names = self.child(self.root(names_of), "call", (cls,))
         self.at(names, names_of(cls))
         written = self.written.get(id(cls))
@@ -371,13 +395,6 @@ def is_made_by_torch(kind: type) -> bool:
     """Is it of a class of torch's own, but for what the user's code fills?"""
     own = owner_of(kind) is Owner.TORCH
     return own and not issubclass(kind, (torch.nn.Module, dict, list))
-
-
-def items_of(thing: Any) -> Iterable[Any]:
-    """The items of a list, a tuple, a deque or a set, past an ``__iter__`` of the user's."""
-    kinds = (list, tuple, collections.deque, set, frozenset)
-    base: Any = next((kind for kind in kinds if is_a(thing, kind)), type(thing))
-    return base.__iter__(thing)  # type: ignore[no-any-return]
 
 
 def instance_dict(value: Any) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ import torch
 from ..subclass.attributes import namespace_of
 from ..subclass.values import is_a, same
 from .place import Place, Roots
-from .values import MISSING, same_keys, short
+from .values import MISSING, items_of, same_keys, short, size_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Row:
         was, now = said(self.known), said(now_of(self.kind, now_there))
         if self.known is MISSING and self.place.kind == "attr":
             was = "no value of its own"
-        at = f"len({self.place})" if self.kind == "len" else str(self.place)
+        at = f"len({self.place})" if self.kind in ("len", "size") else str(self.place)
         return f"{at}: expected {was}, got {'another one' if now == was else now}"
 
 
@@ -83,8 +83,8 @@ def now_of(kind: str, value: Any) -> Any:
     """What a row of this kind would keep of a value."""
     if kind in ("type", "number", "tensor"):
         return type(value)
-    if kind == "len":
-        return len(value)
+    if kind in ("len", "size"):
+        return size_of(value)
     if kind == "keys":
         return [*value]
     if kind in ("truth", "there"):
@@ -103,14 +103,15 @@ def code_of(function: Any) -> Any:
 
 
 def _keys(value: Any, known: list[Any]) -> bool:
-    return same_keys([*value], known) and all(
-        type(a) is type(b) for a, b in zip(value, known, strict=True)
+    keys = [*items_of(value)]
+    return same_keys(keys, known) and all(
+        type(a) is type(b) for a, b in zip(keys, known, strict=True)
     )
 
 
 def members(value: Any) -> set[Any]:
     """Of a set: atoms by type and value, other objects by identity."""
-    return {(type(k), k) if type(k) in _BY_VALUE else id(k) for k in value}
+    return {(type(k), k) if type(k) in _BY_VALUE else id(k) for k in items_of(value)}
 
 
 _BY_VALUE = (int, float, str, bool, bytes, type(None))
@@ -163,6 +164,7 @@ KINDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "tensor": (lambda value, _: is_a(value, torch.Tensor), "isinstance({at}, Tensor)"),
     "func": (lambda value, known: code_of(value) is known, "{at} has the same code"),
     "len": (lambda value, known: len(value) == known, "len({at}) == {was}"),
+    "size": (lambda value, known: size_of(value) == known, "len({at}) == {was}"),
     "keys": (_keys, "[*{at}] == {was}"),
     "set": (lambda value, known: members(value) == known, "{at} has the same members"),
     "truth": (lambda value, known: bool(value) is known, "bool({at}) is {was}"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
+from ..errors import UnsupportedError
 from .reach import Reach
+from .recorder import user_line
 from .writes import Table
 
 
@@ -31,6 +33,25 @@ class Running(Reach):
     def call_function(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same of a Python function."""
         raise NotImplementedError
+
+    def call_again(self, f: Any, /, *args: Any) -> Any:
+        """A call that C code makes, too: done twice it must be as once.
+
+        Raises:
+            UnsupportedError: it changes something.
+        """
+        before = self.changes
+        out = self.call(f, *args)
+        if self.changes != before:
+            self.refuse(
+                UnsupportedError(
+                    "C code calls Python code that changes something, as often as it likes",
+                    code="unread-python-code",
+                    path=f"{getattr(f, '__qualname__', f)} at {user_line()}",
+                    fix="change it in another method",
+                )
+            )
+        return out
 
     def attribute(self, o: Any, name: str) -> Any:
         """``o.name``."""

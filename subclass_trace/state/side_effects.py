@@ -26,7 +26,7 @@ from .containers import Containers
 from .kinds import SYMBOLS, VALUES
 from .place import Place
 from .rows import Row
-from .values import MISSING, factory_of, same_keys, short, solid_base
+from .values import MISSING, factory_of, items_of, same_keys, short, solid_base
 from .writes import MAPPING, NAMES, SEQUENCE, Table, Written
 
 #: classes of C whose state is all in what recipes rebuild
@@ -84,7 +84,8 @@ class Recipes:
             return Constant(value)
         if is_a(value, (tuple, frozenset)):
             return Make(
-                type(value), tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value))
+                type(value),
+                tuple(self(item, f"{path}[{k}]") for k, item in enumerate(items_of(value))),
             )
         if id(value) in self._made:
             return BackReference(self._made[id(value)])
@@ -153,7 +154,7 @@ class Recipes:
             rows = MAPPING.of(value).items()
             pairs = tuple((self._key(k, path), self(v, f"{path}[{short(k)}]")) for k, v in rows)
         elif is_a(value, (list, set)):
-            items = tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value))
+            items = tuple(self(item, f"{path}[{k}]") for k, item in enumerate(items_of(value)))
         held = namespace_of(value) or {}
         fields = tuple((name, self(v, f"{path}.{name}")) for name, v in held.items())
         factory = factory_of(value)

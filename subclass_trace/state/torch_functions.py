@@ -17,7 +17,7 @@ from ..subclass.values import is_a
 from ..torch_api.autograd import apply_function, are_transforms_active
 from ..torch_api.compiled_inside import not_compiled_code
 from ..torch_api.hooks import ScriptMethod, hooks_of_all
-from ..torch_api.modes import jit_tracing
+from ..torch_api.modes import DispatchMode, TorchFunctionMode, jit_tracing
 from ..torch_api.owners import Owner, owner_of_file
 from . import attributes, calls
 from .boundary import ENTER, kind_of
@@ -185,6 +185,22 @@ def _disabled(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return rec.call(function, *a, **k)
 
 
+def _enter_mode(rec: Running, f: Any, a: Args, k: Named) -> Any:
+    """A mode of the user's would be called by torch, at each operation."""
+    for name in ("__torch_function__", "__torch_dispatch__"):
+        method = lookup(type(a[0]), name)
+        if type(method) is Function and kind_of(method.__code__) == ENTER:
+            rec.refuse(
+                UnsupportedError(
+                    "torch calls Python code that is not read: of a mode that the region enters",
+                    code="unread-python-code",
+                    path=f"{type(a[0]).__qualname__} at {user_line()}",
+                    fix="enter it around the region",
+                )
+            )
+    return torch_call(rec, f, a, k)
+
+
 def _zero_grad(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``zero_grad()`` of an optimizer or a module: gradients are dropped, and nobody asks whether
     there were any."""
@@ -221,6 +237,7 @@ FUNCTIONS.update(
         _Module.zero_grad: _zero_grad,
         torch.optim.Optimizer.zero_grad: _zero_grad,
         APPLY: _apply,
+        **dict.fromkeys((TorchFunctionMode.__enter__, DispatchMode.__enter__), _enter_mode),
         **dict.fromkeys(_CALL_THE_FIRST, _first_is_called),
         not_compiled_code(): _not_compiled,
         apply_function: _apply,

@@ -6,7 +6,7 @@ import collections
 import enum
 import gc
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -81,14 +81,46 @@ def short(value: Any) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
+_BUILT_IN = (
+    list,
+    torch.Size,
+    tuple,
+    collections.OrderedDict,
+    dict,
+    set,
+    frozenset,
+    collections.deque,
+)
+
+
+def base_of(container: Any) -> Any:
+    """The built-in container whose methods tell what it holds, past those of a subclass."""
+    return next((kind for kind in _BUILT_IN if is_a(container, kind)), type(container))
+
+
+def items_of(container: Any) -> Iterator[Any]:
+    """The items of a list, a tuple, a deque or a set; the keys of a dict."""
+    return base_of(container).__iter__(container)  # type: ignore[no-any-return]
+
+
 def pairs_of(table: Any) -> Any:
     """The items of a dict, past its class: an OrderedDict has an order of its own."""
-    return (collections.OrderedDict if is_a(table, collections.OrderedDict) else dict).items(table)
+    return base_of(table).items(table)
 
 
 def dict_of_class(cls: type) -> dict[str, Any]:
     """The dict behind the proxy: read for its version, never written."""
     return next(d for d in gc.get_referents(cls.__dict__) if type(d) is dict)
+
+
+def size_of(container: Any) -> int:
+    """How many there are."""
+    return base_of(container).__len__(container)  # type: ignore[no-any-return]
+
+
+def is_python(cls: type, *names: str) -> bool:
+    """Is one of these methods of a class a function of Python's?"""
+    return any(type(lookup(cls, name)) is types.FunctionType for name in names)
 
 
 def factory_of(value: Any) -> Any:

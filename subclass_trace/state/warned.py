@@ -25,13 +25,17 @@ def filters_that_raise() -> str:
     return "".join(f"{row[1:]}" for row in warnings.filters if row[0] == "error")
 
 
-def _raises(text: str, category: type[Warning], module: str, line: int) -> bool:
-    """Does the first filter that fits make an error of it?"""
+#: what `warnings.catch_warnings` sets
+_SHOWN_BY = ("filters", "showwarning", "_showwarnmsg_impl")
+
+
+def _action(text: str, category: type[Warning], module: str, line: int) -> str:
+    """What the first filter that fits says."""
     for action, of_text, of_category, of_module, of_line in warnings.filters:
         fits = issubclass(category, of_category) and of_line in (0, line)
         if fits and _matches(of_text, text) and _matches(of_module, module):
-            return action == "error"
-    return False
+            return str(action)
+    return "default"
 
 
 def _matches(known: Any, text: str) -> bool:
@@ -68,9 +72,17 @@ def _warn(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
         refuse_world(rec, "warnings.warn with something else than a text, a class and a level")
         return f(*a, **k)
     where = _where(given.get("stacklevel", 1))
+    action = _action(message, category, where.get("module", ""), where.get("lineno", 0))
+    written = rec.written.get(id(vars(warnings)))
+    now = vars(warnings)
+    if written is not None and any(now[name] is not written.before[name] for name in _SHOWN_BY):
+        if action == "ignore":
+            return None
+        refuse_world(rec, "warnings.warn where it has set what is shown")
+        return f(*a, **k)
     place = rec.child(rec.root(filters_that_raise, "filters_that_raise"), "call", ())
     rec.state_at(place, filters_that_raise())
-    if _raises(message, category, where.get("module", ""), where.get("lineno", 0)):
+    if action == "error":
         return f(*a, **k)
     rec.printed.append((WARNED, {"category": category, **where}, (message,)))
     return None

@@ -19,7 +19,7 @@ from ..subclass.attributes import members_of
 from ..subclass.values import is_a
 from .frames import frame_outside
 from .place import Place
-from .values import MISSING, dict_of_class
+from .values import MISSING, base_of, dict_of_class
 
 
 class Table:
@@ -47,22 +47,16 @@ class Table:
         raise NotImplementedError
 
 
-def _base_of(thing: Any) -> Any:
-    """The methods of dict leave the list of keys of an OrderedDict behind, and do not see its
-    order."""
-    return collections.OrderedDict if is_a(thing, collections.OrderedDict) else dict
-
-
 class Mapping(Table):
     """A dict, whatever its subclass: also the namespace of an object or of a Python module."""
 
     def of(self, thing: Any) -> dict[Any, Any]:
         """A copy."""
-        return dict(_base_of(thing).items(thing))
+        return dict(base_of(thing).items(thing))
 
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """Set an item, or take it away."""
-        base = _base_of(thing)
+        base = base_of(thing)
         if value is MISSING:
             base.pop(thing, key, None)
         elif dict.__contains__(thing, key):
@@ -72,9 +66,9 @@ class Mapping(Table):
 
     def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
         """In this order; where only values differ, only they are written."""
-        if [*map(id, _base_of(thing).keys(thing))] == [*map(id, table)]:
+        if [*map(id, base_of(thing).keys(thing))] == [*map(id, table)]:
             return super().fill(thing, table)
-        base = _base_of(thing)
+        base = base_of(thing)
         base.clear(thing)
         for key, value in table.items():
             base.__setitem__(thing, key, value)
@@ -89,25 +83,22 @@ class Names(Mapping):
 class Sequence(Table):
     """A list or a deque."""
 
-    def _base(self, thing: Any) -> Any:
-        return list if is_a(thing, list) else collections.deque
-
     def of(self, thing: Any) -> dict[Any, Any]:
         """Numbers -> items."""
-        return dict(enumerate(self._base(thing).__iter__(thing)))
+        return dict(enumerate(base_of(thing).__iter__(thing)))
 
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """Set an item that is there."""
-        self._base(thing).__setitem__(thing, key, value)
+        base_of(thing).__setitem__(thing, key, value)
 
     def extend(self, thing: Any, values: Any) -> None:
         """Add items at the end."""
-        self._base(thing).extend(thing, values)
+        base_of(thing).extend(thing, values)
 
     def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
         """All items, set afresh."""
-        self._base(thing).clear(thing)
-        self._base(thing).extend(thing, table.values())
+        base_of(thing).clear(thing)
+        base_of(thing).extend(thing, table.values())
 
 
 class Bag(Table):
@@ -176,7 +167,10 @@ class Slots(Table):
     def put(self, thing: Any, key: Any, value: Any) -> None:
         """Fill one, or empty it."""
         member = members_of(type(thing))[key]
-        member.__delete__(thing) if value is MISSING else member.__set__(thing, value)
+        if value is not MISSING:
+            member.__set__(thing, value)
+        elif key in self.of(thing):
+            member.__delete__(thing)
 
 
 class Printed(Table):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import decimal
+import fractions
 import functools
 import pathlib
 import random
@@ -13,7 +15,11 @@ from typing import Any
 
 import torch
 
-_SAME_OBJECT_MAY_STAND_TWICE = (tuple, frozenset, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_VALUES = (decimal.Decimal, fractions.Fraction)
+_SAME_OBJECT_MAY_STAND_TWICE = (
+    *(tuple, frozenset, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *_VALUES,
+)
 _BY_DYNAMO = "_dynamo_static_input_type"  # what it remembers of a parameter that a branch of `cond` reads
 _OF_PYTHON = ("builtins", "functools", "_thread", "_abc", "operator", "weakref")
 

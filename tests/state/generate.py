@@ -97,6 +97,7 @@ def _of_holder(seed: int, rng: random.Random) -> Program:
     reader = _reader(rng, holder, value, needs_default)
     place = _place(rng, change)
     words = {"v": value.first, "w": value.second, "o": holder.root, "e": holder.read}
+    words |= {name: rng.choice(texts) for name, texts in parts.ASKS.items()}
     held = _filled(reader.text, **words)
     if "'$e'" in reader.text and "'" in holder.read:
         held = _filled(reader.text.replace("'", '"'), **words)

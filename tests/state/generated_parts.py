@@ -249,6 +249,19 @@ CHANGES = (
 )
 
 
+#: how C code calls a special method of an object ``o``, drawn for the readers that name one
+ASKS = {
+    "object": ("Reads()", "ASKED"),
+    "lengths": ("len(o)", "bool(o)", "list(map(len, [o]))", "not o", "list(reversed(o))"),
+    "iterates": ("list", "tuple", "sorted", "(lambda o: (lambda *a: a)(*o))", "(lambda o: [*o])", "collections.deque"),
+    "compares": ("o == 1", "o in [1]", "1 in (o,)", "(o,) == (1,)", "{0: o} == {0: 1}", "[o, 1].index(1)"),
+    "hashes": ("{o: 1}[o]", "len({o, Reads()})", "{Reads(): 1}.get(o, 2)", "dict.fromkeys([o])", "hash(o) + 1"),
+    "indexes": ("[0, 1][o]", "'ab'[o:]", "range(o)", "operator.index(o)", "torch.ones(2)[o]", "[0, 1].pop(o)"),
+    "texts": ("f'{o}'", "'%s' % o", "str(o)", "format(o)", "'{}'.format(o)", "f'{o!r:>3}'", "','.join(map(str, [o]))"),
+    "orders": ("sorted([o, p])", "max(o, p)", "min([p, o])", "[o, p].sort()", "(o, 1) < (p, 1)"),
+}
+
+
 @dataclass(frozen=True)
 class Fact:
     """A fact of a tensor x, and an expression of a tensor of which it does not hold."""

@@ -193,6 +193,13 @@ class Plain:
     def do_mapping(self, o: Any) -> Any:
         return o
 
+    def do_mapping_into(self, pair: tuple[Any, Any]) -> Any:
+        return pair[0]
+
+    def do_keyed_in(self, pair: tuple[Any, Any]) -> Any:
+        hash(pair[0])
+        return pair[0]
+
     def do_manager(self, o: Any) -> Any:
         return o
 

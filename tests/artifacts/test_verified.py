@@ -201,6 +201,7 @@ print("trace" in region.specializations[0].seconds, "torch._dynamo" in sys.modul
 """
 
 
+@pytest.mark.long
 def test_a_hit_imports_no_dynamo_for_wrappers_of_gradients(tmp_path: Path) -> None:
     (tmp_path / "process.py").write_text(PROCESS)
     told = [

@@ -116,6 +116,7 @@ def dynamo() -> Any:
 
 @pytest.mark.parametrize("name", ["pair", "tagged", "scaled", "function", "shifted"])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sweep(every=3)
 def test_torch_compile(name, dynamic, dynamo) -> None:
     if dynamic and name in ("pair", "tagged") and not compiled_wrappers_have_strides_of_symbols():
         pytest.skip("with dynamic sizes, torch.compile of this torch gives wrappers the strides of another size")

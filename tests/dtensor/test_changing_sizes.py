@@ -20,6 +20,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sweep(every=3)
 def test_views_of_other_sizes(mesh, name, dynamic) -> None:
     function = PROGRAMS[name]
     region = st.compile(function, dynamic=dynamic or None)

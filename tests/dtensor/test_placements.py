@@ -47,6 +47,7 @@ def _of(f: Callable[..., Any], x: torch.Tensor) -> list[Any]:
     ids=str,
 )
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sweep(every=3)
 def test_as_in_eager(mesh: Any, name: str, placements: Any, dynamic: bool) -> None:
     function, count = PROGRAMS[name]
     region = st.compile(function, dynamic=dynamic or None)

@@ -36,6 +36,7 @@ _PLACES: dict[str, Callable[[Any, Any], None]] = {
 
 @pytest.mark.parametrize("name", _PLACES)
 @pytest.mark.parametrize("build", [_whole, _in_parts])
+@pytest.mark.sweep(every=4)
 def test_fresh_objects_in_the_old_places(name: str, build: Callable[[Any, Any], Step]) -> None:
     """What a step drops unread is no matter to it."""
     between = lambda k, model, optimizer: k > 1 and _PLACES[name](model, optimizer)

@@ -215,6 +215,7 @@ def _with_schedule(make: Callable[[Any], Any]) -> Callable[[Any, Any], Step]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.sweep(every=4)
 def test_a_schedule_inside(name: str) -> None:
     make, most = SCHEDULES[name]
     assert len(_train(_model, KINDS["SGD with momentum"], _with_schedule(make), steps=12).specializations) <= most

@@ -14,6 +14,7 @@ from collections import Counter
 
 import pytest
 import torch
+import torch._dynamo.guards
 from hypothesis import HealthCheck, Phase, settings
 
 from subclass_trace import policy, verify
@@ -68,6 +69,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def own_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small regions of dense tensors have backwards of ours, as large ones have."""
     monkeypatch.setattr(policy, "POLICY", dataclasses.replace(policy.POLICY, few=0))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_latency_of_guards() -> None:
+    """Dynamo measures how long its guards take after each compilation, on caches that it flushes: a fourth of a small one."""
+    torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
 
 
 @pytest.fixture(autouse=True, scope="module")

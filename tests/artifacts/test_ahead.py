@@ -89,6 +89,7 @@ def step(function: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("way", ["file", "cache"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sweep(every=4)
 def test_the_real_module_is_served(
     name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: list[int]
 ) -> None:

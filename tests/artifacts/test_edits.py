@@ -32,16 +32,16 @@ def _run(how: str, folder: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _id(case: str) -> str:
+    return " and ".join(CASES[case])
+
+
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What became of each program in the second process."""
     folder = tmp_path_factory.mktemp("edits")
-    items = [item for item in request.session.items if item.parent is request.node]
-    cases = {
-        name: CASES[name]
-        for name in CASES
-        if any(item.callspec.params.get("case") == name for item in items if hasattr(item, "callspec"))
-    }
+    chosen = {item.name for item in request.session.items if item.parent is request.node}
+    cases = {name: edits for name, edits in CASES.items() if f"test_edits[{_id(name)}]" in chosen}
     for name in cases:
         (folder / f"{name}.py").write_text(PROGRAM)
     left_out = _run("save", folder)
@@ -55,7 +55,7 @@ def test_each_edit_is_one() -> None:
     assert all(name == "nothing" or edited([name])[0] != PROGRAM for name in EDITS)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: " and ".join(CASES[case]))
+@pytest.mark.parametrize("case", CASES, ids=_id)
 @pytest.mark.sweep(every=4)
 def test_edits(served: Any, case: str) -> None:
     found, matters = served[case], any(name in MATTERS for name in edited(CASES[case])[1])

@@ -165,6 +165,7 @@ def test_other_code_with_the_same_graph(directory: Path) -> None:
     assert len(entries(directory)) == 1
 
 
+@pytest.mark.long
 def test_sizes_that_are_symbols(directory: Path) -> None:
     calls = [wrapped(3), wrapped(4)]
     assert found(block, *calls) == 0
@@ -334,6 +335,7 @@ def test_a_full_disk_is_one_warning(directory: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.long
 def test_inductor_compiles_what_was_found(dynamic: Any, directory: Path) -> None:
     assert found(block, dense(), backend="inductor", dynamic=dynamic) == 0
     assert found(block, dense(), backend="inductor", dynamic=dynamic) == 1

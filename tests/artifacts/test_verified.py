@@ -150,6 +150,7 @@ def test_what_nothing_compares_is_found(directory: Path, monkeypatch: pytest.Mon
     verified(f)
 
 
+@pytest.mark.long
 def test_sizes_and_numbers_that_differed(directory: Path) -> None:
     f = of_source()
     runs_as_eager(f, inputs(3), inputs(4), (*inputs(5), 3), (*inputs(6), 4))

@@ -52,6 +52,7 @@ def assert_both(function: Any, arguments: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sweep(every=4)
 def test_linear(name, training, dynamic) -> None:
     def arguments() -> Any:
         return randn(3, 4).requires_grad_(training), MAKERS[name]().requires_grad_(training)
@@ -85,6 +86,7 @@ PROGRAMS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("function, arguments", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sweep(every=4)
 def test_programs(function, arguments, dynamic) -> None:
     assert_both(function, arguments, dynamic=dynamic or None)
 

@@ -67,6 +67,7 @@ INTERPOLATIONS = ["nearest", "nearest-exact", "bilinear", "bicubic"]
 
 @pytest.mark.parametrize("mode", INTERPOLATIONS)
 @pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.sweep(every=4)
 def test_interpolation(mesh, mode, grad) -> None:
     """With symbolic sizes torch takes it apart into operations of dense tensors and the DTensor, which the class refuses."""
 

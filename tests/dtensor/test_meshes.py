@@ -170,6 +170,7 @@ def test_differentiated_twice_with_sizes_that_change(mesh) -> None:
         assert all(difference(seen(a), seen(b), 1e-6) is None for a, b in pairs)
 
 
+@pytest.mark.long
 def test_view_of_an_input_with_a_dynamic_size(mesh) -> None:
     def f(x):
         return x.view(-1, 2, 4)

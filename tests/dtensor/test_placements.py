@@ -108,6 +108,7 @@ INDICES: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("k", range(len(INDICES)))
+@pytest.mark.sweep(every=4)
 def test_a_class_sees_the_operations_of_eager(k: int) -> None:
     function = INDICES[k]
     for rows, columns in ((8, 4), (6, 9), (5, 5), (7, 6)):

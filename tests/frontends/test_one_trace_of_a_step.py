@@ -89,6 +89,7 @@ def test_an_optimizer_of_ones_own() -> None:
     assert "the first call makes the state" in region.explain()
 
 
+@pytest.mark.long
 def test_layers_that_are_thawed() -> None:
     """Each new group of parameters costs one eager step."""
 

@@ -476,6 +476,7 @@ def test_the_rate_of_a_fused_optimizer_is_a_symbol() -> None:
     assert len(region.specializations) <= 4  # the schedule branches
 
 
+@pytest.mark.long
 def test_misses_that_go_on_are_handed_over() -> None:
     """Each epsilon of a norm is a guard; every second miss has the reason of an earlier one."""
 

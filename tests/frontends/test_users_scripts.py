@@ -107,6 +107,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole step", "model"])
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.sweep(every=4)
 def test_layers_train_by_our_trace(name: str, whole: bool) -> None:
     make, shape = LAYERS[name]
     torch.manual_seed(0)

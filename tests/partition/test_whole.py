@@ -41,7 +41,7 @@ def check(seed: int, **options: Any) -> None:
         assert not wrong, f"seed {seed}, step {number}: {wrong} differ; {ours.parts}"
 
 
-@pytest.mark.sweep(every=8)
+@pytest.mark.sweep(every=10)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_steps(seed: int) -> None:
     check(seed)
@@ -176,6 +176,7 @@ def test_as_much_as_the_model_alone() -> None:
 
 
 @pytest.mark.parametrize("partitioner", ["torch_min_cut", lambda joint, inputs, *, num_fwd_outputs: None])
+@pytest.mark.sweep(every=4)
 def test_a_partitioner_that_cannot_be_honoured(partitioner: Any) -> None:
     step = a_step(checkpointed=False, partitioner=partitioner)[1]
     step(torch.randn(4, 64))  # eagerly: it makes the optimizer's state

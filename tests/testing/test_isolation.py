@@ -99,11 +99,13 @@ def test_a_rule_that_hangs_costs_that_rule_and_is_said_to_hang(monkeypatch: pyte
     assert results["ST805"].outcome is Outcome.PASS
 
 
+@pytest.mark.long
 def test_the_time_to_walk_what_the_parent_made_is_no_time_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SeesOldGarbage, "frozen", gc.get_freeze_count())
     assert results_of(SeesOldGarbage)["ST310"].failure is None
 
 
+@pytest.mark.long
 def test_what_a_region_alone_refuses_is_no_fault_of_the_class() -> None:
     result = results_of(AsksForIds, "ST704")["ST704"]
     assert (result.outcome, result.reason) == (Outcome.PASS, "")

@@ -297,6 +297,7 @@ def _pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_rules_are_tests_of_a_class_that_print_the_counterexample(tmp_path: Path) -> None:
     """Logs are not flooded: pytest prints what was logged, and a compilation logs thousands of lines of its own."""
     (tmp_path / "test_doubles.py").write_text(FAILS_COMPILED)

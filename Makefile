@@ -16,11 +16,12 @@ FAILED := { echo >&2; \
 	echo "  fix:      check the network and pip's settings ('pip config list'), then run make again;" >&2; \
 	echo "            PYTHON=python3.12 make ... takes another interpreter" >&2; exit 1; }
 
-.PHONY: help venv test test-matrix test-all lint format demo bench docs fuzz scorecard clean
+.PHONY: help venv test test-ci test-matrix test-all lint format demo bench docs fuzz scorecard clean
 
 help:
 	@echo "make demo      train a language model on this machine, eager and compiled side by side"
-	@echo "make test      the tests, without the slow ones     make test-all   with them"
+	@echo "make test      the tests, of long sweeps a sample   make test-ci    with all of them, as CI runs them"
+	@echo "make test-all  with the slow ones as well"
 	@echo "make lint      ruff, mypy, layers                   make format     let ruff rewrite the code"
 	@echo "make bench     the benchmarks                       make fuzz       the random search"
 	@echo "make docs      the documentation as a site, in site/"
@@ -49,6 +50,9 @@ $(STAMP): pyproject.toml constraints.txt
 PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile
 
 test: $(STAMP)
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not fuzz and not long"
+
+test-ci: $(STAMP)
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not fuzz"
 
 test-all: $(STAMP)
@@ -62,7 +66,7 @@ test-matrix:
 		python=$${pair%%:*}; torch=$${pair##*:}; \
 		if ! command -v $$python > /dev/null; then echo "$$pair: skipped, there is no $$python"; continue; fi; \
 		echo "==== $$pair"; \
-		$(MAKE) --no-print-directory test PYTHON=$$python TORCH=$$torch || failed="$$failed $$pair"; \
+		$(MAKE) --no-print-directory test-ci PYTHON=$$python TORCH=$$torch || failed="$$failed $$pair"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 

@@ -6,12 +6,15 @@ Profiles (``HYPOTHESIS_PROFILE=...``): dev (default), ci (the same examples in e
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.util
 import logging
 import os
+from collections import Counter
 
 import pytest
 import torch
+import torch._dynamo.guards
 from hypothesis import HealthCheck, Phase, settings
 
 from subclass_trace import policy, verify
@@ -38,8 +41,16 @@ verify.PROVES = importlib.util.find_spec("z3") is not None
 logging.getLogger("torch.__trace").addFilter(lambda record: False)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Random search runs only when it is asked for: ``-m fuzz``."""
+    """Of a sweep all rows but each so-and-so-manieth are long; random search runs only when it is asked for: ``-m fuzz``."""
+    seen = Counter[str]()
+    for item in items:
+        if (sweep := item.get_closest_marker("sweep")) and item.get_closest_marker("slow") is None:
+            function = item.nodeid.partition("[")[0]
+            if seen[function] % sweep.kwargs["every"]:
+                item.add_marker(pytest.mark.long)
+            seen[function] += 1
     if "fuzz" in (config.getoption("markexpr") or ""):
         return
     chosen = [i for i in items if i.get_closest_marker("fuzz") is None]
@@ -58,6 +69,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def own_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small regions of dense tensors have backwards of ours, as large ones have."""
     monkeypatch.setattr(policy, "POLICY", dataclasses.replace(policy.POLICY, few=0))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_latency_of_guards() -> None:
+    """Dynamo measures how long its guards take after each compilation, on caches that it flushes: a fourth of a small one."""
+    torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> None:
+    """A full collection walks what the module has made, not what hundreds of others have left behind."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -30,11 +30,13 @@ def test_import_is_light(loaded: set[str], name: str) -> None:
     assert name not in loaded
 
 
+@pytest.mark.long
 def test_the_package_alone_loads_no_tracer() -> None:
     loaded = loaded_after("import subclass_trace")
     assert not {"sympy", "subclass_trace.torch_api", "subclass_trace.frontends"} & loaded
 
 
+@pytest.mark.long
 def test_the_zoo_is_light() -> None:
     assert not loaded_after("import subclass_trace.zoo") & set(HEAVY)
 

@@ -70,6 +70,17 @@ def _has_effects(code: types.CodeType) -> bool:
     return any(i.opname.startswith(_STORES) for i in dis.get_instructions(code))
 
 
+def _objects() -> list[Any]:
+    """What the collector knows, and what the caller has frozen (a server, before it forks)."""
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        gc.freeze()
+
+
 def _calls_cached(graph: torch.fx.GraphModule, codes: Codes) -> bool:
     """Dynamo runs the function behind ``functools.lru_cache`` again, and keeps nothing.
 
@@ -79,7 +90,7 @@ def _calls_cached(graph: torch.fx.GraphModule, codes: Codes) -> bool:
 
     if polyfills.getattr_and_trace.__code__ not in codes:  # which takes wrappers apart
         return False
-    caches = (o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper)
+    caches = (o for o in _objects() if type(o) is functools._lru_cache_wrapper)
     own = {getattr(cache.__wrapped__, "__code__", None) for cache in caches} & {*codes}
     return any(_makes_nodes(graph, code) or _has_effects(code) for code in own if code)
 

@@ -89,6 +89,7 @@ def step(function: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("way", ["file", "cache"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sweep(every=4)
 def test_the_real_module_is_served(
     name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: list[int]
 ) -> None:
@@ -147,6 +148,7 @@ region.save(sys.argv[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+@pytest.mark.long
 def test_no_memory_of_the_models_size_is_taken(tmp_path: Path) -> None:
     """16 GiB of weights, in 512 MiB: a storage of one weight could not be made."""
     done = subprocess.run([sys.executable, "-c", CHILD, tmp_path / "model.st"], capture_output=True, text=True)

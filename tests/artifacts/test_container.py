@@ -102,6 +102,7 @@ def test_constants_are_safetensors(whole: bytes) -> None:
     assert held.view(torch.float32).tolist() == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.long
 def test_two_thousand_nodes_are_25_kb() -> None:
     layers = [nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(6)]
     model, x = nn.Sequential(*layers), torch.randn(2, 3, 8)
@@ -135,6 +136,7 @@ _INSTEAD += [
 
 
 @given(drawn=st_.data())
+@pytest.mark.long
 def test_any_field_may_be_another_one(
     whole: bytes, drawn: st_.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

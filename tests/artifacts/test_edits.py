@@ -32,15 +32,21 @@ def _run(how: str, folder: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _id(case: str) -> str:
+    return " and ".join(CASES[case])
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What became of each program in the second process."""
     folder = tmp_path_factory.mktemp("edits")
-    for name in CASES:
+    chosen = {item.name for item in request.session.items if item.parent is request.node}
+    cases = {name: edits for name, edits in CASES.items() if f"test_edits[{_id(name)}]" in chosen}
+    for name in cases:
         (folder / f"{name}.py").write_text(PROGRAM)
     left_out = _run("save", folder)
     assert not any(left_out.values()), left_out
-    for name, edits in CASES.items():
+    for name, edits in cases.items():
         (folder / f"{name}.py").write_text(edited(edits)[0])
     return _run("serve", folder)
 
@@ -49,7 +55,8 @@ def test_each_edit_is_one() -> None:
     assert all(name == "nothing" or edited([name])[0] != PROGRAM for name in EDITS)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: " and ".join(CASES[case]))
+@pytest.mark.parametrize("case", CASES, ids=_id)
+@pytest.mark.sweep(every=4)
 def test_edits(served: Any, case: str) -> None:
     found, matters = served[case], any(name in MATTERS for name in edited(CASES[case])[1])
     assert ("refused" in found["strict"]) == matters, found["strict"]

@@ -150,6 +150,7 @@ def test_what_nothing_compares_is_found(directory: Path, monkeypatch: pytest.Mon
     verified(f)
 
 
+@pytest.mark.long
 def test_sizes_and_numbers_that_differed(directory: Path) -> None:
     f = of_source()
     runs_as_eager(f, inputs(3), inputs(4), (*inputs(5), 3), (*inputs(6), 4))
@@ -201,6 +202,7 @@ print("trace" in region.specializations[0].seconds, "torch._dynamo" in sys.modul
 """
 
 
+@pytest.mark.long
 def test_a_hit_imports_no_dynamo_for_wrappers_of_gradients(tmp_path: Path) -> None:
     (tmp_path / "process.py").write_text(PROCESS)
     told = [

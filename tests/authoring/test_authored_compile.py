@@ -52,6 +52,7 @@ def assert_both(function: Any, arguments: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sweep(every=4)
 def test_linear(name, training, dynamic) -> None:
     def arguments() -> Any:
         return randn(3, 4).requires_grad_(training), MAKERS[name]().requires_grad_(training)
@@ -85,6 +86,7 @@ PROGRAMS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("function, arguments", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sweep(every=4)
 def test_programs(function, arguments, dynamic) -> None:
     assert_both(function, arguments, dynamic=dynamic or None)
 
@@ -116,6 +118,7 @@ def dynamo() -> Any:
 
 @pytest.mark.parametrize("name", ["pair", "tagged", "scaled", "function", "shifted"])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sweep(every=3)
 def test_torch_compile(name, dynamic, dynamo) -> None:
     if dynamic and name in ("pair", "tagged") and not compiled_wrappers_have_strides_of_symbols():
         pytest.skip("with dynamic sizes, torch.compile of this torch gives wrappers the strides of another size")

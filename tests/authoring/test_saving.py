@@ -64,6 +64,7 @@ def test_deepcopy_keeps_ties_and_marks() -> None:
         copy.deepcopy(Pair(randn(2), randn(2)).requires_grad_() * 2)
 
 
+@pytest.mark.long
 def test_weights_only_in_a_fresh_process(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].weight = nn.Parameter(FunctionScaled(randn(4, 4), torch.tensor(2.0)))

@@ -143,6 +143,7 @@ def test_it_converts_is_saved_and_trains(cls) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.sweep(every=2)
 def test_it_conforms(cls) -> None:
     report = check(cls, factory=f"{cls.__name__}.quantize({{0}})", use="weight", max_examples=4)
     assert report.ok, str(report)

@@ -271,6 +271,7 @@ def _run(f: Callable[[Tensor], Tensor], shape: tuple[int, ...], wrapped: bool) -
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", BACKWARDS)
+@pytest.mark.sweep(every=4)
 def test_as_in_eager(name: str, dynamic: bool, wrapped: bool) -> None:
     """Values, gradients and the random stream, also where the size has to be a number."""
     f, shape, said = BACKWARDS[name]

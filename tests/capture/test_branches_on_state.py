@@ -87,6 +87,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.sweep(every=3)
 def test_each_branch_has_a_program(name: str) -> None:
     make, most = STEPS[name]
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))

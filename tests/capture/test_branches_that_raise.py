@@ -105,6 +105,7 @@ def test_the_first_call_may_take_it() -> None:
 
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("when", ["before", "after the backward", "after the step"])
+@pytest.mark.sweep(every=4)
 def test_a_training_step_leaves_what_eager_mode_leaves(when: str, dropped: bool) -> None:
     """Statistics, gradients, parameters, counters and random numbers, also where the error comes late."""
 

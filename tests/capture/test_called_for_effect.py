@@ -102,6 +102,7 @@ def run(function: Callable[[torch.Tensor], torch.Tensor], grad: bool) -> tuple[l
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("partitioner", ["min_cut", "default", "torch_min_cut"])
+@pytest.mark.sweep(every=4)
 def test_as_often_and_in_the_order_of_eager(name: str, partitioner: str, grad: bool) -> None:
     log, values = run(CASES[name], grad)
     with verify.enabled():

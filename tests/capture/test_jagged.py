@@ -129,6 +129,7 @@ RUNS = [pytest.param(n, d, id=f"{n}{', dynamic' * d}") for d in (False, True) fo
 
 @pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize(("name", "dynamic"), RUNS)
+@pytest.mark.sweep(every=4)
 def test_sizes_change(name: str, dynamic: bool) -> None:
     f, make = PROGRAMS[name]
     compiled = st.compile(f, dynamic=dynamic or None)

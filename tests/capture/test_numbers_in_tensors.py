@@ -91,6 +91,7 @@ def compare(f: Callable[..., Any], compiled: Callable[..., Any], kind: str, valu
 @pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name in PROGRAMS for kind in KINDS if kind == "dense" or name != "narrow"]
 )
+@pytest.mark.sweep(every=4)
 def test_each_call_reads_them(name: str, kind: str) -> None:
     f = PROGRAMS[name]
     for grad in (True, False) if kind == "two" else (True,):

@@ -215,6 +215,7 @@ def test_interpolation_of_changing_sizes_has_eagers_bits(mode, how, channels_las
 @pytest.mark.parametrize(
     ("dims", "mode"), [(3, "linear"), (4, "nearest-exact"), (4, "bilinear"), (4, "bicubic"), (5, "trilinear")]
 )
+@pytest.mark.sweep(every=4)
 def test_interpolation_of_a_wrapper_whose_size_changes(dims, mode):
     def function(x):
         return F.interpolate(x, scale_factor=1.7, mode=mode)

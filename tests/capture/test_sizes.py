@@ -79,6 +79,7 @@ def _run(f: Callable[[Tensor], Any], columns: int, kind: str, grad: bool) -> Any
 
 @pytest.mark.parametrize(("kind", "dynamic"), [("wrapper", False), ("dense", True)])
 @pytest.mark.parametrize("f", [pytest.param(f, id=name) for name, f in INDEXED.items()])
+@pytest.mark.sweep(every=4)
 def test_as_in_eager_for_all_sizes(f: Callable[[Tensor], Any], kind: str, dynamic: bool) -> None:
     """With and without gradients: at most two specializations each."""
     region = st.compile(f, dynamic=dynamic or None)
@@ -216,6 +217,7 @@ def outcome(f: Any, x: Tensor, k: int) -> Any:
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.sweep(every=4)
 def test_as_in_eager(name: str, wrapped: bool) -> None:
     def f(x: Tensor, k: Tensor) -> Tensor:
         return SHAPES[name](x, k.item())
@@ -299,6 +301,7 @@ def _two(*shape: int) -> TwoTensor:
 )
 @pytest.mark.parametrize("function", [_square, _multiple, _constant])
 @pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.sweep(every=4)
 def test_conditions_on_sizes_that_were_found_to_be_equal(
     function: Callable[..., Any], make: Callable[..., Any], dynamic: bool, backwards: bool
 ) -> None:

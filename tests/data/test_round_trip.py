@@ -26,6 +26,7 @@ def through(monkeypatch: pytest.MonkeyPatch) -> Through:
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=f"{c.group}: {c.name}") for c in RIGHT])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep(every=4)
 def test_case(case: Case, through: Through) -> None:
     case.run()
 

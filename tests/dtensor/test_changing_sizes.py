@@ -20,6 +20,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sweep(every=3)
 def test_views_of_other_sizes(mesh, name, dynamic) -> None:
     function = PROGRAMS[name]
     region = st.compile(function, dynamic=dynamic or None)
@@ -66,6 +67,7 @@ INTERPOLATIONS = ["nearest", "nearest-exact", "bilinear", "bicubic"]
 
 @pytest.mark.parametrize("mode", INTERPOLATIONS)
 @pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.sweep(every=4)
 def test_interpolation(mesh, mode, grad) -> None:
     """With symbolic sizes torch takes it apart into operations of dense tensors and the DTensor, which the class refuses."""
 

@@ -142,6 +142,7 @@ def test_batch_sizes_that_change(mesh) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"partitioner": "default"}], ids=str)
 @pytest.mark.parametrize("f", [torch.sin, lambda x: x.sin() * 2], ids=["sin", "sin, times"])
+@pytest.mark.sweep(every=4)
 def test_losses_that_send_replicated_tangents_to_shards(mesh, f, options) -> None:
     """The later backward needs the outer size, a symbol that no saved tensor carries."""
     region = st.compile(f, **options)
@@ -169,6 +170,7 @@ def test_differentiated_twice_with_sizes_that_change(mesh) -> None:
         assert all(difference(seen(a), seen(b), 1e-6) is None for a, b in pairs)
 
 
+@pytest.mark.long
 def test_view_of_an_input_with_a_dynamic_size(mesh) -> None:
     def f(x):
         return x.view(-1, 2, 4)

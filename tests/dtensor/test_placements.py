@@ -47,6 +47,7 @@ def _of(f: Callable[..., Any], x: torch.Tensor) -> list[Any]:
     ids=str,
 )
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sweep(every=3)
 def test_as_in_eager(mesh: Any, name: str, placements: Any, dynamic: bool) -> None:
     function, count = PROGRAMS[name]
     region = st.compile(function, dynamic=dynamic or None)
@@ -107,6 +108,7 @@ INDICES: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("k", range(len(INDICES)))
+@pytest.mark.sweep(every=4)
 def test_a_class_sees_the_operations_of_eager(k: int) -> None:
     function = INDICES[k]
     for rows, columns in ((8, 4), (6, 9), (5, 5), (7, 6)):

@@ -217,6 +217,7 @@ ROW_BY_ROW |= {name: Row(f, _of(_leaf(8, 8, placements=ROWS))) for name, f in OP
 
 
 @pytest.mark.parametrize("name", ROW_BY_ROW)
+@pytest.mark.sweep(every=4)
 def test_as_in_eager(request: pytest.FixtureRequest, name: str) -> None:
     row = ROW_BY_ROW[name]
     if row.version > VERSION:

@@ -124,6 +124,7 @@ def _behaviour(call: Any, name: str, make: Any, write: Any, grad: bool) -> dict[
 )
 @pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sweep(every=4)
 def test_values_and_gradients_are_as_in_eager(process_group, name, inputs, ranks) -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (4,) if ranks == 4 else (4, 1))
     placements = ROWS if ranks == 4 else [Replicate(), Shard(0)]

@@ -55,6 +55,7 @@ def follow(function, make, numbers=FLOATS, **options) -> None:
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FUNCTIONS])
+@pytest.mark.sweep(every=3)
 def test_numbers_that_change(name: str) -> None:
     function, numbers = FUNCTIONS[name]
 

@@ -110,6 +110,7 @@ ROWS += [("torch.compile", name) for name in (*WRONG, *RIGHT)]
 
 
 @pytest.mark.parametrize(("how", "name"), ROWS)
+@pytest.mark.sweep(every=3)
 def test_known_faults_of_dynamo(how: str, name: str) -> None:
     program = (WRONG | RIGHT)[name]
     if how == "st.compile":

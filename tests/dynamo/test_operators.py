@@ -128,6 +128,7 @@ KEPT: dict[str, tuple[Callable[..., Any], Make]] = {
 
 
 @pytest.mark.parametrize("name", KEPT)
+@pytest.mark.sweep(every=4)
 def test_kept_as_nodes(name: str) -> None:
     check(*KEPT[name])
 
@@ -187,6 +188,7 @@ def heads(grad: bool) -> Make:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.sweep(every=4)
 def test_flex_attention(name: str, trains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU PyTorch refuses gradients by a check alone, before its operators, which have reference code for them."""
     if trains:

@@ -27,6 +27,7 @@ matrices = {"dense": lambda: (dense(3, 3), dense(3, 3)), "wrapper": lambda: (two
 @pytest.mark.parametrize("called_before", [False, True])
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("kind", matrices)
+@pytest.mark.sweep(every=4)
 def test_a_region_is_a_part_of_the_graph(kind: str, fullgraph: bool, called_before: bool) -> None:
     inner = st.compile(product)
     if called_before:

@@ -49,9 +49,11 @@ def child(*command: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def printed() -> Callable[[str], str]:
-    """What an example prints. They run one after the other in one process, which imports PyTorch once."""
-    wanted = {n: a for n, a in SMALL.items() if n != "quantised_llama" or not missing_packages()}
+def printed(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """What an example prints. Those of the chosen tests run one after the other in one process, which imports PyTorch once."""
+    tests = {item.name for item in request.session.items if item.parent is request.node}
+    known = {n: a for n, a in SMALL.items() if n != "quantised_llama" or not missing_packages()}
+    wanted = {n: a for n, a in known.items() if f"test_{n}" in tests}
     found = json.loads(child("-c", RUN_EACH, json.dumps(wanted)).splitlines()[-1])
 
     def output(name: str) -> str:
@@ -92,6 +94,7 @@ def test_keep_activations(printed) -> None:
     assert saved and all(line.split()[0].startswith("sigmoid") for line in saved)
 
 
+@pytest.mark.long
 def test_fp8_training(printed) -> None:
     out = printed("fp8_training")
     rows = {line.split()[0]: line.split() for line in out.splitlines()[1:]}
@@ -102,6 +105,7 @@ def test_fp8_training(printed) -> None:
     assert all(("float8_e4m3fn," in row) == (kind != "bf16") for kind, row in rows.items())
 
 
+@pytest.mark.long
 def test_quantised_llama(printed) -> None:
     if missing_packages():
         pytest.skip(f"{missing_packages()} are not installed: pip install 'subclass_trace[torchao,transformers]'")

@@ -66,12 +66,14 @@ def served(function: Callable[..., Any], calls: int, *args: Any) -> tuple[Any, l
     return region, tried, [str(w.message) for w in caught if isinstance(w.message, st.HandOverWarning)]
 
 
+@pytest.mark.long
 def test_a_gradient_in_it_is_not_compiled_again_in_each_call() -> None:
     region, tried, told = served(differentiated(Deep()), 8, torch.randn(3, 4))
     assert tried[0] > 0 and not any(tried[-3:])
     assert len(told) == 1 and region.explain().startswith("served by torch.compile")
 
 
+@pytest.mark.long
 def test_what_is_compiled_in_each_call_runs_eagerly() -> None:
     region, tried, told = served(made_anew, 14, torch.randn(3))
     assert all(tried[:8]) and not any(tried[8:])

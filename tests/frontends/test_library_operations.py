@@ -125,6 +125,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.sweep(every=4)
 def test_a_step_in_which_an_operation_writes(name: str, dense: bool) -> None:
     if name == "one" and VERSION < (2, 13):
         pytest.skip("torch itself fails where an argument that may be written is left out")

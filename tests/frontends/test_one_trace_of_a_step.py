@@ -36,6 +36,7 @@ _PLACES: dict[str, Callable[[Any, Any], None]] = {
 
 @pytest.mark.parametrize("name", _PLACES)
 @pytest.mark.parametrize("build", [_whole, _in_parts])
+@pytest.mark.sweep(every=4)
 def test_fresh_objects_in_the_old_places(name: str, build: Callable[[Any, Any], Step]) -> None:
     """What a step drops unread is no matter to it."""
     between = lambda k, model, optimizer: k > 1 and _PLACES[name](model, optimizer)
@@ -88,6 +89,7 @@ def test_an_optimizer_of_ones_own() -> None:
     assert "the first call makes the state" in region.explain()
 
 
+@pytest.mark.long
 def test_layers_that_are_thawed() -> None:
     """Each new group of parameters costs one eager step."""
 

@@ -63,6 +63,7 @@ def _counts(region: Any, x: Tensor) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", ["SGD with momentum", "Adam", "Adam of lists"])
+@pytest.mark.sweep(every=3)
 def test_no_copies(kind: str) -> None:
     scaled, plain = (_counts(*_warm(build, KINDS[kind])) for build in (_scaled, _plain))
     assert "aten::where" not in scaled and scaled.get("aten::clone") == plain.get("aten::clone")
@@ -75,6 +76,7 @@ def test_a_step_that_is_left_out_does_not_run() -> None:
     assert len(region.specializations) == 1
 
 
+@pytest.mark.long
 def test_no_more_memory_than_without_it() -> None:
     peaks = []
     for build in (_plain, _scaled):

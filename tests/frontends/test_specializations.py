@@ -415,6 +415,7 @@ def shared(regions: list[Any]) -> str:
 
 @pytest.mark.parametrize("by_method", [False, True])
 @pytest.mark.parametrize("name", LISTS)
+@pytest.mark.sweep(every=3)
 def test_layers_of_a_list(name: str, by_method: bool) -> None:
     gc.collect()  # the regions of other tests
     make, expected = LISTS[name]

@@ -215,6 +215,7 @@ def _with_schedule(make: Callable[[Any], Any]) -> Callable[[Any, Any], Step]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.sweep(every=4)
 def test_a_schedule_inside(name: str) -> None:
     make, most = SCHEDULES[name]
     assert len(_train(_model, KINDS["SGD with momentum"], _with_schedule(make), steps=12).specializations) <= most
@@ -475,6 +476,7 @@ def test_the_rate_of_a_fused_optimizer_is_a_symbol() -> None:
     assert len(region.specializations) <= 4  # the schedule branches
 
 
+@pytest.mark.long
 def test_misses_that_go_on_are_handed_over() -> None:
     """Each epsilon of a norm is a guard; every second miss has the reason of an earlier one."""
 

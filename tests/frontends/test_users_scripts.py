@@ -29,6 +29,7 @@ def parameters_after(model: nn.Module, wrap: Callable[[Step], Step], step: Step,
 # ---------------------------------------------------------------------------------------------- learning rate 0
 @pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"foreach": True}], ids=str)
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.sweep(every=3)
 def test_a_step_that_dynamo_serves_takes_a_rate_of_zero(kind: Any, options: dict[str, Any]) -> None:
     """`torch.compile` alone makes NaN of weights whose moments are 0."""
 
@@ -106,6 +107,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole step", "model"])
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.sweep(every=4)
 def test_layers_train_by_our_trace(name: str, whole: bool) -> None:
     make, shape = LAYERS[name]
     torch.manual_seed(0)

@@ -140,6 +140,7 @@ def near(found: torch.Tensor, right: torch.Tensor, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "attention", "kind", "front_end", "backend"), cases())
+@pytest.mark.sweep(every=3)
 def test_a_training_step_and_inference(name: str, attention: str, kind: str, front_end: str, backend: str) -> None:
     layers = 1 if backend == "inductor" or (name, attention, kind, front_end, backend) in SAMPLE else 2
     eager, model = (build(name, attention, kind, layers).train() for _ in range(2))

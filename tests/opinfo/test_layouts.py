@@ -42,6 +42,7 @@ def _found(name: str, count: int) -> dict[Any, str]:
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.sweep(every=4)
 def test_layouts(name: str) -> None:
     assert not _found(name, 1)
 

@@ -65,6 +65,7 @@ def _outcomes(name: str, count: int, variants: tuple[str, ...]) -> dict[str, tup
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.sweep(every=4)
 def test_operation(name: str) -> None:
     assert not {v: row for v, row in _outcomes(name, 1, ("two", "in-place")).items() if row[0] in BAD}
 

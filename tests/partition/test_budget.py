@@ -66,6 +66,7 @@ LARGE = [pytest.param(n, marks=pytest.mark.slow) for n in ("mlp8+dec", "tf12", "
 
 @pytest.mark.parametrize("share", [0.8, 0.5, 0.2])
 @pytest.mark.parametrize("name", ["mlp8", "tf2", *LARGE])
+@pytest.mark.sweep(every=4)
 def test_hardly_more_work_than_torch(name: str, share: float) -> None:
     """At the bytes of torch's choice. Under a budget torch draws again without a generator's state, and so gets wrong
     gradients: its draws count as saved, which they would have to be."""

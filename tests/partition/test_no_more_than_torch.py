@@ -58,6 +58,7 @@ _SLOW = ("gpt2", "gpt2+dec", "tf6", "tf6_dropout", "tf6_dropout+dec", "llama+dec
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in _SLOW or "12" in n or "two" in n else []) for n in NAMES]
 )
+@pytest.mark.sweep(every=3)
 def test_model_graphs(name: str) -> None:
     joint = load(name)
     before = state_of(joint.module)

@@ -41,10 +41,10 @@ def check(seed: int, **options: Any) -> None:
         assert not wrong, f"seed {seed}, step {number}: {wrong} differ; {ours.parts}"
 
 
-@pytest.mark.parametrize("start", range(0, 40, 10))
-def test_random_steps(start: int) -> None:
-    for seed in range(start, start + 10):
-        check(seed)
+@pytest.mark.sweep(every=10)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_steps(seed: int) -> None:
+    check(seed)
 
 
 #: functional graphs, with and without passes; and graph modules, as other back ends get them
@@ -56,10 +56,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep(every=5)
+@pytest.mark.parametrize("seed", range(100, 106))
 @pytest.mark.parametrize("way", WAYS)
-def test_random_steps_as_functional_graphs(way: str) -> None:
-    for seed in range(100, 106):
-        check(seed, **WAYS[way])
+def test_random_steps_as_functional_graphs(way: str, seed: int) -> None:
+    check(seed, **WAYS[way])
 
 
 @pytest.mark.fuzz
@@ -140,6 +141,7 @@ def test_checkpoints_compute_again() -> None:
     assert found <= 1.0 * most
 
 
+@pytest.mark.long
 def test_budget() -> None:
     x = torch.randn(512, 64)
     eager, free = a_step(checkpointed=False)
@@ -148,6 +150,7 @@ def test_budget() -> None:
     assert measured(a_step(False, activation_memory_budget=0.3)[1], x)[0] <= 0.6 * most
 
 
+@pytest.mark.long
 def test_the_default_partitioner_computes_nothing_again() -> None:
     x = torch.randn(512, 64)
     eager, ours = a_step(checkpointed=False, partitioner="default")
@@ -156,6 +159,7 @@ def test_the_default_partitioner_computes_nothing_again() -> None:
     assert found <= 1.0 * most
 
 
+@pytest.mark.long
 def test_as_much_as_the_model_alone() -> None:
     x, layers = torch.randn(512, 64), blocks()
     optimizer = torch.optim.AdamW(layers.parameters())
@@ -172,6 +176,7 @@ def test_as_much_as_the_model_alone() -> None:
 
 
 @pytest.mark.parametrize("partitioner", ["torch_min_cut", lambda joint, inputs, *, num_fwd_outputs: None])
+@pytest.mark.sweep(every=4)
 def test_a_partitioner_that_cannot_be_honoured(partitioner: Any) -> None:
     step = a_step(checkpointed=False, partitioner=partitioner)[1]
     step(torch.randn(4, 64))  # eagerly: it makes the optimizer's state

@@ -191,6 +191,7 @@ for n in (3, 4):
 """
 
 
+@pytest.mark.long
 def test_torchs_own_switches(tmp_path: pathlib.Path) -> None:
     """`TORCH_LOGS` and `TORCH_TRACE` in a process that has not imported us."""
     env = {**os.environ, "TORCH_LOGS": "+subclass_trace", "TORCH_TRACE": str(tmp_path)}

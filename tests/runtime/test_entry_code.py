@@ -343,6 +343,7 @@ def _calls(function: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", [_dense, _two])
+@pytest.mark.sweep(every=4)
 def test_no_python_function_runs_for_each_parameter(kind: Callable[[int], Tensor], optimizer: str) -> None:
     found = []
     for count in (2, 4):

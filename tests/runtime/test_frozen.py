@@ -259,6 +259,7 @@ def test_half_and_to_still_work(cast: Callable[[Any], Any]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- discard
+@pytest.mark.long
 def test_discarded_weights_raise_by_name_and_their_memory_is_free() -> None:
     module, x = norms(), EXAMPLES["norms"]
     weight, frozen = weakref.ref(module[0].weight), st.freeze(module, discard=True, mode="fold")

@@ -87,6 +87,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: TwoTensor(t, t.clone())], ids=["dense", "wrapper"])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sweep(every=3)
 def test_nothing_is_compared_again(name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if name.startswith(("a branch", "a model")) and wrap(torch.ones(1)).__class__ is not Tensor:
         pytest.skip("the operator takes dense tensors, the model's statistics are dense")

@@ -165,6 +165,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     ],
 )
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.sweep(every=4)
 def test_gradients(name: str, kind: str, dynamic: bool) -> None:
     seen = []
     for call in (FUNCTIONS[name], st.compile(FUNCTIONS[name], dynamic=dynamic or None)):

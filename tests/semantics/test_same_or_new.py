@@ -155,6 +155,7 @@ CASES = [
 
 @pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.sweep(every=4)
 def test_the_argument_a_view_or_a_new_tensor(name: str, kind: str) -> None:
     program = {**PROGRAMS, **OTHER_DTYPES}[name]
     region = st.compile(program)

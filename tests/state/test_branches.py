@@ -125,6 +125,7 @@ EAGERLY = ("a context manager", "a decorator of torch's")
 
 @pytest.mark.parametrize("way", BRANCHES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.sweep(every=4)
 def test_what_the_code_behind_reads(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call after a change is eager's, and one without a change is no new specialization; or it runs eagerly."""
     monkeypatch.setitem(sys.modules, "zz_other", OTHER)

@@ -147,6 +147,7 @@ def test_before_a_backward(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.sweep(every=4)
 def test_in_a_branch(name: str) -> None:
     """All that the code of a branch may read is read, whatever leads to that code."""
     setup, number, change = BRANCHES[name]

@@ -56,8 +56,8 @@ def _judged(start: int) -> list[Judged]:
     return [judged for judged in found if judged.verdict.word != "invalid"]
 
 
-def _all() -> list[Judged]:
-    return [judged for start in STARTS for judged in _judged(start)]
+def _all(starts: range = STARTS) -> list[Judged]:
+    return [judged for start in starts for judged in _judged(start)]
 
 
 def _faults(judged: list[Judged]) -> str:
@@ -65,11 +65,13 @@ def _faults(judged: list[Judged]) -> str:
 
 
 @pytest.mark.parametrize("start", STARTS)
+@pytest.mark.sweep(every=8)
 def test_programs(start: int) -> None:
     """By our own trace: as eager, or refused with the state as before."""
     assert not (faults := _faults(_judged(start))), faults
 
 
+@pytest.mark.long
 def test_few_are_refused() -> None:
     """And few seeds are no programs."""
     words = [judged.verdict.word for judged in _all()]
@@ -77,6 +79,7 @@ def test_few_are_refused() -> None:
     assert words.count("refused") <= REFUSED * len(words)
 
 
+@pytest.mark.long
 def test_what_is_not_read_is_not_compared() -> None:
     """A change of something that a region does not read is no new specialization. (Branches of `cond` are read as a whole.)"""
     unread = [j for j in _all() if j.program.is_unread and j.verdict.word == "right"]
@@ -84,6 +87,9 @@ def test_what_is_not_read_is_not_compared() -> None:
     assert len(unread) > 50
     again = [str(j.program) for j in unread if j.verdict.specializations > 1]
     assert not again, "\n".join(again)
+
+
+SOME = pytest.mark.parametrize("starts", [STARTS[:1], pytest.param(STARTS, marks=pytest.mark.long)], ids=len)
 
 
 def _by_default(judged: list[Judged]) -> None:
@@ -95,9 +101,10 @@ def _by_default(judged: list[Judged]) -> None:
     assert not ours, _faults(ours)
 
 
-def test_refused_ones_by_default() -> None:
+@SOME
+def test_refused_ones_by_default(starts: range) -> None:
     """Each fourth; the others are slow."""
-    _by_default([j for j in _all() if j.verdict.word == "refused"][::4])
+    _by_default([j for j in _all(starts) if j.verdict.word == "refused"][::4])
 
 
 @pytest.mark.slow
@@ -105,9 +112,10 @@ def test_all_refused_ones_by_default() -> None:
     _by_default([j for j in _all() if j.verdict.word == "refused"])
 
 
-def test_others_by_default() -> None:
+@SOME
+def test_others_by_default(starts: range) -> None:
     """What our own trace takes is the same by default: each twentieth."""
-    _by_default([j for j in _all() if j.verdict.word == "right"][::20])
+    _by_default([j for j in _all(starts) if j.verdict.word == "right"][::20])
 
 
 @pytest.mark.fuzz
@@ -121,6 +129,7 @@ def test_new_programs() -> None:
 
 # ---------------------------------------------------------------------------------------------- as data
 @pytest.mark.parametrize("start", range(100_000, 100_000 + 6 * CHUNK, CHUNK))
+@pytest.mark.sweep(every=6)
 def test_programs_through_json(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each specialization is described, and bound from that in place of itself."""
     through = Through()

@@ -129,6 +129,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Any], bool]
 
 @pytest.mark.parametrize("by_argument", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sweep(every=4)
 def test_as_in_eager(name: str, by_argument: bool) -> None:
     make, function, unread = PROGRAMS[name]
     rows = []

@@ -318,6 +318,7 @@ def gradients(f: Callable[..., Any], w: Tensor, around: Callable[[], Any], rows:
 @pytest.mark.parametrize("wrapper", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.usefixtures("own_backward")
+@pytest.mark.sweep(every=4)
 def test_gradients_in_each_step(wrapper: bool, dynamic: bool) -> None:
     region, w = st.compile(layers, dynamic=dynamic or None), leaf(wrapper)
     for rows in (3, 3, 5, 7, 3):

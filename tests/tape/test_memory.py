@@ -76,6 +76,7 @@ def eagers(kind: str) -> float:
 
 @pytest.mark.parametrize("backend", [None, "eager"])
 @pytest.mark.parametrize("kind, bound", [("plain", 1.02), ("offload", 1.05), ("checkpoint", 1.15)])
+@pytest.mark.sweep(every=4)
 def test_peak(kind: str, bound: float, backend: str | None) -> None:
     eager = eagers(kind)
     tape = measured(kind, lambda: compiled_autograd(backend=backend))

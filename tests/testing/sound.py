@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_map_only
 
 from subclass_trace.testing.subject import Subject, subject_of
 
@@ -69,8 +68,14 @@ class Sound(torch.Tensor):
     @classmethod
     def compute(cls, func: Any, args: Any, kwargs: Any) -> Any:
         """Run on the inner tensor, and wrap and alias the result."""
-        example = next(a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, cls))
-        inner_args, inner_kwargs = tree_map_only(cls, lambda x: x.data_, (args, kwargs))
+        seen = []
+
+        def inner(x):
+            seen.append(x)
+            return x.data_
+
+        inner_args, inner_kwargs = mapped(cls, inner, args), mapped(cls, inner, kwargs)
+        example = seen[0]
         with bits(cls.keys):
             out = func(*inner_args, **inner_kwargs)
         fresh = func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
@@ -79,7 +84,7 @@ class Sound(torch.Tensor):
             extra = example.extra.to(data.device, copy=fresh)
             return cls(data, extra, example.tag)
 
-        wrapped = tree_map_only(torch.Tensor, wrap, out)
+        wrapped = mapped(torch.Tensor, wrap, out)
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
 
 
@@ -105,6 +110,15 @@ class WithFormula(Sound):
         with torch._C.DisableTorchFunctionSubclass():
             formula = func is torch.Tensor.square and args[0].is_floating_point()
             return Square.apply(*args) if formula else func(*args, **(kwargs or {}))
+
+
+def mapped(kind, function, value):
+    """``tree_map_only`` for lists, tuples and dicts; most of what the tests of the kit do is this."""
+    if isinstance(value, kind):
+        return function(value)
+    if type(value) in (tuple, list):
+        return type(value)([mapped(kind, function, v) for v in value])
+    return {n: mapped(kind, function, v) for n, v in value.items()} if type(value) is dict else value
 
 
 def foreign(cls, types):

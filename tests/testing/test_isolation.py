@@ -56,10 +56,12 @@ class PrintsForEver(Sound):
 class SeesOldGarbage(Sound):
     """sin is another one where the collector walks what the parent of a process has made."""
 
+    frozen = 0
+
     @classmethod
     def compute(cls, func, args, kwargs):
         out = super().compute(func, args, kwargs)
-        if func is aten.sin.default and not gc.get_freeze_count():
+        if func is aten.sin.default and gc.get_freeze_count() <= cls.frozen:
             out.data_ = out.data_ + 1
         return out
 
@@ -97,10 +99,13 @@ def test_a_rule_that_hangs_costs_that_rule_and_is_said_to_hang(monkeypatch: pyte
     assert results["ST805"].outcome is Outcome.PASS
 
 
-def test_the_time_to_walk_what_the_parent_made_is_no_time_of_a_call() -> None:
+@pytest.mark.long
+def test_the_time_to_walk_what_the_parent_made_is_no_time_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SeesOldGarbage, "frozen", gc.get_freeze_count())
     assert results_of(SeesOldGarbage)["ST310"].failure is None
 
 
+@pytest.mark.long
 def test_what_a_region_alone_refuses_is_no_fault_of_the_class() -> None:
     result = results_of(AsksForIds, "ST704")["ST704"]
     assert (result.outcome, result.reason) == (Outcome.PASS, "")

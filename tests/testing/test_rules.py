@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from weakref import WeakKeyDictionary
 
 import broken
 import pytest
 import sound
 import torch
 
-from subclass_trace.testing import rules
+from subclass_trace.testing import isolation, rules, sweep
 from subclass_trace.testing.ambient import set_torch_state, torch_state
 from subclass_trace.testing.causes import causes_of
 from subclass_trace.testing.isolation import run_rules
@@ -39,12 +40,18 @@ def _id(b: broken.Broken) -> str:
 
 
 @pytest.mark.parametrize("subject", BROKEN, ids=_id)
-def test_each_broken_subclass_is_caught_by_its_rule_and_reported_as_one_cause(subject: broken.Broken) -> None:
+@pytest.mark.sweep(every=6)
+def test_each_broken_subclass_is_caught_by_its_rule_and_reported_as_one_cause(
+    subject: broken.Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the rules that the sweep judges together, or of its own rule alone; of all rules in the slow test."""
+    monkeypatch.setattr(isolation, "CALL_LIMIT", 1.0)
     rule = next(r for r in RULES if r.id == subject.rule)
     if rule.cost is Cost.SWEEP:
         results = list(run_rules(subject.subject, [r for r in RULES if r.cost is Cost.SWEEP], FEW))
-    else:
+    else:  # what its check finds needs no sweep
+        monkeypatch.setattr(sweep, "_DONE", WeakKeyDictionary())
+        sweep.keep(subject.subject, sweep.unswept(subject.subject))
         results = [run_rule(subject.subject, rule, SEARCH)]
     result = next(r for r in results if r.rule is rule)
     assert result.outcome is Outcome.FAIL, f"{result.outcome} {result.reason} {result.error}"

@@ -54,6 +54,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.sweep(every=4)
 def test_a_class_breaks_no_more_than_the_card_says(name: str) -> None:
     """Rules that compile on two of them; on all, and with more examples, in the slow test.
 

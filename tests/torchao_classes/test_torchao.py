@@ -64,6 +64,7 @@ def compare(expected: dict[str, torch.Tensor | None], got: dict[str, torch.Tenso
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.sweep(every=3)
 def test_eager_back_end(name: str, front_end: str) -> None:
     subject = SUBJECTS[name]
     if name in SCALED_BY_ROWS and not scaled_mm_by_rows():

@@ -246,6 +246,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("fp8_weight", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.sweep(every=4)
 def test_training(optimizer, fp8_weight) -> None:
     if fp8_weight and optimizer is OPTIMIZERS["sgd"]:
         optimizer = lambda p: torch.optim.SGD(p, lr=0.05)

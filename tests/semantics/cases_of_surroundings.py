@@ -126,6 +126,18 @@ def _batch_norm_in_a_whole_checkpoint() -> None:
     assert torch.equal(*_statistics_in_a_checkpoint(early_stop=False))
 
 
+@fact(
+    "`torch.compiler.is_compiling()` asked in a region",
+    differs="True, as in `torch.compile`: libraries take their traceable paths",
+)
+def _asks_whether_it_is_compiled() -> None:
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.compiler.is_compiling() else x
+
+    x = dense(2, seed=1)
+    assert st.compile(asks)(x).equal(asks(x))
+
+
 @fact("backwards of several results, one after the other, without retain_graph: refused by autograd", torch="refused")
 def _several_results() -> None:
     x = dense(3, seed=1).requires_grad_()

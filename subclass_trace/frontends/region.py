@@ -167,17 +167,8 @@ class Region:
             return self.__serve_refused(refused, args, kwargs)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # the function's own: what it does eagerly stands
-            result = self.__function(*args, **kwargs)
-            failed = UnsupportedError(
-                "the trace fails where eager does not",
-                code="fails-in-trace",
-                got=f"{type(error).__name__}: {error}",
-            )
-            if self.__options.frontend != "auto":
-                raise failed from error
-            self.__hand_over(failed)
-            return result
+        except BaseException as error:  # the function's own
+            return self.__serve_failed(error, args, kwargs)
         # As later calls: the engine shall meet one kind of backward from the first step on.
         try:
             result = entry.run(args, kwargs)
@@ -192,6 +183,23 @@ class Region:
                     "a specialization does not serve the call that it was made for", got=why
                 )
             return self.__slow_call(args, kwargs, left, again=True)
+        return result
+
+    def __serve_failed(
+        self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call in whose trace the function has raised: what it does eagerly stands."""
+        row, self.__row = self.__row, self.__row[:-1]  # no miss, where that raises as well
+        result = self.__function(*args, **kwargs)
+        self.__row = row
+        failed = UnsupportedError(
+            "the trace fails where eager does not",
+            code="fails-in-trace",
+            got=f"{type(error).__name__}: {error}",
+        )
+        if self.__options.frontend != "auto":
+            raise failed from error
+        self.__hand_over(failed)
         return result
 
     def __serve_refused(

@@ -256,7 +256,7 @@ def _method_for(rec: Running, name: str, kind: type, o: Any, a: Args) -> tuple[A
         method = rec.lookup(kind, "__len__")
     if name == "__format__" and len(a) == 1:
         a = (o, "")
-    if name == "__format__" and method is object.__format__:
+    if name == "__format__" and method is object.__format__ and not a[1]:  # else C code raises
         method, a = rec.lookup(kind, "__str__"), (o,)
         name = "__str__"
     if name == "__str__" and method is object.__str__:

@@ -276,6 +276,9 @@ def _contains(rec: Running, o: Any, key: Any) -> bool:
         return _contains(rec, _behind(rec, o), key)
     if kind in ATOMS or is_a(o, Tensor):
         return key in o
+    if method is not MISSING:  # that of C code
+        rec.deep(o, "in")
+        return bool(watched(operator.contains, (o, rec.mapped(key)), {}))
     return any(held is key or truth(compare("eq", (held, key))) for held in iterate(rec, o))
 
 

@@ -20,7 +20,7 @@ from .kinds import CONTAINERS, SIMPLE, VALUES, Function, is_immutable
 from .net import watched
 from .running import Running
 from .texts import text_of
-from .values import is_python, lookup, pairs_of, size_of
+from .values import is_python, items_of, lookup, pairs_of, size_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -135,7 +135,7 @@ def _binary_of_c(rec: Running, symbol: str, do: Callable[[Any, Any], Any], a: An
             type(b)(iterate(rec, b)) if type(b) in (list, tuple) else b,
         )
     if symbol == "%" and type(a) is str and not is_a(b, Tensor):
-        b = tuple(map(text_of, b)) if type(b) is tuple else text_of(b)
+        b = tuple(map(text_of, items_of(b))) if is_a(b, tuple) else text_of(b)
     return watched(do, (rec.mapped(a), rec.mapped(b)), {})
 
 

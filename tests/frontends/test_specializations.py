@@ -474,3 +474,18 @@ def test_thresholds_are_told() -> None:
     region = st.compile(lambda x: x * 2)
     region(torch.ones(2))
     assert "misses: 8" in region.explain(thresholds=True) and "misses: 8" not in region.explain()
+
+
+def test_calls_that_raise_in_eager_mode_are_no_misses() -> None:
+    def checked(x: torch.Tensor, k: int) -> torch.Tensor:
+        if k:
+            raise KeyError(k)
+        return x * 2
+
+    region = st.compile(checked, frontend="auto")
+    region(torch.ones(2), 0)
+    for k in range(1, 20):
+        with pytest.raises(KeyError, match=f"^{k}$"):
+            region(torch.ones(2), k)
+    assert region(torch.ones(2), 0).equal(torch.full((2,), 2.0)) and len(region.specializations) == 1
+    assert "served by our trace" in region.explain()

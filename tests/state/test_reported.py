@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,3 +183,35 @@ def test_a_number_that_each_backward_finds_changed() -> None:
             assert torch.equal(*found)
     assert len([w for w in caught if "reads another value of Python state" in str(w.message)]) == 1
     assert "another value of Python state" in region.explain()
+
+
+class _Text(str):
+    __slots__ = ()
+
+
+_PAIR = collections.namedtuple("_PAIR", "a b")(1, "x")
+_TEXTS: dict[str, Callable[[], Any]] = {
+    "a namedtuple": lambda: f"{_PAIR} {_PAIR!r} {'%s-%s' % _PAIR}",  # noqa: UP031
+    "a number in a text": lambda: 1 in _Text("a1"),
+    "a text in a text": lambda: "a" in _Text("a1"),
+    "a text in bytes": lambda: "a" in bytearray(b"ab"),
+    "a width for an object": lambda: f"{SimpleNamespace(a=1):>5}",
+    "no width": lambda: f"{SimpleNamespace(a=1)}",
+}
+
+
+@pytest.mark.parametrize("name", _TEXTS)
+def test_texts_and_what_is_in_them(name: str) -> None:
+    """Values, or the error, are eager mode's."""
+
+    def seen(x: torch.Tensor) -> torch.Tensor:
+        try:
+            found.append(_TEXTS[name]())
+        except TypeError as error:
+            found.append(str(error))
+        return x + 1
+
+    found: list[Any] = []
+    for call in (seen, st.compile(seen)):
+        call(torch.ones(1))
+    assert found[0] == found[1]

@@ -337,6 +337,21 @@ def _gradient_of_a_filled_value(call: Any) -> Any:
 
 
 @fact(
+    "the last bits of a gradient where views and values of one intermediate are results together",
+    torch="differs in the same way",
+    differs="the gradients of views are added up outside of the region, before those of the values",
+)
+def _gradient_of_views_and_values(call: Any) -> Any:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y.sin(), y[0], y.cos(), y[1:], y.exp()
+
+    x = torch.linspace(-1, 1, 200).view(4, 50).requires_grad_()
+    loss: Any = sum((out * out.detach().cos()).sum() for out in call(function)(x))
+    return torch.autograd.grad(loss, x)[0]
+
+
+@fact(
     "the order in which hooks of several leaves run",
     differs="all run when the backward of the region is done, in the order of the inputs; eager's run in the midst of it",
     torch="differs in the same way",

@@ -248,6 +248,24 @@ def test_what_another_thread_writes_to_the_same_thing_stays_and_is_no_effect(kin
     assert seen() == ["more", "step"]
 
 
+def test_items_of_one_list() -> None:
+    held = [1, 2]
+    _WORK[:] = [lambda: elsewhere(lambda: (held.__setitem__(1, 5), held.append(6)))]
+
+    def region(x: Tensor) -> Tensor:
+        held[0] = 7
+        sys.audit("subclass_trace.tests.meanwhile")
+        held.append(8)
+        return x * 2
+
+    compiled = st.compile(region)
+    compiled(torch.ones(2))
+    assert held == [7, 5, 6, 8]
+    held[:] = [0, 0]
+    compiled(torch.ones(2))
+    assert held == [7, 0, 8]
+
+
 SETTINGS: dict[str, tuple[Callable[[bool], Any], Callable[[], bool]]] = {
     "determinism": (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled),
     "anomaly mode": (torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled),

@@ -59,7 +59,7 @@ class Containers(StateRecorder):
                     self._member(key)
         elif is_a(thing, (list, tuple, collections.deque)):
             held = self.box(thing)
-            self._sized(thing, "len", size_of(held))
+            self.sized(thing, "len", size_of(held))
             for k, value in enumerate(items_of(held)):
                 self._item(thing, k, value)
         elif is_a(thing, (set, frozenset)):
@@ -94,20 +94,21 @@ class Containers(StateRecorder):
         stands for it in the trace."""
         if self.place_of(thing) is None:
             return self.give(value)
+        is_list = is_a(thing, (list, tuple, collections.deque))
+        if is_list and type(key) is not slice and key < 0:
+            self.length(thing, "len", size_of(thing))
+            key += size_of(thing)
         written = self.written.get(id(thing)) if self.written else None
         if written is not None and written.covers(key):
             if written.keys is None:
                 self.touch(thing)
             return self.give(value)
-        if is_a(thing, (list, tuple, collections.deque)):
+        if is_list:
             if type(key) is slice:
                 self.touch(thing)
                 items = [*self.each(thing)][key]
                 same = all(a is b for a, b in zip(items, items_of(value), strict=True))
                 return value if same else items if is_a(thing, list) else type(value)(items)
-            if key < 0:
-                self.length(thing, "len", size_of(thing))
-                key += size_of(thing)
         else:
             self._pin_key(key)
         return self._item(thing, key, value)
@@ -123,10 +124,10 @@ class Containers(StateRecorder):
         if self.written and id(thing) in self.written:
             self.touch(thing)
         else:
-            self._sized(thing, kind, known)
+            self.sized(thing, kind, known)
 
-    def _sized(self, thing: Any, kind: str, known: Any) -> None:
-        """A guard asks no ``__len__`` of the user's."""
+    def sized(self, thing: Any, kind: str, known: Any) -> None:
+        """A length is read. A guard asks no ``__len__`` of the user's."""
         own = is_python(type(thing), "__len__", "__bool__")
         if own:
             kind, known = "size", known if kind == "len" else size_of(thing)
@@ -214,7 +215,7 @@ class Containers(StateRecorder):
     def keeps(self, row: Written, key: Any, value: Any) -> bool:
         """Does each call leave at a key what it finds there? Then it is no effect. What the run
         puts there may be the same in this call alone, unless that was read."""
-        if row.keys is not None and (row.table is SEQUENCE or key not in row.keys):
+        if row.keys is not None and key not in row.keys:
             return key in row.before
         place = self.place_at(row, key)
         if not self.is_as_before(row, key, value):

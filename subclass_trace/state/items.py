@@ -314,10 +314,25 @@ def set_item(parts: tuple[Any, Any, Any]) -> None:
         rec.write(o, key, whole=False)
         o[key] = value
     else:
-        write_whole(rec, o, "[...] = ...")
+        key = _index(rec, key)
+        if not (
+            type(key) is int and is_a(o, (list, collections.deque)) and _at_number(rec, o, key)
+        ):
+            write_whole(rec, o, "[...] = ...")
         if type(key) is slice and is_a(o, CONTAINERS):
             value = iterate(rec, value)
-        watched(operator.setitem, (o, _index(rec, key), value), {})
+        watched(operator.setitem, (o, key, value), {})
+
+
+def _at_number(rec: Running, o: Any, key: int) -> bool:
+    """An item that was there before is about to be written."""
+    held = size_of(rec.box(o))
+    number = key + size_of(o) if key < 0 else key
+    if not 0 <= number < held:
+        return False
+    rec.sized(o, "len", held)
+    rec.write(o, number, whole=False)
+    return True
 
 
 def write_whole(rec: Running, o: Any, how: str) -> None:

@@ -224,7 +224,9 @@ def side_effects(written: Iterable[Written], recipes: Recipes) -> list[SideEffec
     for row in written:
         now = row.now
         kept = {key for key, value in now.items() if recipes.keeps(row, key, value)}
-        if row.table is SEQUENCE:
+        if row.table is SEQUENCE and row.keys is not None:
+            effects += _of_items(row, now, kept, recipes)
+        elif row.table is SEQUENCE:
             if not len(kept) == len(now) == len(row.before):
                 effects.append(_of_list(row, now, kept, recipes))
         else:
@@ -241,7 +243,7 @@ def _of_table(
         moved = _after_first_moved(list(now), there)
         if row.keys is None:
             keys = tuple(recipes.key(k, str(row.place)) for k in now)
-            held = {k: row.before[k] if k in kept else v for k, v in now.items()}
+            held = _as_found(row, now, kept)
             made = tuple(recipes(v, text_at(row.place, k)) for k, v in held.items())
             yield SideEffect(row.place, row.table, "fill", keys, made)
             return
@@ -252,11 +254,20 @@ def _of_table(
     for key in dict.fromkeys((*(k for k in gone if k not in now), *moved)):
         if key in row.before or not recipes.keeps(row, key, MISSING):
             yield SideEffect(row.place, row.table, "put", (recipes.name(row, key),), ())
-    for key, value in now.items():
+    found = _as_found(row, now, kept)
+    for key in now:
         if key not in kept or key in moved:
-            value = row.before[key] if key in kept else value
-            made = (recipes(value, text_at(row.place, key)),)
+            made = (recipes(found[key], text_at(row.place, key)),)
             yield SideEffect(row.place, row.table, "put", (recipes.name(row, key),), made)
+
+
+def _as_found(row: Written, now: dict[Any, Any], kept: set[Any]) -> dict[Any, Any]:
+    """What stands for something that each call finds there is that; a number may be another one in
+    each call."""
+    return {
+        key: row.before[key] if key in kept and type(value) not in PYTHON_CLASSES else value
+        for key, value in now.items()
+    }
 
 
 def _after_first_moved(now: list[Any], there: list[Any]) -> list[Any]:
@@ -281,11 +292,23 @@ def text_at(place: Place, key: Any) -> str:
     )
 
 
+def _of_items(
+    row: Written, now: dict[Any, Any], kept: set[Any], recipes: Recipes
+) -> Iterator[SideEffect]:
+    """A list of which items are known to be written, and added at the end."""
+    made = {k: recipes(v, text_at(row.place, k)) for k, v in now.items() if k not in kept}
+    added = tuple(made.pop(k) for k in now if k >= len(row.before))
+    for k, value in made.items():
+        yield SideEffect(row.place, row.table, "put", (k,), (value,))
+    if added:
+        yield SideEffect(row.place, row.table, "extend", (), added)
+
+
 def _of_list(row: Written, now: dict[Any, Any], kept: set[Any], recipes: Recipes) -> SideEffect:
     """One that only grew is extended: where code only appends to it, its items are not compared."""
     extends = all(k in kept for k in row.before) and getattr(row.thing, "maxlen", None) is None
     start = len(row.before) if extends else 0
-    values = [row.before[k] if k in kept else v for k, v in now.items()]
-    made = tuple(recipes(v, text_at(row.place, k)) for k, v in enumerate(values) if k >= start)
+    values = _as_found(row, now, kept)
+    made = tuple(recipes(v, text_at(row.place, k)) for k, v in values.items() if k >= start)
     keys = () if extends else tuple(range(len(now)))
     return SideEffect(row.place, row.table, "extend" if extends else "fill", keys, made)

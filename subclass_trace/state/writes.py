@@ -220,7 +220,7 @@ class Written:
         thing, table, place: what it is, how it is read and written, where it stands.
         before: its table before the first write.
         keys: those that are written; None: any may be.
-        added: the items that were added at the end, of a list of which nothing else is written.
+        added: the items that were added at the end of a list.
     """
 
     __slots__ = ("added", "before", "keys", "place", "table", "thing")
@@ -235,8 +235,8 @@ class Written:
         """Is what stands at a key now perhaps what the run has put there?"""
         if self.keys is None or self.table is CELL:
             return True
-        if self.table is SEQUENCE:  # it has grown
-            return type(key) is not int or not 0 <= key < len(self.before)
+        if self.table is SEQUENCE:
+            return type(key) is int and (key in self.keys or not 0 <= key < len(self.before))
         return key in self.keys
 
     @property
@@ -246,7 +246,8 @@ class Written:
         if keys is None:
             return held
         if self.table is SEQUENCE:
-            return dict(enumerate((*before.values(), *self.added)))
+            items = {key: held.get(key, value) for key, value in before.items() if key in keys}
+            return {**before, **items, **dict(enumerate(self.added, len(before)))}
         own = {
             key: value if key in keys else before[key]
             for key, value in held.items()
@@ -263,7 +264,7 @@ class Written:
     def undo(self) -> None:
         """It holds what it held, and what another thread has written at other keys."""
         if self.keys is not None and self.table is SEQUENCE:
-            return _take_off(self.thing, self.added)
+            _take_off(self.thing, self.added)
         now, before = self.table.of(self.thing), self.before
         if self.keys is None:
             if len(now) != len(before) or any(
@@ -271,7 +272,7 @@ class Written:
             ):
                 self.table.fill(self.thing, before)
             return
-        for key in self.keys:
+        for key in self.keys & now.keys() if self.table is SEQUENCE else self.keys:
             if now.get(key, MISSING) is not before.get(key, MISSING):
                 self.table.put(self.thing, key, before.get(key, MISSING))
         now = self.table.of(self.thing)
@@ -282,7 +283,7 @@ class Written:
 
 def _take_off(thing: Any, added: list[Any]) -> None:
     """Items that were added at the end of a list or a deque go."""
-    base: Any = list if is_a(thing, list) else collections.deque
+    base = base_of(thing)
     for item in reversed(added):
         numbers = range(base.__len__(thing) - 1, -1, -1)
         at = next((k for k in numbers if base.__getitem__(thing, k) is item), None)

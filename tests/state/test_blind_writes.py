@@ -185,3 +185,41 @@ def test_a_strict_export_leaves_out_what_its_call_cannot_tell_from_nothing() -> 
 
     x = torch.ones(1, 2)
     assert st.export(copy.deepcopy(forward), (x,)).run(x).equal(module(x))
+
+
+LISTS: dict[str, Callable[[Any], Any]] = {
+    "added, and a slice read": lambda t: (t.append(0), sum(list(t)[:2]))[1],
+    "added, and an item read": lambda t: (t.append(0), t[1])[1],
+    "added, and one read from the end": lambda t: (t.append(7), t[-2])[1],
+    "added, and all read": lambda t: (t.append(7), sum(t))[1],
+    "written, and another read": lambda t: (t.__setitem__(0, 4), t[1])[1],
+    "written, and all read": lambda t: (t.__setitem__(0, 2), max(t))[1],
+    "written from the end": lambda t: (t.__setitem__(-1, 4), t[0])[1],
+    "read and written": lambda t: (t.__setitem__(0, t[0] + 1), t[0])[1],
+    "written, and the length": lambda t: (t.__setitem__(0, 1), len(t))[1],
+    "written and added": lambda t: (t.__setitem__(0, 9), t.append(3), t[1])[2],
+    "added and written": lambda t: (t.append(3), t.__setitem__(1, 9), t[-1])[2],
+    "what was added is written": lambda t: (t.append(3), t.__setitem__(len(t) - 1, 9), t[0])[2],
+    "written and taken away": lambda t: (t.__setitem__(0, t[1]), t.pop(), t.append(1), t[0])[3],
+    "written and reversed": lambda t: (t.__setitem__(0, 2), t.reverse(), t[0])[2],
+    "written, and one in it": lambda t: (t.__setitem__(0, 2), 2 in t)[1],
+    "written, and unpacked": lambda t: (t.__setitem__(0, 2), (lambda a, b, *c: b)(*t))[1],
+    "written, and its place": lambda t: (t.__setitem__(0, 2), t.index(2))[1],
+}
+
+
+@pytest.mark.parametrize("kind", [list, collections.deque])
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_whose_numbers_change(name: str, kind: type) -> None:
+    """Numbers that differ between calls are symbols, also where the list that holds them is written."""
+
+    def run(compile: Callable[[Any], Any]) -> list[Any]:
+        held: Any = kind([1, 2])
+        call, seen = compile(lambda x: x * LISTS[name](held)), list[Any]()
+        for now in ([1, 2], [5, 3], [1, 2], [5, 5], [1, 2, 4, 4]):
+            held.clear()
+            held.extend(now)
+            seen += [call(torch.ones(1)).item(), [*held]]
+        return seen
+
+    assert run(st.compile) == run(lambda f: f)

@@ -142,6 +142,8 @@ def context_variable(rec: Running, f: Any, a: Args, k: Named) -> Any:
         before, out = variable.get(MISSING), f(*a, **k)
         if name == "set":
             rec.variables.setdefault(id(variable), (variable, before, out))
+        elif a and rec.variables.get(id(variable), (None,))[-1] is a[0]:
+            del rec.variables[id(variable)]  # it holds what it held
         return out
     out = f(*a, **k)
     place = rec.place_of(variable)

@@ -108,7 +108,10 @@ class _Run(Caller):
             SideEffectError: one does not.
         """
         for variable, before, _ in self.variables.values():
-            if variable.get(MISSING) is not before:
+            place = self.place_of(variable)
+            read = None if place is None else self.child(place, "inner", "get")
+            is_known = read is None or self.child(read, "call", ()) in self.noted
+            if variable.get(MISSING) is not before or not is_known:  # it may hold another one then
                 raise SideEffectError(
                     "the region sets a ContextVar",
                     code="context-variable-set",

@@ -23,6 +23,7 @@ from . import generated_parts as parts
 _T = TypeVar("_T")
 _CALLS = ("call", "call", "change 0", "call", "call")
 _PUT_AFTER = "inner = fn\ndef fn(x):\n    y = inner(x)\n    put()\n    return y"
+_PUT_FIRST = "inner = fn\ndef fn(x):\n    put()\n    return inner(x)"
 _PUT_AND_BACK = "inner = fn\ndef fn(x):\n    put()\n    y = inner(x)\n    put_back()\n    return y"
 _BY_A_THREAD = "def change(n):\n    t = threading.Thread(target=put)\n    t.start()\n    t.join()"
 
@@ -152,6 +153,9 @@ def _changes(
         "unread": unread if holder.form else "globals()['unread'] = [1]",
         "removed": remove,
     }.get(change, write)
+    if change == "by the region at first":  # what is there already, until another value stands there
+        other = _function("other", write)
+        return _function("put", back), other, _PUT_FIRST, "def change(n): other()"
     put = _function("put", does), _function("put_back", back)
     if change == "by a thread":
         return (*put, _BY_A_THREAD)

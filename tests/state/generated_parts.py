@@ -244,6 +244,7 @@ class Twin:
 CHANGES = (
     *(("replaced", 10), ("inside", 8), ("back and forth", 3), ("made anew", 3), ("by a thread", 2)),
     *(("by the region", 4), ("by the region inside", 2), ("counted by the region", 3)),
+    ("by the region at first", 4),
     *(("removed", 3), ("appears", 3)),
     *(("before the backward", 4), ("equal", 2), ("unread", 4)),
 )

@@ -136,7 +136,7 @@ class Caller(Running):
             ):
                 if name not in kwargs:
                     value = held.get(name, MISSING)
-                    given = self._item(held, name, value)
+                    given = self.item(held, name, value)
                     if given is not value:
                         kwargs = {**kwargs, name: given}
         return args, kwargs

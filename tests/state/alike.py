@@ -9,13 +9,14 @@ import fractions
 import functools
 import pathlib
 import random
+import re
 import types
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-_VALUES = (decimal.Decimal, fractions.Fraction)
+_VALUES = (decimal.Decimal, fractions.Fraction, re.Pattern)
 _SAME_OBJECT_MAY_STAND_TWICE = (
     *(tuple, frozenset, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
     *_VALUES,

@@ -223,3 +223,18 @@ def test_lists_whose_numbers_change(name: str, kind: type) -> None:
         return seen
 
     assert run(st.compile) == run(lambda f: f)
+
+
+def test_a_keyword_default_that_the_region_has_written() -> None:
+    def get(*, k: float = 2.0) -> float:
+        return k
+
+    def region(x: Tensor) -> Tensor:
+        assert get.__kwdefaults__ is not None
+        get.__kwdefaults__["k"] = 2.0
+        return x * get()
+
+    compiled = st.compile(region)
+    for now in (2.0, 2.0, 3.0, 3.0):
+        get.__kwdefaults__ = {"k": now}
+        assert compiled(torch.ones(1)).item() == 2.0 and get.__kwdefaults__ == {"k": 2.0}

@@ -40,6 +40,7 @@ from ..torch_api.numbers import as_python_number, numbers_in_backwards
 from ..torch_api.ranks import rank_reads_noted
 from ..torch_api.repairs.composites import composites_as_eager
 from ..torch_api.repairs.fast_paths import fast_paths_as_eager
+from ..torch_api.repairs.jagged import jagged_views_as_eager
 from ..torch_api.repairs.strided_shards import numbers_as_split_factors
 from ..torch_api.sharding import sharding_as_eager
 from ..torch_api.symbols import ShapeEnv, dynamic_context, input_source, new_number, new_symbol
@@ -136,6 +137,7 @@ class Session:
                 enter(enable_python_dispatcher())
                 enter(numbers_in_backwards())
             enter(composites_as_eager())
+            enter(jagged_views_as_eager())
             enter(floats_handed_on())
             enter(fast_paths_as_eager())
             enter(compiled_functions_run_eagerly())

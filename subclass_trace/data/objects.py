@@ -96,8 +96,8 @@ def _names(thing: Any) -> Iterator[Name]:
         yield from _of_builtin(thing)
     elif kind is types.MethodWrapperType and (owner := name_of(thing.__self__)) is not None:
         yield ["method of", owner, thing.__name__]
-    elif kind in _MEMBERS:
-        yield ["member", _class_name(thing.__objclass__), thing.__name__]
+    elif kind in _MEMBERS and (owner := name_of(thing.__objclass__)) is not None:
+        yield ["member", owner, thing.__name__]
     elif isinstance(thing, OpOverload):
         yield ["op", thing.namespace, thing._schema.name.split("::")[-1], thing._overloadname]
     elif isinstance(thing, OpOverloadPacket):
@@ -108,8 +108,8 @@ def _names(thing: Any) -> Iterator[Name]:
         yield from _of_module(thing)
     elif isinstance(thing, enum.Enum):
         yield ["member of", _class_name(kind), thing.name]
-    elif kind is dict and type(thing.get("__name__")) is str:
-        yield ["globals", thing["__name__"]]
+    elif kind is dict:
+        yield from (["globals", name] for name in _names_of_module(thing))
     elif isinstance(thing, writes.Table):
         yield from (["table", name] for name, table in _TABLES.items() if table is thing)
     elif isinstance(thing, Flag):
@@ -127,16 +127,22 @@ def _of_builtin(thing: Any) -> Iterator[Name]:
     yield ["builtin of", _class_name(torch.Tensor), thing.__name__]
 
 
+def _names_of_module(space: dict[str, Any]) -> Iterator[str]:
+    """Of the namespace of a module: as it calls itself, and as it was imported
+    (``_collections_abc`` takes the name of another one)."""
+    names = (space.get("__name__"), getattr(space.get("__spec__"), "name", None))
+    yield from dict.fromkeys(name for name in names if type(name) is str)
+
+
 def _of_module(thing: Any) -> Iterator[Name]:
-    name = getattr(thing, "__name__", None)
-    if type(name) is str:
+    names = [*_names_of_module(vars(thing))]
+    for name in names:
         yield ["module", name]
         before, _, last = name.rpartition(".")
         yield ["attribute", before, last]
     yield ["attribute", "torch", "ops"]
     yield ["attribute", "torch.nn.modules.rnn", "_VF"]
-    if type(name) is str:
-        yield ["operations", name.rpartition(".")[2]]
+    yield from (["operations", name.rpartition(".")[2]] for name in names)
 
 
 def _class_name(cls: type) -> Any:

@@ -137,10 +137,9 @@ def _own_table(name: str) -> property:
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """What the call of a region comes to, its own hooks around it."""
     core = self._subclass_trace
-    if is_symbolic_trace():  # whose tracer knows the region by its name, and not what it compiles
-        if core.function is module_of(self):
-            return _CALL(core.function, *args, **kwargs)
-        return core.function(*args, **kwargs)
+    if is_symbolic_trace() and core.function is module_of(self):
+        # whose tracer knows the region by its name, and not what it compiles
+        return _CALL(core.function, *args, **kwargs)
     return core.function(*args, **kwargs) if is_dynamo_compiling() else core(*args, **kwargs)
 
 

@@ -204,6 +204,7 @@ class StateRecorder:
             return self._note_tensor(place, value)
         if kind in VALUES or (is_a(value, kinds.VALUE_BASES) and is_immutable(kind)):
             self.rows.append(Row("exact", place, value))
+            self.known.setdefault(id(value), (value, place))
         elif is_a(value, enum.Enum):
             self.rows.append(Row("is", place, value))
             self.known.setdefault(id(value), (value, place))

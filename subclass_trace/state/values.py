@@ -100,7 +100,8 @@ def base_of(container: Any) -> Any:
 
 def items_of(container: Any) -> Iterator[Any]:
     """The items of a list, a tuple, a deque or a set; the keys of a dict."""
-    return base_of(container).__iter__(container)  # type: ignore[no-any-return]
+    items: Iterator[Any] = base_of(container).__iter__(container)
+    return items
 
 
 def pairs_of(table: Any) -> Any:
@@ -115,7 +116,8 @@ def dict_of_class(cls: type) -> dict[str, Any]:
 
 def size_of(container: Any) -> int:
     """How many there are."""
-    return base_of(container).__len__(container)  # type: ignore[no-any-return]
+    size: int = base_of(container).__len__(container)
+    return size
 
 
 def is_python(cls: type, *names: str) -> bool:

@@ -14,6 +14,7 @@ for part in (
     "cases_of_values",
     "cases_of_outputs",
     "cases_of_gradients",
+    "cases_of_hooks",
     "cases_of_modes",
     "cases_of_training",
     "cases_of_sizes",

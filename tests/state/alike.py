@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import decimal
-import fractions
 import functools
 import pathlib
 import random
-import re
 import types
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-_VALUES = (decimal.Decimal, fractions.Fraction, re.Pattern)
-_SAME_OBJECT_MAY_STAND_TWICE = (
-    *(tuple, frozenset, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
-    *_VALUES,
-)
+_SAME_OBJECT_MAY_STAND_TWICE = (tuple, frozenset, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _BY_DYNAMO = "_dynamo_static_input_type"  # what it remembers of a parameter that a branch of `cond` reads
 _OF_PYTHON = ("builtins", "functools", "_thread", "_abc", "operator", "weakref")
 

@@ -45,8 +45,9 @@ def test_each_broken_subclass_is_caught_by_its_rule_and_reported_as_one_cause(
     subject: broken.Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the rules that the sweep judges together, or of its own rule alone; of all rules in the slow test."""
-    monkeypatch.setattr(isolation, "CALL_LIMIT", 1.0)
     rule = next(r for r in RULES if r.id == subject.rule)
+    if rule.id == "ST802":  # which does not come to an end
+        monkeypatch.setattr(isolation, "CALL_LIMIT", 1.0)
     if rule.cost is Cost.SWEEP:
         results = list(run_rules(subject.subject, [r for r in RULES if r.cost is Cost.SWEEP], FEW))
     else:  # what its check finds needs no sweep

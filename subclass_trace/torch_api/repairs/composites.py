@@ -38,7 +38,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import UnsupportedError
 from ..this_thread import replaced_here
-from .jagged import nested_tensor, real_dummy
 from .table import REPAIRS
 
 Tensor = torch.Tensor
@@ -58,7 +57,6 @@ def composites_as_eager() -> Iterator[None]:
     with (
         replaced_here(decompositions, "_rnn_helper", _refused),
         replaced_here(_meta_registrations, "div_rtn", operator.floordiv),
-        replaced_here(nested_tensor, "_nt_view_dummy", real_dummy),
     ):
         _set_forms([(op, key, _of_this_thread(_FORMS[op], kernel)) for op, key, kernel in forms])
         try:

@@ -6,21 +6,32 @@ It is made once for a process, by whoever comes first. Under a fake mode (a trac
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nested._internal import nested_tensor as nested_tensor
+from torch.nested._internal import nested_tensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from ..this_thread import replaced_here
 
 _plain: Any = nested_tensor._nt_view_dummy
 
 
-def real_dummy() -> torch.Tensor:
-    """That tensor, of no trace."""
+@contextlib.contextmanager
+def jagged_views_as_eager() -> Iterator[None]:
+    """Inside, that tensor is of no trace."""
+    with replaced_here(nested_tensor, "_nt_view_dummy", _real):
+        yield
+
+
+def _real() -> torch.Tensor:
     held: Any = nested_tensor._dummy_instance
     if held is None or isinstance(held._values, FakeTensor):
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             nested_tensor._dummy_instance = None
-            return _plain()  # type: ignore[no-any-return]
-    return held  # type: ignore[no-any-return]
+            held = _plain()
+    real: torch.Tensor = held
+    return real

@@ -113,9 +113,19 @@ def no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            # else the caller froze objects, which unfreeze would release
-            if gc.get_freeze_count() == 0:
+            if not _has_frozen():
                 # there and back: what was made here is old at once, so that enabling does not
                 gc.freeze()
                 gc.unfreeze()  # set off a full collection over all of it
             gc.enable()
+
+
+_frozen: list[bool] = []
+
+
+def _has_frozen() -> bool:
+    """Has the caller frozen objects, which to unfreeze would release? What counts them walks all of
+    them, so a process that has once done it is not asked again."""
+    if not _frozen and gc.get_freeze_count():
+        _frozen.append(True)
+    return bool(_frozen)

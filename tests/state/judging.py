@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import linecache
 import os
 import sys
 import sysconfig
@@ -279,7 +280,10 @@ def _world(program: Program) -> Iterator[Any]:
     sys.modules[module.__name__] = module
     try:
         try:
-            exec(_compiled(program), vars(module))
+            code = _compiled(program)
+            # else each trace looks for such a file, in all of `sys.path`, once a line
+            linecache.cache[code.co_filename] = 0, None, [], code.co_filename
+            exec(code, vars(module))
         except Exception:
             yield None
             return

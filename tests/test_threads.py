@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import logging
 import math
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -316,6 +318,28 @@ def test_first_hand_overs_at_the_same_moment() -> None:
         return st.compile(branches, frontend="auto")(torch.ones(k + 1))
 
     assert [int(out.sum()) for out in together(6, handed_over)] == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_in_the_middle_of_a_trace() -> None:
+    """The child traces, too: no lock is left with a thread that it has not."""
+    inside = threading.Event()
+    _WORK[:] = [lambda: (inside.set(), threading.Event().wait(0.3))]
+
+    def slow(x: Tensor) -> Tensor:
+        sys.audit("subclass_trace.tests.meanwhile")
+        return x * 2
+
+    tracer = threading.Thread(target=lambda: st.compile(slow)(torch.ones(2)))
+    tracer.start()
+    assert inside.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        os._exit(0 if st.compile(lambda x: x + 1)(torch.ones(2)).tolist() == [2, 2] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    tracer.join(60)
+    assert not tracer.is_alive()
 
 
 def test_kernels_and_settings() -> None:

@@ -32,7 +32,7 @@ from ..errors import ExportError, SubclassTraceError
 from ..frontends.module import freezer_of
 from ..frontends.traced_call import traced_call
 from ..options import Options
-from ..runtime.backward import TRACE_LOCK
+from ..runtime.trace_lock import TRACE_LOCK
 from ..torch_api.dynamo import dynamo_lock
 from ..torch_api.trees import pytree as torch_pytree
 from .exported import Exported

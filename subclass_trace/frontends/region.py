@@ -26,10 +26,11 @@ from ..errors import GuardError, LimitError, Reason, SubclassTraceError, Unsuppo
 from ..options import Options
 from ..report.events import compiled
 from ..report.names import name_of
-from ..runtime.backward import TRACE_LOCK, OnFirstUse
+from ..runtime.backward import OnFirstUse
 from ..runtime.entry_code import MISS
 from ..runtime.frozen import refreeze
 from ..runtime.guards import Ambient, eager_reason
+from ..runtime.trace_lock import TRACE_LOCK
 from ..stages import no_garbage_collection, working
 from ..state.guards import changed_since
 from ..state.place import Roots

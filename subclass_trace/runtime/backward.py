@@ -8,7 +8,6 @@ activations. See docs/notes/tangents.md.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,13 +43,11 @@ from .rebuild import fit_strides
 from .sizes import Env, evaluator, freeze, holds
 from .state_code import state_holds
 from .tangents import matches, traced_as, with_unbacked
+from .trace_lock import TRACE_LOCK
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
 CompileBackward = Callable[[fx.GraphModule], Boxed]
-#: captures and later traces share process-wide state (fake modes, patched checkpoint), so they are
-# serialised
-TRACE_LOCK = threading.RLock()
 #: the arguments of a call that no backward asks for
 NO_CALL: Any = ((), {})
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
-from ..runtime.backward import TRACE_LOCK
+from ..runtime.trace_lock import TRACE_LOCK
 from ..torch_api import tape as _door
 from ..torch_api.autograd import is_batched
 from ..torch_api.dynamo import never_compiled

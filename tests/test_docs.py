@@ -28,7 +28,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(m.name for m in pkgutil.walk_packages(subclass_trace.__path__, "subclass_trace."))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def _named(page: pathlib.Path) -> Any:
+    """Those whose examples check whole classes take the kit's seconds."""
+    marks = [pytest.mark.long] if page.stem in ("authoring", "conformance", "weights") else []
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("page", [_named(page) for page in PAGES])
 def test_page(page: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "PROVES", False)  # as in the process of a reader
     module = types.ModuleType(f"page_{page.stem}")  # classes of a page can be pickled, as those of a file

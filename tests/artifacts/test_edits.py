@@ -56,7 +56,7 @@ def test_each_edit_is_one() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=_id)
-@pytest.mark.sweep(every=4)
+@pytest.mark.long
 def test_edits(served: Any, case: str) -> None:
     found, matters = served[case], any(name in MATTERS for name in edited(CASES[case])[1])
     assert ("refused" in found["strict"]) == matters, found["strict"]

@@ -25,6 +25,10 @@ def _run(how: str, folder: Path) -> Any:
     return json.loads((folder / f"{how}.json").read_text())
 
 
+#: one start of processes for all of them
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What became of each kind in the second process."""

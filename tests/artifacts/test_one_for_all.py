@@ -39,6 +39,10 @@ OWN = {
 }
 
 
+#: one start of processes for all of them
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What became of each program on each rank."""

@@ -97,7 +97,7 @@ sequences = strategies.lists(strategies.one_of(calls, calls, rest), min_size=4, 
 
 
 @pytest.mark.filterwarnings("ignore:a region has recorded 2 sizes")
-@pytest.mark.parametrize("outputs", ["clone", "weak"])
+@pytest.mark.parametrize("outputs", [pytest.param("clone", marks=pytest.mark.long), "weak"])
 @settings(max_examples=settings().max_examples // 2)
 @given(sequence=sequences)
 def test_any_sequence_of_calls_is_that_of_eager(outputs: str, sequence: list[tuple[Any, ...]]) -> None:

@@ -46,6 +46,7 @@ def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds() -> None:
     assert times.medians() == {"a": 10.0, "b": 10.0}
 
 
+@pytest.mark.long
 def test_once_calls_a_new_callable_each_time_after_forgetting() -> None:
     events: list[str] = []
 

@@ -132,6 +132,7 @@ class KeepsScale(DropsScale):
         return cls(inner["data_"], context)
 
 
+@pytest.mark.long
 def test_numbers_that_flatten_leaves_out() -> None:
     result = check(DropsScale, factory="DropsScale({0}, scale=5.0)", rules=["ST101"]).result("ST101")
     assert result.outcome is Outcome.FAIL and "a rebuilt one has the numbers" in str(result)
@@ -139,6 +140,7 @@ def test_numbers_that_flatten_leaves_out() -> None:
 
 
 # ------------------------------------------------------------------------------------ numbers
+@pytest.mark.long
 def test_roundings_of_short_floats_are_no_faults() -> None:
     class Reordered(Sound):
         @classmethod
@@ -264,6 +266,7 @@ class NoMatrices(Matrices):
     odd = True
 
 
+@pytest.mark.long
 def test_sizes_that_are_taken_by_chance_are_not_the_class_s() -> None:
     report = check(Matrices, factory="Matrices({0})", rules=["ST310"], max_examples=1)
     assert {len(size) for size in report.subject.sizes} == {2}
@@ -287,6 +290,7 @@ class Accumulates(Sound):
         return super().compute(func, args, kwargs)
 
 
+@pytest.mark.long
 def test_another_order_of_summation_is_no_fault() -> None:
     """The numbers cancel: the dense program itself gives another sum if they are rounded otherwise."""
     factory = "Accumulates(({0} - {0}.mean()) * 1000)"

@@ -85,12 +85,14 @@ def test_a_call_that_hangs_is_named_with_its_line(monkeypatch: pytest.MonkeyPatc
     assert "it does not come to an end: File" in result.reason and "in compute" in result.reason
 
 
+@pytest.mark.long
 def test_a_call_that_ends_the_process_is_named() -> None:
     result = results_of(Dies)["ST802"]
     assert result.calls == ("x.tan()",)
     assert "the interpreter dies (status 3)" in result.reason
 
 
+@pytest.mark.long
 def test_a_rule_that_hangs_costs_that_rule_and_is_said_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "RULE_LIMIT", 2.0)
     results = results_of(PrintsForEver, "ST804", "ST805")

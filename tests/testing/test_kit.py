@@ -69,6 +69,7 @@ def test_a_rule_without_a_check_does_not_pass() -> None:
     assert result.reason == "there is no call of this kind that it does"
 
 
+@pytest.mark.long
 def test_assert_conforms() -> None:
     assert assert_conforms(TwoTensor, rules=["ST101"], max_examples=3).ok
     with pytest.raises(ConformanceError, match=r"breaks 1 of \d+ rules\nST502 clone keeps type and value") as caught:
@@ -120,6 +121,7 @@ class Picky(Sound):
         return cls(x)
 
 
+@pytest.mark.long
 def test_a_class_that_refuses_many_sizes_gets_others() -> None:
     found = check(Picky, rules=["ST701", "ST101"], max_examples=4)
     assert all(len(size) == 2 and size[0] >= 2 for size in found.subject.sizes)
@@ -141,6 +143,7 @@ def test_no_rule_passes_without_an_instance(monkeypatch: pytest.MonkeyPatch) -> 
     assert {r.checks for r in report.results} == {0}
 
 
+@pytest.mark.long
 def test_a_missing_projection_is_pointed_out() -> None:
     report = check(Sound, factory="Sound({0})", rules=["ST310", "ST402", "ST101"], max_examples=2)
     assert report.hints[0].startswith("numbers were not compared; give to_dense=")
@@ -307,6 +310,7 @@ def test_rules_are_tests_of_a_class_that_print_the_counterexample(tmp_path: Path
     assert "torch.__trace" not in done.stdout and len(done.stdout.splitlines()) < 150
 
 
+@pytest.mark.long
 def test_programs_are_handed_in_by_a_marker(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["subclass_trace.testing.pytest_plugin"]')
     (tmp_path / "test_marked.py").write_text(MARKED)

@@ -19,6 +19,7 @@ HOW = {"factory": "Sound({0})", "to_dense": "{0}.data_", "dtypes": [torch.float3
 TWO = ["check", "subclass_trace.zoo:TwoTensor", "--to-dense", "{0}.a", "--rules", "ST320"]
 
 
+@pytest.mark.long
 def test_programs_are_functions_and_expressions() -> None:
     report = check(Sound, programs=[lambda x, y: torch.special.i0(x) * y, "x.erfc()"], rules=["ST320"], **HOW)
     assert report.result("ST320").checks >= 2 and report.ok
@@ -53,6 +54,7 @@ def test_programs_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "has no program" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_summary_says_what_was_not_exercised() -> None:
     report = check(TwoTensor, to_dense="{0}.a", rules=["ST310"], dtypes=[torch.float32])
     assert report.coverage.right > 500 and "p.add_(x)" in report.coverage.refused

@@ -40,7 +40,7 @@ def _id(b: broken.Broken) -> str:
 
 
 @pytest.mark.parametrize("subject", BROKEN, ids=_id)
-@pytest.mark.sweep(every=6)
+@pytest.mark.sweep(every=10)
 def test_each_broken_subclass_is_caught_by_its_rule_and_reported_as_one_cause(
     subject: broken.Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,9 @@ from ..torch_api.kinds import is_fake
 from ..torch_api.lines import asking
 from ..torch_api.modes import TorchFunctionMode, enable_python_dispatcher
 from ..torch_api.numbers import SizesAsNumbers, as_numbers, holds_symbols
+from ..torch_api.operators import is_differentiated_inside
 from ..torch_api.repairs.composites import assert_async
+from ..torch_api.trees import pytree
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
 from .indexing import with_places
 from .inner_backward import InnerBackward
@@ -163,10 +165,29 @@ class CapturedFunctions(TorchFunctionMode):
             if (asks := asking_frame(frame)) is not None:
                 raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
 
+    def _refuse_derivative(self, func: Any, args: Any, kwargs: Any) -> None:
+        """A kernel is one node, without what is in it.
+
+        Raises:
+            UnsupportedError: a gradient goes through it.
+        """
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if any(t.requires_grad for t in tensors):
+            raise UnsupportedError(
+                "the region calls an operator that has no derivative: eager mode differentiates "
+                "the operations of its kernel",
+                code="operator-without-derivative",
+                path=self.recorder.user_line(),
+                got=str(func),
+                fix="register one (torch.library.register_autograd), or call it under no_grad",
+            )
+
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         rule = _RULES.get(getattr(func, "__name__", ""))
         if rule is not None:
             return rule(self.recorder, func, args, kwargs)
+        if is_differentiated_inside(func) and torch.is_grad_enabled():
+            self._refuse_derivative(func, args, kwargs)
         if self.recorder.met.numbers and holds_symbols((args, kwargs)):
             with enable_python_dispatcher():  # composite kernels in C++ ask for numbers
                 return func(*args, **kwargs)

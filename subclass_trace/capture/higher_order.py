@@ -41,6 +41,13 @@ def _is_callable(x: object) -> bool:
 
 def record_higher_order(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Record one call of a higher order operator."""
+    if func.name() == "while_loop" and not all(isinstance(x, Tensor) for x in args[2]):
+        raise UnsupportedError(
+            "a loop of while_loop carries a number",
+            code="number-carried",
+            path=recorder.user_line(),
+            fix="carry a tensor, torch.tensor(0)",
+        )
     flat, spec = pytree.tree_flatten((args, kwargs))
     flat = [recorder.lift(x) if type(x) in REAL else x for x in flat]
     modules = {
@@ -103,8 +110,12 @@ def _traced_branch(
     Raises:
         UnsupportedError: it uses a tensor from outside, or writes.
     """
+    decompositions = {**recorder.decompositions, **_DETACH}
     try:
-        module = make_fx(function, {**recorder.decompositions, **_DETACH})(*operands)
+        module = make_fx(function, decompositions)(*operands)
+        if any(map(is_write, module.graph.nodes)):  # to what it has made, say
+            functional = torch.func.functionalize(function, remove="mutations")
+            module = make_fx(functional, decompositions)(*operands)
     except AssertionError as error:  # of the fake mode
         raise UnsupportedError(
             f"a branch of {name} uses a tensor from outside",

@@ -24,7 +24,12 @@ from ..errors import UnsupportedError
 from ..plan import gradient_of
 from ..state.instrument import clone
 from ..subclass.flatten import leaves_of
-from ..torch_api.autograd import ACCUMULATION_HOOKS, GRADIENT_HOOKS, run_when_ready
+from ..torch_api.autograd import (
+    ACCUMULATION_HOOKS,
+    GRADIENT_HOOKS,
+    run_when_ready,
+    runs_answered_by,
+)
 from ..torch_api.kinds import is_dense, is_fake
 from .input_sizes import DynamicDims
 from .inputs import Argument, StandIns, TracedInput
@@ -141,7 +146,14 @@ class InnerBackward:
             )
         edges += own
         self.own |= made
-        with self._hooks_on(outside) as done:
+
+        def runs(leaf: Tensor) -> bool | None:
+            row = self.inputs.of_real(leaf)
+            if row is None or row.edge is None:
+                return None
+            return row.edge.node in set(nodes_behind(map(_node_of, roots), []))
+
+        with self._hooks_on(outside) as done, runs_answered_by(runs):
             found = (
                 torch.autograd.grad(roots, edges, tangents, retain_graph=retain, allow_unused=True)
                 if edges

@@ -13,6 +13,7 @@ import torch
 
 from ..errors import UnsupportedError
 from ..torch_api.modes import no_modes
+from ..torch_api.operators import overloads_of
 from .known import known_value
 from .phase import Recording
 
@@ -51,6 +52,16 @@ def _contiguous(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
+def _quantized(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """Fake tensors have no scale, and say that they are not quantized."""
+    raise UnsupportedError(
+        "the region makes a quantized tensor",
+        code="kind-of-tensor",
+        path=recorder.user_line(),
+        fix="use fake_quantize_per_tensor_affine, or quantize outside of the region",
+    )
+
+
 def _equal(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Of constants, the answer is a constant."""
     known = [known_value(recorder, t) for t in args]
@@ -69,8 +80,21 @@ _INDEXED = (
     aten._unsafe_index.Tensor,
     aten._unsafe_index_put.default,
 )
+_QUANTIZES = [
+    getattr(aten, name)
+    for name in (
+        "quantize_per_tensor",
+        "quantize_per_tensor_dynamic",
+        "quantize_per_channel",
+        "_empty_affine_quantized",
+        "_empty_per_channel_affine_quantized",
+        "_make_per_tensor_quantized_tensor",
+        "_make_per_channel_quantized_tensor",
+    )
+]
 RULES: dict[Any, Rule] = {
     aten.detach.default: _detach,
+    **{op: _quantized for packet in _QUANTIZES for op in overloads_of(packet) or ()},
     **dict.fromkeys(_INDEXED, _indexed),
     aten.rrelu_with_noise.default: _contiguous,
     aten.equal.default: _equal,

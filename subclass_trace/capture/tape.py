@@ -239,12 +239,9 @@ class Tape:
         return value, names
 
     def _outliving(self) -> frozenset[Any]:
-        """The storages of inputs and results: what a backward writes there, others would see."""
-        inputs = [
-            n
-            for n in placeholders(self.session.recorder.graph)
-            if not str(n.target).startswith("tangents")
-        ]
+        """The storages of inputs, results and tangents: what a backward writes there, others would
+        see."""
+        inputs = placeholders(self.session.recorder.graph)
         values = [
             n.meta.get("val") for n in (*inputs, *self.forward.outputs) if isinstance(n, fx.Node)
         ]

@@ -164,7 +164,7 @@ def refused_write(func: Any, written: Tensor, line: str | None, what: str) -> Un
 def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError:
     """The error for a backward that writes to what it was not given for that."""
     return UnsupportedError(
-        "the backward of the region writes to an input or a result of the region",
+        "the backward of the region writes to an input, a result or a tangent of the region",
         code="backward-write",
         path=line,
         got=f"{func} on a tensor of shape {tuple(written.shape)}",

@@ -65,6 +65,7 @@ ROUTES: dict[str, tuple[Route, str]] = {
         Route.DYNAMO,
         "a branch of a higher order operator that writes, or takes a tensor from outside",
     ),
+    "number-carried": (Route.EAGER, "a number that `while_loop` carries"),
     "state-in-branch": (
         Route.EAGER,
         "a branch of a higher order operator that changes Python state",
@@ -92,7 +93,7 @@ ROUTES: dict[str, tuple[Route, str]] = {
     ),
     "input-changed": (Route.EAGER, "an input changed in shape, type or context"),
     "late-write": (Route.EAGER, "memory of the forward, written by a later backward"),
-    "backward-write": (Route.DYNAMO, "an input or a result, written by the backward"),
+    "backward-write": (Route.DYNAMO, "an input, a result or a tangent, written by the backward"),
     # ---- inputs
     "kind-of-tensor": (Route.EAGER, "a sparse, quantized or nested tensor without a wrapper"),
     "plain-subclass": (Route.EAGER, "a tensor subclass that is no wrapper"),
@@ -139,6 +140,10 @@ ROUTES: dict[str, tuple[Route, str]] = {
     "hook-on-outside": (Route.DYNAMO, "a hook registered on a tensor from outside"),
     "saved-tensor-hooks-set": (Route.DYNAMO, "hooks on saved tensors, set in the region"),
     "backward": (Route.EAGER, "a first backward that cannot be traced"),
+    "operator-without-derivative": (
+        Route.EAGER,
+        "a Python kernel of `torch.library` without a derivative, that a gradient goes through",
+    ),
     "backward-operation": (Route.DYNAMO, "an operation of the backward that cannot be traced"),
     "backward-effect": (Route.EAGER, "an effect of the backward"),
     "backward-changes-state": (
@@ -167,6 +172,7 @@ ROUTES: dict[str, tuple[Route, str]] = {
     # ---- Python state
     "class-changed": (Route.DYNAMO, "an attribute of a class, set"),
     "object-changed": (Route.DYNAMO, "a change of an object that cannot be taken back"),
+    "function-handed-out": (Route.EAGER, "a function that the region makes, handed out"),
     "object-handed-out": (Route.DYNAMO, "a new object that no other call can make again"),
     "computed-key": (Route.DYNAMO, "a key of a dict that is computed"),
     "context-variable-set": (Route.DYNAMO, "a `ContextVar`, set"),

@@ -58,8 +58,9 @@ def _for_autograd(captured: Captured) -> Captured | None:
         or captured.session.passes is not None
     ):
         return None
+    hooked = recorder.met.hooks or getattr(recorder.forward_state, "hooks_nodes", False)
     if (
-        recorder.met.hooks or recorder.decompositions or recorder.memory.any
+        hooked or recorder.decompositions or recorder.memory.any
     ):  # a write would move versions out of their order
         return None
     values = (*[row.spec for row in captured.inputs.rows], *results.values)

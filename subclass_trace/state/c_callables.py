@@ -122,16 +122,16 @@ def _refuse_cached(f: Any) -> None:
     )
 
 
+def _weak(rec: Running, f: Any, a: Args, k: Named) -> Any:
+    """What a weak reference leads to, while it is there."""
+    out, place = f(*a, **k), rec.place_of(f)
+    return rec.give(out) if place is None else rec.at(rec.child(place, "weak", None), out)
+
+
 def asks(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    """A call whose result is state itself: a weak reference, a flag, the current context of decimal
-    numbers."""
+    """A call whose result is state itself: a flag, the current context of decimal numbers."""
     out = f(*a, **k)
-    place = rec.place_of(f)
-    if place is None:
-        if is_a(f, weakref.ref):
-            return rec.give(out)
-        place = rec.root(f)
-    return rec.at(rec.child(place, "call", a), out)
+    return rec.at(rec.child(rec.place_of(f) or rec.root(f), "call", a), out)
 
 
 def context_variable(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -159,8 +159,8 @@ BY_TYPE.update(
         operator.methodcaller: _methodcaller,
         Partial: _partial,
         LruCache: _lru_cache,
-        weakref.ref: asks,
-        weakref.KeyedRef: asks,
+        weakref.ref: _weak,
+        weakref.KeyedRef: _weak,
     }
 )
 C_TABLE[decimal.getcontext] = asks

@@ -82,6 +82,7 @@ def method_of_c(rec: Running, f: Any, owner: Any, a: Args, k: Named) -> Any:
         return calls.FUNCTIONS[APPLY](rec, f, (owner, *a), k)
     if is_a(owner, torch.autograd.graph.Node) and name in ("register_hook", "register_prehook"):
         a = tuple(map(callback, a))
+        rec.hooks_nodes = True
     world = world_name(f, owner)
     if world is not None:
         refuse_world(rec, world)

@@ -29,6 +29,8 @@ def call_class(rec: Running, cls: type, args: tuple[Any, ...], kwargs: dict[str,
         caller = rec.lookup(meta, "__call__")
         if type(caller) is Function:
             return rec.call_function(caller, (cls, *args), kwargs)
+        if is_a(caller, type):  # of a TypedDict: dict
+            return rec.call(caller, *args, **kwargs)
     if is_torchs_class(cls):
         return torch_call(rec, cls, args, kwargs)
     if is_of_package(cls):

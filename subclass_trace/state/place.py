@@ -47,7 +47,8 @@ class Place:
         kind: of the root (`ROOTS`) or the step (`STEPS`).
         key: which argument, attribute, item; of a "const" root the thing itself.
         moves: is it among the arguments, which each call brings anew?
-        late: does reading it call a cache, which is asked when all else holds?
+        late: does reading it call a cache, which is asked when all else holds, or a weak reference,
+            of which nothing may keep what it leads to?
     """
 
     __slots__ = ("key", "kind", "late", "moves", "name", "parent")
@@ -55,7 +56,7 @@ class Place:
     def __init__(self, parent: Place | None, kind: str, key: Any, name: str | None = None) -> None:
         self.parent, self.kind, self.key, self.name = parent, kind, key, name
         self.moves: bool = kind == "arg" if parent is None else parent.moves
-        self.late: bool = kind == "cached" or (parent is not None and parent.late)
+        self.late: bool = kind in ("cached", "weak") or (parent is not None and parent.late)
 
     def step(self, kind: str, key: Any) -> Place:
         """The place one step further."""
@@ -163,6 +164,7 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "own": own,
     "super": lambda _, key: lookup_after(key),
     "call": lambda function, args: function(*args),
+    "weak": lambda ref, _: ref(),
     "cached": lambda function, given: function(*given[0], **dict(given[1])),
     "ref": lambda o, k: gc.get_referents(o)[k],
     "fact": fact,
@@ -204,6 +206,8 @@ def _step_text(parent: Place, kind: str, key: Any) -> str:
         return EXPRESSIONS[kind].format(before, key)
     if kind == "contents":
         return before
+    if kind == "weak":
+        return f"{before}()"
     if kind == "super":
         return f"super({key[1].__qualname__}, {before}).{key[2]}"
     if kind == "cached":

@@ -61,6 +61,8 @@ class StateRecorder:
     roots_of_call = Roots((), {})
     #: how often something was changed
     changes = 0
+    #: is a hook registered on an autograd node
+    hooks_nodes = False
 
     def __init__(self, make: Any = None) -> None:
         """``make``: makes stand-ins, ``tensors(rows)`` and ``number(place, value)`` (None: a

@@ -242,7 +242,7 @@ class StateRun(_Run):
         """What only the trace needed: nothing leads to the tensors of the call, or to the traced
         ones."""
         for number, (thing, place) in list(self.known.items()):
-            if place.moves or is_a(thing, torch.Tensor):
+            if place.moves or place.late or is_a(thing, torch.Tensor):
                 del self.known[number]
                 if not is_a(thing, torch.Tensor):
                     self._keep(number, thing, place)

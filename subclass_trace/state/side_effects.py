@@ -8,6 +8,7 @@ outputs that the region has to compute for them.
 from __future__ import annotations
 
 import collections
+import functools
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -40,6 +41,7 @@ _CONSTANT_KINDS = (
     OpOverload,
     torch.Generator,
 )
+_FUNCTIONS = (types.FunctionType, functools.partial)
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
 
@@ -142,7 +144,8 @@ class Recipes:
         if not known:  # as of a generator
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that no other call can rebuild",
-                code="object-handed-out",
+                # Dynamo's closes over its fake tensors
+                code="function-handed-out" if cls in _FUNCTIONS else "object-handed-out",
                 path=path,
                 expected="tensors, numbers, containers, objects with all state in their __dict__",
                 got=f"a {cls.__qualname__}, which holds state of its own",

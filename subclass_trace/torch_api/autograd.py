@@ -247,6 +247,23 @@ def run_when_ready(node: Any) -> None:
     node._set_sequence_nr(2**64 - 1)
 
 
+def runs_answered_by(
+    runs: Callable[[torch.Tensor], bool | None],
+) -> contextlib.AbstractContextManager[Any]:
+    """Inside, `register_multi_grad_hook`, which asks the engine for the nodes that it will run, is
+    told by ``runs(leaf)`` for those that add to the ``.grad`` of leaves (None: the engine says
+    it)."""
+    name = "_will_engine_execute_node"
+    engine = getattr(torch._C, name)
+
+    def answer(node: Any) -> Any:
+        leaf = getattr(node, "variable", None)
+        found = None if leaf is None else runs(leaf)
+        return engine(node) if found is None else found
+
+    return replaced_here(torch._C, name, answer)
+
+
 def is_reached(t: torch.Tensor) -> bool:
     """Would a backward come to this tensor? A view that is made under no_grad says that it requires
     grad, as its base does."""

@@ -51,6 +51,22 @@ def op_name(op: OpOverload) -> str:
     return str(op._schema.name).rpartition("::")[2]
 
 
+def is_differentiated_inside(op: Any) -> bool:
+    """Does autograd see the operations of the kernel of ``op``? It does where that is Python, and
+    nobody has registered a derivative (`torch.library.Library.impl` alone)."""
+    if not isinstance(op, (OpOverload, OpOverloadPacket)):
+        return False
+    name = op.name() if isinstance(op, OpOverload) else op._qualified_op_name
+    at = name.replace("::", "/")
+    kernels: Any = torch.library._impls
+    if kernels.isdisjoint(f"{at}/{key}" for key in ("CompositeExplicitAutograd", "CPU", "CUDA")):
+        return False
+    return not any(
+        _core._dispatch_has_kernel_for_dispatch_key(name, key)
+        for key in ("Autograd", "AutogradCPU", "AutogradCUDA")
+    )
+
+
 def op_packet(op: OpOverload) -> OpOverloadPacket[Any, Any]:
     """All overloads of that name: ``aten.add`` of ``aten.add.Tensor``."""
     return op._overloadpacket

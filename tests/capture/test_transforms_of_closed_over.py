@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
 import subclass_trace as st
+from subclass_trace.torch_api.versions import TORCH_HERE
 
 Tensor = torch.Tensor
 Weights = dict[str, Tensor]
@@ -84,4 +85,5 @@ def test_an_index_that_vmap_maps_is_no_number(name: str) -> None:
     for n in (2, 2, 4, 5):
         x, i = torch.randn(n, 3), torch.randint(0, 3, (n,))
         assert region(x, i).equal(INDEXED[name](x, i))
-    assert len(region.specializations) <= 2
+    numbers = name == "written" and TORCH_HERE >= (2, 15)  # whose rule for index_put takes sizes as numbers
+    assert len(region.specializations) <= 2 + numbers

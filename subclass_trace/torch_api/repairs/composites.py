@@ -179,8 +179,7 @@ _INTERPOLATIONS = [
 _FORMS: dict[Any, Callable[..., Any] | None] = {
     _aten.dropout.default: dropout_form,
     _aten.multilabel_margin_loss_forward.default: _itself_for_wrappers(
-        _aten.multilabel_margin_loss_forward.default,
-        _refused if REPAIRS["padded targets"].is_of() else None,
+        _aten.multilabel_margin_loss_forward.default, _refused
     ),
     _aten.multi_margin_loss.default: None,
     _aten.native_batch_norm.default: _itself_for_wrappers(_aten.native_batch_norm.default),

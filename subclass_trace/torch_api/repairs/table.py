@@ -58,11 +58,11 @@ REPAIRS: dict[str, Repair] = {
         "composites", "recurrent layers in Python leave out the dropout between layers"
     ),
     "dropout of all": Repair("composites", "dropout(x, 1) in Python draws random numbers"),
-    "padded targets": Repair(
+    "margin losses": Repair(
         "composites",
-        "multilabel_margin_loss in Python counts class 0 for padding",
+        "multilabel_margin_loss in Python has a dimension where the kernel has none; before "
+        "torch 2.14 it counts class 0 for padding",
         141017,
-        (2, 14),
     ),
     "interpolation": Repair("composites", "interpolations in Python round in another way"),
     "backward of interpolation": Repair(

@@ -48,6 +48,8 @@ _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "flo
 class CapturedFunctions(TorchFunctionMode):
     """Hands calls on; see the module's docstring."""
 
+    captures = True
+
     def __init__(self, recorder: Recorder, reads: MetadataReads, stand_ins: StandIns) -> None:
         super().__init__()
         self.recorder, self.reads, self.stand_ins = recorder, reads, stand_ins

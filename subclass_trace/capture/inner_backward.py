@@ -23,6 +23,7 @@ import torch
 from ..errors import UnsupportedError
 from ..plan import gradient_of
 from ..state.instrument import clone
+from ..state.torch_flags import note
 from ..subclass.flatten import leaves_of
 from ..torch_api.autograd import (
     ACCUMULATION_HOOKS,
@@ -30,6 +31,7 @@ from ..torch_api.autograd import (
     run_when_ready,
     runs_answered_by,
 )
+from ..torch_api.flags import FLAG_NAMED
 from ..torch_api.kinds import is_dense, is_fake
 from .input_sizes import DynamicDims
 from .inputs import Argument, StandIns, TracedInput
@@ -125,6 +127,7 @@ class InnerBackward:
         """
         if not any(isinstance(t, Tensor) and self._is_traced(t) for t in roots):
             return False
+        self._refuse_anomalies()
         roots = list(map(self.stand_ins.known, roots))
         outside = {
             number: row for number, row in enumerate(self.inputs.rows) if row.edge is not None
@@ -189,6 +192,24 @@ class InnerBackward:
                 code="requires-grad-changed",
                 path=self.recorder.user_line(),
                 fix="make a region of what comes before, and one of what comes after",
+            )
+
+    def _refuse_anomalies(self) -> None:
+        """Anomaly mode looks for NaN behind each node of the engine.
+
+        Raises:
+            UnsupportedError: it is on.
+        """
+        state, flag = self.recorder.state, FLAG_NAMED["anomaly mode"]
+        if state is None:
+            return
+        note(state, flag)
+        if state.flags.outside[flag.name] == (True, True):
+            raise UnsupportedError(
+                "the region differentiates in anomaly mode, which looks at each gradient",
+                code="anomaly-mode",
+                path=self.recorder.user_line(),
+                fix="torch.autograd.set_detect_anomaly(False)",
             )
 
     def _is_traced(self, t: Tensor) -> bool:
@@ -271,6 +292,7 @@ class InnerBackward:
             UnsupportedError: that may lead to another tensor whose gradient is wanted; or to a
                 hook.
         """
+        self._refuse_anomalies()
         outside = {
             row.edge.node: number
             for number, row in enumerate(self.inputs.rows)

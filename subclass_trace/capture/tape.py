@@ -23,7 +23,13 @@ from ..subclass.flatten import flatten, guarded_spec, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
-from ..torch_api.autograd import make_nonleaf, says_no_derivative
+from ..torch_api.autograd import (
+    autograd_sequence_number,
+    make_nonleaf,
+    node_sequence_number,
+    says_no_derivative,
+    watched_engine,
+)
 from ..torch_api.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL
 from ..torch_api.kinds import is_dense, storage_ref
 from ..torch_api.modes import autocast_as, plain_dispatch, without_tracing
@@ -162,13 +168,19 @@ class Tape:
         of a trace that fails go."""
         recorder = self.session.recorder
         contexts = [guarded_spec(now) for _, now in self._contexts()]
+        start = autograd_sequence_number()
+
+        def inside(roots: Sequence[Tensor], *_: Any) -> bool:
+            self._check_inside(state, roots, start)
+            return False
+
         during = recorder.during(
             tag="is_backward",
             outliving=self._outliving(),
             default_dtype=torch.get_default_dtype(),
         )
         try:
-            with during, backward_state(recorder) as state:
+            with during, backward_state(recorder) as state, watched_engine(inside, _unasked):
                 grads = self._differentiate(outs, values)
             self._check_contexts(contexts)
             _refuse_effects([n for n in recorder.graph.nodes if n not in known])
@@ -176,6 +188,29 @@ class Tape:
             recorder.erase([n for n in reversed(recorder.graph.nodes) if n not in known])
             raise
         return grads, state.guards
+
+    def _check_inside(self, state: Any, roots: Sequence[Tensor], start: int) -> None:
+        """A hook or a custom backward calls ``.backward()``. ``start``: the number of the last
+        autograd node before it.
+
+        Raises:
+            UnsupportedError: that adds to the gradient of a tensor from outside.
+        """
+        behind = [n for n in nodes_behind(roots, []) if getattr(n, "variable", None) is None]
+        leaves = leaves_behind(roots, [])
+        # those that inputs came with have no number
+        if any(not start < node_sequence_number(n) < 2**63 for n in behind) or any(
+            state.place_of(t) is not None for t in leaves
+        ):
+            state.refuse(
+                UnsupportedError(
+                    "a hook or a custom backward calls .backward(), which adds to the gradient of "
+                    "a tensor from outside",
+                    code="backward-changes-state",
+                    path=self.session.recorder.user_line(),
+                    fix="use torch.autograd.grad, and return the gradients",
+                )
+            )
 
     def _following(
         self,
@@ -273,6 +308,10 @@ class Tape:
                 expected="operations with a fake kernel, which wrappers implement",
                 fix="register one (torch.library.register_fake), or compile with dynamic=False",
             ) from error
+
+
+def _unasked(roots: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """`torch.autograd.grad`, as it is."""
 
 
 def _passed(

@@ -140,6 +140,7 @@ ROUTES: dict[str, tuple[Route, str]] = {
     "hook-on-outside": (Route.DYNAMO, "a hook registered on a tensor from outside"),
     "saved-tensor-hooks-set": (Route.DYNAMO, "hooks on saved tensors, set in the region"),
     "backward": (Route.EAGER, "a first backward that cannot be traced"),
+    "anomaly-mode": (Route.EAGER, "gradients inside of the region in anomaly mode"),
     "operator-without-derivative": (
         Route.EAGER,
         "a Python kernel of `torch.library` without a derivative, that a gradient goes through",

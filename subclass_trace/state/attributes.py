@@ -14,6 +14,7 @@ import torch
 from ..errors import SideEffectError
 from ..subclass.values import ATOMS, is_a
 from ..torch_api.kinds import FAKE_TYPES, is_fake
+from ..torch_api.modes import functions_are_seen
 from ..torch_api.numbers import PYTHON_CLASSES
 from .boundary import TORCH, kind_of
 from .kinds import (
@@ -55,14 +56,11 @@ _OF_TENSOR = frozenset(
 )
 #: attributes that are the object itself
 _STRUCTURE = (
-    "__class__",
-    "__dict__",
-    "__code__",
-    "__defaults__",
-    "__kwdefaults__",
-    "__closure__",
-    "__bases__",
+    *("__class__", "__dict__", "__code__", "__bases__"),
+    *("__defaults__", "__kwdefaults__", "__closure__"),
 )
+#: those of which a stand-in has its own, where no mode of the capture answers: in a backward
+_OF_LEAF = ("is_leaf", "requires_grad")
 #: attributes of a tensor of which a stand-in has its own
 _ASKED_OF_REAL = ("_post_accumulate_grad_hooks", "_backward_hooks")
 
@@ -210,6 +208,8 @@ def _of_tensor(rec: Running, o: Any, name: str) -> Any:
     """An attribute of a tensor: what its class has is asked of the traced one, its own attributes
     are the real one's."""
     o = rec.give(o)
+    if name == "grad":
+        rec.refuse_unseen(o, name)
     real = rec.real(o)
     cls = type(real) if real is not o or not is_fake(o) else _class_of_fake(o)
     if name == "__class__":
@@ -224,7 +224,8 @@ def _of_tensor(rec: Running, o: Any, name: str) -> Any:
     member = rec.lookup(cls, name)
     if placed and name == "__dict__":
         return _namespace(rec, o, real)
-    if placed and (name in _ASKED_OF_REAL or (real is o and name in _OF_TENSOR and not is_fake(o))):
+    of_real = name in _ASKED_OF_REAL or (real is o and name in _OF_TENSOR and not is_fake(o))
+    if placed and (of_real or (name in _OF_LEAF and not functions_are_seen())):
         return rec.step(o, "getattr", name, object.__getattribute__(real, name))
     data = member is not MISSING and (
         has(type(member), "__set__") or has(type(member), "__delete__")
@@ -402,15 +403,14 @@ def plain_put(rec: Running, o: Any, name: str, value: Any) -> None:
         rec.step(member, "inner", "fdel" if delete else "fset", function)
         rec.call(function, o) if delete else rec.call(function, o, value)
         return
-    setter = (
-        lookup(type(member), "__delete__" if delete else "__set__")
-        if member is not MISSING
-        else MISSING
-    )
+    hook = "__delete__" if delete else "__set__"
+    setter = MISSING if member is MISSING else lookup(type(member), hook)
     if type(setter) is Function:
         rec.call(setter, member, o) if delete else rec.call(setter, member, o, value)
         return
     rec.changes += 1
+    if name in ("grad", "data", "requires_grad") and is_a(o, torch.Tensor):
+        rec.refuse_unseen(o, name)
     if is_a(o, types.ModuleType):
         rec.root(o.__dict__)
         rec.write(o.__dict__, name, whole=False, table=NAMES)

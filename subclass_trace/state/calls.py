@@ -444,6 +444,8 @@ def tensor_method(
     if name in _FACTS and (place := rec.place_of(t)) is not None:
         fact = rec.child(place, "fact", (getattr(torch.Tensor, name), ()))
         return rec.at(fact, asked(rec.real(t), name))
+    if name == "requires_grad_":
+        rec.refuse_unseen(t, "requires_grad")
     if name in _REGISTERS:
         args = tuple(callback(v) if not is_a(v, torch.Tensor) else v for v in args)
     return torch_call(rec, f, args, kwargs)

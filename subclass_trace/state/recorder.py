@@ -24,6 +24,7 @@ from ..subclass.attributes import Memo
 from ..subclass.values import ATOMS, is_a
 from ..torch_api.autograd import CustomNode
 from ..torch_api.kinds import is_opaque_class
+from ..torch_api.modes import functions_are_seen
 from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.owners import Owner, owner_of
 from ..torch_api.this_thread import before_replacement, code_before
@@ -109,6 +110,23 @@ class StateRecorder:
         if self.refusal is None and not isinstance(error, RuleError):
             self.refusal = error
         return error
+
+    def refuse_unseen(self, t: torch.Tensor, name: str) -> None:
+        """A hook or a custom backward, which the modes of the capture do not see, sets the
+        gradient, the data or the flag of a tensor from outside, or asks for the gradient.
+
+        Raises:
+            UnsupportedError: it does: each backward would have to, at its moment.
+        """
+        if self.place_of(t) is not None and not functions_are_seen():
+            self.refuse(
+                UnsupportedError(
+                    f"a hook or a custom backward uses .{name} of a tensor from outside",
+                    code="backward-changes-state",
+                    path=f"{self.place_of(t)}.{name} at {user_line()}",
+                    fix="do it outside of the region",
+                )
+            )
 
     # ---- places
     def root(self, thing: Any, name: str | None = None) -> Place:

@@ -112,12 +112,9 @@ def _apply(rec: Running, f: Any, a: Args, k: Named) -> Any:
     own: dict[str, Any] = {}
     for name in ("forward", "backward", "setup_context", "jvp", "vjp"):
         method = lookup(cls, name)
-        if is_a(method, staticmethod) and type(method.__func__) is Function:
-            if kind_of(method.__func__.__code__) == ENTER:
-                rec.lookup(cls, name)
-                rec.step(method, "inner", "__func__", method.__func__)
-                called = callback(method.__func__) if name != "backward" else _backward_of(cls)
-                own[name] = staticmethod(called)
+        function = method.__func__ if is_a(method, (staticmethod, classmethod)) else method
+        if type(function) is Function and kind_of(function.__code__) == ENTER:
+            own[name] = staticmethod(_method_of(cls, name))
     if not own:
         return torch_call(rec, cls.apply, tuple(rest), k)
     twin = type(cls)(cls.__name__, (cls,), own)
@@ -134,16 +131,16 @@ def _apply(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return rec.give(twin.apply(*map(hand, rest), **{name: hand(v) for name, v in k.items()}))
 
 
-def _backward_of(cls: Any) -> Any:
-    """The ``backward`` that a class has when a backward runs."""
+def _method_of(cls: Any, name: str) -> Any:
+    """The method that a class has when it is called: ``backward`` in a backward."""
 
-    def backward(*args: Any) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
         rec = current()
         if rec is None:
-            return cls.backward(*args)
-        return rec.call(attributes.get(rec, cls, "backward"), *args)
+            return getattr(cls, name)(*args, **kwargs)
+        return rec.call(attributes.get(rec, cls, name), *args, **kwargs)
 
-    return backward
+    return method
 
 
 def _first_is_called(rec: Running, f: Any, a: Args, k: Named) -> Any:

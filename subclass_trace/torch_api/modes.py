@@ -174,6 +174,14 @@ def default_devices() -> tuple[torch.device, ...] | None:
     return tuple(m.device for m in modes)
 
 
+def functions_are_seen() -> bool:
+    """Does a mode of this package (`capture.functions`) see each function of torch's?"""
+    from torch.overrides import _get_current_function_mode_stack
+
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(hasattr(mode, "captures") for mode in modes)
+
+
 def function_modes_active() -> bool:
     """Is a ``__torch_function__`` mode active, other than a default device?"""
     return int(torch._C._len_torch_function_stack()) > 0 and default_devices() is None

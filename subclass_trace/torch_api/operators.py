@@ -56,7 +56,8 @@ def is_differentiated_inside(op: Any) -> bool:
     nobody has registered a derivative (`torch.library.Library.impl` alone)."""
     if not isinstance(op, (OpOverload, OpOverloadPacket)):
         return False
-    name = op.name() if isinstance(op, OpOverload) else op._qualified_op_name
+    known: Any = op
+    name = known.name() if isinstance(op, OpOverload) else known._qualified_op_name
     at = name.replace("::", "/")
     kernels: Any = torch.library._impls
     if kernels.isdisjoint(f"{at}/{key}" for key in ("CompositeExplicitAutograd", "CPU", "CUDA")):

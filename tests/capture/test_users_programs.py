@@ -130,6 +130,104 @@ def an_object_behind_a_weak_reference(compile: Compile) -> Any:
     return [*found, call(x), reference()]
 
 
+class ByClass(torch.autograd.Function):
+    number = 2
+
+    @classmethod
+    def forward(cls, ctx: Any, x: Tensor, *, by: float = 1.0) -> Tensor:
+        ctx.by = by
+        return x * cls.number
+
+    @classmethod
+    def backward(cls, ctx: Any, g: Tensor) -> Tensor:
+        return g * cls.number * ctx.by
+
+
+def class_methods_of_a_function(compile: Compile) -> Any:
+    call, found = compile(lambda x: ByClass.apply(x) + 1), []
+    for ByClass.number in (2, 3):
+        x = leaf()
+        call(x).sum().backward()
+        found.append(x.grad)
+    return found
+
+
+def anomalies(compile: Compile) -> Any:
+    """Of a specialization that was made without the mode, too."""
+    w, found = leaf(0.0, 1.0), []
+    steps = [
+        compile(lambda: (w.sqrt() * 0).sum().backward()),
+        compile(lambda x: torch.autograd.grad((w.sqrt() * 0).sum(), w)[0] * x),
+    ]
+    for step, *inputs in [(steps[0],), (steps[1], torch.ones(2))]:
+        for checks in (False, True, False):
+            with torch.autograd.set_detect_anomaly(checks):
+                try:
+                    found.append(str(step(*inputs)))
+                except RuntimeError as error:
+                    found.append(str(error)[:60])
+    return found
+
+
+class Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.w = w
+        return x * w.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(x * ctx.w, g)
+        return x.grad, None
+
+
+def a_backward_inside_of_a_backward(compile: Compile) -> Any:
+    x, w = leaf(), leaf()
+    call = compile(lambda x: Recomputed.apply(x, w))
+    for _ in range(2):
+        call(x).sum().backward()
+    return x.grad, w.grad
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "sets the gradient": lambda u, g: setattr(u, "grad", g * 2),
+    "drops the gradient": lambda u, g: setattr(u, "grad", None),
+    "adds to the gradient": lambda u, g: None if u.grad is None else u.grad.add_(g),
+    "sets the data": lambda u, g: setattr(u, "data", g * 2),
+    "sets the flag": lambda u, g: u.requires_grad_(False),
+    "calls backward": lambda u, g: torch.enable_grad()(lambda: (u * u).sum().backward())(),
+}
+
+
+def hooks_that_write(compile: Compile, whole: bool = False) -> Any:
+    found = []
+    for write in WRITES.values():
+        x, u = leaf(), leaf(4.0, 5.0, 6.0)
+
+        def hooked(x: Tensor, u: Tensor = u, write: Any = write) -> Tensor:
+            y = x * 2
+            y.register_hook(lambda g: (write(u, g), None)[1])
+            y = y.sin().sum()
+            if whole:
+                y.backward()
+            return y.detach() if whole else y
+
+        call = compile(hooked)
+        for _ in range(3):
+            out = call(x)
+            if not whole:
+                out.backward()
+        found.append([x.grad, u.data, u.grad, u.requires_grad])
+    return found
+
+
+def hooks_of_a_step_that_write(compile: Compile) -> Any:
+    return hooks_that_write(compile, whole=True)
+
+
 PROGRAMS = [f for f in vars().values() if callable(f) and getattr(f, "__annotations__", {}).get("compile") == "Compile"]
 
 

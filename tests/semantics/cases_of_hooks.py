@@ -125,3 +125,15 @@ same(
     torch="not in the survey",
     refused="eager",
 )
+
+
+@fact(
+    "a hook on the node that adds to the `.grad` of a leaf (`get_gradient_edge`), a backward inside of the region",
+    differs="it is not called: nobody can ask a node for its hooks",
+)
+def _hook_of_an_accumulation(call: Any) -> Any:
+    w = dense(3, seed=1).requires_grad_()
+    node = torch.autograd.graph.get_gradient_edge(w).node  # which lives as long as somebody holds it
+    node.register_prehook(lambda grads: (grads[0] * 2,))
+    call(lambda x: (w * x).sum().backward())(dense(3, seed=2))
+    return w.grad

@@ -38,7 +38,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import UnsupportedError
 from ..this_thread import replaced_here
-from .table import REPAIRS
 
 Tensor = torch.Tensor
 #: an operation that raises an error with this text in the call where the condition does not hold

@@ -13,6 +13,7 @@ RANKS = Path(__file__).with_name("ranks.py")
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
+@pytest.mark.long
 def test_two_ranks(tmp_path: Path) -> None:
     runs = [
         subprocess.Popen([sys.executable, str(RANKS), str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)

@@ -78,6 +78,7 @@ class AsksForIds(Sound):
 pytestmark = pytest.mark.skipif(not isolation.can_fork(), reason="rules run in this process here")
 
 
+@pytest.mark.long
 def test_a_call_that_hangs_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "CALL_LIMIT", 0.5)
     result = results_of(Waits)["ST802"]

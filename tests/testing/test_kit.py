@@ -195,6 +195,7 @@ def test_json_has_the_documented_keys() -> None:
 
 
 # ------------------------------------------------------------------------------------ the command
+@pytest.mark.long
 def test_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = "subclass_trace.zoo:TwoTensor"
     assert cli.main(["check", two, "--rules", "ST101", "--max-examples", "3"]) == 0

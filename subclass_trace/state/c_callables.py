@@ -122,9 +122,9 @@ def _refuse_cached(f: Any) -> None:
     )
 
 
-def _weak(rec: Running, f: Any, a: Args, k: Named) -> Any:
+def weakly(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """What a weak reference leads to, while it is there."""
-    out, place = f(*a, **k), rec.place_of(f)
+    out, place = weakref.ref.__call__(f, *a, **k), rec.place_of(f)
     return rec.give(out) if place is None else rec.at(rec.child(place, "weak", None), out)
 
 
@@ -159,8 +159,8 @@ BY_TYPE.update(
         operator.methodcaller: _methodcaller,
         Partial: _partial,
         LruCache: _lru_cache,
-        weakref.ref: _weak,
-        weakref.KeyedRef: _weak,
+        weakref.ref: weakly,
+        weakref.KeyedRef: weakly,
     }
 )
 C_TABLE[decimal.getcontext] = asks

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import types
+import weakref
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from ..subclass.values import ATOMS, is_a
 from ..torch_api.compiled_inside import owners_of_c_functions
 from ..torch_api.owners import Owner, owner_of_name
 from . import attributes, calls, classes, kinds
-from .c_callables import context_variable
+from .c_callables import context_variable, weakly
 from .c_functions import first_of
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
 from .iteration import as_mapping, iterate
@@ -78,6 +79,8 @@ def method_of_c(rec: Running, f: Any, owner: Any, a: Args, k: Named) -> Any:
         return _of_container(rec, owner, name, f, a, k)
     if is_a(owner, contextvars.ContextVar):
         return context_variable(rec, f, a, k)
+    if is_a(owner, weakref.ref) and name == "__call__":  # of a class of Python's
+        return weakly(rec, owner, a, k)
     if name == "apply" and is_a(owner, type) and issubclass(owner, torch.autograd.Function):
         return calls.FUNCTIONS[APPLY](rec, f, (owner, *a), k)
     if is_a(owner, torch.autograd.graph.Node) and name in ("register_hook", "register_prehook"):

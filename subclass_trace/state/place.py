@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -164,7 +165,7 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "own": own,
     "super": lambda _, key: lookup_after(key),
     "call": lambda function, args: function(*args),
-    "weak": lambda ref, _: ref(),
+    "weak": lambda ref, _: weakref.ref.__call__(ref),  # of nothing else
     "cached": lambda function, given: function(*given[0], **dict(given[1])),
     "ref": lambda o, k: gc.get_referents(o)[k],
     "fact": fact,

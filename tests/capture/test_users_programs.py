@@ -130,6 +130,29 @@ def an_object_behind_a_weak_reference(compile: Compile) -> Any:
     return [*found, call(x), reference()]
 
 
+class Counted:
+    number = 2
+
+    def count(self) -> int:
+        return self.number
+
+
+def weak_containers(compile: Compile) -> Any:
+    held, x = Counted(), leaf()
+    method, members = weakref.WeakMethod(held.count), weakref.WeakSet([held])
+    keys, values = weakref.WeakKeyDictionary({held: 3}), weakref.WeakValueDictionary({"a": held})
+    calls = [
+        compile(lambda x: x * (100 if method() is None else method()())),
+        compile(lambda x: x * (len(members) + sum(m.number for m in members))),
+        compile(lambda x: x * (len(keys) + sum(keys.values()))),
+        compile(lambda x: x * (values["a"].number if "a" in values else 50)),
+    ]
+    found = [call(x) for call in calls]
+    del held
+    gc.collect()
+    return found, [call(x) for call in calls], method(), len(members)
+
+
 class ByClass(torch.autograd.Function):
     number = 2
 

@@ -92,7 +92,7 @@ docs: $(STAMP)
 	@echo "site/index.html"
 
 fuzz: $(STAMP)
-	$(BIN)/python -m pytest -q -m fuzz
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-dev} $(BIN)/python -m pytest -q -m fuzz
 
 scorecard: $(STAMP)
 	$(BIN)/python -m tools.scorecard

@@ -47,6 +47,7 @@ def test_every_file_is_in_it(site: Path) -> None:
     assert rest == {"subclass_trace"}
 
 
+@pytest.mark.long
 def test_entry_points_load(site: Path, tmp_path: Path) -> None:
     code = f"""
 from importlib.metadata import distribution

@@ -112,8 +112,9 @@ class StateRecorder:
         return error
 
     def refuse_unseen(self, t: torch.Tensor, name: str) -> None:
-        """A hook or a custom backward, which the modes of the capture do not see, sets the
-        gradient, the data or the flag of a tensor from outside, or asks for the gradient.
+        """Code that the modes of the capture do not see (a hook, a custom backward, a method of a
+        class of tensors) sets the gradient, the data or the flag of a tensor from outside, or asks
+        for the gradient.
 
         Raises:
             UnsupportedError: it does: each backward would have to, at its moment.
@@ -121,7 +122,7 @@ class StateRecorder:
         if self.place_of(t) is not None and not functions_are_seen():
             self.refuse(
                 UnsupportedError(
-                    f"a hook or a custom backward uses .{name} of a tensor from outside",
+                    f"a hook, a backward or a tensor class uses .{name} of a tensor from outside",
                     code="backward-changes-state",
                     path=f"{self.place_of(t)}.{name} at {user_line()}",
                     fix="do it outside of the region",

@@ -114,6 +114,9 @@ def _apply(rec: Running, f: Any, a: Args, k: Named) -> Any:
         method = lookup(cls, name)
         function = method.__func__ if is_a(method, (staticmethod, classmethod)) else method
         if type(function) is Function and kind_of(function.__code__) == ENTER:
+            rec.lookup(cls, name)
+            if function is not method:
+                rec.step(method, "inner", "__func__", function)
             own[name] = staticmethod(_method_of(cls, name))
     if not own:
         return torch_call(rec, cls.apply, tuple(rest), k)

@@ -114,6 +114,7 @@ def test_what_a_region_alone_refuses_is_no_fault_of_the_class() -> None:
     assert (result.outcome, result.reason) == (Outcome.PASS, "")
 
 
+@pytest.mark.long
 def test_a_fault_of_the_kit_is_no_fault_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> None:
         raise RuntimeError("of the kit")

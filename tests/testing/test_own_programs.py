@@ -42,6 +42,7 @@ def test_what_cannot_be_declared(options: dict[str, object], message: str) -> No
         check(Sound, **HOW, **options)
 
 
+@pytest.mark.long
 def test_programs_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "good_calls.py").write_text("def call(x, y):\n    return (x * y).sum()\n")
     (tmp_path / "bad_calls.py").write_text("def call(x, y):\n    return x.a if hasattr(x, 'b') else x * 2\n")

@@ -58,7 +58,7 @@ def broken(home: Path, fault: Fault) -> Subject:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sweep(every=5)
+@pytest.mark.sweep(every=8)
 def test_the_sweep_of_a_right_class_is_clean(home: Path, family: str) -> None:
     subject = made(home, f"right_{family.lower()}", family, FAMILIES[family][0])
     swept = [r for r in load() if r.cost is Cost.SWEEP]
@@ -76,7 +76,7 @@ def test_a_right_class_is_clean(home: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("fault", EVERY[::8], ids=lambda f: f.name)
-@pytest.mark.sweep(every=5)
+@pytest.mark.sweep(every=8)
 def test_a_fault_is_found_by_the_sweep(home: Path, fault: Fault) -> None:
     swept = [r for r in load() if r.cost is Cost.SWEEP or r.id in fault.rules]
     causes = causes_of(r for r in run_rules(broken(home, fault), swept, FEW) if r.failure is not None)

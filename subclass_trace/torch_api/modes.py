@@ -159,16 +159,24 @@ def forward_ad_active() -> bool:
     return bool(torch.autograd.forward_ad._current_level >= 0)
 
 
+def _function_modes() -> list[Any]:
+    """The ``__torch_function__`` modes that are active, outermost first."""
+    from torch.overrides import _get_current_function_mode_stack
+
+    stack: Any = _get_current_function_mode_stack
+    modes: list[Any] = stack()
+    return modes
+
+
 def default_devices() -> tuple[torch.device, ...] | None:
     """The devices of ``torch.set_default_device`` and ``with torch.device(...)`` that are active,
     outermost first.
 
     None when another ``__torch_function__`` mode is active as well.
     """
-    from torch.overrides import _get_current_function_mode_stack
     from torch.utils._device import DeviceContext
 
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    modes = _function_modes()
     if not all(isinstance(m, DeviceContext) for m in modes):
         return None
     return tuple(m.device for m in modes)
@@ -176,10 +184,7 @@ def default_devices() -> tuple[torch.device, ...] | None:
 
 def functions_are_seen() -> bool:
     """Does a mode of this package (`capture.functions`) see each function of torch's?"""
-    from torch.overrides import _get_current_function_mode_stack
-
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(hasattr(mode, "captures") for mode in modes)
+    return any(hasattr(mode, "captures") for mode in _function_modes())
 
 
 def function_modes_active() -> bool:

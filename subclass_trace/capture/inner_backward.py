@@ -232,20 +232,22 @@ class InnerBackward:
     # ---- hooks of leaves
     @contextlib.contextmanager
     def _hooks_on(self, outside: Mapping[int, TracedInput]) -> Iterator[set[int]]:
-        """Inside, a backward adds to the ``.grad`` of a leaf with hooks as soon as its gradient is
-        there, and calls them, as eager mode does. Yields the numbers of the leaves for which that
-        is done."""
+        """Inside, where a leaf has hooks, a backward adds to the ``.grad`` of each leaf as soon as
+        its gradient is there, and calls its hooks, as eager mode does: a hook may look at what
+        other leaves have by then. Yields the numbers of the leaves for which that is done."""
         done, handles, before = set[int](), list[Any](), self._hooked
-        for number, row in outside.items():
-            if (
-                row.is_leaf
-                and row.traced.grad_fn is row.edge.node
-                and any(self.reads.fact(number, n) for n in _HOOKS)
-            ):
-                run_when_ready(row.edge.node)
-                register: Any = row.traced.register_hook
-                handles.append(register(functools.partial(self._ready, number, done)))
-                self._hooked = self._hooked | {number}
+        leaves = [
+            number
+            for number, row in outside.items()
+            if row.is_leaf and row.traced.grad_fn is row.edge.node
+        ]
+        hooked = {k for k in leaves if any(self.reads.fact(k, name) for name in _HOOKS)}
+        for number in leaves if hooked else ():
+            row = outside[number]
+            run_when_ready(row.edge.node)
+            register: Any = row.traced.register_hook
+            handles.append(register(functools.partial(self._ready, number, done)))
+        self._hooked = self._hooked | hooked
         try:
             yield done
         finally:

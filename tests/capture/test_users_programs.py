@@ -247,6 +247,27 @@ def hooks_that_write(compile: Compile, whole: bool = False) -> Any:
     return found
 
 
+def a_hook_that_drops_what_other_leaves_have(compile: Compile) -> Any:
+    """Leaves get their gradients in the engine's order."""
+    torch.manual_seed(0)
+    model, seen = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), list[Any]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def hook(gradient: Tensor) -> None:
+        seen.append([p.grad is None for p in model.parameters()])
+        optimizer.zero_grad()
+
+    model[0].weight.register_hook(hook)
+
+    def step(x: Tensor) -> Any:
+        model(x).sum().backward()
+        optimizer.step()
+        return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    call = compile(step)
+    return [call(torch.full((2, 3), float(k))) for k in range(1, 4)], seen, [*model.parameters()]
+
+
 def hooks_of_a_step_that_write(compile: Compile) -> Any:
     return hooks_that_write(compile, whole=True)
 

@@ -32,6 +32,7 @@ from ..torch_api.ranks import rank_and_size
 #: namespaces of operations that torch itself registers: its version tells what they do
 _OF_TORCH = frozenset(
     (
+        "subclass_trace",  # ours: see `data.describe.versions`
         *(
             "aten",
             "prim",

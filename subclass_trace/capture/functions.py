@@ -135,7 +135,8 @@ class CapturedFunctions(TorchFunctionMode):
         if state is not None and state.is_live:
             for cls in types:
                 if (method := overriding(state, cls, "__torch_function__")) is not None:
-                    out = state.call(method, func, types, args, kwargs)
+                    with self:  # what it calls in its turn
+                        out = state.call(method, func, types, args, kwargs)
                     if out is not NotImplemented:
                         return out
         return self._call(func, args, kwargs)

@@ -25,6 +25,7 @@ from ..partition.half import Half
 from ..runtime.sizes import to_expr
 from ..state.place import Roots
 from ..subclass.spec import SizeExpr
+from ..torch_api.exact_numbers import is_at_most, is_equal, is_less, is_other
 from ..torch_api.fakes import fake_like, fake_mode, symbolic_number
 from ..torch_api.graphs import graph_module
 from ..torch_api.kinds import SYM_TYPES, is_fake
@@ -75,9 +76,16 @@ _PYTHON = {
 _OF_TORCH = {
     name: getattr(torch, name) for name in dir(torch) if name.startswith(("sym_", "_sym_"))
 }
+_OF_NUMBERS = {f.__name__: f for f in (is_equal, is_other, is_less, is_at_most)}
 _BUILT_IN = {"round": round, "float": float, "int": int, "bool": bool, "pow": pow, "divmod": divmod}
 _MATH = {name: f for name, f in vars(math).items() if callable(f)}
-_TABLES = {"python": _PYTHON, "torch": _OF_TORCH, "built-in": _BUILT_IN, "math": _MATH}
+_TABLES = {
+    "python": _PYTHON,
+    "torch": _OF_TORCH,
+    "built-in": _BUILT_IN,
+    "math": _MATH,
+    "numbers": _OF_NUMBERS,
+}
 
 
 class GraphWriter(PlaceWriter):

@@ -310,4 +310,10 @@ def functions_in(value: Any) -> list[types.FunctionType]:
 
 
 #: what they are made by, so that a file can have them too
-FINGERPRINTS = (fingerprint, _fingerprint.__wrapped__, _constant, functions_in)
+FINGERPRINTS: tuple[Callable[..., Any], ...] = (
+    fingerprint,
+    _fingerprint.__wrapped__,
+    _constant,
+    functions_in,
+    shape_of_class,
+)

@@ -15,6 +15,7 @@ then on: with what else it was compared, and what was looked up by it, is said b
 from __future__ import annotations
 
 import contextvars
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ import torch
 
 from ..errors import DescriptionError, Reason, Unlike
 from ..state.guards import StateGuards, others_of
-from ..state.place import GONE, ROOTS, STEPS, Place, Roots
+from ..state.kinds import GETTERS, is_immutable
+from ..state.place import GONE, ROOTS, STEPS, Place, Roots, above
 from ..state.recorder import names_of
 from ..state.rows import HOOKS, KINDS, Row, code_of, members
 from ..state.values import MISSING
@@ -40,7 +42,7 @@ from .objects import fingerprint, fingerprint_of_class, functions_in, name_of
 from .vocabulary import Reader, Writer
 
 #: what is known again by the code of its functions, or by rows of its own
-_KNOWN_BY_CODE = (staticmethod, classmethod, property, *CLASSES_OF_PYBIND)
+_KNOWN_BY_CODE = (staticmethod, classmethod, property, functools.partial, *CLASSES_OF_PYBIND)
 #: what rows of some kinds know
 _KNOWN: dict[str, Any] = {
     "len": int,
@@ -50,6 +52,7 @@ _KNOWN: dict[str, Any] = {
     "tensor": type,
     "truth": bool,
 }
+_HOOKS = (*HOOKS, "_backward_hooks", "_post_accumulate_grad_hooks")
 #: kinds of rows that compare with another place
 _WITH_PLACE = ("alias", "other")
 #: Python functions that a guard may call; see `may_be_called`
@@ -57,6 +60,13 @@ _CALLED = (names_of, issubclass, filters_that_raise)
 _ASKING = ("get", "is", "has", "_get", "_is", "_has", "are", "_are", "size", "__hash__")
 #: objects that tell what they hold
 _TELLING = (weakref.ref, type(torch.ops.aten.add.default))
+
+
+def _is_table_of_hooks(name: Any) -> bool:
+    """Is it an attribute of torch's modules, tensors or optimizers in which ids are keys?"""
+    if type(name) is not str:
+        return False
+    return name in _HOOKS or (name.startswith("_optimizer_") and name.endswith("_hooks"))
 
 
 def may_be_called(function: Any) -> bool:
@@ -80,6 +90,7 @@ class PlaceWriter(Writer):
         self._numbers: dict[Place, int] = {}
         self._hooks: dict[int, tuple[Place, int]] = {}
         self._found: dict[int, tuple[Any, Place]] | None = None
+        self._open = set[Place]()  # those that are being written, of which none leads to another
 
     # ---- places
     def place(self, place: Place) -> int:
@@ -88,6 +99,7 @@ class PlaceWriter(Writer):
         if known is not None:
             return known
         before = None if place.parent is None else self.place(place.parent)
+        self._open.add(place)
         key: Any = place.key
         if place.kind == "const":
             key = self.thing(key, str(place))
@@ -95,6 +107,7 @@ class PlaceWriter(Writer):
             key = self.gap(str(place), "what code of C tells when it is called")
         else:
             key = self._hook(place, key) or self.key(key, str(place))
+        self._open.discard(place)
         self._numbers[place] = number = len(self.places)
         self.places.append([before, place.kind, key, *([] if place.name is None else [place.name])])
         return number
@@ -109,12 +122,7 @@ class PlaceWriter(Writer):
     def _hook(self, place: Place, key: Any) -> Any:
         """The id of a hook that stands in a table of hooks, or is looked up in one."""
         table = None if place.parent is None else place.parent.key
-        if (
-            place.kind != "item"
-            or type(key) is not int
-            or type(table) is not str
-            or "_hooks" not in table
-        ):
+        if place.kind != "item" or type(key) is not int or not _is_table_of_hooks(table):
             return None
         found = self._hooks.get(key)
         return None if found is None else ["hook", self.place(found[0]), found[1]]
@@ -162,7 +170,9 @@ class PlaceWriter(Writer):
                 if type(value) not in ATOMS and value is not MISSING:
                     self._found.setdefault(id(value), (value, place))
         found = self._found.get(id(thing))
-        return None if found is None else self.place(found[1])
+        if found is None or not self._open.isdisjoint(above(found[1])):
+            return None
+        return self.place(found[1])
 
     #: places that are not written yet, at which things may stand
     _waiting: tuple[Place, ...] = ()
@@ -171,7 +181,7 @@ class PlaceWriter(Writer):
     def guards(self, guards: StateGuards) -> Any:
         """The guards of a specialization, or of a backward."""
         for row in guards.rows:
-            if row.kind == "keys" and row.place.kind == "attr" and row.place.key in HOOKS:
+            if row.kind == "keys" and _is_table_of_hooks(row.place.key):
                 self._hooks.update(
                     (key, (row.place, k)) for k, key in enumerate(row.known) if type(key) is int
                 )
@@ -218,15 +228,19 @@ class PlaceWriter(Writer):
         if (name := name_of(thing)) is not None:
             return ["named", *name]
         cls = name_of(type(thing))
-        if not type(thing).__flags__ & 1 << 9 and type(thing) not in _KNOWN_BY_CODE:
+        if is_immutable(type(thing)) and type(thing) not in (*_KNOWN_BY_CODE, *GETTERS):
             return self.gap(path, f"a {type(thing).__qualname__}, whose state C code keeps")
         if cls is None:
             return self.gap(path, f"a {type(thing).__qualname__}, whose class has no name")
+        if type(thing) in GETTERS and not all(map(is_atom, thing.__reduce__()[1])):
+            return self.gap(path, "a getter by an object")
         codes = [fingerprint(f.__code__) for f in functions_in(thing)]
         return ["there", cls, codes, self.like(thing)]
 
     def like(self, thing: Any) -> list[Any]:
-        """What tells one mesh, or one group, from another."""
+        """What tells one mesh, one group, or one getter of `operator` from another."""
+        if type(thing) in GETTERS:
+            return [["made", repr(thing)]]
         if is_group(thing):
             return [self.group(thing)]
         known = mesh_data(thing)
@@ -407,6 +421,8 @@ class PlaceReader(Reader):
     def _is_like(self, found: Any, known: Any) -> bool:
         if is_group(found):
             return bool(self.value(known).group_name == found.group_name)
+        if type(found) in GETTERS:
+            return bool(known == ["made", repr(found)])
         return bool(known == ["mesh", *(mesh_data(found) or ())])
 
     def _group_along(self, mesh: Any, dim: int) -> Any:

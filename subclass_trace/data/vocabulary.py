@@ -20,10 +20,12 @@ import dataclasses
 import datetime
 import decimal
 import fractions
+import functools
 import hashlib
 import pathlib
 import re
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -298,6 +300,13 @@ _BY_TEXT: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
 _OF_TEXT = {kind.__name__: read for kind, (_, read) in _BY_TEXT.items()}
 
 
+def _union(reader: Reader, *parts: Any) -> Any:
+    first, *rest = map(reader.value, parts)
+    if not rest or not all(isinstance(cls, type) for cls in (first, *rest)):
+        raise DescriptionError("no union of classes", path="union")
+    return functools.reduce(types.UnionType.__or__, rest, type.__or__(first, rest[0]))
+
+
 def _floats(text: str) -> float:
     return float(text) if text in ("nan", "inf", "-inf") else float.fromhex(text)
 
@@ -328,6 +337,7 @@ _BY_CLASS: dict[type, _Codec] = {
         lambda w, v, p: _items(w, (v.start, v.stop, v.step), p),
         lambda r, *items: slice(*map(r.value, items)),
     ),
+    types.UnionType: _Codec("union", lambda w, v, p: _items(w, v.__args__, p), _union),
     range: _Codec("range", lambda w, v, p: [v.start, v.stop, v.step], lambda r, *n: range(*n)),
     type(...): _Codec("...", lambda w, v, p: [], lambda r: ...),
     type(NotImplemented): _Codec("NotImplemented", lambda w, v, p: [], lambda r: NotImplemented),

@@ -71,6 +71,8 @@ class Exported:
             ExportError: the arguments have another structure, a tensor is another kind of wrapper,
                 or of another size.
         """
+        known = self._tree.unflatten([None] * self._tree.num_leaves)[1]
+        kwargs = {name: kwargs[name] for name in (*known, *kwargs) if name in kwargs}
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if tree != self._tree:
             raise ExportError(

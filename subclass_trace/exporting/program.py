@@ -30,6 +30,7 @@ from torch.export.graph_signature import (
 from ..capture.graphs import output_args, placeholders
 from ..torch_api.graphs import graph_module
 from ..torch_api.kinds import is_fake
+from ..torch_api.symbols import name_by_position
 from ..torch_api.trees import pytree
 
 Tensor = torch.Tensor
@@ -39,6 +40,7 @@ _PREFIX = {
     InputKind.CONSTANT_TENSOR: "c_",
     InputKind.USER_INPUT: "",
 }
+_RESULTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 _KEPT = ("val", "stack_trace", "nn_module_stack", "custom", "unbacked_bindings")
 
 
@@ -95,6 +97,8 @@ def build(
             setattr(root, str(node.target), operator.attrgetter(str(node.target))(module))
         env[node] = copy = graph.node_copy(node, env.__getitem__)
         copy.meta = _meta(node)
+    outputs = outputs or [ProgramOutput(None, OutputKind.USER_OUTPUT)]  # torch saves none of none
+    name_by_position([i.fake for i in inputs[len(state) :]])
     results = [env[o.node] if isinstance(o.node, fx.Node) else o.node for o in outputs]
     graph.output(tuple(results))
     _admit_constants(made)
@@ -189,15 +193,13 @@ def _state(order: Sequence[ProgramInput]) -> dict[str, Tensor]:
 def _call_signature(
     signature: ExportGraphSignature, order: Sequence[ProgramInput], is_tuple: bool
 ) -> ModuleCallSignature:
+    """Of the whole: its inputs and outputs are those of the graph's own signature, which a
+    decomposition brings up to date."""
     user = tuple(i.value for i in order if i.kind is InputKind.USER_INPUT)
-    results = [
-        o.arg
-        for o in signature.output_specs
-        if o.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
-    ]
+    results = [o for o in signature.output_specs if o.kind in _RESULTS]
     return ModuleCallSignature(
-        inputs=[s.arg for s in signature.input_specs if s.kind is InputKind.USER_INPUT],
-        outputs=results,
+        inputs=[],
+        outputs=[],
         in_spec=pytree.tree_flatten((user, {}))[1],
         out_spec=pytree.tree_flatten(tuple(range(len(results))) if is_tuple else 0)[1],
     )

@@ -486,6 +486,7 @@ class Region:
 
         Raises:
             OptionError: it is not frozen.
+            FrozenError: the weights were discarded, and are not there.
         """
         refreeze(self.__options, name_of(self.__function))
 

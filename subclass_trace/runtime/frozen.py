@@ -137,6 +137,10 @@ def refreeze(options: Options, name: str) -> None:
     """See `frontends.region.Region.refreeze`."""
     if (freezer := options.resolve_backend().freezer) is None:
         raise OptionError("the region is not frozen", path=name, fix="st.freeze(module)")
+    for program in freezer.programs if freezer.is_discarded else ():
+        for t in program.weights():
+            if type(t) is Erased:
+                raise t.error()
     for program in freezer.programs:
         program.pins = None
 

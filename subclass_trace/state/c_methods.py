@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copyreg
 import types
 import weakref
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from .c_callables import context_variable, weakly
 from .c_functions import first_of
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
 from .iteration import as_mapping, iterate
-from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, is_immutable
+from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Function, is_immutable
 from .net import watched
 from .recorder import instance_dict
 from .running import Running
@@ -65,6 +66,7 @@ _CHANGE = frozenset(_CHANGING.split())
 _COMPARE = frozenset(["index", "count", "__eq__", "__ne__", "__lt__", "remove"])
 _OF_OBJECTS = ("__init_subclass__", "__setattr__", "__getattribute__", "__delattr__")
 _COPYING = ("__reduce_ex__", "__getstate__", "__reduce__")
+_OF_A_COPY = ("__reduce__", "__getstate__", "__getnewargs_ex__", "__getnewargs__")
 
 
 def method_of_c(rec: Running, f: Any, owner: Any, a: Args, k: Named) -> Any:
@@ -244,8 +246,7 @@ def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> An
     if name == "__call__" and not is_python(type(o), name):
         return classes.construct(rec, o, a, k) if is_a(o, type) else rec.call(o, *a, **k)
     if name in _COPYING:
-        _copied(rec, o, name)
-        return watched(f, a, k)
+        return _copied(rec, o, name, f, a, k)
     if name == "__init__" and rec.place_of(o) is not None:
         if is_a(o, CONTAINERS):
             return _writing(rec, o, name, f, a, k)
@@ -258,21 +259,28 @@ def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> An
     return opaque(rec, f, a, k, pure=pure)
 
 
-def _copied(rec: Running, o: Any, name: str) -> None:
-    """What ``copy`` and ``pickle`` take of an object."""
-    base = next(cls for cls in type(o).__mro__ if is_immutable(cls))
+def _copied(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
+    """What ``copy`` and ``pickle`` take of an object: by methods of its class, which C code calls,
+    or of what it holds."""
+    cls = type(o)
+    base = next(c for c in cls.__mro__ if is_immutable(c))
+    reduce, state, *arguments = (rec.lookup(cls, method) for method in _OF_A_COPY)
+    if name == "__reduce_ex__" and type(reduce) is Function:
+        return rec.call(reduce, o)
+    is_told = base is object and {*arguments} == {MISSING} and a[:1] > (1,)
+    if name == "__reduce_ex__" and type(state) is Function and is_told:
+        return copyreg.__newobj__, (cls,), rec.call(state, o), None, None  # type: ignore[attr-defined]
     if not is_a(o, CONTAINERS) and base is not object:
         rec.deep(o, name)  # an object of C code: an exception, a partial
     space = instance_dict(o)
     if space is not None and not is_a(o, type):
         rec.namespace(o, space)
         rec.touch(space)
-    rec.lookup(type(o), "__reduce__")
-    rec.lookup(type(o), "__getstate__")
-    for cls in type(o).__mro__:
-        for n, member in cls.__dict__.items():
+    for c in cls.__mro__:
+        for n, member in c.__dict__.items():
             if type(member) is types.MemberDescriptorType and hasattr(o, n):
                 attributes.get(rec, o, n)
+    return watched(f, a, k)
 
 
 calls.method_of_c = method_of_c

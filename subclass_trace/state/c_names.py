@@ -139,9 +139,16 @@ def _isinstance(rec: Running, f: Any, a: Args, k: Named) -> Any:
     if f is isinstance and type(o) is cls:
         return not is_fake(o)  # what stands for a tensor of the user's
     meta = type(cls)
-    if meta is type or not is_a(cls, type):
+    if not is_a(cls, type):
+        hook = rec.lookup(meta, _hook_of(f))
+        return bool(rec.call(hook, cls, o)) if type(hook) is Function else f(o, cls)
+    if meta is type:
         return f(o, cls)
     return _by_metaclass(rec, f, o, cls, meta)
+
+
+def _hook_of(f: Any) -> str:
+    return "__instancecheck__" if f is isinstance else "__subclasscheck__"
 
 
 _CHECKS = {
@@ -167,7 +174,7 @@ def _by_metaclass(rec: Running, f: Any, o: Any, cls: Any, meta: type) -> Any:
         for name in names:
             _hasattr(rec, hasattr, (o, name), {})
         return unwatched(f, o, cls)
-    hook = "__instancecheck__" if f is isinstance else "__subclasscheck__"
+    hook = _hook_of(f)
     method = rec.lookup(meta, hook)
     if type(method) is Function and method.__code__ is not _CHECKS[hook].__code__:
         code = method.__code__

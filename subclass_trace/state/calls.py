@@ -36,10 +36,10 @@ from .boundary import (
 )
 from .current import current
 from .kinds import (
+    BUILTINS,
     C_CALLABLES,
     ITERATORS,
     VIEWS,
-    Builtin,
     Function,
     Method,
     Partial,
@@ -416,7 +416,7 @@ def call_c(rec: Running, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if handler is not None:
         return handler(rec, f, args, kwargs)
     kind = type(f)
-    if kind in (Builtin, types.MethodWrapperType):
+    if kind in (*BUILTINS, types.MethodWrapperType):
         return method_of_c(rec, f, f.__self__, args, kwargs)
     if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and args:
         if is_a(args[0], torch.Tensor):

@@ -8,6 +8,7 @@ import decimal
 import fractions
 import functools
 import itertools
+import operator
 import pathlib
 import random
 import re
@@ -27,14 +28,18 @@ from ..torch_api.operators import OpOverload
 
 Function, Method, Builtin = types.FunctionType, types.MethodType, types.BuiltinFunctionType
 Partial, LruCache = functools.partial, functools._lru_cache_wrapper
+#: functions of C, and those that are told the class that defines them
+BUILTINS = (Builtin, type(re.compile("").match))
 #: callables of C
 C_CALLABLES = (
-    Builtin,
+    *BUILTINS,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.MethodWrapperType,
     types.ClassMethodDescriptorType,
 )
+#: which say by their `repr` what they get
+GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _ITERABLE: tuple[Any, ...] = (
@@ -68,6 +73,7 @@ VALUES = {
     pathlib.PosixPath,
     re.Pattern,
     types.CodeType,
+    types.UnionType,
 }
 #: classes whose instances are so too, numpy's where it is there
 VALUE_BASES: tuple[type, ...] = ()

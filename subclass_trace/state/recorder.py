@@ -30,9 +30,9 @@ from ..torch_api.owners import Owner, owner_of
 from ..torch_api.this_thread import before_replacement, code_before
 from . import kinds
 from .kinds import (
+    BUILTINS,
     DESCRIPTORS,
     VALUES,
-    Builtin,
     Function,
     Method,
     is_immutable,
@@ -251,7 +251,7 @@ class StateRecorder:
             if kind is Method:
                 self.step(value, "inner", "__func__", value.__func__)
                 self.step(value, "inner", "__self__", value.__self__)
-            elif kind is Builtin or kind is types.MethodWrapperType:
+            elif kind in BUILTINS or kind is types.MethodWrapperType:
                 self.step(value, "inner", "__name__", value.__name__)
                 self.step(value, "inner", "__self__", value.__self__)
 
@@ -408,7 +408,7 @@ def _is_its_own_name(value: Any, kind: type) -> bool:
     """Is it the same thing in each call, and without state that its class would not tell?"""
     if is_a(value, (type, types.ModuleType, *DESCRIPTORS)):
         return True
-    if kind is Builtin:
+    if kind in BUILTINS:
         return value.__self__ is None or is_a(value.__self__, (type, types.ModuleType))
     return False
 

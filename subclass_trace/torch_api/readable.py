@@ -1,7 +1,8 @@
 """What saved source needs besides torch: copied into each such file, from the imports on. It
 imports nothing of this package, which imports nothing of it."""
 
-import functools  # noqa: F401
+import enum  # noqa: F401
+import functools
 import hashlib  # noqa: F401
 import importlib
 import math  # noqa: F401
@@ -77,11 +78,12 @@ def globals_of(module: str) -> Any:
     return vars(sys.modules[module])
 
 
-def class_of(module: str, name: str) -> Any:
-    """A class by its name."""
+def class_of(module: str, name: str, shape: str | None = None) -> Any:
+    """A class, or a function, by its name."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
+    need(shape in (None, shape and shape_of(found)), f"{name} has its bases, members and fields")
     return found
 
 
@@ -97,15 +99,17 @@ def same(value: Any, known: Any) -> bool:
     return repr(value) == repr(known) if isinstance(value, (float, complex)) else value == known
 
 
-def is_named(value: Any, module: str, name: str) -> bool:
-    """Is the type of a value the class of this name?"""
-    return (type(value).__module__, type(value).__qualname__) == (module, name)
-
-
-def is_thing(value: Any, module: Any, name: str) -> bool:
-    """Is a value the function, class or module of this name?"""
+def is_thing(value: Any, module: Any, name: str, shape: str | None = None) -> bool:
+    """Is a value the function, class or module of this name? ``shape``: and a class so made."""
     now = getattr(value, "__qualname__", getattr(value, "__name__", None))
-    return (getattr(value, "__module__", None), now) == (module, name)
+    named = (getattr(value, "__module__", None), now) == (module, name)
+    return named and (shape is None or shape_of(value) == shape)
+
+
+@functools.cache
+def shape_of(cls: Any) -> str:
+    """The bases, members and fields of a class, as a number."""
+    return str(globals()["shape_of_class"](cls))
 
 
 def no_hooks(module: Any) -> bool:

@@ -31,6 +31,26 @@ def input_source(name: str) -> Any:
     return ConstantSource(name)
 
 
+def name_by_position(inputs: Sequence[Any]) -> None:
+    """The symbolic sizes of the dense inputs of a program get the names that torch's own have."""
+    from torch._dynamo.source import (
+        GetItemSource,
+        LocalSource,
+        TensorProperty,
+        TensorPropertySource,
+    )
+
+    named = set[Any]()
+    for k, t in enumerate(inputs):
+        base = GetItemSource(LocalSource("flat_args"), k)
+        for d, size in enumerate(t.shape):
+            symbol = size_symbol(size)
+            if symbol is not None and symbol not in named:
+                named.add(symbol)
+                source = TensorPropertySource(base, TensorProperty.SIZE, d)
+                size.node.shape_env.var_to_sources[symbol] = [source]
+
+
 def new_symbol(env: ShapeEnv, hint: int, name: str) -> Any:
     """A fresh SymInt for a size that no dense tensor carries (0 and 1 stay numbers)."""
     source = input_source(name)

@@ -204,7 +204,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
     "steps: inner": (without_step("inner"), fixed("method_of_another_name")),
     # the recorder
     "no place of a built-in": (
-        _note_without(recorder.Builtin),
+        _note_without(recorder.BUILTINS[0]),
         "holder: a module: a function of torch replaced",
     ),
     "no lookups": (instead(Caller, "lookup", _looked_up), "holder: a property replaced"),

@@ -50,7 +50,7 @@ def _lines(name: str, entries: Sequence[Any]) -> Iterator[str]:
     yield "which it does not run. What that code, and what it calls, has read of arguments and"
     yield 'state is compared in each call, and so is the code itself, but for that of torch."""'
     prelude = _PRELUDE.read_text(encoding="utf-8")
-    yield prelude[prelude.index("import functools") :]
+    yield prelude[prelude.index("import enum") :]
     yield from map(inspect.getsource, FINGERPRINTS)
     python = ".".join(map(str, sys.version_info[:2]))
     yield f"MADE_WITH = ({str(torch.__version__)!r}, {python!r})"

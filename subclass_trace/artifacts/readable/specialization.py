@@ -35,6 +35,7 @@ from .text import (
     graph_lines,
     is_of_torch,
     literal,
+    named_text,
     place_text,
     refuse,
     size_text,
@@ -166,7 +167,7 @@ class SpecializationText:
             text = literal(known, row.place)
             return f"{at} is MISSING" if text == "MISSING" else f"same({at}, {text})"
         if row.kind in ("type", "number"):
-            return f"is_named({at}, {known.__module__!r}, {known.__qualname__!r})"
+            return f"is_thing(type({at}), {named_text(known)})"
         if row.kind == "keys":
             return f"same([*{at}], {literal([*known], row.place)})"
         if row.kind == "func" and known is not None:
@@ -196,6 +197,8 @@ class SpecializationText:
         if not isinstance(known, (type, types.ModuleType, *C_CALLABLES)):
             text = thing_text(name_of(known))
             return None if text is None else f"{at} is {text}"
+        if isinstance(known, type):
+            return f"is_thing({at}, {named_text(known)})"
         name = getattr(known, "__qualname__", None) or known.__name__
         return f"is_thing({at}, {getattr(known, '__module__', None)!r}, {name!r})"
 

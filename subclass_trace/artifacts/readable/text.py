@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -15,13 +16,15 @@ import torch
 import torch.fx as fx
 
 from ...data.graphs import group_arguments
-from ...data.objects import name_of
+from ...data.objects import name_of, shape_of_class
+from ...data.places import may_be_called
 from ...errors import ExportError
 from ...partition.half import Half
 from ...report.code import value_text
-from ...state.place import EXPRESSIONS, Place, argument_text
+from ...state.place import EXPRESSIONS, Place, above, argument_text
 from ...state.values import MISSING
 from ...subclass.spec import SizeExpr
+from ...torch_api.flags import FLAG_NAMED
 from ...torch_api.kinds import is_dense, is_lazy
 from ...torch_api.operators import OpOverload
 from ...torch_api.owners import Owner, owner_of, owner_of_name
@@ -37,6 +40,8 @@ _READS = {
     "lookup": "lookup",
     "own": "own",
 }
+#: steps to what no version tells
+_OF_A_RUN = ("call", "cached", "weak", "fact")
 _MODULES = {"_operator": "operator", "math": "math", "torch": "torch", "builtins": ""}
 
 
@@ -71,7 +76,10 @@ def literal(value: Any, path: object) -> str:
     if value is MISSING:
         return "MISSING"
     if isinstance(value, enum.Enum):
-        return f"{class_text(type(value), path)}.{value.name}"
+        cls = class_text(type(value), path)
+        if value.name in type(value).__members__:
+            return f"{cls}[{value.name!r}]"
+        return f"{cls}({literal(value.value, path)})"  # several flags
     refuse("a value", path, type(value).__qualname__)
 
 
@@ -81,7 +89,14 @@ def class_text(cls: type, path: object) -> str:
         return "torch.Tensor" if cls is torch.Tensor else "torch.nn.Parameter"
     if "<locals>" in cls.__qualname__ or owner_of(cls) is Owner.OURS:
         refuse("a class that is not found without this process", path, cls.__qualname__)
-    return f"class_of({cls.__module__!r}, {cls.__qualname__!r})"
+    return f"class_of({named_text(cls)})"
+
+
+def named_text(cls: type) -> str:
+    """What tells a class, as arguments: its name; of a class of the user's what C code asks of it,
+    too."""
+    names = f"{cls.__module__!r}, {cls.__qualname__!r}"
+    return names if _is_of_version(cls) else f"{names}, {shape_of_class(cls)!r}"
 
 
 # ---- places
@@ -94,14 +109,19 @@ def place_text(place: Place) -> str | None:
             return "f"
         if place.kind == "arg":
             return argument_text(key)
-        if type(key) is dict and type(key.get("__name__")) is str:
-            return f"globals_of({key['__name__']!r})"
+        if type(key) is dict:
+            name = str(key.get("__name__"))
+            loaded = vars(sys.modules[name]) is key if name in sys.modules else False
+            return f"globals_of({name!r})" if loaded else None
         if isinstance(key, type) and "<locals>" not in key.__qualname__:
-            return f"class_of({key.__module__!r}, {key.__qualname__!r})"
-        return None
+            return f"class_of({named_text(key)})"
+        return thing_text(name_of(key))
     before = place_text(place.parent)
     if before is None:
         return None
+    if place.kind == "call" and may_be_called(place.root.key):
+        given = [thing_text(name_of(k)) or literal(k, place) for k in key]
+        return f"{before}({', '.join(given)})"
     if place.kind in EXPRESSIONS:
         return EXPRESSIONS[place.kind].format(before, key)
     read = _READS.get(place.kind)
@@ -115,23 +135,40 @@ def place_text(place: Place) -> str | None:
 def thing_text(name: Any) -> str | None:
     """A thing that has a name (`data.objects.name_of`), as an expression."""
     kind, *rest = name or [None]
+    if kind == "flag":
+        read = FLAG_NAMED[rest[0]].read
+        kind, rest = "function", [read.__module__, read.__qualname__]
+        if owner_of(read) is not Owner.TORCH or "<" in read.__qualname__:
+            return None
     if kind in ("op", "packet"):
         return f"torch.ops.{'.'.join(part or 'default' for part in rest)}"
     if kind in ("class", "function", "attribute"):
-        return f"class_of({rest[0]!r}, {rest[1]!r})"
-    if kind in ("member", "builtin of"):
+        if "<locals>" in rest[1] or owner_of_name(rest[0]) is Owner.OURS:
+            return None
+        return f"class_of({', '.join(map(repr, rest))})"
+    if kind == "member" and (owner := thing_text(rest[0])) is not None:
+        return f"own({owner}, {rest[1]!r})"
+    if kind == "builtin of":
         return f"class_of({rest[0][1]!r}, {f'{rest[0][2]}.{rest[1]}'!r})"
     return None
 
 
 def is_of_torch(place: Place) -> bool:
-    """Does the version of torch, or of Python, say what stands there?"""
-    key = place.root.key
+    """Does the version of torch, or of Python, say what stands there? Not of what a call gives, or
+    of what things of the user's are asked."""
     if place.root.kind != "const":
         return False
-    if type(key) is dict:
-        return owner_of_name(str(key.get("__name__"))) is not Owner.USER
-    return owner_of(key if isinstance(key, type) else type(key)) is not Owner.USER
+    keys = (k for at in above(place) for k in (at.key if type(at.key) is tuple else (at.key,)))
+    return not any(at.kind in _OF_A_RUN for at in above(place)) and all(map(_is_of_version, keys))
+
+
+def _is_of_version(thing: Any) -> bool:
+    if type(thing) is dict:
+        return owner_of_name(str(thing.get("__name__"))) is not Owner.USER
+    if type(getattr(thing, "__module__", None)) is not str:
+        return type(thing) in _ATOMS or owner_of(type(thing)) is not Owner.USER
+    made = "<locals>" in getattr(thing, "__qualname__", "")
+    return not made and owner_of(thing) is not Owner.USER
 
 
 # ---- sizes

@@ -16,7 +16,7 @@ from .kinds import VIEWS
 from .place import Place
 from .recorder import StateRecorder, instance_dict, is_made_by_torch
 from .rows import members, put_raw, raw
-from .values import MISSING, base_of, is_python, items_of, pairs_of, size_of
+from .values import MISSING, base_of, factory_of, is_python, items_of, pairs_of, size_of
 from .writes import BAG, CELL, CLASS, MAPPING, NAMES, SEQUENCE, SLOTS, Table, Written, table_of
 
 #: how what a table holds is read
@@ -57,6 +57,8 @@ class Containers(StateRecorder):
                 self._item(thing, key, value)
                 if type(key) not in ATOMS:
                     self._member(key)
+            if is_a(thing, collections.defaultdict):
+                self.step(thing, "getattr", "default_factory", factory_of(thing))
         elif is_a(thing, (list, tuple, collections.deque)):
             held = self.box(thing)
             self.sized(thing, "len", size_of(held))

@@ -91,6 +91,11 @@ DESCRIPTORS = (
     OpOverload,
     OpOverloadPacket,
 )
+#: classes of C of which all is seen: what an object of one refers to, its bytes, or nothing
+SHOWN: tuple[type, ...] = (
+    *(*C_CALLABLES, *GETTERS, *DESCRIPTORS, Partial, BaseException, types.GenericAlias),
+    *(int, float, complex, str, bytes, bytearray),
+)
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 #: objects that hold a part of the world, and cannot be compared
 WORLDLY: set[type] = {*LOCKS, random.Random, type(sys.stdout), memoryview}
@@ -115,11 +120,12 @@ def is_immutable(cls: type) -> bool:
 
 def learn_numpy() -> None:
     """Add numpy's kinds, once it is imported."""
-    global ARRAYS, VALUE_BASES
+    global ARRAYS, SHOWN, VALUE_BASES
     numpy = sys.modules.get("numpy")
     if numpy is not None and not VALUE_BASES:
         VALUE_BASES = (numpy.generic, numpy.dtype)
         ARRAYS = (*ARRAYS, numpy.ndarray)
+        SHOWN = (*SHOWN, numpy.ndarray, numpy.ufunc, type(numpy.put))
         WORLDLY.update((numpy.random.Generator, numpy.random.RandomState))
 
 

@@ -136,8 +136,7 @@ class Reach(Containers):
         base = next(cls for cls in kind.__mro__ if is_immutable(cls) or not is_heap_type(cls))
         if base is object or self.place_of(value) is None or is_a(value, CONTAINERS):
             return
-        inner = [v for v in gc.get_referents(value) if v is not kind]
-        if not inner and space is None and kind is base:
+        if not is_a(value, kinds.SHOWN) and owner_of(base) is not Owner.TORCH:
             self._refuse_handed(by, f"a {kind.__name__}, which cannot be compared")
         for k, held in enumerate(gc.get_referents(value)):
             if held is not kind and held is not space:

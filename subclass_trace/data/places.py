@@ -28,7 +28,7 @@ from ..state.guards import StateGuards, others_of
 from ..state.kinds import GETTERS, is_immutable
 from ..state.place import GONE, ROOTS, STEPS, Place, Roots, above
 from ..state.recorder import names_of
-from ..state.rows import HOOKS, KINDS, Row, code_of, members
+from ..state.rows import KINDS, Row, code_of, members
 from ..state.values import MISSING
 from ..state.warned import filters_that_raise
 from ..subclass.values import ATOMS, is_atom
@@ -52,11 +52,11 @@ _KNOWN: dict[str, Any] = {
     "tensor": type,
     "truth": bool,
 }
-_HOOKS = (*HOOKS, "_backward_hooks", "_post_accumulate_grad_hooks")
+_OF_HOOKS = ("_forward_", "_backward_", "_optimizer_", "_post_accumulate_", "_state_dict_")
 #: kinds of rows that compare with another place
 _WITH_PLACE = ("alias", "other")
 #: Python functions that a guard may call; see `may_be_called`
-_CALLED = (names_of, issubclass, filters_that_raise)
+_CALLED = (names_of, issubclass, filters_that_raise, hash)
 _ASKING = ("get", "is", "has", "_get", "_is", "_has", "are", "_are", "size", "__hash__")
 #: objects that tell what they hold
 _TELLING = (weakref.ref, type(torch.ops.aten.add.default))
@@ -64,9 +64,7 @@ _TELLING = (weakref.ref, type(torch.ops.aten.add.default))
 
 def _is_table_of_hooks(name: Any) -> bool:
     """Is it an attribute of torch's modules, tensors or optimizers in which ids are keys?"""
-    if type(name) is not str:
-        return False
-    return name in _HOOKS or (name.startswith("_optimizer_") and name.endswith("_hooks"))
+    return type(name) is str and name.startswith(_OF_HOOKS) and "_hooks" in name
 
 
 def may_be_called(function: Any) -> bool:

@@ -7,6 +7,7 @@ import bisect
 import builtins
 import collections
 import functools
+import gc
 import heapq
 import inspect
 import io
@@ -29,7 +30,7 @@ from ..torch_api.owners import Owner, owner_of_file
 from . import calls, kinds
 from .calls import C_TABLE, CLASSES, Handler, callback
 from .frames import instrumented_frame
-from .iteration import as_mapping, iterate
+from .iteration import SAME_HASH, as_mapping, iterate, read_seed
 from .kinds import (
     SIMPLE,
     VALUES,
@@ -68,10 +69,13 @@ def _container(rec: Running, cls: Any, a: Args, k: Named) -> Any:
     return cls((_keys if cls in (set, frozenset) else iterate)(rec, a[0]), *a[1:], **k)
 
 
-def _keys(rec: Running, o: Any, of: Any = ()) -> list[Any]:
-    keys = [*map(rec.give, iterate(rec, o))]
+def _keys(rec: Running, o: Any, of: Any = ()) -> Any:
+    """What is put into a set: a container as it is, of which C code makes another order than of its
+    items."""
+    given = iterate(rec, o, in_order=False)
+    keys = [*map(rec.give, given)]
     calls.operations.keyed(rec, keys, of)
-    return keys
+    return o if given is o and is_a(o, (dict, set, frozenset)) else keys
 
 
 def first_of(pair: Any) -> Any:
@@ -162,7 +166,9 @@ def _reversed(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 def _comparing(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """``sorted``, ``max``, ``min``: with the user's own ``__lt__`` they are done in Python."""
-    given = a if len(a) > 1 else iterate(rec, a[0])
+    by_value = k.get("key") is None and is_a(a[0], (set, frozenset))
+    in_order = not by_value or not all(type(v) in (str, bytes, int, float) for v in a[0])
+    given = a if len(a) > 1 else iterate(rec, a[0], in_order=in_order)
     held = list(given) if f is sorted else [*map(rec.give, given)]
     if not held and f is not sorted:
         return f(held, **k)
@@ -220,6 +226,8 @@ def by_method(name: str) -> Handler:
             return f(**k)
         o = rec.give(a[0])
         kind = type(o)
+        if f is hash and kind not in SAME_HASH:
+            read_seed(rec)
         if kind in ATOMS:
             return f(*a, **k)
         if kind in PYTHON_CLASSES:
@@ -469,6 +477,7 @@ C_TABLE.update(
         threading.get_ident: _of_library("the number of the thread"),
         **dict.fromkeys(_CHANGE_FIRST, _changes_first),
         sys._getframe: _refuse_call("a frame"),
+        gc.isenabled: _refuse_call("whether the collector runs, which a trace halts"),
         **dict.fromkeys((os.fspath, sys.intern, *_OF_PATHS), plain),
         sys.audit: plain,  # which tells those who watch the interpreter
     }

@@ -19,7 +19,7 @@ from . import attributes, calls, classes, kinds
 from .c_callables import context_variable, weakly
 from .c_functions import first_of
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
-from .iteration import as_mapping, iterate
+from .iteration import as_mapping, iterate, read_order
 from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Function, is_immutable
 from .net import watched
 from .recorder import instance_dict
@@ -167,12 +167,14 @@ def _at_key(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
 
 def _reading(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     rec.touch(o)
-    a = tuple(iterate(rec, v) if is_a(v, CONTAINERS) else v for v in a)
+    a = tuple(iterate(rec, v, in_order=False) if is_a(v, CONTAINERS) else v for v in a)
     if name in _COMPARE:
         for value in (o, *a):
             rec.deep(value, name)
     if name in ("keys", "values", "items"):
         return f(*a, **k)
+    if is_a(o, (set, frozenset)) and name in ("__repr__", "__str__"):
+        read_order(rec, o)
     if name in ("__repr__", "__str__"):
         return watched(f, a, k)
     if name in ("__iter__", "__reversed__"):
@@ -189,6 +191,8 @@ def _reading(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
 def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name in _READ_AND_WRITE:
         rec.touch(o)
+        if is_a(o, set) and name == "pop":
+            read_order(rec, o)
     if name in ("remove", "discard", "sort", "index") and not k:
         for value in (o, *a):
             rec.deep(value, name)
@@ -216,7 +220,10 @@ def _many(rec: Running, o: Any, value: Any) -> Any:
         held = as_mapping(rec, value, type(o))
         calls.operations.keyed(rec, held, o)
         return held
-    given = iterate(rec, value)
+    given = iterate(rec, value, in_order=not is_a(o, set))
+    if is_a(o, set) and given is value and is_a(value, (dict, set, frozenset)):
+        if all(type(v) in ATOMS for v in value):
+            return value
     if is_a(o, (set, dict)):
         given = [*map(_as_member(rec, o), given)]
         calls.operations.keyed(rec, [*map(first_of, given)] if is_a(o, dict) else given, o)

@@ -35,12 +35,34 @@ class Sized:
         return int(call_now(operator.length_hint, self.o))
 
 
-def iterate(rec: Running, o: Any) -> Any:
+def iterate(rec: Running, o: Any, *, in_order: bool = True) -> Any:
     """What C code may iterate over in place of ``o``: whatever yields is recorded, tensors are
-    stand-ins."""
+    stand-ins. ``in_order``: the order is of consequence."""
     given, kind = _iterated(rec, o), type(o)
+    if in_order and is_a(o, (set, frozenset)):
+        read_order(rec, o)
     own = not is_immutable(kind) and is_python(kind, "__len__", "__length_hint__")
     return Sized(o, given) if own and not is_a(o, torch.Tensor) else given
+
+
+def read_order(rec: Running, o: Any) -> None:
+    """The order of a set: of what was there before it is compared; of what the run makes it hangs
+    on the hashes of texts, which are others in each process."""
+    if rec.place_of(o) is not None:
+        rec.row(o, "keys", list(rec.box(o)))
+    elif any(type(value) not in SAME_HASH for value in o):
+        read_seed(rec)
+
+
+def read_seed(rec: Running) -> None:
+    """Hashes of texts are asked."""
+    if not rec.seeded:
+        rec.seeded = True
+        rec.at(rec.child(rec.root(hash), "call", ("seed",)), hash("seed"))
+
+
+#: classes whose hashes are the same in each process
+SAME_HASH = (bool, int, float, complex)
 
 
 def _iterated(rec: Running, o: Any) -> Any:

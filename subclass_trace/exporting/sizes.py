@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
-from torch.export import Dim
+from torch.export import AdditionalInputs, Dim, ShapesCollection
 
 from ..errors import ExportError
 from ..frontends.dynamic import SizeHistory, each_tensor
 from ..subclass.paths import Path
 from ..torch_api.symbols import as_range, shape_conditions, size_symbol
 from ..torch_api.symbols import narrowed as torch_narrowed
+from ..torch_api.trees import pytree
 
 Tensor = torch.Tensor
 
@@ -38,35 +39,78 @@ def wanted_dims(
     Raises:
         ExportError: it does not fit the arguments.
     """
+    if isinstance(shapes, (ShapesCollection, AdditionalInputs)):
+        told: Any = shapes.dynamic_shapes
+        shapes = told(function, args, {**kwargs})
     if shapes is None:
         return []
+    rows: list[tuple[str, Any, str]] = []  # name, value, path
+    count = 0
     try:
-        bound = inspect.signature(function).bind(*args, **kwargs).arguments
+        signature = inspect.signature(function)
+        bound = signature.bind(*args, **kwargs).arguments
+        kinds = {name: p.kind for name, p in signature.parameters.items()}
     except (TypeError, ValueError):
-        bound = {f"args[{k}]": v for k, v in enumerate(args)} | dict(kwargs)
+        bound, kinds = {f"args[{k}]": v for k, v in enumerate(args)} | dict(kwargs), {}
+    for name, value in bound.items():
+        place = f"args[{count}]" if count < len(args) else f"kwargs[{name!r}]"
+        if kinds.get(name) in _OF_MANY:  # its parts stand side by side in the call
+            place = "args" if kinds[name] is inspect.Parameter.VAR_POSITIONAL else "kwargs"
+            value = _Many(value, count)
+            count = len(args)
+        rows.append((name, value, place))
+        count += 1
+    return [
+        wanted
+        for (_, value, place), shape in _paired(rows, shapes, "dynamic_shapes")
+        for wanted in _wanted(value, shape, place)
+    ]
+
+
+class _Many(NamedTuple):
+    """What ``*args`` or ``**kwargs`` holds; ``first``: the position of the first of them."""
+
+    held: Any
+    first: int
+
+
+_OF_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _paired(rows: Sequence[Any], shapes: Any, path: str) -> Iterator[tuple[Any, Any]]:
+    """Parts (with their names first), and what is said of them: by name, or one by one."""
+    known = [row[0] for row in rows]
     if isinstance(shapes, Mapping):
-        if unknown := [name for name in shapes if name not in bound]:
+        if unknown := [name for name in shapes if name not in known]:
+            what = "argument" if path == "dynamic_shapes" else "part of an argument"
             raise ExportError(
-                "dynamic_shapes names no argument",
-                path=f"dynamic_shapes[{unknown[0]!r}]",
-                expected=f"names among {[*bound]}",
+                f"dynamic_shapes names no {what}",
+                path=f"{path}[{unknown[0]!r}]",
+                expected=f"names among {known}",
             )
-        pairs = [(name, bound[name], shapes[name]) for name in shapes]
+        yield from ((row, shapes[row[0]]) for row in rows if row[0] in shapes)
+    elif isinstance(shapes, (list, tuple)) and len(shapes) == len(rows):
+        yield from zip(rows, shapes, strict=True)
     else:
-        pairs = [
-            (name, value, shape)
-            for (name, value), shape in zip(bound.items(), shapes, strict=False)
-        ]
-    paths = {
-        name: f"args[{k}]" if k < len(args) else f"kwargs[{name!r}]" for k, name in enumerate(bound)
-    }
-    return [w for name, value, shape in pairs for w in _wanted(value, shape, paths[name])]
+        raise ExportError(
+            "dynamic_shapes does not fit an argument",
+            path=path,
+            expected=f"{len(rows)} of them, or names among {known}",
+            got=repr(shapes),
+        )
 
 
 def _wanted(value: Any, shape: Any, path: str) -> Iterator[Wanted]:
     if shape is None:
         return
     if isinstance(value, Tensor):
+        if not isinstance(shape, (Mapping, Sequence)):
+            raise ExportError(
+                "dynamic_shapes does not fit an argument",
+                path=path,
+                expected="what its dimensions are",
+                got=repr(shape),
+            )
         rows = shape.items() if isinstance(shape, Mapping) else enumerate(shape)
         for dimension, dim in rows:
             if dim is not None and dim is not Dim.STATIC and type(dim) is not int:
@@ -80,19 +124,24 @@ def _wanted(value: Any, shape: Any, path: str) -> Iterator[Wanted]:
                     )
                 yield Wanted(path, dimension, dim)
         return
-    if isinstance(value, Mapping) and isinstance(shape, Mapping):
-        items: Any = [(key, value[key], shape[key]) for key in shape if key in value]
-    elif isinstance(value, (list, tuple)) and isinstance(shape, Sequence):
-        items = [(k, v, s) for k, (v, s) in enumerate(zip(value, shape, strict=False))]
-    else:
-        raise ExportError(
-            "dynamic_shapes does not fit an argument",
-            path=path,
-            expected=type(value).__name__,
-            got=repr(shape),
-        )
-    for key, inner, wanted in items:
-        yield from _wanted(inner, wanted, f"{path}[{key!r}]")
+    for row, wanted in _paired([*_parts(value, path)], shape, path):
+        yield from _wanted(row[1], wanted, row[2])
+
+
+def _parts(value: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
+    """One level down a tree: name, value, path."""
+    if isinstance(value, _Many):
+        held = value.held
+        names = [*held] if isinstance(held, dict) else range(len(held))
+        for name in names:
+            at = name if isinstance(held, dict) else name + value.first
+            yield name, held[name], f"{path}[{at!r}]"
+        return
+    for way, part in pytree.tree_flatten_with_path(value, is_leaf=lambda v: v is not value)[0]:
+        if way:
+            (key,) = way
+            name = next(getattr(key, n) for n in ("key", "idx", "name") if hasattr(key, n))
+            yield name, part, f"{path}{pytree.keystr(way)}"
 
 
 def history_of(wanted: Sequence[Wanted], values: Mapping[str, Tensor]) -> SizeHistory:
@@ -154,6 +203,14 @@ def ranges(env: Any, wanted: Sequence[Wanted], fakes: Mapping[str, Tensor]) -> d
                 fix="give the example different sizes there, or one Dim to both",
             )
         least, most = getattr(row.dim, "min", None), getattr(row.dim, "max", None)
+        hint = size.node.hint
+        if not (least is None or least <= hint) or not (most is None or hint <= most):
+            raise ExportError(
+                "the example is not among the sizes that were asked for",
+                path=f"{row.path}.shape[{row.dimension}]",
+                expected=f"{row.dim.__name__} from {least} to {most}",
+                got=hint,
+            )
         known = found.get(symbol) or env.var_to_range[symbol]
         found[symbol] = torch_narrowed(known, least, most)
     for condition in shape_conditions(env, frozenset(found)):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import policy
-from ..errors import SubclassTraceError, UnsupportedError
+from ..errors import RuleError, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import handed_over, ran_eagerly
 from ..report.names import name_of
@@ -132,9 +132,8 @@ class HandOver:
         try:
             result = self._function(*args, **kwargs) if eagerly else self._compiled(*args, **kwargs)
         except Exception as error:
-            if self.why is None or not (
-                is_of_dynamo(error) or isinstance(error, SubclassTraceError)
-            ):
+            of_region = isinstance(error, SubclassTraceError) and not isinstance(error, RuleError)
+            if self.why is None or not (is_of_dynamo(error) or of_region):
                 raise
             raise self.why.with_traceback(None) from error
         self._seconds[eagerly] = min(self._seconds[eagerly], perf_counter() - start)

@@ -30,7 +30,7 @@ from ..torch_api.owners import Owner, owner_of_file
 from . import calls, kinds
 from .calls import C_TABLE, CLASSES, Handler, callback
 from .frames import instrumented_frame
-from .iteration import SAME_HASH, as_mapping, iterate, read_seed
+from .iteration import as_mapping, iterate, read_hashes
 from .kinds import (
     SIMPLE,
     VALUES,
@@ -226,8 +226,8 @@ def by_method(name: str) -> Handler:
             return f(**k)
         o = rec.give(a[0])
         kind = type(o)
-        if f is hash and kind not in SAME_HASH:
-            read_seed(rec)
+        if f is hash:
+            read_hashes(rec, a)
         if kind in ATOMS:
             return f(*a, **k)
         if kind in PYTHON_CLASSES:
@@ -251,7 +251,11 @@ def by_method(name: str) -> Handler:
         if kind in VALUES or is_a(o, (type, types.ModuleType)) or is_a(o, kinds.VALUE_BASES):
             return f(*a, **k)
         rec.deep(o, name)
-        return watched(f, (rec.mapped(o), *a[1:]), k)
+        out = watched(f, (rec.mapped(o), *a[1:]), k)
+        if type(out) is str and " at 0x" in out:  # an address
+            rec.pin(o)
+            read_hashes(rec, [o])
+        return out
 
     return handler
 

@@ -19,7 +19,7 @@ from . import attributes, calls, classes, kinds
 from .c_callables import context_variable, weakly
 from .c_functions import first_of
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
-from .iteration import as_mapping, iterate, read_order
+from .iteration import as_mapping, iterate, read_hashes, read_order
 from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Function, is_immutable
 from .net import watched
 from .recorder import instance_dict
@@ -88,6 +88,8 @@ def method_of_c(rec: Running, f: Any, owner: Any, a: Args, k: Named) -> Any:
     if is_a(owner, torch.autograd.graph.Node) and name in ("register_hook", "register_prehook"):
         a = tuple(map(callback, a))
         rec.hooks_nodes = True
+    if name == "__hash__":
+        read_hashes(rec, [owner])
     world = world_name(f, owner)
     if world is not None:
         refuse_world(rec, world)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import operator
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -50,15 +50,18 @@ def read_order(rec: Running, o: Any) -> None:
     on the hashes of texts, which are others in each process."""
     if rec.place_of(o) is not None:
         rec.row(o, "keys", list(rec.box(o)))
-    elif any(type(value) not in SAME_HASH for value in o):
-        read_seed(rec)
+    else:
+        read_hashes(rec, o)
 
 
-def read_seed(rec: Running) -> None:
-    """Hashes of texts are asked."""
-    if not rec.seeded:
-        rec.seeded = True
-        rec.at(rec.child(rec.root(hash), "call", ("seed",)), hash("seed"))
+def read_hashes(rec: Running, values: Iterable[Any]) -> None:
+    """Hashes are asked: those of texts have a seed, those of classes and of most objects are
+    addresses."""
+    kinds = {type(value) for value in values}.difference(SAME_HASH)
+    for probe in ("seed", object) if not kinds <= {str, bytes} else ("seed",) if kinds else ():
+        if probe not in rec.hashed:
+            rec.hashed |= {probe}
+            rec.at(rec.child(rec.root(hash), "call", (probe,)), hash(probe))
 
 
 #: classes whose hashes are the same in each process

@@ -25,7 +25,7 @@ class Running(Reach):
     printed: list[tuple[Table, dict[str, Any], tuple[Any, ...]]]
     variables: dict[int, tuple[Any, Any, Any]]
     flags: Any
-    seeded = False  # are hashes of texts compared?
+    hashed: frozenset[Any] = frozenset()  # things whose hashes are compared
 
     def call(self, f: Any, /, *args: Any, **kwargs: Any) -> Any:
         """``f(*args, **kwargs)``, by whatever it is: a clone, a rule, or as it is."""

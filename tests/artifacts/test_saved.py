@@ -191,6 +191,50 @@ def test_what_is_no_file_of_ours(tmp_path: Path, traces: list[int]) -> None:
         st.load(tmp_path / "file", Model(), no_such_option=1)
 
 
+def asserted(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() < 0:
+        raise ValueError("too small")
+    return x * 2
+
+
+def stepped(x: torch.Tensor) -> Any:
+    """With hooks whose ids are others in each process, and numbers that are computed in the graph."""
+    w = torch.nn.Parameter(torch.ones(3))
+    w.register_hook(lambda g: g * 2)
+    w.register_post_accumulate_grad_hook(lambda p: None)
+    optimizer = torch.optim.RAdam([w])
+    optimizer.register_step_pre_hook(lambda *a: None)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        (w * x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return w.detach().clone()
+
+    for _ in range(3):
+        step(x)
+    return step
+
+
+def test_asserted_and_hooked(tmp_path: Path, traces: list[int]) -> None:
+    x = torch.ones(3)
+    for make in (lambda: asserted, lambda: stepped(x)):
+        region, other = st.compile(make(), backend="eager", frontend="trace"), make()
+        region(x)
+        region.save(tmp_path / "a.st", x)
+        traces.clear()
+        torch.nn.Linear(1, 1).register_forward_hook(lambda *a: None)  # the next id
+        assert torch.equal(st.load(tmp_path / "a.st", other, backend="eager", frontend="trace")(x), make()(x))
+        assert not traces
+
+
+def test_modules_of_torch_fx(tmp_path: Path) -> None:
+    region = st.compile(torch.fx.symbolic_trace(torch.nn.Linear(3, 3)), backend="eager", frontend="trace")
+    region(torch.ones(3))
+    with pytest.raises(st.ArtifactError, match="nothing to save"):
+        region.save(tmp_path / "a.st")
+
+
 def test_nothing_to_save(tmp_path: Path) -> None:
     with pytest.raises(st.ArtifactError) as caught:
         st.compile(Model()).save(tmp_path / "x.st")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.export import Dim
+from torch.export import AdditionalInputs, Dim, ShapesCollection, register_dataclass
 from torch.utils import _pytree as pytree
 
 import subclass_trace as st
@@ -209,6 +209,78 @@ def test_dynamic_sizes(shapes: Any) -> None:
             close(exported.unflatten_outputs(run(*exported.flatten_inputs(x))), copy.deepcopy(module)(x))
 
 
+@dataclasses.dataclass
+class Registered:
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+register_dataclass(Registered)
+
+
+def of_both() -> ShapesCollection:
+    found = ShapesCollection()
+    found[X] = {0: Dim.DYNAMIC}
+    return found
+
+
+def of_others() -> AdditionalInputs:
+    found = AdditionalInputs()
+    found.add((torch.randn(9, 4),))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "make", "shapes"),
+    [
+        (lambda x: x * 2, lambda x: (x,), of_both),
+        (lambda x: x * 2, lambda x: (x,), of_others),
+        (
+            lambda p: p.first.sum(0) + p.second,
+            lambda x: (Registered(x, torch.ones(4)),),
+            lambda: {"p": [{0: Dim.DYNAMIC}, None]},
+        ),
+        (
+            lambda p: p.first.sum(0) + p.second,
+            lambda x: (Registered(x, torch.ones(4)),),
+            lambda: ({"first": {0: Dim.DYNAMIC}},),
+        ),
+        (lambda *a: a[0] + a[1], lambda x: (torch.ones(4), x), lambda: ((None, {0: Dim.DYNAMIC}),)),
+        (lambda d: d["a"][0] + 1, lambda x: ({"a": [x]},), lambda: {"d": {"a": [{0: Dim.DYNAMIC}]}}),
+    ],
+)
+def test_forms_of_dynamic_shapes(function: Any, make: Any, shapes: Any) -> None:
+    exported = st.export(function, make(X), dynamic_shapes=shapes())
+    for rows in (3, 9):
+        args = make(torch.randn(rows, 4))
+        close(exported.unflatten_outputs(exported.program.module()(*exported.flatten_inputs(*args))), function(*args))
+
+
+class ByKeyword(nn.Module):
+    def forward(self, x: torch.Tensor, *, z: torch.Tensor) -> Any:
+        return x + 1, z * 2, z.shape[0], z.shape
+
+
+def attention(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "shapes"),
+    [
+        (ByKeyword(), (X,), {"z": X + 1}, {"x": None, "z": {0: Dim("rows", min=2, max=64)}}),
+        (attention, (X[None, None],), {}, None),
+        (lambda x: None, (X,), {}, None),
+    ],
+)
+def test_decomposed_and_saved(function: Any, args: Any, kwargs: Any, shapes: Any, tmp_path: Path) -> None:
+    exported = st.export(function, args, kwargs, dynamic_shapes=shapes)
+    torch.export.save(exported.program, tmp_path / "p.pt2")
+    for program in (exported.program.run_decompositions(), torch.export.load(tmp_path / "p.pt2")):
+        inputs = exported.flatten_inputs(*args, **kwargs)
+        close(exported.unflatten_outputs(program.module()(*inputs)), function(*args, **kwargs))
+
+
 def test_dynamic_sizes_of_wrappers() -> None:
     exported = st.export(
         lambda x, y: (x @ y, x.shape[0]),
@@ -229,6 +301,9 @@ def test_dynamic_sizes_of_wrappers() -> None:
         (lambda x: x.reshape(-1, 2, 4) if x.shape[0] % 2 == 0 else x, {"x": {0: Dim.DYNAMIC}}, "more than in a range"),
         (lambda x: x * 2, {"y": {0: Dim.DYNAMIC}}, "names no argument"),
         (lambda x: x * 2, {"x": {3: Dim.DYNAMIC}}, "names no dimension"),
+        (lambda x: x * 2, {"x": Dim.DYNAMIC}, "does not fit"),
+        (lambda x: x * 2, (None, None), "does not fit"),
+        (lambda x: x * 2, {"x": {0: Dim("few", min=2, max=3)}}, "not among the sizes"),
     ],
 )
 def test_sizes_that_cannot_be_dynamic(function: Any, shapes: Any, what: str) -> None:
@@ -354,6 +429,10 @@ def test_arguments_that_do_not_fit() -> None:
     assert caught.value.path == "input"
     with pytest.raises(ExportError, match="another structure"):
         exported.flatten_inputs([X])
+    of_two = st.export(lambda x, y: x - y, (), {"x": X, "y": X + 1})
+    assert torch.equal(*(of_two.flatten_inputs(**named)[0] for named in ({"y": X + 1, "x": X}, {"x": X, "y": X + 1})))
+    with pytest.raises(ExportError, match="no part of an argument"):
+        st.export(lambda d: d["a"] + 1, ({"a": X},), dynamic_shapes={"d": {"A": {0: Dim.DYNAMIC}}})
     for args in ((TwoTensor(X, X), X + 1), (X, X)):
         with pytest.raises(ExportError, match="are one object"):
             st.export(lambda x, y: x * y, args)

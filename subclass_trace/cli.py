@@ -176,7 +176,10 @@ def _export(options: argparse.Namespace) -> int:
     from .stages import working
     from .torch_api.inductor import write_package
 
-    made = _named(options.target)()
+    make, folder = _named(options.target), options.out.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    made = make() if callable(make) else make
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], tuple)):
         raise OptionError(
             "the function gives something else",

@@ -66,6 +66,7 @@ _CHANGE = frozenset(_CHANGING.split())
 _COMPARE = frozenset(["index", "count", "__eq__", "__ne__", "__lt__", "remove"])
 _OF_OBJECTS = ("__init_subclass__", "__setattr__", "__getattribute__", "__delattr__")
 _COPYING = ("__reduce_ex__", "__getstate__", "__reduce__")
+_NEW_OBJECT: Any = vars(copyreg)["__newobj__"]
 _OF_A_COPY = ("__reduce__", "__getstate__", "__getnewargs_ex__", "__getnewargs__")
 
 
@@ -278,7 +279,7 @@ def _copied(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
         return rec.call(reduce, o)
     is_told = base is object and {*arguments} == {MISSING} and a[:1] > (1,)
     if name == "__reduce_ex__" and type(state) is Function and is_told:
-        return copyreg.__newobj__, (cls,), rec.call(state, o), None, None  # type: ignore[attr-defined]
+        return _NEW_OBJECT, (cls,), rec.call(state, o), None, None
     if not is_a(o, CONTAINERS) and base is not object:
         rec.deep(o, name)  # an object of C code: an exception, a partial
     space = instance_dict(o)

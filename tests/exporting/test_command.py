@@ -41,6 +41,7 @@ def test_writes_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "says"),
     [
         ([f"{TARGET}:make_nothing"], "expected: (module, args)"),
+        ([f"{TARGET}:TARGET"], "got:      str"),
         ([f"{TARGET}:not_there"], "package.module:function"),
         (["no.such.module:f"], "package.module:function"),
     ],

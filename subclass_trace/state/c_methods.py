@@ -25,7 +25,7 @@ from .net import watched
 from .recorder import instance_dict
 from .running import Running
 from .texts import text_of
-from .values import MISSING, is_python, size_of
+from .values import MISSING, is_python, lookup, size_of
 from .world import refuse_world, world_name
 
 Args: TypeAlias = tuple[Any, ...]
@@ -67,6 +67,7 @@ _COMPARE = frozenset(["index", "count", "__eq__", "__ne__", "__lt__", "remove"])
 _OF_OBJECTS = ("__init_subclass__", "__setattr__", "__getattribute__", "__delattr__")
 _COPYING = ("__reduce_ex__", "__getstate__", "__reduce__")
 _NEW_OBJECT: Any = vars(copyreg)["__newobj__"]
+_OF_ATTRIBUTES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OF_A_COPY = ("__reduce__", "__getstate__", "__getnewargs_ex__", "__getnewargs__")
 
 
@@ -262,6 +263,11 @@ def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> An
             return _writing(rec, o, name, f, a, k)
         if f != object.__init__.__get__(o, type(o)):
             return refuse_change(rec, o, name)
+    if type(o) in _OF_ATTRIBUTES and a and lookup(type(a[0]), o.__name__) is o:
+        if name == "__get__":
+            return attributes.get(rec, a[0], o.__name__)
+        if name in ("__set__", "__delete__"):
+            return attributes.plain_put(rec, a[0], o.__name__, *(a[1:] or (MISSING,)))
     if name in ("__init__", "__new__", "__init_subclass__", "__get__", "__set_name__", "__set__"):
         return rec.made_class(watched(f, tuple(map(rec.mapped, a)), k))
     kinds_of_python = (*CONTAINERS, str, int, float, type)

@@ -481,7 +481,7 @@ REPLACED: dict[str, Does] = {
     "COPY_DICT_WITHOUT_KEYS": _copy_without_keys,
     "RAISE_VARARGS": _raise,
     "CHECK_EXC_MATCH": _on_top("caught"),
-    "CHECK_EG_MATCH": _on_top("caught"),
+    "CHECK_EG_MATCH": _with_copies("caught_of_group", 2),
     "JUMP_IF_NOT_EXC_MATCH": _instead("caught"),
     "JUMP_IF_TRUE_OR_POP": _instead("truth_kept"),
     "JUMP_IF_FALSE_OR_POP": _instead("truth_kept"),

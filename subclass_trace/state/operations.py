@@ -283,6 +283,13 @@ def match_class(positional: int, parts: tuple[Any, Any, Any]) -> None:
             return
 
 
+def caught_of_group(pair: tuple[Any, Any]) -> None:
+    """``except*`` makes groups of the errors inside of one, and asks for their classes."""
+    if (rec := current()) is not None:
+        OPS["caught"](pair[1])
+        rec.deep(pair[0], "except*")
+
+
 def and_back(op: str, *parts: Any) -> tuple[Any, ...]:
     """Python 3.10: an operation that leaves its operands, in reverse."""
     OPS[op](*parts)
@@ -319,6 +326,7 @@ OPS.update(
         "get_len": get_len,
         "match_keys": match_keys,
         "match_class": match_class,
+        "caught_of_group": caught_of_group,
         "keyed_in": keyed_in,
         "call": call,
         "call0": call0,

@@ -211,6 +211,8 @@ def _containers_equal(rec: Running, a: Any, b: Any) -> bool:
     rec.touch(b)
     if size_of(a) != size_of(b):
         return False
+    if is_a(a, collections.OrderedDict) and not all(map(_are_equal, items_of(a), items_of(b))):
+        return False
     if is_a(a, dict):
         rows = [(k, rec.given_item(a, k, v)) for k, v in pairs_of(a)]
         return all(

@@ -43,6 +43,8 @@ class Reach(Containers):
         kind = type(value)
         if kind in ATOMS or kind in VALUES or is_a(value, enum.Enum) or id(value) in self.walked:
             return
+        if is_a(value, kinds.VALUE_BASES) and is_immutable(kind):
+            return
         if kind in PYTHON_CLASSES or (self.place_of(value) is None and is_made_by_torch(kind)):
             return
         if is_a(value, torch.Tensor):
@@ -96,6 +98,8 @@ class Reach(Containers):
                 self.deep(getattr(value, name), by, depth)
             return
         elif is_a(value, kinds.ARRAYS):
+            if getattr(getattr(value, "dtype", None), "hasobject", False):
+                self._refuse_handed(by, "an array of objects")
             if self.place_of(value) is not None:
                 self.arrays.setdefault(id(value), (value, raw(value)))
             return self.row(value, "raw", raw(value))

@@ -7,6 +7,7 @@ A kind of row is one line of `KINDS`: how it is compared, and how that is said. 
 from __future__ import annotations
 
 import math
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -120,7 +121,7 @@ _BY_VALUE = (int, float, str, bool, bytes, type(None))
 def raw(value: Any) -> Any:
     """The bytes of an array or a bytearray."""
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):
-        return value.dtype.str, value.shape, value.tobytes()
+        return value.dtype.str, value.shape, value.tobytes(), str(value.dtype)
     return bytes(value)
 
 
@@ -152,7 +153,14 @@ HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_p
 
 
 def _exact(value: Any, known: Any) -> bool:
-    return type(value) is type(known) and bool(value == known)
+    """What ``==`` does not tell, texts do: 1.0 and 1.00, signs of zero, NaN, zones of times."""
+    if type(value) is not type(known) or type(value) in _BY_EQUALITY:
+        return type(value) is type(known) and bool(value == known)
+    return value is known or (repr(value) == repr(known) and bool(value == known or value != value))
+
+
+#: classes whose texts are cut short, or have addresses
+_BY_EQUALITY = (re.Pattern, types.CodeType)
 
 
 KINDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {

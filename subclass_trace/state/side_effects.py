@@ -23,6 +23,7 @@ from ..subclass.values import is_a, is_atom
 from ..torch_api.numbers import PYTHON_CLASSES, plain_number
 from ..torch_api.operators import OpOverload
 from ..torch_api.owners import Owner, owner_of_file
+from ..torch_api.wrappers import is_numpy_scalar
 from .containers import Containers
 from .kinds import SYMBOLS, VALUES
 from .place import Place
@@ -110,7 +111,7 @@ class Recipes:
     def _is_constant(self, value: Any) -> bool:
         if id(value) in self._rec.roots or is_a(value, _CONSTANT_KINDS):
             return True
-        if type(value) in VALUES:
+        if type(value) in VALUES or (is_numpy_scalar(value) and value.dtype.kind != "V"):
             return True
         if type(value) in (types.MethodType, *PYTHON_CLASSES):
             return False

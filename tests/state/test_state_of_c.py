@@ -71,6 +71,26 @@ class Asked:
         return self.yes
 
 
+class Slotted:
+    __slots__ = ("a",)
+
+
+def slotted(value: int) -> Slotted:
+    made = Slotted()
+    made.a = value
+    return made
+
+
+def told(value: int) -> Told:
+    made = Told()
+    made.value = value
+    return made
+
+
+TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+ORDERED = collections.OrderedDict(a=1, b=2)
+
+
 def _doubled(value: Any) -> Any:
     value.value = 2
 
@@ -91,6 +111,15 @@ REPLACED: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "method of a dict": ({1: 2}.get, {1: 3}.get, lambda o: o(1)),
     "method of a class": (dict.fromkeys, collections.OrderedDict.fromkeys, lambda o: type(o([1])) is dict),
     "method of an array": (np.array([1.0, 2]).sum, np.array([1.0, 3]).sum, lambda o: float(o())),
+    "NaN": (decimal.Decimal("1.5"), decimal.Decimal("NaN"), lambda o: float(o)),
+    "digits": (decimal.Decimal("1.0"), decimal.Decimal("1.00"), lambda o: len(str(o))),
+    "sign of zero": (np.float64(0.0), np.float64(-0.0), lambda o: np.copysign(1.0, o)),
+    "number of numpy": (np.float32(1.5), np.float32(2.5), lambda o: float(o * 2)),
+    "zone of a time": (TIME, TIME.astimezone(datetime.timezone(datetime.timedelta(hours=1))), lambda o: o.hour),
+    "order of a union": (int | str, str | int, lambda o: o.__args__[0] is int),
+    "equal in order": (ORDERED, collections.OrderedDict(reversed(ORDERED.items())), lambda o: o == ORDERED),
+    "slot": (slotted(1), slotted(2), lambda o: Slotted.a.__get__(o)),
+    "dict by its descriptor": (Told(), told(2), lambda o: Told.__dict__["__dict__"].__get__(o).get("value", 1)),
     "struct": (struct.Struct("i"), struct.Struct("q"), lambda o: o.size),
     "method of a struct": (struct.Struct("i").pack, struct.Struct("q").pack, lambda o: len(o(1))),
     "template": (string.Template("$a"), string.Template("$a$a"), lambda o: len(o.substitute(a="x"))),
@@ -159,6 +188,16 @@ CHANGED: dict[str, tuple[Callable[[], Any], Change, Callable[[Any], Any]]] = {
         lambda o: o[1].value,
     ),
     "keys": (lambda: (lambda d: (d, d.keys()))({1: 1}), lambda o: o[0].update({2: 2}), lambda o: len(o[1])),
+    "list in an array": (
+        lambda: np.array([1, "ab", [1, 2]], dtype=object),
+        lambda o: o[2].reverse(),
+        lambda o: o[2][0],
+    ),
+    "names of a dtype": (
+        lambda: np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]),
+        lambda o: setattr(o.dtype, "names", o.dtype.names[::-1]),
+        lambda o: float(o["b"][0]),
+    ),
     "collector": (
         lambda: gc,
         lambda o: (o.disable if o.isenabled() else o.enable)(),
@@ -198,10 +237,10 @@ def results(
         return x * read(held[0])
 
     call = f if frontend is None else st.compile(f, frontend=frontend, backend="eager")  # type: ignore[arg-type]
-    found = [call(torch.ones(2)).tolist()]
+    found = [repr(call(torch.ones(2)).tolist())]
     for change in changes:
         held[0] = change(held[0])
-        found.append(call(torch.ones(2)).tolist())
+        found.append(repr(call(torch.ones(2)).tolist()))
     return found
 
 

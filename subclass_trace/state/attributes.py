@@ -374,7 +374,7 @@ def put(rec: Running, o: Any, name: str, value: Any) -> None:
     """``o.name = value``; `MISSING`: ``del o.name``."""
     delete = value is MISSING
     setter = rec.lookup(type(o), "__delattr__" if delete else "__setattr__")
-    if type(setter) is Function and kind_of(setter.__code__) != TORCH and not is_a(o, type):
+    if type(setter) is Function and kind_of(setter.__code__) != TORCH:
         if not (setter is torch.nn.Module.__setattr__ and not _is_registered(o, name, value)):
             rec.call(setter, o, name) if delete else rec.call(setter, o, name, value)
             return
@@ -459,7 +459,7 @@ def _note(rec: Running, o: Any, kind: type, name: str, member: Any) -> None:
     data = member is not MISSING and has(type(member), "__set__")
     if space is not None and not data:
         rec.write_names(o, space, name)
-    elif type(member) is types.MemberDescriptorType:
+    elif type(member) is types.MemberDescriptorType and not is_immutable(member.__objclass__):
         rec.write(o, name, whole=False, table=SLOTS)
     elif is_a(o, THREAD_LOCAL):
         rec.write_names(o, THREAD_LOCAL.__getattribute__(o, "__dict__"), name)

@@ -28,7 +28,7 @@ EDITED = {
     "method of a pattern": ("re.compile('a+').match", "re.compile('a').match", "len(G('aa').group())"),
     "method of a text": ("'ab'.join", "'a'.join", "len(G('xyz'))"),
     "a member's value": ("enum.IntEnum('E', {'A': 2})", "enum.IntEnum('E', {'A': 3})", "G.A"),
-    "several flags": ("enum.Flag('F', 'A B')(3)", "enum.Flag('F', 'A B')(1)", "len(G)"),
+    "several flags": ("enum.Flag('F', 'A B')(3)", "enum.Flag('F', 'A B')(1)", "G.value"),
     "registered": ("registered(int)", "registered(str)", "isinstance(3, G)"),
     "bases": ("type('C', (list,), {})", "type('C', (dict,), {})", "issubclass(G, dict)"),
     "names of a class": ("type('C', (), {'a': 1})", "type('C', (), {'a': 1, 'b': 1})", "len(dir(G))"),

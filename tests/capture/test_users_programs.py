@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import typing
 import weakref
@@ -245,6 +246,40 @@ def hooks_that_write(compile: Compile, whole: bool = False) -> Any:
                 out.backward()
         found.append([x.grad, u.data, u.grad, u.requires_grad])
     return found
+
+
+class Adding(type):
+    def __setattr__(cls, name: str, value: Any) -> None:
+        type.__setattr__(cls, name, value + 100)
+
+
+def attributes_that_classes_of_c_and_metaclasses_keep(compile: Compile) -> Any:
+    class Set(metaclass=Adding):
+        pass
+
+    table: collections.defaultdict[str, Any] = collections.defaultdict(int)
+
+    def step(x: Tensor) -> Tensor:
+        Set.value = 1
+        return x * Set.value
+
+    def other(x: Tensor) -> Tensor:
+        table.default_factory = list
+        return x * 2
+
+    out = [compile(f)(torch.ones(2)) for f in (step, other) for _ in range(2)]
+    return out, Set.value, table["made"]
+
+
+def a_tensor_class_that_calls_up(compile: Compile) -> Any:
+    class Up(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = super().__torch_function__(func, types, args, kwargs or {})
+            return out * 2 if func is torch.sin else out
+
+    call = compile(lambda x: torch.sin(x) + 1)
+    return [torch.Tensor(call(torch.ones(3).as_subclass(Up))) for _ in range(2)]
 
 
 def a_hook_that_drops_what_other_leaves_have(compile: Compile) -> Any:

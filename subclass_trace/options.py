@@ -126,6 +126,13 @@ class Options:
                     expected=expected,
                     got=repr(value),
                 )
+        if not isinstance(self.options, (Mapping, type(None))):
+            raise OptionError(
+                "options has no such value",
+                path="options",
+                expected="a dict of options of the back end",
+                got=repr(self.options),
+            )
         is_share = isinstance(self.verify, (bool, int, float)) and 0 <= self.verify <= 1
         if not is_share or (self.verify and self.cache is not True):
             raise OptionError(

@@ -46,9 +46,9 @@ def resolve_partitioner(
     """
     check_budget(budget)
     choice = "min_cut" if choice is None else choice
-    if callable(choice):
+    if callable(choice) and not isinstance(choice, type):
         found: Partitioner = choice
-    elif choice in BY_NAME:
+    elif isinstance(choice, str) and choice in BY_NAME:
         found = BY_NAME[choice]
     else:
         close = difflib.get_close_matches(str(choice), BY_NAME, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -46,6 +47,13 @@ def memory_policy(rules: Mapping[str, str]) -> Pass:
     >>> [row.short_operation for row in region.specializations[0].saved if row.operation != "input"]
     ['addmm']
     """
+    if not isinstance(rules, Mapping) or not all(isinstance(rule, str) for rule in rules):
+        raise OptionError(
+            "a memory policy has no such rules",
+            path="rules",
+            expected='a dict, as {"layers.*::aten.mm.default": "save"}',
+            got=text_of(rules),
+        )
     for rule, policy in rules.items():
         if policy not in (*_POLICIES, _OFFLOAD):
             close = difflib.get_close_matches(str(policy), [*_POLICIES, _OFFLOAD], 1)
@@ -91,7 +99,7 @@ def _matches_nothing(graph: JointGraph, rule: str, module: str, operation: str) 
     near = {
         text: difflib.get_close_matches(text, known, 3)
         for text, known in names.items()
-        if text not in ("", "*")
+        if text not in ("", "*") and not fnmatch.filter(known, text)
     }
     tips = [
         f"{text!r} is near {', '.join(map(repr, found))}" for text, found in near.items() if found

@@ -28,7 +28,7 @@ import torch
 from ..backends.cudagraphs.recorder import Work
 from ..torch_api.memory import address, cloned_storage, storage_of, with_bits_of
 from ..torch_api.modes import TorchDispatchMode
-from ..torch_api.operators import copy_all, op_schema
+from ..torch_api.operators import copy_all, indexes_by_numbers, op_schema
 from ..torch_api.trees import pytree, tree_map_only
 
 Tensor = torch.Tensor
@@ -179,7 +179,8 @@ class _Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def _check(self, func: Any, given: Any) -> None:
-        if any(tag in func.tags for tag in _WAITS):
+        waits = any(tag in func.tags for tag in _WAITS)
+        if waits and not indexes_by_numbers(func, given[0]):
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
         for value in pytree.tree_leaves(given):
             if isinstance(value, Tensor) and self.recorder.on_host(value):

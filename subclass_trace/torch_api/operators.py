@@ -144,3 +144,12 @@ def is_effectful(op: Any) -> bool:
     from torch._higher_order_ops import effects
 
     return effects._get_effect(op) is not None
+
+
+def indexes_by_numbers(op: Any, args: Any) -> bool:
+    """Does an operation index by whole numbers alone? They tell the size of its result; masks,
+    because of which it says that it waits for values, do not."""
+    masks = (torch.bool, torch.uint8)
+    return op is torch.ops.aten.index.Tensor and not any(
+        i is not None and i.dtype in masks for i in args[1]
+    )

@@ -247,6 +247,23 @@ def test_inductor_with_a_cut_graph() -> None:
     assert recorder.events.count("replay") > 0
 
 
+@pytest.mark.parametrize("sizes", [{}, {"sizes": [1, 2, 4, 8]}])
+def test_inputs_that_overlap(sizes: dict[str, Any]) -> None:
+    settings = {"recorder": EmulatedRecorder(), **sizes}
+    region = st.compile(lambda x, y: x * y + x, backend="cudagraphs", options=settings, dynamic=True, frontend="trace")
+    for k in range(4):
+        base = torch.arange(6.0) + k
+        torch.testing.assert_close(region(base[:3], base[1:4]), base[:3] * base[1:4] + base[:3])
+
+
+def test_whole_numbers_as_indices_are_recorded() -> None:
+    settings = {"recorder": (recorder := EmulatedRecorder())}
+    region = st.compile(lambda x, i: (x * 2)[i] + 1, backend="cudagraphs", options=settings, frontend="trace")
+    for k in range(4):
+        torch.testing.assert_close(region(randn(6, seed=k), torch.tensor([1, 3])), randn(6, seed=k)[[1, 3]] * 2 + 1)
+    assert len(recorder._graphs) == 1 and recorder.events.count("replay") > 0
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown mode": ({"mode": "fast"}, "mode has no such value"),
     "eager": ({"mode": "reduce-overhead"}, "this back end has no mode 'reduce-overhead'"),
@@ -259,6 +276,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "outputs": ({"options": {"outputs": "some"}}, "'outputs' has no such value"),
     "sizes": ({"options": {"sizes": [0, 2]}}, "'sizes' has no such value"),
+    "no options": ({"options": 3}, "options has no such value"),
     "no list": ({"options": {"sizes": 4}}, "'sizes' has no such value"),
     "truth is no size": ({"options": {"sizes": [True]}}, "'sizes' has no such value"),
     "limit": ({"options": {"limit": 0}}, "'limit' has no such value"),

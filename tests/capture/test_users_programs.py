@@ -329,7 +329,7 @@ def test_an_attribute_that_a_class_of_c_keeps() -> None:
     with pytest.raises(st.SideEffectError):
         st.compile(f, frontend="trace", backend="eager")(torch.ones(2))
     assert table.default_factory is int
-    assert st.compile(f, backend="eager")(torch.ones(2)).tolist() == [2, 2] and table["made"] == []
+    assert st.compile(f, frontend="auto", backend="eager")(torch.ones(2)).tolist() == [2, 2] and table["made"] == []
 
 
 def test_they_are_all_there() -> None:

@@ -266,8 +266,11 @@ def test_names() -> None:
             st.compile(torch.sin, passes=wrong)
     with pytest.raises(OptionError, match="on_error"):
         st.compile(torch.sin, on_error="ignore")
-    with pytest.raises(OptionError):
-        bucket_collectives(0)
+    for call in (lambda: bucket_collectives(0), lambda: memory_policy(None), lambda: memory_policy({3: "save"})):  # type: ignore
+        with pytest.raises(OptionError):
+            call()
+    with pytest.raises(OptionError, match="unknown partitioner"):
+        st.compile(torch.sin, partitioner=st.MinCut)
 
 
 def test_what_a_pass_did_is_told() -> None:

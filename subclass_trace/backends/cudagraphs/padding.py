@@ -58,8 +58,8 @@ class Padding:
             check(gm.graph, symbol)
             for v in (*values.values(), *outputs):
                 rows_of(v, symbol)
-                if isinstance(v, SYM_TYPES) and v in outputs:
-                    raise MixesRows("a size is a result")
+            if any(isinstance(_val(n), SYM_TYPES) for n in output_args(gm.graph)):
+                raise MixesRows("a size is a result")
         except MixesRows as why:
             return cls(symbol, sized, outputs, str(why))
         return cls(symbol, sized, outputs, None)

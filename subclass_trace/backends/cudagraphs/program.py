@@ -24,9 +24,9 @@ from ...torch_api.graphs import graph_module
 from ...torch_api.kinds import SYM_TYPES, storage_key
 from ...torch_api.lines import location_text
 from ...torch_api.memory import address, part_of, with_version_of
-from ...torch_api.operators import OpOverload, op_schema
+from ...torch_api.operators import OpOverload, indexes_by_numbers, op_schema
 from ...torch_api.symbols import is_data_dependent
-from ...torch_api.trees import pytree
+from ...torch_api.trees import pytree, tree_map_only
 from .buffers import fresh_memory, is_computed_with
 from .graphed import Graphed
 from .padding import Padding
@@ -156,7 +156,7 @@ def _unfit(node: fx.Node, pool: Pool) -> str | None:
     target, near = node.target, (node, *node.all_input_nodes)
     if isinstance(target, OpOverload):
         for tag in target.tags:
-            if tag in _WAITS:
+            if tag in _WAITS and not indexes_by_numbers(target, _values(node.args)):
                 return _WAITS[tag]
         if "c10d" in target.namespace:
             return "it needs a process group, which may end before a recording does"
@@ -174,6 +174,10 @@ def _unfit(node: fx.Node, pool: Pool) -> str | None:
                 if n.op != "placeholder" or v.dim():
                     return "it works on memory of the host"
     return None
+
+
+def _values(args: Any) -> Any:
+    return tree_map_only(fx.Node, lambda n: n.meta.get("val"), args)
 
 
 class _Parts:

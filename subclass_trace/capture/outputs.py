@@ -112,6 +112,7 @@ class OutputClassifier:
         """A tensor that the region makes: a value, or a view of one, or of an input."""
         base = o._base
         leaves, spec = flatten(o)
+        self.recorder.memory.refuse_lent(leaves, self.recorder.user_line)
         # (What a wrapper shares with another one moves their version counters alike: so such a
         # Parameter runs eagerly.)
         dense = base is None and not is_traceable(o)

@@ -371,9 +371,8 @@ class Recorder(TracedGraph):
             torch.autograd.graph.increment_version(
                 [t for t, (_, n) in still if not t.is_inference() and t._version == n]
             )
-        # lift_fresh's result would alias the constant: a region that writes to it must not change
-        # the constant.
-        target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
+        lifts = func is aten.lift_fresh.default
+        target = self.memory.copied(args[0], out, self.user_line) if lifts else func
         node = self.call(target, args, kwargs)
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.phase.default_dtype:

@@ -3,19 +3,28 @@ a trace has written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from ..errors import UnsupportedError
-from ..torch_api.kinds import is_fake, storage_ref
+from ..torch_api.kinds import is_dense, is_fake, storage_ref
 from ..torch_api.symbols import is_data_dependent
 from .aliasing import ByteRange, byte_range, may_overlap, repeats, same_elements
 
 Tensor = torch.Tensor
 _OPERANDS = (Tensor, int, float, complex)
+
+
+def _of_an_array(does: str, line: str | None) -> UnsupportedError:
+    return UnsupportedError(
+        f"the region {does} a tensor over the memory of an array",
+        code="memory-of-an-array",
+        path=line,
+        fix="make a copy (torch.tensor(array)), or the tensor outside of the region",
+    )
 
 
 class WrittenMemory:
@@ -33,6 +42,7 @@ class WrittenMemory:
         self.beside: set[fx.Node] | None = None
         # storages of copies that may be none in a call, and of what is copied
         self._perhaps_shared: set[Any] = set()
+        self._lent: set[Any] = set()  # storages that stand for memory of an array
 
     @property
     def storages(self) -> set[Any]:
@@ -65,10 +75,37 @@ class WrittenMemory:
             self.writes.append((storage, byte_range(t)))
             if storage in outliving:
                 raise late_write(func, t, line())
+            if storage in self._lent:
+                raise _of_an_array("writes to", line())
             if storage in self._perhaps_shared:
                 what = "memory that is shared or not, by values inside a tensor"
                 raise refused_write(func, t, line(), what)
         return written
+
+    def copied(self, real: Tensor, out: Tensor, line: Callable[[], str | None]) -> Any:
+        """The operation that copies a constant in each run: ``out`` of lift_fresh would alias it,
+        and a region that writes to that must not change the constant. lift_fresh_copy is
+        contiguous.
+
+        Raises:
+            UnsupportedError: there are gaps in its memory.
+        """
+        if not is_fake(real) and not real.untyped_storage().resizable():  # of `torch.from_numpy`
+            self._lent.add(storage_ref(out))
+        if out.is_contiguous():
+            return torch.ops.aten.lift_fresh_copy.default
+        if not is_dense(out):
+            raise _of_an_array("makes", line())
+        return torch.ops.aten.clone.default
+
+    def refuse_lent(self, tensors: Iterable[Tensor], line: Callable[[], str | None]) -> None:
+        """The memory of an array of numpy, or of bytes, is a constant of a trace.
+
+        Raises:
+            UnsupportedError: one of these results lies in it.
+        """
+        if self._lent and not self._lent.isdisjoint(map(storage_ref, tensors)):
+            raise _of_an_array("gives", line())
 
     def note_copy(self, source: Any, made: Any) -> None:
         """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it

@@ -173,6 +173,7 @@ ROUTES: dict[str, tuple[Route, str]] = {
     # ---- Python state
     "class-changed": (Route.DYNAMO, "an attribute of a class, set"),
     "object-changed": (Route.DYNAMO, "a change of an object that cannot be taken back"),
+    "memory-of-an-array": (Route.EAGER, "a tensor over the memory of a numpy array"),
     "function-handed-out": (Route.EAGER, "a function that the region makes, handed out"),
     "object-handed-out": (Route.DYNAMO, "a new object that no other call can make again"),
     "computed-key": (Route.DYNAMO, "a key of a dict that is computed"),
@@ -192,7 +193,8 @@ ROUTES: dict[str, tuple[Route, str]] = {
     ),
     # ---- code that is not read
     "unknown-c-code": (Route.DYNAMO, "code of C whose meaning is not known"),
-    "unread-python-code": (Route.DYNAMO, "Python code that C code calls unseen"),
+    # which Dynamo's model of that C code often leaves out
+    "unread-python-code": (Route.EAGER, "Python code that C code calls unseen"),
     "c-code-given": (Route.DYNAMO, "an object that C code may change or keep"),
     "c-code-keeps": (Route.DYNAMO, "an object that C code keeps"),
     "code-not-readable": (Route.DYNAMO, "a function whose code cannot be read"),

@@ -91,6 +91,14 @@ def _iterating(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return f(*given, **{name: callback(v) if callable(v) else v for name, v in k.items()})
 
 
+def _partial_of(rec: Running, cls: Any, a: Args, k: Named) -> Any:
+    """One of another one takes over what that holds."""
+    if a and type(a[0]) is cls and rec.place_of(a[0]) is not None:
+        for name in ("func", "args", "keywords"):
+            rec.touch(rec.step(a[0], "inner", name, getattr(a[0], name)))
+    return plain(rec, cls, a, k)
+
+
 def _by_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """`itertools.accumulate` and ``groupby``: the second argument is a callback."""
     named = dict(k)
@@ -195,8 +203,13 @@ def _is_plain(value: Any) -> bool:
 def _length_hint(rec: Running, f: Any, a: Args, k: Named) -> Any:
     for name in ("__len__", "__length_hint__"):
         if is_python(type(a[0]), name):
-            return rec.call(rec.lookup(type(a[0]), name), a[0])
+            got = rec.call(rec.lookup(type(a[0]), name), a[0])
+            return got if type(got) is not int or got >= 0 else _negative(name)
     return calls.opaque(rec, f, a, k)
+
+
+def _negative(name: str) -> Any:
+    raise ValueError(f"{name}() should return >= 0")
 
 
 def _sum(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -239,6 +252,8 @@ def by_method(name: str) -> Handler:
         method, a = _method_for(rec, name, kind, o, a)
         if type(method) is Function:
             got = rec.call(method, *a, **k)
+            if f is hash and got == -1:
+                return -2  # what C code gives for it
             return got != 0 if name == "__bool__" and method is lookup(kind, "__len__") else got
         if name == "__hash__":
             rec.pin(o)
@@ -386,12 +401,12 @@ CLASSES.update(
         complex: by_method("__complex__"),
         bool: by_method("__bool__"),
         str: by_method("__str__"),
+        Partial: _partial_of,
         collections.defaultdict: lambda rec, t, a, k: t(
             *a[:1], *[iterate(rec, v) for v in a[1:]], **k
         ),
         **dict.fromkeys(
             (
-                Partial,
                 Method,
                 property,
                 staticmethod,

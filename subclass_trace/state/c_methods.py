@@ -66,6 +66,7 @@ _CHANGE = frozenset(_CHANGING.split())
 _COMPARE = frozenset(["index", "count", "__eq__", "__ne__", "__lt__", "remove"])
 _OF_OBJECTS = ("__init_subclass__", "__setattr__", "__getattribute__", "__delattr__")
 _COPYING = ("__reduce_ex__", "__getstate__", "__reduce__")
+_OF_PYTHON = (types.FunctionType, types.MethodType, property, staticmethod, classmethod)
 _NEW_OBJECT: Any = vars(copyreg)["__newobj__"]
 _OF_ATTRIBUTES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OF_A_COPY = ("__reduce__", "__getstate__", "__getnewargs_ex__", "__getnewargs__")
@@ -268,6 +269,10 @@ def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> An
             return attributes.get(rec, a[0], o.__name__)
         if name in ("__set__", "__delete__"):
             return attributes.plain_put(rec, a[0], o.__name__, *(a[1:] or (MISSING,)))
+    if name == "__get__" and a and type(o) not in _OF_PYTHON:
+        rec.deep(a[0], name)
+    if name == "__new__" and not (is_a(o, type) and issubclass(o, type)):
+        a = (*a[:1], *(iterate(rec, v) if is_a(v, CONTAINERS) else v for v in a[1:]))
     if name in ("__init__", "__new__", "__init_subclass__", "__get__", "__set_name__", "__set__"):
         return rec.made_class(watched(f, tuple(map(rec.mapped, a)), k))
     kinds_of_python = (*CONTAINERS, str, int, float, type)
@@ -295,7 +300,7 @@ def _copied(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     for c in cls.__mro__:
         for n, member in c.__dict__.items():
             if type(member) is types.MemberDescriptorType and hasattr(o, n):
-                attributes.get(rec, o, n)
+                rec.fix(attributes.get(rec, o, n), member.__get__(o))
     return watched(f, a, k)
 
 

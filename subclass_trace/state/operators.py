@@ -117,7 +117,7 @@ def _binary_of_c(rec: Running, symbol: str, do: Callable[[Any, Any], Any], a: An
         elif type(o) is decimal.Decimal:
             context = rec.call(decimal.getcontext)
             for name in ("prec", "rounding"):
-                attributes.get(rec, context, name)
+                rec.fix(attributes.get(rec, context, name), getattr(context, name))
         elif type(o) not in SIMPLE and not is_a(o, Tensor) and type(o) not in VALUES:
             rec.deep(o, symbol)
     if symbol.endswith("=") and is_a(a, (list, dict, set, collections.deque)):

@@ -251,6 +251,9 @@ class StateRecorder:
             if kind is Method:
                 self.step(value, "inner", "__func__", value.__func__)
                 self.step(value, "inner", "__self__", value.__self__)
+            elif kind is super:
+                self.step(value, "inner", "__thisclass__", value.__thisclass__)
+                self.step(value, "inner", "__self__", value.__self__)
             elif kind in BUILTINS or kind is types.MethodWrapperType:
                 self.step(value, "inner", "__name__", value.__name__)
                 self.step(value, "inner", "__self__", value.__self__)

@@ -58,6 +58,6 @@ def same(a: Any, b: Any) -> bool:
         return float.__repr__(a) == float.__repr__(b)
     if issubclass(kind, complex):
         return complex.__repr__(a) == complex.__repr__(b)
-    if kind is slice:
+    if kind in (slice, range):  # ranges of one length are equal
         return same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
     return kind in ATOMS and bool(a == b)

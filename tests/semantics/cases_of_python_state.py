@@ -188,7 +188,7 @@ class _Registered:
 @fact(
     "`__init_subclass__` and `__set_name__` of yours, for a class that the region makes",
     torch="not in the survey",
-    refused="UnsupportedError",
+    refused="eager",
 )
 def _makes_a_class(call: Any) -> Any:
     _Registered.names.clear()
@@ -253,7 +253,7 @@ class _Awaited:
 @fact(
     "`__await__`, `__aenter__`, `__anext__` of a class of yours, which C code calls",
     torch="not in the survey",
-    refused="UnsupportedError",
+    refused="eager",
 )
 def _awaited(call: Any) -> Any:
     async def f(x: Tensor) -> Tensor:

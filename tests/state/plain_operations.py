@@ -209,6 +209,9 @@ class Plain:
     def do_get_len(self, o: Any) -> None:
         len(o)
 
+    def do_caught_of_group(self, pair: tuple[Any, Any]) -> None:
+        assert isinstance(pair[0], BaseException)
+
     def do_match_keys(self, pair: tuple[Any, Any]) -> None:
         assert type(pair[1]) is tuple
 

@@ -67,6 +67,13 @@ def below_autograd() -> bool:
     return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutogradFunctionality))
 
 
+def transforms_active() -> bool:
+    """Are we inside of a transform of torch.func? (Dynamo traces Functions of either form.)"""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active()
+
+
 #: collectives in place that move values and compute nothing: the same for every part of a tensor
 MOVES = frozenset(
     f"c10d::{name}" for name in ("broadcast_", "scatter_", "allgather_", "send", "recv_")

@@ -356,6 +356,29 @@ def test_views_share_what_takes_no_part() -> None:
         x[1:].copy_(y[1:])  # would write the scale of all rows
 
 
+class Complex(st.WrapperTensor, default="dequantize"):
+    re: Tensor
+    im: Tensor
+
+    @classmethod
+    def outer_metadata(cls, fields):
+        return st.authoring.Outer(dtype=fields.re.dtype.to_complex())
+
+    def dequantize(self) -> Tensor:
+        return torch.complex(self.re, self.im)
+
+
+def test_a_conjugate_of_real_parts_is_refused_and_may_have_a_rule() -> None:
+    Complex.implements_views()
+    z = Complex(torch.ones(1, 2), torch.ones(1, 2))
+    with pytest.raises(st.UnsupportedError, match="no rule for aten._conj"):
+        z.conj()
+    Complex.implements(aten._conj.default)(lambda func, z: Complex(z.re, -z.im))
+    x = torch.ones(2, 1, dtype=torch.complex64, requires_grad=True)
+    (x @ z).abs().sum().backward()
+    assert torch.equal((z @ z.mH).resolve_conj(), torch.tensor([[4 + 0j]])) and x.grad is not None
+
+
 def test_elementwise_and_in_place() -> None:
     class Own(Both):
         pass

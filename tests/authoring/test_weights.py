@@ -92,6 +92,24 @@ def test_layers_and_their_gradients_are_those_of_the_dense_value(cls, layer, run
     )
 
 
+TRANSFORMS = {
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).square().sum())(x),
+    "jvp": lambda f, x: torch.func.jvp(lambda x: f(x).sin(), (x,), (2 * x,))[1],
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(lambda x: f(x).sin().sum())(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_transforms_of_torch_func_take_a_parameter_that_requires_grad(cls, transform) -> None:
+    w, x = nn.Parameter(made(cls)), torch.randn(3, 4)
+    dense = w.detach().dequantize().requires_grad_()
+    found, right = (transform(lambda x, w=w: F.linear(x, w), x) for w in (w, dense))
+    torch.testing.assert_close(found, right)
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_rows_are_views_of_each_inner_tensor(cls) -> None:
     w = made(cls)

@@ -427,7 +427,7 @@ class Transformed(Dequantize):
         """Nothing is saved."""
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Any) -> torch.Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Any) -> torch.Tensor:
         """The tangent, as a dense tensor."""
         value: torch.Tensor = tangent.dequantize()
         return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,25 +10,27 @@ import torch
 from ..torch_api.modes import TorchDispatchMode
 from .evidence import flat
 
+#: what torch keeps for the whole process and a call must not change, and what puts it back
+STATE: dict[str, Callable[[Any], object]] = {
+    "torch.get_default_dtype()": torch.set_default_dtype,
+    "torch.is_grad_enabled()": torch.set_grad_enabled,
+    "torch.are_deterministic_algorithms_enabled()": torch.use_deterministic_algorithms,
+    "torch.is_autocast_enabled('cpu')": lambda on: torch.set_autocast_enabled("cpu", on),
+    "torch.get_num_threads()": torch.set_num_threads,
+}
+_LOOK = compile(f"({', '.join(STATE)})", "<state>", "eval")
+
 
 def torch_state() -> tuple[Any, ...]:
-    """What torch keeps for the whole process and a call must not change."""
-    return (
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_num_threads(),
-    )
+    """That state."""
+    state: tuple[Any, ...] = eval(_LOOK, {"torch": torch})
+    return state
 
 
 def set_torch_state(state: tuple[Any, ...]) -> None:
     """Put it back."""
-    torch.set_default_dtype(state[0])
-    torch.set_grad_enabled(state[1])
-    torch.use_deterministic_algorithms(state[2])
-    torch.set_autocast_enabled("cpu", state[3])
-    torch.set_num_threads(state[4])
+    for put, value in zip(STATE.values(), state, strict=True):
+        put(value)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

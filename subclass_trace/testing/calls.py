@@ -12,6 +12,7 @@ OPERANDS = {
     "q": "a dense tensor of the shape of m",
     "m": "a wrapper of the shape (columns, rows)",
     "a": "a wrapper of three dimensions",
+    "u": "two dense matrices, each of the shape of x",
     "r": "a dense vector, as long as a row of x",
     "l": "a dense vector, as long as a column of x",
     "s": "a dense number",

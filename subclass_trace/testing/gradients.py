@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import probes
-from .evidence import Call, Evidence, Failure, Ran, flat, item
+from .evidence import Call, Evidence, Failure, Ran, call_of, flat, item
 from .refusals import refusal_of
 from .script import Script
 
@@ -60,9 +60,12 @@ class Gradients(Evidence):
 
     def with_grad(self: Any, call: Call, ran: Ran, dense: Ran) -> None:
         """With gradients it gives the same, and the gradients are those of the dense program."""
-        wanted = sorted(n for n in self.used(call) if self.operands.shared[n].is_floating_point())
-        floating = any(torch.is_tensor(t) and t.is_floating_point() for t in flat(dense.out))
-        if not floating or not wanted or "requires_grad_" in call.text:
+        wanted = sorted(n for n in self.used(call) if _differentiable(self.operands.shared[n]))
+        if (
+            not any(map(_differentiable, flat(dense.out)))
+            or not wanted
+            or "requires_grad_" in call.text
+        ):
             return
         ends = [[self._end(n, k) for n in wanted] for k in (0, 1)]
         t, copies = self.script(call), self.operands.copies(self.used(call))
@@ -106,33 +109,55 @@ class Gradients(Evidence):
             self._backward(h, plain)
         if own_formulas(outs):
             for n in wanted:
-                self._alone(call, n, "")
-                self._alone(call, n, f"{n}.detach().mul_(3)")
+                self._one(call, [n], "")
+                self._one(call, wanted, f"{n}.detach().mul_(3)")
             self._second(h)
 
-    def _alone(self: Any, call: Call, n: str, write: str) -> None:
-        """The gradient of one argument where no other gets one, and after a write to it: as on
-        dense tensors, or an error."""
+    def projection(self: Any) -> None:
+        """The gradient goes through the projection to dense as it is, where it is differentiable.
+
+        Raises:
+            Failure: it does not.
+        """
+        call = call_of("x", "ST402")
+        t = self.script(call)
+        try:
+            t.do("x.requires_grad_()", f"v = {self.subject.dense.format('x')}")
+            t.do("g, = torch.autograd.grad(v, x, v.detach().clone())")
+            g, right = t.names["g"], t.names["v"].detach()
+            near = self._near(g, right, ())
+        except Exception:  # it is detached, or the gradient is refused
+            return
+        self.passed["ST402"] += 1
+        if not near:
+            what, look = "the gradient of the projection is that of the dense value", "v.detach()"
+            looks, sides = (self.projected("g", g), look), (self.value(g), right)
+            raise self.of_lines(call, "ST402", what, sides, t.lines, looks)
+
+    def _one(self: Any, call: Call, wanted: list[str], write: str) -> None:
+        """The gradient of one argument where no other gets one; those of all after a write to one,
+        as without it, or an error."""
         sides: list[Any] = []
+        ends = ", ".join(wanted)
+        lines = [f"{n}.requires_grad_()" for n in wanted]
+        grad = f"torch.autograd.grad(z.sum(), [{ends}], allow_unused=True)"
         for names in (self.given(call, True), self.operands.copies(self.used(call))):
-            names[n] = names[n].detach().requires_grad_()
+            names |= {n: names[n].detach() for n in wanted}
             try:
-                out = next(t for t in flat(self.run(call, names).out) if torch.is_tensor(t))
-                exec(write, {n: names[n]})
-                sides += torch.autograd.grad(out.sum(), names[n], allow_unused=True)
-            except Exception as error:
-                sides.append(error)
-        g, right = sides
-        noticed = "modified by an inplace operation" in str(right)
+                exec("\n".join(lines), names)
+                names["z"] = next(t for t in flat(self.run(call, names).out) if torch.is_tensor(t))
+                exec(write if not sides else "", names)
+                sides.append(eval(grad, {**names, "torch": torch}))
+            except Exception:  # it may be refused, and a write noticed
+                return
         rule = "ST407" if write else "ST403"
         self.passed[rule] += 1
-        if isinstance(g, Exception) or (isinstance(right, Exception) and not noticed):
-            return
-        if noticed or not self._near(g, right, (), 1e-4):
-            what = "a write to what is saved is noticed" if write else f"{n} alone has its gradient"
-            steps = [f"{n}.requires_grad_()", *self.body(call, "z"), *[write] * (write != "")]
-            steps += [f"print(torch.autograd.grad(z.sum(), {n}))", f"assert False, {what!r}"]
-            raise self.found(call, rule, what, (g, right), steps)
+        for n, g, right in zip(wanted, *sides, strict=True):
+            if not self._near(g, right, (), 1e-4):
+                what = "a write to what is saved is noticed" if write else f"{n} has its gradient"
+                steps = [*lines, *self.body(call, "z"), *[write] * (write != "")]
+                steps += [f"print({grad})", f"assert False, {what!r}"]
+                raise self.found(call, rule, what, (g, right), steps)
 
     def _backward(self: Any, h: History, plain: bool) -> None:
         """One backward, with tangents of the class of the results, or dense ones of other
@@ -299,6 +324,10 @@ def own_formulas(outs: Any) -> bool:
         seen.add(node)
         nodes += [before for before, _ in node.next_functions]
     return False
+
+
+def _differentiable(x: Any) -> bool:
+    return torch.is_tensor(x) and (x.is_floating_point() or x.is_complex())
 
 
 def _detached(out: Any) -> Any:

@@ -223,6 +223,7 @@ class Operands:
         if shape:
             rows, columns, count = shape[0], shape[-1], math.prod(shape)
             lines |= {
+                "u": gap((2, *shape), dtype, 9),
                 "r": gap((columns,), dtype, 7),
                 "l": gap((rows,), dtype, 8),
                 "c": f"torch.arange({count}).reshape({shape}) % 2 == 0",

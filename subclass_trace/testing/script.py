@@ -86,6 +86,8 @@ class Script:
             raise NotApplicable(refused)
         self._do(f"{name} = {ops.line(like, around)}{'.requires_grad_()' * grad}", refused)
         x = self.names[name]
+        if not isinstance(x, torch.Tensor):
+            raise NotApplicable(f"its requires_grad_ gives a {type(x).__qualname__}")
         if (floating or grad) and not (x.is_floating_point() or x.is_complex()):
             raise NoOperands("")
         return x

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import pickle
 import random
+import re
 import warnings
 import weakref
 from collections import Counter
@@ -22,15 +23,15 @@ from typing import Any
 import torch
 
 from . import probes
-from .ambient import set_torch_state, torch_state
+from .ambient import STATE, set_torch_state, torch_state
 from .calls import KINDS, section
+from .contexts import Contexts
 from .evidence import Call, Failure, Ran, call_of
 from .judging import Judge, Refused
 from .operands import Operands, Variant, case, operands_of, shifted
 from .refusals import ALL_OF_THEM, Refusal, inferred_use, means_to, missing, never_done
 from .subject import Subject
 
-_LOOK = "torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()"
 #: rules about calls that every tensor has
 MUST = frozenset({"ST501", "ST506", "ST507", "ST510", "ST515"})
 #: calls of one round of the search, beside those of the core
@@ -39,7 +40,9 @@ SAMPLE = 20
 PARALLEL = frozenset({"x.exp()", "x.abs()", "x * y", "x ** 2"})
 #: calls of what has no dimensions
 FLAT = frozenset(section("arithmetic", "pointwise"))
-CORE, STATES = section("core"), section("states")
+CORE, STATES, STATISTICS, VALUES = map(section, ("core", "states", "reductions", "values"))
+#: sizes of nothing
+EMPTY = ((0, 3), (3, 0), (2, 0, 3))
 
 
 @dataclass
@@ -78,7 +81,7 @@ def all_calls() -> tuple[Call, ...]:
     return (*known, *(call_of(text, "ST313", True) for text in section("drawn")))
 
 
-class Sweep:
+class Sweep(Contexts):
     """Judges calls on operands of one size, and notes what comes of them."""
 
     def __init__(self, subject: Subject, operands: Operands, result: Swept | None = None) -> None:
@@ -118,7 +121,7 @@ class Sweep:
         after = torch_state()
         if after != ambient:
             set_torch_state(ambient)
-            found = self._moved(call, _LOOK, ambient, after)
+            found = self._moved(call, ", ".join(STATE), ambient, after)
         if not draws and not drawn.equal(torch.get_rng_state()) and found is None:
             found = self._moved(call, "torch.initial_seed(), torch.get_rng_state()", "", "another")
         if found is not None:
@@ -219,79 +222,6 @@ class Sweep:
                 what, sides = "the same after a call that was refused", (after, before)
                 self.note(judge.found(both, "ST311", what, sides, steps, look))
 
-    # ---- contexts
-    def contexts(self) -> None:
-        """Instances do not share what they know, and contexts that mean something else are not
-        equal."""
-        ops, x = self.operands, self.operands.shared["x"]
-        for other in (ops.lines["y"], *(v.line for v in ops.variants)):
-            ops.made(other)
-            context = x.__tensor_flatten__()[1]
-            if not ops.unchanged(x, *ops.first):
-                look = "x.__tensor_flatten__()[1]"
-                lines = [f"x = {ops.lines['x']}", f"before = copied({look})", f"y = {other}"]
-                what = "making another instance leaves the first one alone"
-                self._of_contexts("ST114", what, (context, ops.first[1]), lines, (look, "before"))
-                ops.made(ops.lines["x"])
-                return
-        plain = ops.same_context or ops.lines["y"]
-        others = [(plain, v.line, ops.made(plain), v.value) for v in (*ops.variants, *ops.unlike)]
-        for pair in [*others, (ops.lines["x"], ops.lines["y"], x, ops.shared["y"])]:
-            self.told_apart(*pair)
-        for line, z in [(pair[1], pair[3]) for pair in others] + [(ops.lines["x"], x)]:
-            self.rebuilt(line, z)
-
-    def _of_contexts(
-        self, rule: str, what: str, sides: Any, lines: list[str], look: tuple[str, str]
-    ) -> None:
-        none = call_of("None", rule)
-        found = self.judge.found(none, rule, what, sides, lines, look, setup=())
-        self.note(replace(found, call=""))
-
-    def rebuilt(self, line: str, x: Any) -> None:
-        """An instance whose context is not the usual one comes back from flatten and unflatten."""
-        try:
-            twin = probes.rebuild(x)
-            for look, of in (
-                ("meta({})", probes.meta),
-                ("kept_arguments({})", probes.kept_arguments),
-                (self.subject.dense or "", self.judge.value),
-            ):
-                if look and not probes.same(of(twin), of(x)):
-                    looks = look.format("rebuild(x)"), look.format("x")
-                    what = "a rebuilt one has the numbers, sizes and value of the first"
-                    sides = twin.__dict__, x.__dict__
-                    self._of_contexts("ST101", what, sides, [f"x = {line}"], looks)
-                    return
-        except Exception:  # that is ST101 as it is
-            return
-
-    def told_apart(self, line: str, other_line: str, a: Any, b: Any) -> None:
-        """Contexts of two instances that give the same inner tensors another value."""
-        context, other = a.__tensor_flatten__()[1], b.__tensor_flatten__()[1]
-        kept, value = probes.kept_arguments, self.judge.value
-        try:
-            equal = probes.same_metadata(context, other, type(a))
-            exchanged = type(a).__tensor_unflatten__(probes.inners(a), other, a.size(), a.stride())
-            differ = self.operands.judged and not probes.near(value(exchanged), value(a))
-            lost = kept(probes.rebuild(b)) != kept(b)  # that is ST101
-            lost = lost or (differ and not probes.near(value(probes.rebuild(a)), value(a)))
-        except Exception:  # other rules ask for this
-            return
-        self.result.passed["ST112"] += 1
-        if lost or not equal or not (differ or kept(a) != kept(exchanged)):
-            return
-        look = "kept_arguments({})" if kept(a) != kept(exchanged) else self.subject.dense or "{}"
-        lines = [f"a = {line}", f"b = {other_line}"]
-        lines.append("context, other = a.__tensor_flatten__()[1], b.__tensor_flatten__()[1]")
-        lines.append("c = type(a).__tensor_unflatten__(inners(a), other, a.size(), a.stride())")
-        lines.append(f'print({look.format("a")}, "is not", {look.format("c")})')
-        what, looks = "contexts that mean something else are not equal", (EQUAL, "False")
-        self._of_contexts("ST112", what, (True, False), lines, looks)
-
-
-EQUAL = "same_metadata(context, other, type(a))"
-
 
 # ---- all of it
 _DONE: weakref.WeakKeyDictionary[Subject, Swept] = weakref.WeakKeyDictionary()
@@ -352,6 +282,11 @@ def _swept(subject: Subject, rounds: int) -> Swept:
     result = sweep.result
     result.makes = Variant.makes(sweep.operands.variants)
     sweep.contexts()
+    if sweep.operands.agree:
+        try:
+            sweep.judge.projection()
+        except Failure as found:
+            sweep.note(found)
     calls = [*(call_of(text, "ST320") for text in subject.programs), *all_calls()]
     dangerous = result.dangerous = _dangers(sweep, calls)
     for call in calls:
@@ -421,41 +356,64 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
     left = [
         c for c in calls if c.expression and c.text not in known and c.text not in result.refused
     ]
-    core, ambient = [c for c in left if c.text in CORE], torch_state()
-    for number in range(rounds + len(STATES)):
+    ambient = torch_state()
+    for number, (text, make) in enumerate(_elsewhere(subject, rounds, result.makes)):
         try:
-            operands = (
-                case(subject, number + 1, result.makes)
-                if number < rounds
-                else operands_of(_state(subject, STATES[number - rounds]))
-            )
+            operands = make()
         except Exception:  # sizes, dtypes or operations that the class does not have
             continue
         finally:
             moved = torch_state() != ambient  # that is a finding of the call alone
             set_torch_state(ambient)
-        if moved or not (operands.fits and isinstance(operands.shared["x"], subject.cls)):
+        if moved or not isinstance(operands.shared["x"], subject.cls):
             continue
         other = Sweep(subject, operands, Swept(failures=result.failures))
-        if number >= rounds:
+        if not operands.fits:
+            if operands.shape in EMPTY and sweep.operands.fits:
+                other.no_sizes()
+            continue
+        if text:
             ops = sweep.operands
             other.told_apart(
                 ops.lines["x"], operands.lines["x"], ops.shared["x"], operands.shared["x"]
             )
         other.rebuilt(operands.lines["x"], operands.shared["x"])
+        also = STATISTICS if "_(" in text else ()
+        every = [(c, False) for c in left if c.text in CORE or c.text in also]
         fit = left if "r" in operands.lines else [c for c in left if c.text in FLAT]
-        drawn = random.Random(number).sample(fit, min(SAMPLE, len(fit)))
-        for call, deep in [*((c, False) for c in core), *((c, number % 2 == 0) for c in drawn)]:
+        drawn = random.Random(number).sample(fit, min(SAMPLE * (text not in VALUES), len(fit)))
+        for call, deep in [*every, *((c, number % 2 == 0) for c in drawn)]:
             for tell in before_each:
                 tell(call.text)
             other.attempt(call, deep)
         result.passed.update(other.result.passed)
 
 
-def _state(subject: Subject, text: str) -> Subject:
-    """The subject, made of instances that operations have given."""
-    make = text.format(subject.make, shifted(subject.make, subject.arity))
-    return replace(subject, make=make, arity=subject.arity * (1 + ("{1}" in text)))
+def _elsewhere(
+    subject: Subject, rounds: int, makes: tuple[str, ...]
+) -> Iterator[tuple[str, Callable[[], Operands]]]:
+    """Examples; what operations have given, and other numbers, with what stands around the gaps;
+    nothing at all."""
+    for number in range(rounds):
+        yield "", functools.partial(case, subject, number + 1, makes)
+    for text in STATES:
+        make = text.format(subject.make, shifted(subject.make, subject.arity))
+        state = replace(subject, make=make, arity=subject.arity * (1 + ("{1}" in text)))
+        yield text, functools.partial(operands_of, state)
+    # (NaN may be the mark of what means nothing)
+    for text in VALUES[: 2 * bool(subject.floating) - (subject.valid is not None)]:
+        make = _GAP.sub(functools.partial(_around, text), subject.make)
+        yield text, functools.partial(operands_of, replace(subject, make=make))
+    dtype = (*subject.floating, *subject.dtypes)[0]
+    for shape in EMPTY if set(EMPTY) <= set(subject.sizes or EMPTY) else ():
+        yield "", functools.partial(Operands, subject, shape, dtype)
+
+
+_GAP = re.compile(r"\{\d\}")
+
+
+def _around(text: str, gap: re.Match[str]) -> str:
+    return text.replace("{0}", gap[0])
 
 
 def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:

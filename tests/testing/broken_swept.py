@@ -384,9 +384,136 @@ def NeverEnds(cls, right, func, args, kwargs):
     return right(func, args, kwargs)
 
 
-@miscomputes("ST805", aten.exp.default)
+@miscomputes("ST805", aten.tanh.default)
 def KeepsItsOperand(cls, right, func, args, kwargs):
-    """The result of exp knows what it was made of."""
+    """The result of tanh knows what it was made of."""
     out = right(func, args, kwargs)
     out.source = args[0]
     return out
+
+
+# ---- values, sizes and keywords that are not the plainest
+@breaks("ST310", make=scaled)
+class EmptyIsFlat(Scaled):
+    """The dense value of what has no elements has one dimension."""
+
+    def dense(self):
+        return super().dense() if self.numel() else torch.zeros(0, dtype=self.dtype)
+
+
+@miscomputes("ST310", aten.mm.default)
+def SwallowsNaN(cls, right, func, args, kwargs):
+    """A product takes NaN for zero."""
+    out = right(func, args, kwargs)
+    out.data_ = out.data_.nan_to_num(0.0)
+    return out
+
+
+@miscomputes("ST310", aten.add.Tensor)
+def NoZero(cls, right, func, args, kwargs):
+    """The sum of two zeros is none, as in logarithms."""
+    out = right(func, args, kwargs)
+    zeros = [(v.data_ if isinstance(v, Sound) else torch.as_tensor(v)) == 0 for v in args]
+    if out.is_floating_point():
+        out.data_ = out.data_.masked_fill(zeros[0] & zeros[1], torch.nan)
+    return out
+
+
+@miscomputes("ST313", aten.mul.Tensor)
+def OneElement(cls, right, func, args, kwargs):
+    """A factor of one element is taken for a number, whatever dimensions it has."""
+    x, y = args
+    one = type(y) is torch.Tensor and y.numel() == 1 and isinstance(x, Sound) and x.numel() > 1
+    return right(func, (x, y.reshape(())) if one else args, kwargs)
+
+
+def complex_numbers(cls):
+    """The subject of a class of complex numbers."""
+    return subject_of(cls, f"{cls.__name__}({{0}})", to_dense="{0}.data_", dtypes=[torch.complex64])
+
+
+@breaks("ST310", make=complex_numbers)
+class HalfAngle(Sound):
+    """The angle of a complex number is that of a slope."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        out = super().compute(func, args, kwargs)
+        if func is aten.angle.default and args[0].is_complex():
+            out.data_ = (args[0].data_.imag / args[0].data_.real).atan()
+        return out
+
+
+@miscomputes("ST332", aten.slice.Tensor)
+def FirstBlock(cls, right, func, args, kwargs):
+    """The second half of the columns is the first."""
+    x, dim, start, end = (*args, 0, None, None)[:4]
+    half = dim and x.shape[dim] > 3 and start == x.shape[dim] // 2 and end > x.shape[dim]
+    return right(func, (x, dim, 0, x.shape[dim] - start) if half else args, kwargs)
+
+
+@miscomputes("ST314", aten.index_put_.default)
+def ForgetsToAccumulate(cls, right, func, args, kwargs):
+    """index_put_ writes where it should add."""
+    return right(func, args[:3], kwargs)
+
+
+class Known(Scaled):
+    """The largest number is known, in an inner tensor of its own."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        x = args[0]
+        if func is aten.linalg_vector_norm.default and args[1:] == (torch.inf,) and isinstance(x, cls):
+            return (x.extra[0] * x.scale).to(x.dtype)
+        if func is aten.add_.Tensor and isinstance(x, cls):
+            other = args[1].dense() if isinstance(args[1], cls) else args[1]
+            x.data_.copy_(x.dense().add(other, **kwargs) / x.scale)
+            cls.wrote(x)
+            return return_and_correct_aliasing(func, args, kwargs, x)
+        out = super().compute(func, args, kwargs)
+        if isinstance(out, cls) and func is not aten.detach.default:
+            out.extra = known(out.data_)
+        return out
+
+    @classmethod
+    def wrote(cls, x):
+        x.extra.copy_(known(x.data_))
+
+
+def known(data):
+    """The largest number, twice."""
+    return data.abs().amax().expand(2).float() if data.numel() else torch.zeros(2)
+
+
+def knowing(cls):
+    """The subject of a class that knows its largest number."""
+    make = f"{cls.__name__}({{0}}, 2.0, {{0}}.abs().amax().expand(2).float())"
+    return subject_of(cls, make, to_dense="{0}.dense()", dtypes=[torch.float32], sizes=[(3, 5), (4, 4), (2, 3)])
+
+
+@breaks("ST310", make=knowing)
+class KnowsTheOld(Known):
+    """A write does not change the largest number."""
+
+    @classmethod
+    def wrote(cls, x):
+        pass
+
+
+@breaks("ST316", make=scaled)
+class EqualCodes(Scaled):
+    """torch.equal compares what is inside."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is aten.equal.default and all(isinstance(a, cls) for a in args):
+            return torch.equal(args[0].data_, args[1].data_)
+        return super().compute(func, args, kwargs)
+
+
+@miscomputes("ST319", aten.log2.default)
+def SetsDeterminism(cls, right, func, args, kwargs):
+    """log2 leaves deterministic algorithms on."""
+    torch.use_deterministic_algorithms(True)
+    return right(func, args, kwargs)

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import broken
 import pytest
+import rights
 import sound
 import torch
 
@@ -16,6 +17,7 @@ from subclass_trace.testing.causes import causes_of
 from subclass_trace.testing.isolation import run_rules
 from subclass_trace.testing.rules import PROFILES, Cost, Profile, Rule
 from subclass_trace.testing.runner import Outcome, Result, run_rule
+from subclass_trace.testing.subject import Subject
 
 RULES = rules.load()
 BROKEN = broken.load()
@@ -78,6 +80,12 @@ def _fails_as_it_says(rule: Rule, program: str) -> None:
         finally:
             set_torch_state(state)
     assert not isinstance(caught.value, (NameError, SyntaxError, ImportError)), f"{caught.value}\n{program}"
+
+
+@pytest.mark.parametrize("subject", rights.RIGHT, ids=lambda s: s.cls.__name__)
+def test_the_sweep_of_a_right_class_is_clean(subject: Subject) -> None:
+    results = run_rules(subject, [r for r in RULES if r.cost is Cost.SWEEP], FEW)
+    assert {r.rule.id: r.reason for r in results if r.failure or r.error} == {}
 
 
 @pytest.mark.slow

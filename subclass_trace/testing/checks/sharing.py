@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from ..calls import section
+from ..memory import EITHER
 from ..rules import Cost, rule
 from ..script import Script
 
@@ -30,7 +34,7 @@ def prints(t: Script) -> None:
         t.run("text = repr(y)", "a tensor that requires grad can be printed")
 
 
-@rule("ST805", "results do not keep operands alive", cost=Cost.SEVERAL)
+@rule("ST805", "results do not keep operands alive", cost=Cost.DEAR)
 def let_go(t: Script) -> None:
     """What an operation gives holds its own inner tensors; the wrapper that it was made of must be
     free to go (but for views, and for what autograd saves). A class that keeps the operand in the
@@ -46,6 +50,7 @@ def let_go(t: Script) -> None:
     def steps(op: str) -> None:
         t.wrapper("x")
         t.require(f"with torch.no_grad():\n    y = {op}")
+        t.only_if("y is not x", "it gives its operand")
         t.require("alive = weakref.ref(x)")
         t.run("del x")
         t.run("if alive() is not None: gc.collect()")
@@ -54,8 +59,12 @@ def let_go(t: Script) -> None:
     t.each(_MAKES, steps, "it refuses all")
 
 
-#: operations whose results are no views
+#: calls of x alone whose results are no views
 _MAKES = (
-    "x * 2", "x.clone()", "x.exp()", "x + x", "x * x", "x / x", "x.sum()", "-x", "x > 1",
-    "x.relu()", "x @ x.t()", "torch.cat([x, x])", "x.to(torch.float64, copy=True)",
-)  # fmt: skip
+    *(
+        text
+        for text in section("arithmetic", "pointwise", "reductions", "copies", "clones")
+        if {"x"} == set(re.findall(r"\b[a-z]\b", text)) and not any(e in text for e in EITHER)
+    ),
+    *("x @ x.t()", "torch.cat([x, x])", "x.to(torch.float64, copy=True)"),
+)

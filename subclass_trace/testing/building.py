@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +56,7 @@ def completed(subject: Subject, options: Mapping[str, Any]) -> Subject:
         if "dtypes" not in options:
             subject = _with_dtypes(subject)
         _check_factory(subject)
+        _check_mask(subject)
         if "to_dense" in options:
             _check_projection(subject)
         else:
@@ -132,16 +133,7 @@ def _check_factory(subject: Subject) -> None:
 
 
 def _check_projection(subject: Subject) -> None:
-    said = None
-    for made in instances(subject) if subject.dense is not None else ():
-        try:
-            dense = _project(subject, made)
-        except Exception as error:  # perhaps for these sizes only
-            said = said or f"{type(error).__name__}: {error}".splitlines()[0]
-            continue
-        if isinstance(dense, torch.Tensor) and why_not_traceable(dense) is not None:
-            return
-        said = said or f"a {type(dense).__qualname__}"
+    said = _never_gives(subject, subject.dense, lambda made, t: why_not_traceable(t) is not None)
     if said is not None:
         raise OptionError(
             f"the projection {subject.dense} gives no dense tensor",
@@ -150,6 +142,36 @@ def _check_projection(subject: Subject) -> None:
             fix="name an attribute or a method of the class: to_dense= (--to-dense "
             "'{0}.dequantize()')",
         )
+
+
+def _check_mask(subject: Subject) -> None:
+    said = _never_gives(
+        subject, subject.valid, lambda made, t: t.dtype is torch.bool and t.shape == made.shape
+    )
+    if said is not None:
+        raise OptionError(
+            f"{subject.valid} of valid= gives no mask",
+            expected=f"a bool tensor of the sizes of a {subject.cls.__qualname__}",
+            got=said,
+        )
+
+
+def _never_gives(
+    subject: Subject, text: str | None, right: Callable[[Any, torch.Tensor], bool]
+) -> str | None:
+    """What an expression gives for the first instance, if it is right for none of them."""
+    said = None
+    for made in instances(subject) if text is not None else ():
+        try:
+            found = eval(str(text).format("_made"), {**subject.namespace, "_made": made})
+        except Exception as error:  # perhaps for these sizes only
+            said = said or f"{type(error).__name__}: {error}".splitlines()[0]
+            continue
+        if isinstance(found, torch.Tensor) and right(made, found):
+            return None
+        of = (type(found).__qualname__, getattr(found, "dtype", ""), getattr(found, "shape", ""))
+        said = said or "a {} {} {}".format(*of).rstrip()
+    return said
 
 
 def _project(subject: Subject, made: Any) -> Any:

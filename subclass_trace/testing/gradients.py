@@ -78,12 +78,9 @@ class Gradients(Evidence):
             self.limited[f"{call.text} with gradients"] = refusal_of(error)
             return
         got, expected = t.names["z"], t.names["dense_z"]
-        steps = [*(f"{n}.requires_grad_()" for n in wanted), *self.body(call, "got")]
-        if not self.alike(_detached(got), _detached(ran.out), self.subject.tolerance):
-            steps = [*self.body(call, "expected", "torch.no_grad()"), *steps]
-            look = self.projected("got", got), self.projected("expected", ran.out)
-            what = "the same result as under no_grad"
-            raise self.found(call, "ST306", what, (got, ran.out), steps, look)
+        before = [f"{n}.requires_grad_()" for n in wanted]
+        steps = [*before, *self.body(call, "got")]
+        self.as_without(call, got, ran, before)
         self.passed["ST306"] += 1
         pairs = [
             (k, a, b)
@@ -112,6 +109,18 @@ class Gradients(Evidence):
                 self._one(call, [n], "")
                 self._one(call, wanted, f"{n}.detach().mul_(3)")
             self._second(h)
+
+    def as_without(self: Any, call: Call, got: Any, ran: Ran, before: list[str]) -> None:
+        """With gradients it gives what it gives without.
+
+        Raises:
+            Failure: it does not.
+        """
+        if not self.alike(_detached(got), _detached(ran.out), self.subject.tolerance):
+            steps = [*self.body(call, "expected", "torch.no_grad()"), *before]
+            look = self.projected("got", got), self.projected("expected", ran.out)
+            what, steps = "the same result as under no_grad", [*steps, *self.body(call, "got")]
+            raise self.found(call, "ST306", what, (got, ran.out), steps, look)
 
     def projection(self: Any) -> None:
         """The gradient goes through the projection to dense as it is, where it is differentiable.

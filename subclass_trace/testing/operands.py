@@ -171,19 +171,19 @@ class Operands:
             gap(shape, dtype, seed + 10 * k, positive, self.layout)
             for k in range(self.subject.arity)
         ]
-        self._define(name, self.line(name))
+        self._define(name, self.line(name), self.subject.cls)
 
     def line(self, name: str, around: str = "{0}") -> str:
         """The source of a wrapper of the context of ``x``, with something around each dense
         argument."""
         return self.subject.make.format(*map(around.format, self.gaps[name]))
 
-    def _define(self, name: str, line: str) -> None:
+    def _define(self, name: str, line: str, kind: type = torch.Tensor) -> None:
         try:
             code = compile(line, f"<{name}>", "eval")
             value = self._made(code)
-            if not isinstance(value, torch.Tensor):
-                raise TypeError(f"a {type(value).__qualname__}")
+            if not isinstance(value, kind):
+                raise TypeError(f"it is a {type(value).__qualname__}")
         except Exception as error:
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             raise NoOperands(f"the class cannot be built like this ({said})") from error
@@ -349,10 +349,7 @@ def _case(subject: Subject, number: int, makes: tuple[str, ...]) -> Operands:
     if not number:
         return operands_of(subject)
     made = replace(subject, make=(subject.make, *makes)[(number - 1) % (1 + len(makes))])
-    found = Operands(made, *size_of(subject, number - 1), LAYOUTS[(number - 1) % len(LAYOUTS)])
-    if not isinstance(found.shared["x"], subject.cls):
-        raise NoOperands(f"{found.lines['x']} gives a {type(found.shared['x']).__qualname__}")
-    return found
+    return Operands(made, *size_of(subject, number - 1), LAYOUTS[(number - 1) % len(LAYOUTS)])
 
 
 def size_of(subject: Subject, number: int) -> tuple[tuple[int, ...], torch.dtype]:

@@ -68,6 +68,9 @@ def resolve(target: Target, **options: Any) -> Subject:
     found = load_target(target) if isinstance(target, str) else target
     if isinstance(found, Subject):
         return found
+    if isinstance(found, torch.Tensor):
+        name = type(found).__qualname__
+        raise OptionError(f"an instance of {name} is no target", fix=f"hand in the class: {name}")
     options = {k: v for k, v in options.items() if v is not None}
     check_options(options)
     if not isinstance(found, type):
@@ -124,6 +127,7 @@ def _from_factory(factory: Callable[..., torch.Tensor], options: dict[str, Any])
 
 
 def _derive(cls: type, options: dict[str, Any]) -> str:
+    said = None
     for make in _candidates(cls):
         try:
             trial = subject_of(cls, make, **options)
@@ -133,10 +137,12 @@ def _derive(cls: type, options: dict[str, Any]) -> str:
             continue
         if any(isinstance(made, cls) for made in instances(trial)):
             return make
+        said = said or f"{trial.make}: {why_not_built(trial)}"
     raise OptionError(
         f"cannot see how to build a {cls.__qualname__}",
         expected="a constructor that takes one to three dense tensors of one shape, or "
         "from_dense, from_hp, from_float",
+        got=said,
         fix="give factory=, a function of dense tensors or an expression such as "
         f"'{cls.__qualname__}({{0}}, scale=2.0)', or call subclass_trace.testing.register_strategy",
     )

@@ -208,6 +208,8 @@ def select(rules: Iterable[str] | None = None, skip: Iterable[str] = ()) -> tupl
         OptionError: a name fits no rule.
     """
     every = load()
+    rules = [rules] if isinstance(rules, str) else rules
+    skip = [skip] if isinstance(skip, str) else skip
     chosen = (
         list(every)
         if rules is None

@@ -109,7 +109,7 @@ def _by_sweep(rule: Rule, swept: Swept) -> Result:
     """What the sweep says about a rule."""
     found = swept.failures.get(rule.id, [])
     counted = rule.id in KINDS or rule.id.startswith(("ST40", "ST306"))
-    count = swept.passed[rule.id] or len(swept.right) * (not counted)
+    count = swept.passed[rule.id] or len(swept.right) * (not counted and not found)
     if found:
         calls = tuple(dict.fromkeys(f.call for f in found))
         clean = frozenset[str]().union(*swept.right.values())

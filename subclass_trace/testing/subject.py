@@ -130,6 +130,15 @@ class Options:
                 expected=", ".join(NEEDED),
                 fix="leave it out: it is inferred",
             )
+        for name, kind, text in (
+            ("dtypes", torch.dtype, "dtypes, such as [torch.float32]"),
+            ("sizes", (tuple, list), "sizes, such as [(3, 4)]"),
+        ):
+            given = getattr(self, name)
+            if not isinstance(given, (tuple, list)) or not all(isinstance(v, kind) for v in given):
+                raise OptionError(
+                    f"{name}= cannot be used", expected=f"a list of {text}", got=given
+                )
         if len(self.tolerance) != 2 or not all(0 <= t < float("inf") for t in self.tolerance):
             what, got = "(rtol, atol), numbers >= 0", self.tolerance
             raise OptionError("tolerance cannot be used", expected=what, got=got)

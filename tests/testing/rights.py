@@ -64,8 +64,6 @@ def _mean(func, x, *, dtype=None):
 
 RIGHT = [
     subject_of(Rounds, "Rounds({0}, 2.5)", to_dense="{0}.dense()", dtypes=[torch.float32]),
-    subject_of(
-        Present, "Present.from_dense({0})", to_dense="{0}.to_dense()", valid="{0}.mask", dtypes=[torch.float32]
-    ),
+    subject_of(Present, "Present.from_dense({0})", to_dense="{0}.to_dense()", valid="{0}.mask", dtypes=[torch.float32]),
     subject(CopiedFactors),
 ]

@@ -26,7 +26,9 @@ def test_programs_are_functions_and_expressions() -> None:
     wrong = check(
         Sound, programs=["x.no_such_method()", "x.data_.sin() if hasattr(x, 'data_') else x"], rules=["ST320"], **HOW
     )
-    assert [f.call for f in (r.failure for r in wrong.failures) if f] == ["x.data_.sin() if hasattr(x, 'data_') else x"]
+    assert set(wrong.result("ST320").calls) == {"x.no_such_method()", "x.data_.sin() if hasattr(x, 'data_') else x"}
+    own = check(Sound, programs=["x.data_"], rules=["ST320"], **HOW)  # dense tensors have none
+    assert own.result("ST320").checks >= 1 and own.ok
 
 
 @pytest.mark.parametrize(
@@ -34,12 +36,49 @@ def test_programs_are_functions_and_expressions() -> None:
     [
         ({"programs": ["x +"]}, "the program 'x \\+' is no Python"),
         ({"use": "decoration"}, "'decoration' is no use of a wrapper"),
+        ({"dtypes": ["float32"]}, "dtypes= cannot be used"),
+        ({"dtypes": torch.float32}, "dtypes= cannot be used"),
+        ({"sizes": (3, 4)}, "sizes= cannot be used"),
         ({"valid": "mask"}, "valid must have one gap"),
+        ({"valid": "{0}.no_such_mask"}, "valid= gives no mask"),
+        ({"valid": "{0}.data_"}, "valid= gives no mask"),
+        ({"valid": "{0}.data_[0] > 0"}, "valid= gives no mask"),
     ],
 )
 def test_what_cannot_be_declared(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        check(Sound, **HOW, **options)
+        check(Sound, **{**HOW, **options})
+
+
+def test_what_is_no_target() -> None:
+    with pytest.raises(OptionError, match="an instance of Sound is no target"):
+        check(Sound(torch.ones(2)))
+    with pytest.raises(OptionError, match=r"Picks\(\{0\}\): TypeError: floating point only"):
+        check(Picks, dtypes=[torch.int64])
+    assert check(Sound, rules="ST101", max_examples=1, **HOW).result("ST101").checks > 0
+
+
+class Picks(Sound):
+    """A class of floating point numbers."""
+
+    @staticmethod
+    def __new__(cls, data):
+        if not data.is_floating_point():
+            raise TypeError("floating point only")
+        return Sound.__new__(cls, data)
+
+
+class NoSelf(Sound):
+    """requires_grad_ gives nothing."""
+
+    def requires_grad_(self, requires_grad=True):
+        super().requires_grad_(requires_grad)
+
+
+def test_a_fault_of_the_class_is_none_of_the_kit() -> None:
+    assert not check(NoSelf, factory="NoSelf({0})", to_dense="{0}.data_", rules=["ST702", "ST313"]).errors
+    mixed = check(Sound, factory="Sound({0}, None, {1})", to_dense="{0}.data_", rules=["ST101"], dtypes=[torch.float32])
+    assert not mixed.errors
 
 
 @pytest.mark.long
@@ -76,6 +115,8 @@ def test_round_trips_are_properties() -> None:
         holds(x)
     with pytest.raises(EquivalenceError, match="deepcopy gives back something else"):
         round_trips["copy"](Scaled(torch.ones(2)))
+    for holds in round_trips.values():  # of a part, the copy is whole
+        holds(Sound(torch.arange(4.0)[1:3]))
 
 
 @settings(max_examples=5, deadline=None)

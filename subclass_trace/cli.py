@@ -22,6 +22,7 @@ not run (no such class, no way to build it, a fault of the kit).
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import inspect
 import json
@@ -38,7 +39,8 @@ OK, BROKEN, TROUBLE = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
+    options, often = _parser().parse_args(arguments), gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)  # what is imported is no garbage
     sys.path.insert(0, "")  # classes of the current directory
     try:
         code: int = options.run(options)
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{error}\n  fix:      pip install 'subclass_trace[testing]'", file=sys.stderr)
         return TROUBLE
     finally:
+        gc.set_threshold(*often)
         sys.path.remove("")
     return code
 

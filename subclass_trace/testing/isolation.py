@@ -241,6 +241,7 @@ def _work(
     status = 1
     try:
         gc.freeze()
+        gc.set_threshold(100_000, 20, 100)
         torch.set_num_threads(1)  # the threads of the parent are not here
         if not sweep.is_done(subject):
             sweep.before_each.append(lambda text: pipe.send(("call", text)))

@@ -41,6 +41,8 @@ PARALLEL = frozenset({"x.exp()", "x.abs()", "x * y", "x ** 2"})
 #: calls of what has no dimensions
 FLAT = frozenset(section("arithmetic", "pointwise"))
 CORE, STATES, STATISTICS, VALUES = map(section, ("core", "states", "reductions", "values"))
+#: calls that are about NaN
+NANS = [call for call in section("pointwise", "keywords") if "nan" in call]
 #: sizes of nothing
 EMPTY = ((0, 3), (3, 0), (2, 0, 3))
 
@@ -385,7 +387,7 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
                 ops.lines["x"], operands.lines["x"], ops.shared["x"], operands.shared["x"]
             )
         other.rebuilt(operands.lines["x"], operands.shared["x"])
-        also = STATISTICS if "_(" in text else ()
+        also = STATISTICS if "_(" in text else NANS if text in VALUES else ()
         every = [(c, False) for c in left if c.text in CORE or c.text in also]
         fit = left if "r" in operands.lines else [c for c in left if c.text in FLAT]
         drawn = random.Random(number).sample(fit, min(SAMPLE * (text not in VALUES), len(fit)))

@@ -402,3 +402,9 @@ def test_activations_are_saved_in_fp8_half_the_bytes_of_bf16(kind: str, partitio
     assert set(fp8) == {("float8_e4m3fn", ROWS * WIDTH)}
     most = 4 if partitioner == "default" else 3  # one of them stands for the input in bf16
     assert 3 <= len(fp8) <= most and sum(n for _, n in fp8) < sum(n for _, n in dense)
+
+
+def test_a_product_over_no_columns_is_zero() -> None:
+    held = [torch.full((3, 2), 7.0) for _ in range(64)]
+    del held  # (the kernel gives memory as it was)
+    assert not (to_fp8(torch.ones(3, 0)) @ to_fp8(torch.ones(0, 2))).any()

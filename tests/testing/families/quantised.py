@@ -140,7 +140,7 @@ class Weight(torch.Tensor):
             x, w, bias = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("bias")
             if isinstance(w, Weight) and not isinstance(x, Weight):
                 return Linear.apply(x, w, bias)
-        if func is F.embedding and isinstance(args[1], Weight):
+        if func is F.embedding and isinstance(args[1], Weight) and kwargs.get("padding_idx") is None:
             return Embedding.apply(args[0], args[1])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)

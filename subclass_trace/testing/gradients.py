@@ -151,8 +151,8 @@ class Gradients(Evidence):
         lines = [f"{n}.requires_grad_()" for n in wanted]
         grad = f"torch.autograd.grad(z.sum(), [{ends}], allow_unused=True)"
         for names in (self.given(call, True), self.operands.copies(self.used(call))):
-            names |= {n: names[n].detach() for n in wanted}
             try:
+                names |= {n: names[n].detach() for n in wanted}
                 exec("\n".join(lines), names)
                 names["z"] = next(t for t in flat(self.run(call, names).out) if torch.is_tensor(t))
                 exec(write if not sides else "", names)

@@ -88,6 +88,7 @@ def resolve(target: Target, **options: Any) -> Subject:
 
 
 _OPTIONS = tuple(f.name for f in fields(Options))
+_OF_CHECK = ("rules", "skip", "profile", "max_examples")
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -101,7 +102,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(name, _OPTIONS, 1)
             fix = f"did you mean {near[0]}=?" if near else None
             raise OptionError(
-                f"no option is called {name!r}", expected=", ".join(_OPTIONS), fix=fix
+                f"no option is called {name!r}", expected=", ".join(_OPTIONS + _OF_CHECK), fix=fix
             )
 
 

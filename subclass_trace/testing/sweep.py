@@ -410,11 +410,11 @@ def _elsewhere(
         state = replace(subject, make=make, arity=subject.arity * (1 + ("{1}" in text)))
         yield text, functools.partial(operands_of, state)
     # (NaN may be the mark of what means nothing)
-    for text in VALUES[: 2 * bool(subject.floating) - (subject.valid is not None)]:
+    for text in VALUES[: 2 if subject.valid is None else 1] if subject.floating else ():
         make = _GAP.sub(functools.partial(_around, text), subject.make)
         yield text, functools.partial(operands_of, replace(subject, make=make))
     dtype = (*subject.floating, *subject.dtypes)[0]
-    for shape in EMPTY if set(EMPTY) <= set(subject.sizes or EMPTY) else ():
+    for shape in sorted({*EMPTY} & {*(subject.sizes or EMPTY)}):
         yield "", functools.partial(Operands, subject, shape, dtype)
 
 

@@ -54,8 +54,8 @@ class Ensemble(torch.Tensor):
 
 def lifted(t, rank):
     """The stack of t with as many dimensions for a member as the rank says; dense tensors are the same for each member."""
-    if not isinstance(t, Ensemble):
-        return t
+    if not isinstance(t, Ensemble):  # (of no dimensions it would not count for the dtype)
+        return t[None] if isinstance(t, torch.Tensor) and not rank else t
     return t.stack.reshape(t.stack.shape[0], *[1] * (rank - t.dim()), *t.shape)
 
 

@@ -66,5 +66,5 @@ _MAKES = (
         for text in section("arithmetic", "pointwise", "reductions", "copies", "clones")
         if {"x"} == set(re.findall(r"\b[a-z]\b", text)) and not any(e in text for e in EITHER)
     ),
-    *("x @ x.t()", "torch.cat([x, x])", "x.to(torch.float64, copy=True)"),
+    *("x * x", "x / x", "x @ x.t()", "torch.cat([x, x])", "x.to(torch.float64, copy=True)"),
 )

@@ -362,6 +362,7 @@ def _set_default(cls: type[WrapperTensor], default: str | None) -> None:
     if inspect.isfunction(own):
         setattr(cls, DENSE, own)
         cls.dequantize = _differentiable(own)  # type: ignore[method-assign]
+        own.__qualname__ = f"{cls.__qualname__}.{DENSE}"  # under which a file finds it
         if _COERCE not in vars(cls):
             setattr(cls, _COERCE, _as_tangent)
     if default == "weight":

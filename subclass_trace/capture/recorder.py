@@ -371,8 +371,10 @@ class Recorder(TracedGraph):
             torch.autograd.graph.increment_version(
                 [t for t, (_, n) in still if not t.is_inference() and t._version == n]
             )
-        lifts = func is aten.lift_fresh.default
-        target = self.memory.copied(args[0], out, self.user_line) if lifts else func
+        target = func
+        if func is aten.lift_fresh.default:
+            held = (real for fake, real in self._lifted.values() if fake is args[0])
+            target = self.memory.copied(next(held, args[0]), out, self.user_line)
         node = self.call(target, args, kwargs)
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.phase.default_dtype:

@@ -61,6 +61,14 @@ def _methodcaller(rec: Running, f: Any, a: Args, k: Named) -> Any:
     return rec.call(attributes.get(rec, a[0], name), *args, **named)
 
 
+def _partial_of(rec: Running, cls: Any, a: Args, k: Named) -> Any:
+    """One of another one takes over what that holds."""
+    if a and type(a[0]) is cls and rec.place_of(a[0]) is not None:
+        for name in ("func", "args", "keywords"):
+            rec.touch(rec.step(a[0], "inner", name, getattr(a[0], name)))
+    return watched(cls, tuple(map(rec.give, a)), k)
+
+
 def _partial(rec: Running, f: Any, a: Args, k: Named) -> Any:
     args, named = f.args, f.keywords
     if rec.place_of(f) is not None:
@@ -164,6 +172,7 @@ BY_TYPE.update(
     }
 )
 C_TABLE[decimal.getcontext] = asks
+calls.CLASSES[Partial] = _partial_of
 
 
 def _dispatched(rec: Running, f: Any, a: Args, k: Named) -> Any:

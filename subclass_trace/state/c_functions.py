@@ -38,7 +38,6 @@ from .kinds import (
     Builtin,
     Function,
     Method,
-    Partial,
 )
 from .net import watched
 from .recorder import user_line
@@ -89,14 +88,6 @@ def _iterating(rec: Running, f: Any, a: Args, k: Named) -> Any:
         for v in a
     ]
     return f(*given, **{name: callback(v) if callable(v) else v for name, v in k.items()})
-
-
-def _partial_of(rec: Running, cls: Any, a: Args, k: Named) -> Any:
-    """One of another one takes over what that holds."""
-    if a and type(a[0]) is cls and rec.place_of(a[0]) is not None:
-        for name in ("func", "args", "keywords"):
-            rec.touch(rec.step(a[0], "inner", name, getattr(a[0], name)))
-    return plain(rec, cls, a, k)
 
 
 def _by_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -401,7 +392,6 @@ CLASSES.update(
         complex: by_method("__complex__"),
         bool: by_method("__bool__"),
         str: by_method("__str__"),
-        Partial: _partial_of,
         collections.defaultdict: lambda rec, t, a, k: t(
             *a[:1], *[iterate(rec, v) for v in a[1:]], **k
         ),

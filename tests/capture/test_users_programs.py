@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -246,6 +247,22 @@ def hooks_that_write(compile: Compile, whole: bool = False) -> Any:
                 out.backward()
         found.append([x.grad, u.data, u.grad, u.requires_grad])
     return found
+
+
+def tensors_over_arrays(compile: Compile) -> Any:
+    array, other = np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.zeros(3)
+
+    def written(x: Tensor) -> Tensor:
+        return torch.from_numpy(other).add_(1) * x
+
+    call, read = compile(written), compile(lambda x: torch.from_numpy(array) * 1 + x)
+    out = [call(torch.ones(3)) for _ in range(2)], read(torch.ones(3))
+    return (
+        *out,
+        out[-1].stride(),
+        other.tolist(),
+        compile(lambda x: torch.from_numpy(other))(0).data_ptr() == other.ctypes.data,
+    )
 
 
 class Adding(type):

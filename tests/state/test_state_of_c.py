@@ -31,7 +31,7 @@ import uuid
 import weakref
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -62,6 +62,18 @@ def _again(value: int) -> Reduced:
     return made
 
 
+class Fields(ctypes.Structure):
+    _fields_ = [("value", ctypes.c_double)]
+
+
+class Shown:
+    def __init__(self, of: list[int]) -> None:
+        self.of = of
+
+    def __repr__(self) -> str:
+        return "x" * len(self.of)
+
+
 class Asked:
     """Says of an instance, by an instance."""
 
@@ -87,6 +99,20 @@ def told(value: int) -> Told:
     return made
 
 
+class Named(NamedTuple):
+    a: int
+    b: int
+
+
+class Hashed:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return self.value
+
+
+ARRAY = np.arange(6.0).reshape(2, 3)
 TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 ORDERED = collections.OrderedDict(a=1, b=2)
 
@@ -120,6 +146,14 @@ REPLACED: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "equal in order": (ORDERED, collections.OrderedDict(reversed(ORDERED.items())), lambda o: o == ORDERED),
     "slot": (slotted(1), slotted(2), lambda o: Slotted.a.__get__(o)),
     "dict by its descriptor": (Told(), told(2), lambda o: Told.__dict__["__dict__"].__get__(o).get("value", 1)),
+    "range": (range(0, 3, 2), range(0, 4, 2), lambda o: o.stop),
+    "fold": (datetime.time(1), datetime.time(1, fold=1), lambda o: o.replace(hour=3).fold),
+    "named tuple of a tuple": ((1, 2), (3, 2), lambda o: Named._make(o).a),
+    "field by its descriptor": (Named(1, 2), Named(3, 2), lambda o: Named.a.__get__(o)),  # type: ignore[attr-defined]
+    "behind super": (super(Told, Told()), super(Told, told(2)), lambda o: o.__self__.value),
+    "layout of an array": (ARRAY, np.asfortranarray(ARRAY), lambda o: float(o.ravel("K")[1])),
+    "copy of slots": (slotted(1), slotted(2), lambda o: copy.copy(o).a),
+    "hash": (told(3), told(-1), lambda o: hash(Hashed(o.value))),
     "struct": (struct.Struct("i"), struct.Struct("q"), lambda o: o.size),
     "method of a struct": (struct.Struct("i").pack, struct.Struct("q").pack, lambda o: len(o(1))),
     "template": (string.Template("$a"), string.Template("$a$a"), lambda o: len(o.substitute(a="x"))),
@@ -179,6 +213,13 @@ CHANGED: dict[str, tuple[Callable[[], Any], Change, Callable[[Any], Any]]] = {
         lambda o: o.__setstate__((o.func, (5,), {}, None)),
         lambda o: o(1),
     ),
+    "partial of a partial": (
+        lambda: functools.partial(sum, [1, 2]),
+        lambda o: o.args[0].append(3),
+        lambda o: functools.partial(o, 5)(),
+    ),
+    "field of C": (Fields, lambda o: setattr(o, "value", 2), lambda o: Fields.value.__get__(o) + 1),
+    "text of an error": (lambda: [3], lambda o: o.append(3), lambda o: len(str(ValueError(Shown(o))))),
     "context": (lambda: decimal.Context(prec=3), lambda o: setattr(o, "prec", 5), lambda o: len(str(o.divide(1, 3)))),
     "variable": (lambda: contextvars.ContextVar("c", default=1), lambda o: o.set(2), lambda o: o.get()),
     "of this thread": (threading.local, lambda o: setattr(o, "q", 2), lambda o: getattr(o, "q", 1)),
